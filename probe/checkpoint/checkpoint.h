@@ -1,0 +1,65 @@
+// A checkpoint folder in the Hugging Face layout: its configuration and its (sharded) weights, mapped
+// and checked against the family's weight-name table. Opening reads headers only.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "probe/checkpoint/model_config.h"
+#include "probe/checkpoint/safetensors.h"
+
+namespace blockscope {
+
+struct ExpectedTensor {
+  std::string name;
+  std::vector<std::int64_t> shape;
+};
+
+/// The weight-name table of `sdar` and `qwen3`: projections are [out, in], row-major.
+///   model.embed_tokens.weight [V, hidden]; model.norm.weight [hidden]; lm_head.weight (unless tied)
+///   model.layers.N.{input,post_attention}_layernorm.weight [hidden]
+///   model.layers.N.self_attn.{q,k,v,o}_proj.weight (+ .bias with attention_bias)
+///   model.layers.N.self_attn.{q,k}_norm.weight [head_dim]
+///   model.layers.N.mlp.{gate,up,down}_proj.weight
+std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config);
+
+/// Movable; every `TensorInfo` and its `data` stay valid as long as the checkpoint lives.
+class Checkpoint {
+ public:
+  /// Reads model.safetensors, or the shards of model.safetensors.index.json, and checks names and
+  /// shapes against `expected_tensors(config)`: missing, misshapen and unknown tensors are listed
+  /// together (first 10 of each) in one CheckpointError. Harmless extras (rotary inv_freq, a
+  /// lm_head.weight equal in shape to the tied embedding) are let through.
+  static Checkpoint open(const std::filesystem::path& folder, const ModelOverrides& overrides = {});
+
+  const std::filesystem::path& folder() const { return folder_; }
+  const ModelConfig& config() const { return config_; }
+  const std::vector<SafetensorsFile>& files() const { return files_; }
+  std::size_t num_tensors() const { return by_name_.size(); }
+  std::uint64_t total_bytes() const;
+  /// nullptr when there is none of this name.
+  const TensorInfo* find(std::string_view name) const;
+  /// Throws CheckpointError naming the tensor.
+  const TensorInfo& at(std::string_view name) const;
+  /// Throws one CheckpointError that lists what is missing, misshapen, or unknown. Only floating
+  /// point tensors (F32, F16, BF16) are accepted for expected names.
+  void check_tensors(const std::vector<ExpectedTensor>& expected) const;
+
+  /// 64 hex digits: SHA-256 over the resolved shape-giving config, then for every tensor in name
+  /// order its name, dtype, shape and first and last 64 KiB. Same for sharded and single files; reads
+  /// at most 128 KiB a tensor, so an 8B model takes well under a second once cached.
+  std::string digest() const;
+
+ private:
+  Checkpoint() = default;
+  std::filesystem::path folder_;
+  ModelConfig config_;
+  std::vector<SafetensorsFile> files_;
+  std::unordered_map<std::string_view, const TensorInfo*> by_name_;
+};
+
+}  // namespace blockscope

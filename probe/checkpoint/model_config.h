@@ -1,0 +1,114 @@
+// What a checkpoint's config.json (and the small files beside it) says about the model, read strictly:
+// every value is checked, every resolved value remembers where it came from, and nothing that would
+// change the numbers is ignored. No weight is touched here, and no remote code is ever executed.
+//
+// Precedence of the mask id, highest first; the first source that has one wins:
+//   1. the command line (`--mask-token-id`)              5. the architecture table's default, only if
+//   2. config.json, under the family's key names            it is smaller than vocab_size
+//   3. block_diffusion.json, then dlm_config.json        6. none: `require_mask_token_id` throws
+//   4. the family's mask token in the tokenizer's files
+// Two of the sources 2-4 that disagree are an error unless the command line decides. The block length
+// follows 1, 2, 3, 5. For the autoregressive family `qwen3` only the command line counts.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace blockscope {
+
+/// A value together with the place it came from, e.g. {4, "config.json:block_size"}.
+template <class T>
+struct Resolved {
+  T value{};
+  std::string source;
+};
+
+/// What the user decided on the command line; always wins and is recorded as such.
+struct ModelOverrides {
+  std::optional<std::int64_t> mask_token_id;
+  std::optional<std::int64_t> block_length;
+};
+
+/// RoPE variants of transformers' `modeling_rope_utils` that are honoured; every other is refused.
+enum class RopeType { kDefault, kLinear, kDynamic, kYarn, kLlama3 };
+
+struct RopeConfig {
+  RopeType type = RopeType::kDefault;
+  double theta = 10000.0;
+  double factor = 1.0;                                // every type but default
+  std::int64_t original_max_position_embeddings = 0;  // yarn, llama3, dynamic
+  std::optional<double> attention_factor;             // yarn; multiplies cos and sin
+  double beta_fast = 32.0;                            // yarn
+  double beta_slow = 1.0;                             // yarn
+  std::optional<double> mscale;                       // yarn
+  std::optional<double> mscale_all_dim;               // yarn
+  bool truncate = true;                               // yarn: round the correction range
+  double low_freq_factor = 1.0;                       // llama3
+  double high_freq_factor = 4.0;                      // llama3
+};
+
+/// One line of the table that is printed and recorded; `value` is JSON text.
+struct ResolvedEntry {
+  std::string key;
+  std::string value;
+  std::string source;
+};
+
+struct ModelConfig {
+  std::string model_type;    // "sdar" or "qwen3"
+  std::string architecture;  // class name in `architectures`, or the family's default
+  std::int64_t num_layers = 0;
+  std::int64_t hidden_size = 0;
+  std::int64_t intermediate_size = 0;
+  std::int64_t num_heads = 0;     // H, query heads
+  std::int64_t num_kv_heads = 0;  // K; query head h uses KV head h / (H / K)
+  std::int64_t head_dim = 0;      // D, even; explicit, not hidden_size / num_heads
+  std::int64_t vocab_size = 0;
+  std::int64_t max_position_embeddings = 0;
+  double rms_norm_eps = 0.0;
+  RopeConfig rope;
+  bool tie_word_embeddings = false;
+  bool qk_norm = false;           // RMSNorm over head_dim of q and k, before RoPE
+  bool attention_bias = false;    // bias on q, k, v and o projections, as in Qwen3
+  bool attention_causal = false;  // plain autoregressive; false: block-causal masks
+  std::string dtype;              // "float32" | "float16" | "bfloat16", of the config; may be ""
+  std::vector<std::int64_t> stop_token_ids;  // generation_config.json first, else config.json
+  std::optional<std::int64_t> bos_token_id;
+  std::optional<std::int64_t> pad_token_id;
+  std::optional<Resolved<std::int64_t>> mask_token_id;
+  std::optional<Resolved<std::int64_t>> block_length;
+
+  std::vector<ResolvedEntry> resolved;  // every value above, in this order
+  std::vector<std::string> warnings;    // e.g. an EOS id outside the vocabulary
+};
+
+/// The texts `parse_model_config` works on; only config.json is required. `folder` is for messages.
+struct ConfigTexts {
+  std::string folder;
+  std::string config;                                // config.json
+  std::optional<std::string> generation_config;      // generation_config.json
+  std::optional<std::string> tokenizer;              // tokenizer.json
+  std::optional<std::string> tokenizer_config;       // tokenizer_config.json
+  std::optional<std::string> added_tokens;           // added_tokens.json
+  std::optional<std::string> block_diffusion;        // block_diffusion.json
+  std::optional<std::string> dlm_config;             // dlm_config.json
+};
+
+/// Throws CheckpointError naming file, key, expected and found.
+ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& overrides = {});
+ModelConfig load_model_config(const std::filesystem::path& folder,
+                              const ModelOverrides& overrides = {});
+
+/// The resolved mask id / block length, or a CheckpointError that says which flag to pass.
+std::int64_t require_mask_token_id(const ModelConfig& config);
+std::int64_t require_block_length(const ModelConfig& config);
+
+/// Every resolved value and its source: as text table for the terminal, as JSON for the trace:
+/// {"num_layers": {"value": 36, "source": "config.json:num_hidden_layers"}, ..., "warnings": [...]}.
+std::string resolved_table(const ModelConfig& config);
+std::string resolved_json(const ModelConfig& config);
+
+}  // namespace blockscope

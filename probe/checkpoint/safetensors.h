@@ -1,0 +1,103 @@
+// The safetensors file format: 8 bytes header length (little-endian), a JSON header, then the data.
+// Reading is memory-mapped and copies nothing; everything in the header is checked before a pointer
+// leaves this file. Rules of the official crate: header <= 100 MB, offsets contiguous from 0 to the
+// file's end (no hole, no overlap), byte size = product of the shape * element width.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace blockscope {
+
+enum class TensorDtype { kF64, kF32, kF16, kBF16, kI64, kI32, kI16, kI8, kU8, kBool };
+
+/// "F32", "BF16", ... as in the header.
+std::string_view tensor_dtype_name(TensorDtype dtype);
+/// Bytes per element.
+std::size_t tensor_dtype_size(TensorDtype dtype);
+
+struct TensorInfo {
+  std::string name;
+  TensorDtype dtype = TensorDtype::kF32;
+  std::vector<std::int64_t> shape;
+  std::uint64_t begin = 0;          // offset of the first byte in the data section
+  std::uint64_t size = 0;           // bytes
+  const std::byte* data = nullptr;  // mapped, read-only; lives as long as the file object
+};
+
+/// "[3, 4]"
+std::string shape_text(const std::vector<std::int64_t>& shape);
+
+/// The parsed header. `data` pointers are null here; `SafetensorsFile` fills them in.
+struct SafetensorsHeader {
+  std::vector<TensorInfo> tensors;  // ordered by `begin`
+  std::map<std::string, std::string> metadata;
+  std::uint64_t data_begin = 0;  // 8 + header length
+};
+
+/// Checks and parses the first bytes of a file of `file_size` bytes; `bytes` holds at least the
+/// header. `where` names the file in messages. Throws CheckpointError.
+SafetensorsHeader parse_safetensors_header(std::string_view bytes, std::uint64_t file_size,
+                                           const std::string& where);
+
+/// One mapped file. Movable, not copyable; `data` pointers stay valid when moved.
+class SafetensorsFile {
+ public:
+  /// Throws CheckpointError for anything wrong with the file.
+  static SafetensorsFile open(const std::filesystem::path& path);
+  SafetensorsFile(SafetensorsFile&&) noexcept;
+  SafetensorsFile& operator=(SafetensorsFile&&) noexcept;
+  SafetensorsFile(const SafetensorsFile&) = delete;
+  SafetensorsFile& operator=(const SafetensorsFile&) = delete;
+  ~SafetensorsFile();
+
+  const std::filesystem::path& path() const { return path_; }
+  const std::vector<TensorInfo>& tensors() const { return header_.tensors; }
+  const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
+  /// nullptr when there is none of this name.
+  const TensorInfo* find(std::string_view name) const;
+
+ private:
+  SafetensorsFile() = default;
+  class Mapping;
+  std::filesystem::path path_;
+  std::unique_ptr<Mapping> mapping_;
+  SafetensorsHeader header_;
+};
+
+/// Writes one file: declare every tensor, then stream the data in the declared order. The file
+/// appears under its name only after `finish` (temporary file, fsync, rename); without it nothing is
+/// left behind. Throws CheckpointError with the path and the system's message.
+class SafetensorsWriter {
+ public:
+  struct Entry {
+    std::string name;
+    TensorDtype dtype = TensorDtype::kF32;
+    std::vector<std::int64_t> shape;
+  };
+  SafetensorsWriter(std::filesystem::path path, std::vector<Entry> entries,
+                    std::map<std::string, std::string> metadata = {{"format", "pt"}});
+  SafetensorsWriter(const SafetensorsWriter&) = delete;
+  SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
+  ~SafetensorsWriter();
+
+  /// The next tensor in the declared order; `size` must be its size in bytes.
+  void write(std::string_view name, const void* data, std::size_t size);
+  void finish();
+
+ private:
+  void write_bytes(const void* data, std::size_t size);
+  std::filesystem::path path_;
+  std::filesystem::path temporary_;
+  std::vector<Entry> entries_;
+  std::size_t next_ = 0;
+  int descriptor_ = -1;
+};
+
+}  // namespace blockscope
