@@ -1,0 +1,115 @@
+// The attention operators of Blockscope: plain C++ functions over torch tensors. The same functions
+// are registered as torch custom operators: after torch.ops.load_library of libblockscope_kernels.so
+// Python calls torch.ops.blockscope.<name> with the same arguments and gets the members of the
+// result structs as a tuple, in the order of their declaration.
+//
+// Dimension names: S sequences, H query heads, K KV heads (H = K * G; query head h reads KV head
+// h / G), T query tokens, B block_length, N capacity of the external cache, D head_dim.
+// q, k, v share one dtype: float32, float16 or bfloat16. They may be strided views: only the last
+// dimension must be contiguous. Products are accumulated in float32; every lse is float32 and the
+// natural logarithm of sum(exp(q . k * scale)).
+//
+// Empty sides: no keys, or only -inf scores, give output 0 and lse -inf, and a merge with such a
+// side returns the other side bit for bit. NaN in a query, or in a key it sees, gives NaN in that
+// row only. Results depend on the instruction set, never on the number of threads or on the other
+// sequences of the batch.
+// Tolerance against float64: lse 2e-5 * max(1, max |score|), float32 outputs 2e-5 * max |v| *
+// max(1, max |score|); an `out` in bfloat16 / float16 is the float32 result rounded once.
+// Wrong shape, dtype, device, layout or length throws c10::Error naming the tensor.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace blockscope {
+
+struct SplitAttention {
+  at::Tensor out;           // [S, H, T, D] dtype of q: attention over external + internal keys
+  at::Tensor external;      // [S, H, T, D] float32: A_out, over the external keys alone
+  at::Tensor lse_external;  // [S, H, T] float32: L_out
+  at::Tensor internal;      // [S, H, T, D] float32: A_in, over the internal keys alone
+  at::Tensor lse_internal;  // [S, H, T] float32: L_in
+};
+
+// Attention split at the block boundary (FlashBlock, arXiv 2602.05305, eqs. 3-7), in one pass over
+// the keys: external keys first, then a fresh accumulator for the internal ones; no subtraction.
+//   q [S, H, T, D]; k_ext, v_ext [S, K, N, D]; ext_len [S] int64 on the CPU, 0 <= ext_len <= N;
+//   k_in, v_in [S, K, T_in, D]. Every query sees the first ext_len[s] external keys and all T_in
+//   internal keys; nothing behind ext_len[s] is read.
+SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_ext,
+                               const at::Tensor& v_ext, const at::Tensor& ext_len,
+                               const at::Tensor& k_in, const at::Tensor& v_in, double scale);
+
+struct ReuseAttention {
+  at::Tensor out;           // [S, H, T, D] dtype of q
+  at::Tensor external;      // [S, H, T, D] float32: the pair used, cached where the head reuses,
+  at::Tensor lse_external;  // [S, H, T] float32     fresh elsewhere
+  at::Tensor internal;      // [S, H, T, D] float32
+  at::Tensor lse_internal;  // [S, H, T] float32
+  at::Tensor keys_read;     // [S, K] int64: external keys read; 0 if all G heads of a group reuse
+};
+
+// split_attention in which the external pair of some query heads is taken from an earlier step
+// (FlashBlock section 4.2): O(T * T_in) for those heads; a KV head's prefix is read only if one of
+// its query heads needs it. With an all-false mask: bit for bit split_attention.
+//   cached_external [S, H, T, D] and cached_lse [S, H, T], float32 (may be undefined if no head
+//   reuses); reuse_mask [H] or [S, H] bool on the CPU.
+ReuseAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
+                               const at::Tensor& v_ext, const at::Tensor& ext_len,
+                               const at::Tensor& k_in, const at::Tensor& v_in,
+                               const at::Tensor& cached_external, const at::Tensor& cached_lse,
+                               const at::Tensor& reuse_mask, double scale);
+
+// Block-causal attention over a sequence's own keys: the query at position p = query_start + t sees
+// keys [0, min(len[s], (p / block_length + 1) * block_length)); block_length 1 is causal.
+//   q [S, H, T, D]; k, v [S, K, N, D]; len [S] int64 on the CPU, 0 <= len <= N.
+//   Returns out [S, H, T, D], dtype of q. Rows that see no key are 0.
+at::Tensor prefill_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const at::Tensor& len, int64_t block_length, double scale,
+                             int64_t query_start = 0);
+
+struct MergedAttention {
+  at::Tensor out;  // [..., D] dtype of the parts
+  at::Tensor lse;  // [...] float32
+};
+
+// Merges attention over disjoint key sets (FlashBlock eqs. 8-9, for any number of parts):
+// lse = log sum exp(lse_i), out = sum exp(lse_i - lse) out_i, the largest lse subtracted first.
+// At least one part; outputs[i] [..., D] of one dtype, lses[i] [...] float32. A part whose lse is
+// -inf is skipped, whatever its output holds.
+MergedAttention merge_attention(const std::vector<at::Tensor>& outputs,
+                                const std::vector<at::Tensor>& lses);
+
+struct TopK {
+  at::Tensor index;        // [S, K, k] int32, falling probability, ties to the lower position; -1
+  at::Tensor probability;  // [S, K, k] float32                     and 0 where ext_len[s] < k
+};
+
+// The k external keys with the largest mean softmax probability over the G * T queries of a KV head
+// (MAGE eqs. 2-3): mean over queries of exp(q . k * scale - lse). Streams the keys: O(N) memory per
+// KV head. `lse` [S, H, T] float32 is the normaliser: lse_external (the prefix alone) or the merged
+// lse (prefix + block). k > 0. NaN probabilities rank last.
+TopK block_topk(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& ext_len,
+                const at::Tensor& lse, int64_t k, double scale);
+
+struct TokenTopK {
+  at::Tensor index;        // [S, K, T, k] int32, per query token: mean over its G queries
+  at::Tensor probability;  // [S, K, T, k] float32
+  at::Tensor union_size;   // [S, K] int32: distinct positions in the T sets
+};
+
+// block_topk for each query token alone; the same order, padding and normaliser.
+TokenTopK token_topk(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& ext_len,
+                     const at::Tensor& lse, int64_t k, double scale);
+
+// cos[...] float32 between a[..., D] and b[..., D] of one shape and dtype, accumulated in double.
+// 0 where either vector is exactly zero (an empty prefix has A_out = 0); NaN stays NaN.
+at::Tensor cross_step_similarity(const at::Tensor& a, const at::Tensor& b);
+
+// The instruction set the operators use here: "avx512_bf16", "avx512", "avx2" or "baseline".
+std::string instruction_set();
+
+}  // namespace blockscope
