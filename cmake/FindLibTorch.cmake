@@ -1,0 +1,76 @@
+# LibTorch for the CPU path, without find_package(Torch), which drags in the CUDA machinery.
+# LIBTORCH_ROOT (cache variable or environment) is a folder with lib/ and include/: an unpacked
+# LibTorch archive, `site-packages/torch`, or what scripts/setup.sh unpacked from the PyPI wheel.
+# Defines LibTorch::torch_cpu, and LibTorch::torch_cuda where the root has libtorch_cuda.so.
+set(_torch_default "${BLOCKSCOPE_CACHE}/libtorch-${TORCH_VERSION}/torch")
+if(DEFINED ENV{LIBTORCH_ROOT})
+  set(_torch_default "$ENV{LIBTORCH_ROOT}")
+endif()
+set(LIBTORCH_ROOT "${_torch_default}" CACHE PATH "Folder with LibTorch's lib/ and include/")
+
+find_library(LibTorch_CPU_LIBRARY torch_cpu PATHS "${LIBTORCH_ROOT}/lib" NO_DEFAULT_PATH)
+find_library(LibTorch_C10_LIBRARY c10 PATHS "${LIBTORCH_ROOT}/lib" NO_DEFAULT_PATH)
+find_library(LibTorch_CUDA_LIBRARY torch_cuda PATHS "${LIBTORCH_ROOT}/lib" NO_DEFAULT_PATH)
+find_library(LibTorch_C10_CUDA_LIBRARY c10_cuda PATHS "${LIBTORCH_ROOT}/lib" NO_DEFAULT_PATH)
+find_path(LibTorch_INCLUDE_DIR torch/csrc/api/include/torch/all.h
+  PATHS "${LIBTORCH_ROOT}/include" NO_DEFAULT_PATH)
+mark_as_advanced(LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY LibTorch_CUDA_LIBRARY
+  LibTorch_C10_CUDA_LIBRARY LibTorch_INCLUDE_DIR)
+
+if(LibTorch_INCLUDE_DIR)
+  set(_torch_version_h "${LibTorch_INCLUDE_DIR}/torch/headeronly/version.h")
+  if(NOT EXISTS "${_torch_version_h}")
+    set(_torch_version_h "${LibTorch_INCLUDE_DIR}/torch/csrc/api/include/torch/version.h")
+  endif()
+  file(STRINGS "${_torch_version_h}" _torch_version
+    REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
+  string(REGEX MATCHALL "[0-9]+" _torch_version "${_torch_version}")
+  list(JOIN _torch_version "." LibTorch_VERSION)
+endif()
+
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(LibTorch
+  REQUIRED_VARS LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY LibTorch_INCLUDE_DIR
+  VERSION_VAR LibTorch_VERSION)
+
+if(LibTorch_FOUND AND NOT TARGET LibTorch::torch_cpu)
+  # libtorch_cpu.so needs libcudart and libcupti; the wheel's own RPATH finds them in the sibling
+  # folder nvidia/cu13/lib. A root elsewhere finds the CUDA toolkit's through the linker's path.
+  get_filename_component(_torch_lib_dir "${LibTorch_CPU_LIBRARY}" DIRECTORY)
+  set(_torch_cuda_dirs "${LIBTORCH_ROOT}/../nvidia/cu13/lib" /usr/local/cuda/lib64
+    /usr/local/cuda/extras/CUPTI/lib64)
+  add_library(LibTorch::c10 SHARED IMPORTED GLOBAL)
+  set_target_properties(LibTorch::c10 PROPERTIES
+    IMPORTED_LOCATION "${LibTorch_C10_LIBRARY}"
+    INTERFACE_INCLUDE_DIRECTORIES
+      "${LibTorch_INCLUDE_DIR};${LibTorch_INCLUDE_DIR}/torch/csrc/api/include")
+  add_library(LibTorch::torch_cpu SHARED IMPORTED GLOBAL)
+  set_target_properties(LibTorch::torch_cpu PROPERTIES
+    IMPORTED_LOCATION "${LibTorch_CPU_LIBRARY}"
+    INTERFACE_LINK_LIBRARIES "LibTorch::c10")
+  foreach(_dir IN LISTS _torch_cuda_dirs)
+    if(EXISTS "${_dir}")
+      target_link_options(LibTorch::torch_cpu INTERFACE "LINKER:-rpath-link,${_dir}")
+    endif()
+  endforeach()
+  # Wheels since 2.7 use the C++11 ABI; an older or special build would fail at link time.
+  target_compile_definitions(LibTorch::torch_cpu INTERFACE _GLIBCXX_USE_CXX11_ABI=1)
+  # at::parallel_for is an OpenMP loop in a header. The wheel's libgomp has the soname of GCC's
+  # (libgomp.so.1), so a process loads one OpenMP runtime, whichever is found first.
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_compile_options(LibTorch::torch_cpu INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
+    file(GLOB _torch_gomp "${_torch_lib_dir}/libgomp*.so*")
+    if(_torch_gomp)
+      list(GET _torch_gomp 0 _torch_gomp)
+      target_link_libraries(LibTorch::torch_cpu INTERFACE "${_torch_gomp}")
+    else()
+      target_link_options(LibTorch::torch_cpu INTERFACE -fopenmp)
+    endif()
+  endif()
+  if(LibTorch_CUDA_LIBRARY AND LibTorch_C10_CUDA_LIBRARY)
+    add_library(LibTorch::torch_cuda SHARED IMPORTED GLOBAL)
+    set_target_properties(LibTorch::torch_cuda PROPERTIES
+      IMPORTED_LOCATION "${LibTorch_CUDA_LIBRARY}"
+      INTERFACE_LINK_LIBRARIES "LibTorch::torch_cpu;${LibTorch_C10_CUDA_LIBRARY}")
+  endif()
+endif()
