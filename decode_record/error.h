@@ -1,0 +1,60 @@
+// The exceptions of the whole project. A message says where, what was expected, what was found and
+// what to do next: "trace.h5:/attention/lse_external: expected [row, 36, 32, 32], got
+// [row, 36, 32, 31]. HINT: ...". `main` catches `Error` once; `UsageError` ends with exit code 2,
+// every other error with 1.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace blockscope {
+
+/// Root of every error a user can cause or meet.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// A flag or a combination of flags that makes no sense (exit code 2).
+class UsageError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A checkpoint, config or tokenizer that can't be used.
+class CheckpointError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A prompt file or prompt that can't be used.
+class PromptError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A trace file that can't be read or written; the subclasses let a caller act differently.
+class TraceError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// The file is not a Blockscope trace at all.
+class NotATrace : public TraceError {
+ public:
+  using TraceError::TraceError;
+};
+
+/// The file was written by a newer schema than this build knows.
+class UnsupportedVersion : public TraceError {
+ public:
+  using TraceError::TraceError;
+};
+
+/// The file is a trace, and its contents contradict each other.
+class CorruptTrace : public TraceError {
+ public:
+  using TraceError::TraceError;
+};
+
+}  // namespace blockscope
