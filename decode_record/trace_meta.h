@@ -1,0 +1,80 @@
+// What is fixed for a whole trace before its first row: the model's shape, what is recorded, and
+// the texts that say exactly what ran. Everything here is written before decoding starts.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace blockscope {
+
+/// Recorder levels; each includes the ones before it.
+enum class RecordLevel : std::uint8_t { trajectory, summary, sets, outputs, full };
+
+std::string_view to_string(RecordLevel level);
+/// Throws UsageError that lists the five names.
+RecordLevel parse_record_level(std::string_view name);
+
+/// Element type of the large arrays ([row, layer, head, block, channel] and the like).
+enum class ArrayType : std::uint8_t { bf16, f32 };
+
+/// Over which keys the probabilities behind the top-k sets are normalised (MAGE eq. 3: prefix).
+enum class SetNormaliser : std::uint8_t { prefix, prefix_and_block };
+
+struct TraceMeta {
+  // The model.
+  std::int64_t num_layers = 0;
+  std::int64_t num_heads = 0;  ///< query heads; head = kv_head * (num_heads / num_kv_heads) + g
+  std::int64_t num_kv_heads = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t hidden_size = 0;
+  std::int64_t vocab_size = 0;
+  std::int64_t mask_token_id = -1;  ///< -1: the model has none (autoregressive)
+  std::int64_t logit_shift = 0;     ///< 0: logits of position p predict p; 1: they predict p + 1
+  double softmax_scale = 0.0;       ///< scores are q . k * softmax_scale
+
+  // The run.
+  std::int64_t block_length = 0;  ///< B
+  RecordLevel level = RecordLevel::trajectory;
+  std::vector<std::int64_t> layers;    ///< recorded layers, ascending
+  std::vector<std::int64_t> heads;     ///< recorded query heads, ascending
+  std::vector<std::int64_t> kv_heads;  ///< recorded KV heads, ascending
+  std::int64_t set_size = 0;           ///< k of the top-k sets; 0: no set datasets
+  SetNormaliser set_normaliser = SetNormaliser::prefix;
+  std::int64_t selected_size = 0;  ///< keys a sparse policy selects; 0: no /attention/selected
+  bool has_residual = false;       ///< the policy keeps a residual part
+  bool has_shadow = false;         ///< exact values are computed beside the policy
+  ArrayType array_type = ArrayType::bf16;
+
+  std::string model_json = "{}";  ///< resolved config, checkpoint digest, where each value is from
+  std::string run_json = "{}";    ///< policy, decoding parameters, seed, versions, command line
+  std::vector<std::string> pieces;  ///< vocabulary piece of token i, as bytes; may be empty
+
+  /// Fills layers, heads and kv_heads with everything the model has.
+  void record_everything();
+};
+
+/// Throws UsageError, naming the field, when the numbers contradict each other.
+void check_meta(const TraceMeta& meta);
+
+/// A stable identity of a prompt: SHA-256 of its token ids as little-endian int64.
+using PromptHash = std::array<std::uint8_t, 32>;
+PromptHash hash_prompt(std::span<const std::int64_t> tokens);
+std::string to_hex(const PromptHash& hash);
+
+/// Kinds of forward passes, as stored in /steps/kind.
+enum class PassKind : std::uint8_t { prefill = 0, denoise = 1, commit = 2 };
+
+/// Why a sequence ended, as stored in /sequences/finish_reason.
+enum class FinishReason : std::uint8_t {
+  unfinished = 0,  ///< still decoding, or cut by a kill (then `aborted` is set by a resume)
+  length = 1,      ///< all blocks decoded
+  stop = 2,        ///< a stop token was found
+  replayed = 3,    ///< the replayed trajectory ended
+  interrupted = 4  ///< a signal or an error ended the run
+};
+
+}  // namespace blockscope

@@ -1,0 +1,336 @@
+// Schema 1 of the trace file: every dataset with its path, element type, axes and storage. This
+// table is the only place that knows them; TraceWriter, TraceReader and docs/trace_format.md follow
+// it (a test compares the document with the table). Longer than a usual header because the table is
+// one line per dataset.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string_view>
+
+namespace blockscope {
+
+inline constexpr std::string_view kTraceFormat = "blockscope-trace";
+inline constexpr std::int64_t kTraceFormatVersion = 1;
+inline constexpr std::array<float, 4> kReuseTaus{2.0F, 3.0F, 4.0F,
+                                                 std::numeric_limits<float>::infinity()};
+inline constexpr std::size_t kMaxRank = 5;
+
+// clang-format off
+/// A dataset of the file; the order is that of kDatasets.
+enum class Field : std::uint8_t {
+  // coordinates of the axes (dimension scales)
+  row, layer, head, kv_head, block_position, channel, hidden_channel, rank, selected_rank, tau,
+  error_sum,
+  // what ran
+  model_json, run_json, run_complete, token_offset, token_bytes,
+  // sequences; start and length count in /sequences/bytes or /sequences/prompt_token
+  sequence_committed, sequence_prompt_hash, sequence_gen_length, sequence_prompt_start,
+  sequence_prompt_length, sequence_name_start, sequence_name_length, sequence_answer_start,
+  sequence_answer_length, sequence_metric_start, sequence_metric_length, sequence_text_start,
+  sequence_text_length, sequence_score, sequence_aborted, sequence_finish_reason,
+  sequence_prompt_token, sequence_bytes,
+  // one row per forward pass of a sequence
+  step_committed, step_sequence, step_pass, step_previous, step_kind, step_block,
+  step_block_start, step_step, step_context_length, step_transferred, step_masks_left, step_valid,
+  step_recorded, step_pass_time_ns,
+  // decoding trajectory, CSR: row r owns [end[r-1], end[r])
+  delta_end, delta_position, delta_token, delta_confidence, delta_step, insert_end,
+  insert_position, insert_token, insert_confidence, insert_step, delete_end, delete_position,
+  row_keyframe, keyframe_row, keyframe_end, keyframe_token, keyframe_confidence, keyframe_step,
+  // predictions of every pass
+  prediction_token, prediction_confidence, prediction_kl_step1,
+  // attention as it was used
+  attention_external, attention_internal, attention_lse_external, attention_lse_internal,
+  attention_residual, attention_lse_residual, attention_reused, attention_selected,
+  // exact values beside the policy
+  shadow_external, shadow_lse_external, shadow_output_error,
+  // top-k sets of exact attention
+  set_topk, set_probability, set_recall, set_union_size, set_covered, set_topk_token,
+  // tensors
+  query, hidden, block_key, block_value, prefix_end, prefix_sequence, prefix_position, prefix_key,
+  prefix_value,
+  // summaries
+  similarity_external, similarity_internal, external_mass, hidden_gap, query_gap, query_block_gap,
+  reuse_error,
+  count
+};
+
+inline constexpr std::size_t kNumFields = static_cast<std::size_t>(Field::count);
+
+/// `array` stands for the run's ArrayType. Unwritten elements read as NaN (floats),
+/// -1 (i32, i64), 0 (u8).
+enum class ElementType : std::uint8_t { u8, i32, i64, f32, array };
+
+/// Axis names are the names of the dimension scales at the root of the file.
+enum class Axis : std::uint8_t {
+  row, layer, head, kv_head, block_position, channel, hidden_channel, rank, selected_rank, tau,
+  error_sum, model_byte, run_byte, one, piece_boundary, piece_byte, sequence, hash_byte,
+  prompt_element, text_byte, delta, insertion, deletion, keyframe, keyframe_element, prefix,
+  count
+};
+// clang-format on
+
+enum class Storage : std::uint8_t {
+  fixed,     ///< contiguous, written once before the first row
+  cell,      ///< contiguous, rewritten in place while the file grows
+  column,    ///< chunks of up to 1,024 rows and 64 KiB
+  row,       ///< one chunk per row
+  row_layer  ///< one chunk per row and recorded layer
+};
+
+/// When a dataset exists. The level names mean "at this level and the ones above".
+enum class Exists : std::uint8_t {
+  always,
+  summary,
+  sets,  ///< level sets, and set_size > 0
+  outputs,
+  full,
+  sets_full,      ///< level full, and set_size > 0
+  selected,       ///< level summary, and selected_size > 0
+  residual,       ///< level outputs, and has_residual
+  lse_residual,   ///< level summary, and has_residual
+  shadow,         ///< level summary, and has_shadow
+  shadow_outputs  ///< level outputs, and has_shadow
+};
+
+struct DatasetSpec {
+  Field field;
+  std::string_view path;
+  ElementType type;
+  std::size_t rank;
+  std::array<Axis, kMaxRank> axes;  ///< the first `rank` count
+  Storage storage;
+  Exists exists;
+  std::string_view description;
+
+  /// The first axis grows while the trace is written.
+  bool extendible() const { return storage >= Storage::column; }
+  /// Rows of this dataset are rows of /steps.
+  bool per_row() const { return extendible() && axes[0] == Axis::row; }
+};
+
+// clang-format off
+inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
+  using enum ElementType;
+  using F = Field;
+  using A = Axis;
+  using S = Storage;
+  using E = Exists;
+  using Axes = std::array<Axis, kMaxRank>;
+  constexpr Axes rlhbd{A::row, A::layer, A::head, A::block_position, A::channel};
+  constexpr Axes rlhb{A::row, A::layer, A::head, A::block_position};
+  constexpr Axes rlh{A::row, A::layer, A::head};
+  constexpr Axes rlkp{A::row, A::layer, A::kv_head, A::selected_rank};
+  constexpr Axes rlks{A::row, A::layer, A::kv_head, A::rank};
+  constexpr Axes rlk{A::row, A::layer, A::kv_head};
+  constexpr Axes rlkbs{A::row, A::layer, A::kv_head, A::block_position, A::rank};
+  constexpr Axes rlbc{A::row, A::layer, A::block_position, A::hidden_channel};
+  constexpr Axes rlkbd{A::row, A::layer, A::kv_head, A::block_position, A::channel};
+  constexpr Axes rtlhe{A::row, A::tau, A::layer, A::head, A::error_sum};
+  return std::array<DatasetSpec, kNumFields>{{
+    // coordinates of the axes (dimension scales)
+    {F::row, "/row", i64, 1, {A::row}, S::column, E::always, "row number"},
+    {F::layer, "/layer", i32, 1, {A::layer}, S::fixed, E::always,
+     "model layer of each recorded layer"},
+    {F::head, "/head", i32, 1, {A::head}, S::fixed, E::always,
+     "model query head of each recorded head"},
+    {F::kv_head, "/kv_head", i32, 1, {A::kv_head}, S::fixed, E::always,
+     "model KV head of each recorded KV head"},
+    {F::block_position, "/block_position", i32, 1, {A::block_position}, S::fixed, E::always,
+     "0 .. B-1"},
+    {F::channel, "/channel", i32, 1, {A::channel}, S::fixed, E::outputs, "0 .. head_dim-1"},
+    {F::hidden_channel, "/hidden_channel", i32, 1, {A::hidden_channel}, S::fixed, E::full,
+     "0 .. hidden_size-1"},
+    {F::rank, "/rank", i32, 1, {A::rank}, S::fixed, E::sets, "0 .. k-1, by falling score"},
+    {F::selected_rank, "/selected_rank", i32, 1, {A::selected_rank}, S::fixed, E::selected,
+     "0 .. selected_size-1"},
+    {F::tau, "/tau", f32, 1, {A::tau}, S::fixed, E::summary, "2, 3, 4, inf"},
+    {F::error_sum, "/error_sum", i32, 1, {A::error_sum}, S::fixed, E::summary,
+     "0: sum e^2, 1: sum |e|, 2: sum ref^2, 3: sum dot"},
+    // what ran
+    {F::model_json, "/model/json", u8, 1, {A::model_byte}, S::fixed, E::always, "UTF-8 JSON"},
+    {F::run_json, "/run/json", u8, 1, {A::run_byte}, S::fixed, E::always, "UTF-8 JSON"},
+    {F::run_complete, "/run/complete", u8, 1, {A::one}, S::cell, E::always,
+     "1 when the run ended by itself and the file is whole"},
+    {F::token_offset, "/tokenizer/piece_offset", i64, 1, {A::piece_boundary}, S::fixed, E::always,
+     "piece i = bytes [offset[i], offset[i+1])"},
+    {F::token_bytes, "/tokenizer/piece_bytes", u8, 1, {A::piece_byte}, S::fixed, E::always,
+     "pieces one after the other"},
+    // sequences; start and length count in /sequences/bytes or /sequences/prompt_token
+    {F::sequence_committed, "/sequences/committed", i64, 1, {A::one}, S::cell, E::always,
+     "readable sequences"},
+    {F::sequence_prompt_hash, "/sequences/prompt_hash", u8, 2, {A::sequence, A::hash_byte},
+     S::column, E::always, "SHA-256 of the tokens as int64 LE"},
+    {F::sequence_gen_length, "/sequences/gen_length", i32, 1, {A::sequence}, S::column, E::always,
+     "positions after the prompt"},
+    {F::sequence_prompt_start, "/sequences/prompt_start", i64, 1, {A::sequence},
+     S::column, E::always, "first element in prompt_token"},
+    {F::sequence_prompt_length, "/sequences/prompt_length", i32, 1, {A::sequence},
+     S::column, E::always, "tokens"},
+    {F::sequence_name_start, "/sequences/name_start", i64, 1, {A::sequence}, S::column, E::always,
+     "first byte"},
+    {F::sequence_name_length, "/sequences/name_length", i32, 1, {A::sequence}, S::column, E::always,
+     "bytes, UTF-8"},
+    {F::sequence_answer_start, "/sequences/answer_start", i64, 1, {A::sequence},
+     S::column, E::always, "first byte"},
+    {F::sequence_answer_length, "/sequences/answer_length", i32, 1, {A::sequence},
+     S::column, E::always, "bytes, UTF-8; expected answer"},
+    {F::sequence_metric_start, "/sequences/metric_start", i64, 1, {A::sequence},
+     S::column, E::always, "first byte"},
+    {F::sequence_metric_length, "/sequences/metric_length", i32, 1, {A::sequence},
+     S::column, E::always, "bytes, UTF-8; name of the metric"},
+    {F::sequence_text_start, "/sequences/text_start", i64, 1, {A::sequence}, S::column, E::always,
+     "first byte"},
+    {F::sequence_text_length, "/sequences/text_length", i32, 1, {A::sequence}, S::column, E::always,
+     "bytes; generated text"},
+    {F::sequence_score, "/sequences/score", f32, 1, {A::sequence}, S::column, E::always,
+     "value of the metric, NaN: none"},
+    {F::sequence_aborted, "/sequences/aborted", u8, 1, {A::sequence}, S::column, E::always,
+     "1: cut by a kill, decoded again later"},
+    {F::sequence_finish_reason, "/sequences/finish_reason", u8, 1, {A::sequence},
+     S::column, E::always, "0 unfinished 1 length 2 stop 3 replayed 4 interrupted"},
+    {F::sequence_prompt_token, "/sequences/prompt_token", i32, 1, {A::prompt_element},
+     S::column, E::always, "prompts one after the other"},
+    {F::sequence_bytes, "/sequences/bytes", u8, 1, {A::text_byte}, S::column, E::always,
+     "names, answers, metrics, texts"},
+    // one row per forward pass of a sequence
+    {F::step_committed, "/steps/committed", i64, 1, {A::one}, S::cell, E::always, "readable rows"},
+    {F::step_sequence, "/steps/sequence", i32, 1, {A::row}, S::column, E::always,
+     "index into /sequences"},
+    {F::step_pass, "/steps/pass", i64, 1, {A::row}, S::column, E::always,
+     "forward pass of the run, the same for a whole batch"},
+    {F::step_previous, "/steps/previous", i64, 1, {A::row}, S::column, E::always,
+     "previous row of the same sequence, -1: none"},
+    {F::step_kind, "/steps/kind", u8, 1, {A::row}, S::column, E::always,
+     "0 prefill 1 denoise 2 commit"},
+    {F::step_block, "/steps/block", i32, 1, {A::row}, S::column, E::always,
+     "block of the sequence, -1 in a prefill"},
+    {F::step_block_start, "/steps/block_start", i32, 1, {A::row}, S::column, E::always,
+     "absolute position of the block's first token"},
+    {F::step_step, "/steps/step", i32, 1, {A::row}, S::column, E::always,
+     "denoising step from 1; 0 in prefill and commit"},
+    {F::step_context_length, "/steps/context_length", i32, 1, {A::row}, S::column, E::always,
+     "N, external keys"},
+    {F::step_transferred, "/steps/transferred", i32, 1, {A::row}, S::column, E::always,
+     "M, inputs that differ from the step before"},
+    {F::step_masks_left, "/steps/masks_left", i32, 1, {A::row}, S::column, E::always,
+     "masks in the block's input"},
+    {F::step_valid, "/steps/valid", u8, 2, {A::row, A::block_position}, S::column, E::always,
+     "1: the position exists in this pass"},
+    {F::step_recorded, "/steps/recorded", u8, 1, {A::row}, S::column, E::always,
+     "1: the row passed the recorder's filters"},
+    {F::step_pass_time_ns, "/steps/pass_time_ns", i64, 1, {A::row}, S::column, E::always,
+     "duration of the forward pass"},
+    // decoding trajectory, CSR: row r owns [end[r-1], end[r])
+    {F::delta_end, "/frames/delta_end", i64, 1, {A::row}, S::column, E::always,
+     "end of the row in position, token, confidence, step"},
+    {F::delta_position, "/frames/position", i32, 1, {A::delta}, S::column, E::always,
+     "position after the prompt"},
+    {F::delta_token, "/frames/token", i32, 1, {A::delta}, S::column, E::always, ""},
+    {F::delta_confidence, "/frames/confidence", f32, 1, {A::delta}, S::column, E::always, ""},
+    {F::delta_step, "/frames/step", i32, 1, {A::delta}, S::column, E::always,
+     "step number of the token in its sequence"},
+    {F::insert_end, "/frames/insert_end", i64, 1, {A::row}, S::column, E::always,
+     "end of the row in insert_*"},
+    {F::insert_position, "/frames/insert_position", i32, 1, {A::insertion}, S::column, E::always,
+     "before this position, in the frame before insertion"},
+    {F::insert_token, "/frames/insert_token", i32, 1, {A::insertion}, S::column, E::always, ""},
+    {F::insert_confidence, "/frames/insert_confidence", f32, 1, {A::insertion},
+     S::column, E::always, ""},
+    {F::insert_step, "/frames/insert_step", i32, 1, {A::insertion}, S::column, E::always, ""},
+    {F::delete_end, "/frames/delete_end", i64, 1, {A::row}, S::column, E::always,
+     "end of the row in delete_position"},
+    {F::delete_position, "/frames/delete_position", i32, 1, {A::deletion}, S::column, E::always,
+     "in the frame after insertion"},
+    {F::row_keyframe, "/frames/keyframe", i64, 1, {A::row}, S::column, E::always,
+     "latest keyframe at or before the row"},
+    {F::keyframe_row, "/frames/keyframe_row", i64, 1, {A::keyframe}, S::column, E::always,
+     "the keyframe is the state before this row"},
+    {F::keyframe_end, "/frames/keyframe_end", i64, 1, {A::keyframe}, S::column, E::always,
+     "end in keyframe_token, _confidence, _step"},
+    {F::keyframe_token, "/frames/keyframe_token", i32, 1, {A::keyframe_element},
+     S::column, E::always, ""},
+    {F::keyframe_confidence, "/frames/keyframe_confidence", f32, 1, {A::keyframe_element},
+     S::column, E::always, ""},
+    {F::keyframe_step, "/frames/keyframe_step", i32, 1, {A::keyframe_element}, S::column, E::always,
+     ""},
+    // predictions of every pass
+    {F::prediction_token, "/prediction/token", i32, 2, {A::row, A::block_position},
+     S::column, E::always, "most probable token"},
+    {F::prediction_confidence, "/prediction/confidence", f32, 2, {A::row, A::block_position},
+     S::column, E::always, "its probability"},
+    {F::prediction_kl_step1, "/prediction/kl_step1", f32, 2, {A::row, A::block_position},
+     S::column, E::summary, "KL(p step 1, p this step), S1"},
+    // attention as it was used
+    {F::attention_external, "/attention/external", array, 5, rlhbd, S::row_layer, E::outputs,
+     "A_out"},
+    {F::attention_internal, "/attention/internal", array, 5, rlhbd, S::row_layer, E::outputs,
+     "A_in"},
+    {F::attention_lse_external, "/attention/lse_external", f32, 4, rlhb, S::row, E::summary,
+     "L_out, natural log; -inf: no key"},
+    {F::attention_lse_internal, "/attention/lse_internal", f32, 4, rlhb, S::row, E::summary,
+     "L_in"},
+    {F::attention_residual, "/attention/residual", array, 5, rlhbd, S::row_layer, E::residual,
+     "unselected keys"},
+    {F::attention_lse_residual, "/attention/lse_residual", f32, 4, rlhb, S::row, E::lse_residual,
+     ""},
+    {F::attention_reused, "/attention/reused", u8, 3, rlh, S::column, E::summary,
+     "1: A_out, L_out of an earlier step"},
+    {F::attention_selected, "/attention/selected", i32, 4, rlkp, S::row, E::selected,
+     "keys a sparse policy read, -1: none"},
+    // exact values beside the policy
+    {F::shadow_external, "/shadow/external", array, 5, rlhbd, S::row_layer, E::shadow_outputs,
+     "exact A_out"},
+    {F::shadow_lse_external, "/shadow/lse_external", f32, 4, rlhb, S::row, E::shadow,
+     "exact L_out"},
+    {F::shadow_output_error, "/shadow/output_error", f32, 3, rlh, S::column, E::shadow,
+     "relative L2 error of the merged output"},
+    // top-k sets of exact attention
+    {F::set_topk, "/sets/topk", i32, 4, rlks, S::row, E::sets,
+     "positions by falling score, -1: N < k"},
+    {F::set_probability, "/sets/probability", f32, 4, rlks, S::row, E::sets,
+     "mean probability of each"},
+    {F::set_recall, "/sets/recall", f32, 3, rlk, S::column, E::sets,
+     "share of step 1's set still in this one"},
+    {F::set_union_size, "/sets/union_size", i32, 3, rlk, S::column, E::sets,
+     "size of the union of the per-token sets"},
+    {F::set_covered, "/sets/covered", f32, 3, rlk, S::column, E::sets, "probability on the set"},
+    {F::set_topk_token, "/sets/topk_token", i32, 5, rlkbs, S::row_layer, E::sets_full,
+     "set of each token"},
+    // tensors
+    {F::query, "/query/query", array, 5, rlhbd, S::row_layer, E::outputs, "after QK-norm and RoPE"},
+    {F::hidden, "/hidden/hidden", array, 4, rlbc, S::row_layer, E::full, "input of the layer"},
+    {F::block_key, "/kv/key", array, 5, rlkbd, S::row_layer, E::full, "after QK-norm and RoPE"},
+    {F::block_value, "/kv/value", array, 5, rlkbd, S::row_layer, E::full, ""},
+    {F::prefix_end, "/prefix/end", i64, 1, {A::row}, S::column, E::full,
+     "end of the keys this row stored (prefill, commit)"},
+    {F::prefix_sequence, "/prefix/sequence", i32, 1, {A::prefix}, S::column, E::full,
+     "sequence of the key"},
+    {F::prefix_position, "/prefix/position", i32, 1, {A::prefix}, S::column, E::full,
+     "absolute position of the key"},
+    {F::prefix_key, "/prefix/key", array, 4, {A::prefix, A::layer, A::kv_head, A::channel},
+     S::column, E::full, "after QK-norm and RoPE"},
+    {F::prefix_value, "/prefix/value", array, 4, {A::prefix, A::layer, A::kv_head, A::channel},
+     S::column, E::full, ""},
+    // summaries
+    {F::similarity_external, "/summary/similarity_external", f32, 3, rlh, S::column, E::summary,
+     "mean cosine of exact A_out to the previous step"},
+    {F::similarity_internal, "/summary/similarity_internal", f32, 3, rlh, S::column, E::summary,
+     "the same of A_in"},
+    {F::external_mass, "/summary/external_mass", f32, 3, rlh, S::column, E::summary,
+     "exp(L_out) / (exp(L_in) + exp(L_out)), mean"},
+    {F::hidden_gap, "/summary/hidden_gap", f32, 2, {A::row, A::layer}, S::column, E::summary,
+     "S2 to step 1"},
+    {F::query_gap, "/summary/query_gap", f32, 3, rlh, S::column, E::summary, "S3 to step 1"},
+    {F::query_block_gap, "/summary/query_block_gap", f32, 3, rlh, S::column, E::summary,
+     "S4 to step 1"},
+    {F::reuse_error, "/summary/reuse_error", f32, 5, rtlhe, S::column, E::summary,
+     "sums of the one-step reuse error"},
+  }};
+}();
+// clang-format on
+
+}  // namespace blockscope
