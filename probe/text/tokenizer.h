@@ -1,0 +1,109 @@
+// Byte-level BPE tokenizer read from a Hugging Face `tokenizer.json` (Qwen2, GPT-2, Llama-3 style).
+// Its contract is equality with the PyPI `tokenizers` package: same ids on encode, same text on
+// decode. A component outside the supported list is refused by name, never approximated.
+// Supported: model BPE; normalizers NFC, NFD, NFKC, NFKD, Lowercase, Strip, Prepend, Replace,
+// Sequence; pre-tokenizers Split, ByteLevel, Digits, Sequence; post-processors ByteLevel,
+// TemplateProcessing, Sequence; decoders ByteLevel, Fuse, Sequence.
+// `truncation` and `padding` of the file are ignored, as `transformers` resets both at each call.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace blockscope {
+
+/// Row of the embedding table; never negative in a valid sequence.
+using TokenId = std::int32_t;
+
+/// A token matched in the text before BPE runs, e.g. `<|im_end|>`.
+struct AddedToken {
+  std::string content;
+  TokenId id = 0;
+  bool special = false;      // dropped by decode(skip_special_tokens = true)
+  bool normalized = true;    // matched in the normalised text instead of the raw one
+  bool lstrip = false;       // takes the white space on its left with it
+  bool rstrip = false;       // takes the white space on its right with it
+  bool single_word = false;  // matches only between non-word characters
+};
+
+/// Ids with a role, from tokenizer_config.json and special_tokens_map.json (each may be absent).
+/// They are what the files *say*: the mask id a run uses is resolved by the architecture table.
+struct SpecialIds {
+  std::optional<TokenId> bos;
+  std::optional<TokenId> eos;
+  std::optional<TokenId> pad;
+  std::optional<TokenId> unk;
+  std::optional<TokenId> mask;
+};
+
+class Tokenizer {
+ public:
+  /// Parses the text of a tokenizer.json; `where` names the source in errors.
+  /// Throws CheckpointError: file, key, expected, got.
+  static Tokenizer from_json(std::string_view json_text, const std::string& where);
+
+  /// Reads one tokenizer.json.
+  static Tokenizer from_file(const std::filesystem::path& file);
+
+  /// Reads a checkpoint folder: tokenizer.json, then what `transformers` merges into it:
+  /// `added_tokens_decoder` of tokenizer_config.json, else added_tokens.json; named special tokens
+  /// (bos, eos, ...) of tokenizer_config.json and special_tokens_map.json.
+  static Tokenizer from_directory(const std::filesystem::path& directory);
+
+  ~Tokenizer();
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+  Tokenizer(const Tokenizer&) = delete;
+  Tokenizer& operator=(const Tokenizer&) = delete;
+
+  /// Text (UTF-8) to ids; `add_special_tokens` applies the post-processor's template (BOS, EOS).
+  /// Near-linear in the length of the text. Safe to call from several threads.
+  /// Throws PromptError if the text is not UTF-8 or a pattern needs too much backtracking.
+  std::vector<TokenId> encode(std::string_view text, bool add_special_tokens = true) const;
+
+  /// Ids to text, always valid UTF-8: malformed bytes become U+FFFD exactly as in the package. Ids
+  /// without a token (rows that pad the embedding table) give nothing, as in the package.
+  std::string decode(std::span<const TokenId> ids, bool skip_special_tokens = false) const;
+
+  /// Raw bytes of one piece: what it adds to the decoded byte stream, not necessarily valid UTF-8.
+  /// Empty for an id without a token. The concatenation over ids, made valid UTF-8, is decode().
+  std::string token_bytes(TokenId id) const;
+
+  /// The token as the file spells it (byte-level characters such as "Ġthe"); nullopt if none.
+  std::optional<std::string> id_to_token(TokenId id) const;
+  std::optional<TokenId> token_to_id(std::string_view token) const;
+  bool is_special(TokenId id) const;
+
+  /// Largest id + 1, added tokens included (ids in between may have no token).
+  std::size_t vocab_size() const;
+
+  /// All added tokens in order of id.
+  const std::vector<AddedToken>& added_tokens() const;
+
+  /// Filled by from_directory only.
+  const SpecialIds& special_ids() const;
+
+  /// Things the file asks for that are ignored or look odd, one sentence each; for the caller to
+  /// print once.
+  const std::vector<std::string>& warnings() const;
+
+ private:
+  struct Impl;
+  explicit Tokenizer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Stop ids from a checkpoint folder: `eos_token_id` (integer or list) of generation_config.json,
+/// else of config.json, else the tokenizer's eos token. Empty if none names one. Each source is
+/// checked: an id that isn't a non-negative integer is a CheckpointError.
+std::vector<TokenId> read_stop_ids(const std::filesystem::path& directory,
+                                   const Tokenizer& tokenizer);
+
+}  // namespace blockscope
