@@ -1,0 +1,252 @@
+// `blockscope doctor`: what this build holds and this machine offers, a verdict per line. Exit
+// code 1 if some line says `fail`, that is, if decoding and recording can't work here.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/App.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/host_facts.h"
+#include "cli/runtime_module.h"
+#include "cmake/build_info/build_info.h"
+
+namespace blockscope {
+namespace {
+
+enum class Verdict { kOk, kNote, kWarn, kFail };
+
+struct Finding {
+  std::string section;
+  std::string name;
+  std::string value;
+  Verdict verdict = Verdict::kOk;
+  std::string advice = {};  // empty if nothing is to be done
+};
+using Findings = std::vector<Finding>;
+
+const char* verdict_name(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kOk:
+      return "ok";
+    case Verdict::kNote:
+      return "note";
+    case Verdict::kWarn:
+      return "warn";
+    case Verdict::kFail:
+      return "fail";
+  }
+  return "fail";
+}
+
+std::string gib(std::uint64_t bytes) {
+  return fmt::format("{:.1f} GiB", static_cast<double>(bytes) / (1024.0 * 1024.0 * 1024.0));
+}
+
+std::string value_or(const std::string& value, const char* otherwise) {
+  return value.empty() ? otherwise : value;
+}
+
+void examine_build(Findings& out) {
+  const auto& build = build_info();
+  out.push_back({"build", "version", fmt::format("{} ({})", build.version, build.git_describe)});
+  out.push_back({"build", "compiler", fmt::format("{}, {}", build.compiler, build.build_type)});
+  if (!build.sanitizers.empty()) {
+    out.push_back({"build", "sanitizers", std::string(build.sanitizers), Verdict::kNote,
+                   "slow: not for measurements"});
+  }
+  out.push_back({"build", "HDF5", std::string(build.hdf5_version)});
+  const auto module = probe_runtime_module();
+  if (module.loads) {
+    out.push_back(
+        {"build", "runtime",
+         fmt::format("LibTorch {}, loads in {:.2f} s", build.torch_version, module.seconds)});
+  } else {
+    out.push_back(
+        {"build", "runtime",
+         module.present ? "does not load: " + module.problem : "missing: " + module.path.string(),
+         Verdict::kFail,
+         fmt::format("capture, check, train, eval and bench need it: scripts/setup.sh "
+                     "fetches LibTorch {} and builds it",
+                     build.torch_pin)});
+  }
+  out.push_back({"build", "CUDA kernels", build.with_cuda ? "built" : "not built",
+                 build.with_cuda ? Verdict::kOk : Verdict::kNote,
+                 build.with_cuda ? "" : "everything runs on the CPU"});
+}
+
+void examine_cpu(Findings& out) {
+  const auto cpu = read_cpu_facts();
+  const bool limited = cpu.quota > 0 && cpu.quota < cpu.cores;
+  out.push_back({"machine", "CPU", value_or(cpu.model, "unknown")});
+  out.push_back({"machine", "cores",
+                 limited ? fmt::format("{} (limited to {:.1f})", cpu.cores, cpu.quota)
+                         : fmt::format("{}", cpu.cores),
+                 limited ? Verdict::kNote : Verdict::kOk,
+                 limited ? "set OMP_NUM_THREADS to the limit: more threads only wait" : ""});
+  const bool fast =
+      fmt::format("{}", fmt::join(cpu.features, " ")).find("avx2") != std::string::npos;
+  out.push_back({"machine", "CPU features",
+                 value_or(fmt::format("{}", fmt::join(cpu.features, " ")), "none of note"),
+                 fast ? Verdict::kOk : Verdict::kWarn,
+                 fast ? "" : "no AVX2: the portable kernels are used, and they are slower"});
+}
+
+void examine_memory_and_disk(Findings& out) {
+  constexpr std::uint64_t kSmallMemory = 4ULL << 30;
+  constexpr std::uint64_t kSmallDisk = 2ULL << 30;
+  const auto memory = read_memory_facts();
+  const bool small = memory.available < kSmallMemory;
+  out.push_back({"machine", "memory",
+                 fmt::format("{} free of {}", gib(memory.available), gib(memory.total)),
+                 small ? Verdict::kWarn : Verdict::kOk,
+                 small ? "less than 4 GiB free: choose small models and short contexts" : ""});
+  const auto disk = read_disk_facts(".");
+  Finding finding{"machine", "disk here",
+                  fmt::format("{} free, {}", gib(disk.free), value_or(disk.file_system, "unknown")),
+                  Verdict::kOk, ""};
+  if (!disk.writable) {
+    finding.verdict = Verdict::kWarn;
+    finding.advice = "not writable: give capture an output path elsewhere (-o)";
+  } else if (disk.free < kSmallDisk) {
+    finding.verdict = Verdict::kWarn;
+    finding.advice = "less than 2 GiB free: record fewer levels or write elsewhere (-o)";
+  } else if (disk.is_network) {
+    finding.verdict = Verdict::kNote;
+    finding.advice = "if file locks fail here, set HDF5_USE_FILE_LOCKING=FALSE";
+  }
+  out.push_back(finding);
+}
+
+void examine_gpu(Findings& out) {
+  const auto gpu = read_gpu_facts();
+  const bool usable = !gpu.names.empty() && build_info().with_cuda;
+  const bool ignored = !gpu.names.empty() && !build_info().with_cuda;
+  out.push_back({"machine", "GPU",
+                 gpu.names.empty() ? "none"
+                                   : fmt::format("{} (driver {})", fmt::join(gpu.names, ", "),
+                                                 value_or(gpu.driver, "unknown")),
+                 usable ? Verdict::kOk : Verdict::kNote,
+                 ignored ? "not used by this build: cmake --preset cuda" : ""});
+}
+
+void examine_models(Findings& out) {
+  const auto hub = read_hub_facts();
+  out.push_back({"models", "hub cache", fmt::format("{} ({})", hub.cache.string(), hub.source),
+                 hub.exists ? Verdict::kOk : Verdict::kNote,
+                 hub.exists ? "" : "no such folder: pass a checkpoint folder instead of an id"});
+  if (hub.exists) {
+    out.push_back({"models", "models in it",
+                   value_or(fmt::format("{}", fmt::join(hub.models, " ")), "none")});
+  }
+}
+
+// Variables that change what Blockscope or the libraries under it do, and what they change.
+constexpr struct {
+  const char* name;
+  const char* effect;
+} kVariables[] = {
+    {"BLOCKSCOPE_PROBE", "file of the runtime module"},
+    {"HF_HOME", "parent of the hub cache"},
+    {"HF_HUB_CACHE", "hub cache where model ids are looked up"},
+    {"HF_HUB_OFFLINE", "no effect: Blockscope never downloads a model"},
+    {"HDF5_USE_FILE_LOCKING", "FALSE skips HDF5's file locks (NFS, Lustre)"},
+    {"HDF5_PLUGIN_PATH", "folder of HDF5 filter plugins"},
+    {"CUDA_VISIBLE_DEVICES", "GPUs that this process sees"},
+    {"OMP_NUM_THREADS", "threads of the CPU kernels"},
+    {"NO_COLOR", "plain output"},
+    {"RANK", "rank given by torchrun"},
+    {"WORLD_SIZE", "number of ranks given by torchrun"},
+    {"SLURM_PROCID", "rank given by Slurm"},
+    {"SLURM_NTASKS", "number of ranks given by Slurm"},
+    {"OMPI_COMM_WORLD_RANK", "rank given by Open MPI"},
+    {"OMPI_COMM_WORLD_SIZE", "number of ranks given by Open MPI"},
+};
+
+void examine_environment(Findings& out) {
+  for (const auto& variable : kVariables) {
+    const auto value = environment_value(variable.name);
+    if (!value.empty()) {
+      out.push_back({"environment", variable.name, value, Verdict::kNote, variable.effect});
+    }
+  }
+  if (out.back().section != "environment") {
+    out.push_back({"environment", "variables", "none of those that Blockscope honours is set"});
+  }
+}
+
+Findings examine_everything() {
+  Findings findings;
+  examine_build(findings);
+  examine_cpu(findings);
+  examine_memory_and_disk(findings);
+  examine_gpu(findings);
+  examine_models(findings);
+  examine_environment(findings);
+  return findings;
+}
+
+std::string paint(Verdict verdict, bool color) {
+  const std::string padded = fmt::format("{:<4}", verdict_name(verdict));
+  if (!color || verdict == Verdict::kNote) {
+    return padded;
+  }
+  const int code = verdict == Verdict::kOk ? 32 : verdict == Verdict::kWarn ? 33 : 31;
+  return fmt::format("\033[{}m{}\033[0m", code, padded);
+}
+
+void print_table(const Findings& findings) {
+  const bool color = isatty(STDOUT_FILENO) == 1 && environment_value("NO_COLOR").empty();
+  std::string section;
+  for (const auto& finding : findings) {
+    if (finding.section != section) {
+      fmt::print("{}{}\n", section.empty() ? "" : "\n", finding.section);
+      section = finding.section;
+    }
+    fmt::print("  {}  {:<22} {}\n", paint(finding.verdict, color), finding.name, finding.value);
+    if (!finding.advice.empty()) {
+      fmt::print("  {:<4}  {:<22} {}\n", "", "", finding.advice);
+    }
+  }
+}
+
+void print_json(const Findings& findings) {
+  auto list = nlohmann::json::array();
+  for (const auto& finding : findings) {
+    list.push_back({{"section", finding.section},
+                    {"name", finding.name},
+                    {"value", finding.value},
+                    {"verdict", verdict_name(finding.verdict)},
+                    {"advice", finding.advice}});
+  }
+  // A path that is not UTF-8 must not make the whole report fail.
+  fmt::print("{}\n", nlohmann::json{{"findings", list}}.dump(
+                         2, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+void run_doctor(bool json) {
+  const auto findings = examine_everything();
+  json ? print_json(findings) : print_table(findings);
+  for (const auto& finding : findings) {
+    if (finding.verdict == Verdict::kFail) {
+      throw CLI::RuntimeError(1);
+    }
+  }
+}
+
+}  // namespace
+
+void add_doctor_command(CLI::App& app) {
+  auto* command = app.add_subcommand("doctor", "Tell what this machine and this build can do");
+  auto json = std::make_shared<bool>(false);
+  command->add_flag("--json", *json, "Print one JSON object");
+  command->footer("Example: blockscope doctor --json | python3 -m json.tool");
+  command->callback([json] { run_doctor(*json); });
+}
+
+}  // namespace blockscope

@@ -1,0 +1,139 @@
+// The command line as a whole: exit codes, error lines, the runtime module, start-up time.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cli/runtime_module.h"
+#include "tests/cli/command.h"
+
+namespace blockscope::test {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string pinned_version() {
+  std::ifstream file(std::string(BLOCKSCOPE_SOURCE_DIR) + "/cmake/versions.env");
+  const std::string key = "BLOCKSCOPE_VERSION=";
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with(key)) {
+      return line.substr(key.size());
+    }
+  }
+  return "no BLOCKSCOPE_VERSION in cmake/versions.env";
+}
+
+TEST(CommandLine, HelpTakesLessThanATenthOfASecond) {
+  // The smallest of several runs: the machine may be busy, and LibTorch alone would take 0.45 s.
+  double seconds = 1e9;
+  for (int run = 0; run < 5; ++run) {
+    const auto result = run_blockscope({"--help"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    seconds = std::min(seconds, result.seconds);
+  }
+  EXPECT_LT(seconds, 0.1);
+}
+
+TEST(CommandLine, BinaryLinksNoLibTorch) {
+  const auto result = run_blockscope({"--help"}, {{"LD_TRACE_LOADED_OBJECTS", "1"}});
+  EXPECT_THAT(result.out, HasSubstr("libc.so"));
+  EXPECT_THAT(result.out, Not(HasSubstr("libtorch")));
+  EXPECT_THAT(result.out, Not(HasSubstr("libc10")));
+}
+
+TEST(CommandLine, HelpListsEveryRuntimeCommandWithItsDescription) {
+  const auto result = run_blockscope({"--help"});
+  for (const auto& command : kRuntimeCommands) {
+    EXPECT_THAT(result.out, HasSubstr(std::string(command.name)));
+    EXPECT_THAT(result.out, HasSubstr(std::string(command.description)));
+  }
+}
+
+TEST(CommandLine, VersionIsThePinnedOne) {
+  const auto result = run_blockscope({"--version"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.out, HasSubstr("blockscope " + pinned_version() + " ("));
+}
+
+TEST(CommandLine, NoCommandIsAUsageError) {
+  const auto result = run_blockscope({});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_TRUE(is_one_error_line(result.err)) << result.err;
+  EXPECT_EQ(result.out, "");
+}
+
+TEST(CommandLine, UnknownCommandIsAUsageErrorThatNamesIt) {
+  const auto result = run_blockscope({"captrue", "x"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_TRUE(is_one_error_line(result.err)) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("'captrue'"));
+}
+
+TEST(CommandLine, UnknownFlagIsAUsageErrorThatNamesIt) {
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"--frobnicate"}, {"doctor", "--frobnicate"}}) {
+    const auto result = run_blockscope(arguments);
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_TRUE(is_one_error_line(result.err)) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("--frobnicate"));
+  }
+}
+
+TEST(RuntimeModule, MissingModuleFailsWithOneLineThatSaysHowToGetIt) {
+  for (const auto& command : kRuntimeCommands) {
+    const auto result = run_blockscope({std::string(command.name), "--help"},
+                                       {{"BLOCKSCOPE_PROBE", "/nonexistent/module.so"}});
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_TRUE(is_one_error_line(result.err)) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("/nonexistent/module.so"));
+    EXPECT_THAT(result.err, HasSubstr("scripts/setup.sh"));
+  }
+}
+
+TEST(RuntimeModule, FileThatIsNoLibraryFailsWithTheLoadersReason) {
+  const auto file = std::string(BLOCKSCOPE_SOURCE_DIR) + "/cmake/versions.env";
+  const auto result = run_blockscope({"eval"}, {{"BLOCKSCOPE_PROBE", file}});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_TRUE(is_one_error_line(result.err)) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("invalid ELF header"));
+}
+
+TEST(RuntimeModule, GetsTheArgumentsUntouchedAndItsExitCodeIsOurs) {
+  const auto result = run_blockscope({"train", "--help", "--steps", "a b", "--", "-x"},
+                                     {{"BLOCKSCOPE_PROBE", ARGUMENT_PRINTER_MODULE}});
+  EXPECT_EQ(result.exit_code, 7);
+  EXPECT_THAT(result.out, HasSubstr("\ntrain\n--help\n--steps\na b\n--\n-x\n"));
+  EXPECT_EQ(result.err, "");
+}
+
+TEST(Doctor, JsonHasAVerdictPerFindingAndTheExitCodeFollowsThem) {
+  for (const char* module : {"/nonexistent/module.so", ARGUMENT_PRINTER_MODULE}) {
+    const auto result = run_blockscope({"doctor", "--json"}, {{"BLOCKSCOPE_PROBE", module}});
+    const auto report = nlohmann::json::parse(result.out);
+    bool failed = false;
+    for (const auto& finding : report.at("findings")) {
+      const auto verdict = finding.at("verdict").get<std::string>();
+      EXPECT_THAT(verdict, ::testing::AnyOf("ok", "note", "warn", "fail"));
+      EXPECT_NE(finding.at("value").get<std::string>(), "") << finding.dump();
+      failed = failed || verdict == "fail";
+    }
+    EXPECT_EQ(failed, std::string(module) != ARGUMENT_PRINTER_MODULE);
+    EXPECT_EQ(result.exit_code, failed ? 1 : 0);
+  }
+}
+
+TEST(Doctor, ShowsTheHonouredVariablesAndWhereTheHubCacheCameFrom) {
+  const auto result = run_blockscope({"doctor"}, {{"BLOCKSCOPE_PROBE", ARGUMENT_PRINTER_MODULE},
+                                                  {"HF_HUB_CACHE", "/nonexistent/hub"},
+                                                  {"HDF5_USE_FILE_LOCKING", "FALSE"}});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("/nonexistent/hub (HF_HUB_CACHE)"));
+  EXPECT_THAT(result.out, HasSubstr("HDF5_USE_FILE_LOCKING"));
+  EXPECT_THAT(result.out, Not(HasSubstr("\033["))) << "colour codes in a file";
+}
+
+}  // namespace
+}  // namespace blockscope::test
