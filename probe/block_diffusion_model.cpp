@@ -121,6 +121,7 @@ at::Tensor BlockDiffusionModel::forward(const at::Tensor& tokens, const at::Tens
   const bool before_cast = norm_weight_before_cast_;
   for (int64_t index = 0; index < config_.num_layers; ++index) {
     const Layer& layer = layers_[static_cast<size_t>(index)];
+    seams.before_layer(index, hidden);
     hidden = hidden + attend(index, rms_norm(hidden, layer.input_norm, config_.rms_norm_eps,
                                              before_cast),
                              cos, sin, seams);
@@ -131,7 +132,6 @@ at::Tensor BlockDiffusionModel::forward(const at::Tensor& tokens, const at::Tens
     hidden = hidden + seams.ffn(index, rms_norm(hidden, layer.post_attention_norm,
                                                 config_.rms_norm_eps, before_cast),
                                 mlp);
-    seams.after_layer(index, hidden);
   }
   hidden = rms_norm(hidden, norm_, config_.rms_norm_eps, before_cast);
   seams.end_forward(hidden);

@@ -37,8 +37,8 @@ class ForwardSeams {
     return mlp(x);
   }
 
-  /// The residual stream [S, T, hidden_size] after a layer (TransformerLens `hook_resid_post`).
-  virtual void after_layer(int64_t /*layer*/, const at::Tensor& /*hidden*/) {}
+  /// The residual stream [S, T, hidden_size] that enters a layer (TransformerLens `hook_resid_pre`).
+  virtual void before_layer(int64_t /*layer*/, const at::Tensor& /*hidden*/) {}
 
   /// After the final norm: may restore `hidden` to all positions.
   virtual void end_forward(at::Tensor& /*hidden*/) {}

@@ -64,6 +64,12 @@ at::Tensor draw_tokens(const at::Tensor& logits, const SamplingOptions& options,
   return tokens;
 }
 
+template <typename Element>
+std::vector<Element> slice(const at::Tensor& flat, int64_t begin, int64_t count) {
+  const Element* data = flat.const_data_ptr<Element>() + begin;
+  return {data, data + count};
+}
+
 }  // namespace
 
 void check_sampling_options(const SamplingOptions& options) {
@@ -99,9 +105,10 @@ std::vector<BlockPrediction> predict_tokens(const at::Tensor& logits,
   const bool greedy = options.temperature == 0.0;
   if (!greedy && options.temperature != 1.0) rows = rows / options.temperature;
   const at::Tensor probs = at::softmax(rows, -1);
-  const at::Tensor tokens =
-      greedy ? rows.argmax(-1) : draw_tokens(rows, options, streams, block_length);
+  const at::Tensor top1 = rows.argmax(-1);
+  const at::Tensor tokens = greedy ? top1 : draw_tokens(rows, options, streams, block_length);
   const at::Tensor confidence = probs.gather(-1, tokens.unsqueeze(-1)).contiguous();
+  const at::Tensor top1_confidence = probs.gather(-1, top1.unsqueeze(-1)).contiguous();
   at::Tensor entropy;
   if (with_entropy) {
     const at::Tensor clamped = probs.clamp_min(1e-12);
@@ -111,14 +118,11 @@ std::vector<BlockPrediction> predict_tokens(const at::Tensor& logits,
   for (int64_t s = 0; s < sequences; ++s) {
     BlockPrediction& out = predictions[static_cast<size_t>(s)];
     const int64_t begin = s * block_length;
-    const int64_t* token = tokens.const_data_ptr<int64_t>() + begin;
-    const float* conf = confidence.const_data_ptr<float>() + begin;
-    out.token.assign(token, token + block_length);
-    out.confidence.assign(conf, conf + block_length);
-    if (with_entropy) {
-      const float* values = entropy.const_data_ptr<float>() + begin;
-      out.entropy.assign(values, values + block_length);
-    }
+    out.token = slice<int64_t>(tokens, begin, block_length);
+    out.confidence = slice<float>(confidence, begin, block_length);
+    out.top1 = slice<int64_t>(top1, begin, block_length);
+    out.top1_confidence = slice<float>(top1_confidence, begin, block_length);
+    if (with_entropy) out.entropy = slice<float>(entropy, begin, block_length);
   }
   return predictions;
 }

@@ -47,6 +47,8 @@ struct BlockPrediction {
   std::vector<int64_t> token;     // sampled or argmax token; the [MASK] id takes part
   std::vector<float> confidence;  // softmax probability of `token`, before top-k/top-p
   std::vector<float> entropy;     // nats over the vocabulary; only for kEntropyBounded
+  std::vector<int64_t> top1;           // argmax token; equals `token` when greedy
+  std::vector<float> top1_confidence;  // its softmax probability
 };
 
 /// -> positions in the block to transfer, ascending; only masked ones, at least one if any is.

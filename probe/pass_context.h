@@ -1,0 +1,30 @@
+// What one forward pass is, as every part of the runtime sees it: one entry per active sequence, in
+// the order of the batch's slots.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "decode_record/trace_meta.h"
+
+namespace blockscope {
+
+struct SequencePass {
+  int64_t sequence = 0;        // index of the sequence in the run
+  PassKind kind = PassKind::denoise;
+  int64_t block = 0;           // absolute block index: positions [block * B, (block + 1) * B)
+  int64_t step = 0;            // denoising step inside the block, from 1; 0 for prefill and commit
+  int64_t context_length = 0;  // N, external keys
+  int64_t changed = 0;         // M: positions whose input differs from the previous step's input
+  int64_t masks_left = 0;      // masks in this pass's input
+  std::vector<bool> masked;    // [B] which input positions are masks; empty for prefill
+
+  bool first_step() const { return step == 1; }
+};
+
+struct PassContext {
+  int64_t pass = 0;  // number of the forward pass in the run, from 0
+  std::vector<SequencePass> sequences;  // [S]
+};
+
+}  // namespace blockscope
