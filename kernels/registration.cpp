@@ -1,0 +1,164 @@
+// Registers the operators with the dispatcher: schemas, CPU kernels, and Meta kernels that only
+// compute shapes, so that torch.compile and FakeTensor can trace calls.
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "kernels/tile_kernels.h"
+
+namespace blockscope {
+
+std::string instruction_set() { return best_tile_kernels().name; }
+
+namespace {
+
+using at::SymInt;
+using at::Tensor;
+using Tensors2 = std::tuple<Tensor, Tensor>;
+using Tensors3 = std::tuple<Tensor, Tensor, Tensor>;
+using Tensors5 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Tensors6 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+// --- CPU
+
+Tensors5 split_cpu(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext, const Tensor& ext_len,
+                   const Tensor& k_in, const Tensor& v_in, double scale) {
+  SplitAttention r = split_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale);
+  return {r.out, r.external, r.lse_external, r.internal, r.lse_internal};
+}
+
+Tensors6 reuse_cpu(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext, const Tensor& ext_len,
+                   const Tensor& k_in, const Tensor& v_in, const Tensor& cached_external,
+                   const Tensor& cached_lse, const Tensor& reuse_mask, double scale) {
+  ReuseAttention r = reuse_attention(q, k_ext, v_ext, ext_len, k_in, v_in, cached_external,
+                                     cached_lse, reuse_mask, scale);
+  return {r.out, r.external, r.lse_external, r.internal, r.lse_internal, r.keys_read};
+}
+
+Tensors2 merge_cpu(at::TensorList outputs, at::TensorList lses) {
+  MergedAttention r = merge_attention(outputs.vec(), lses.vec());
+  return {r.out, r.lse};
+}
+
+Tensors2 block_topk_cpu(const Tensor& q, const Tensor& k_ext, const Tensor& ext_len,
+                        const Tensor& lse, int64_t k, double scale) {
+  TopK r = block_topk(q, k_ext, ext_len, lse, k, scale);
+  return {r.index, r.probability};
+}
+
+Tensors3 token_topk_cpu(const Tensor& q, const Tensor& k_ext, const Tensor& ext_len,
+                        const Tensor& lse, int64_t k, double scale) {
+  TokenTopK r = token_topk(q, k_ext, ext_len, lse, k, scale);
+  return {r.index, r.probability, r.union_size};
+}
+
+// --- Meta: shapes and dtypes of kernels/ops.h, symbolic sizes
+
+using SymShape = std::vector<SymInt>;
+
+Tensor empty_like_shape(const Tensor& like, const SymShape& shape, at::ScalarType dtype) {
+  return at::empty_symint(shape, like.options().dtype(dtype));
+}
+
+SymShape row_shape(const Tensor& output) {
+  SymShape shape = output.sym_sizes().vec();
+  shape.pop_back();
+  return shape;
+}
+
+Tensor float_output(const Tensor& q) {
+  return empty_like_shape(q, q.sym_sizes().vec(), at::kFloat);
+}
+
+Tensor float_rows(const Tensor& q) { return empty_like_shape(q, row_shape(q), at::kFloat); }
+
+Tensors5 split_meta(const Tensor& q, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                    const Tensor&, double) {
+  return {empty_like_shape(q, q.sym_sizes().vec(), q.scalar_type()), float_output(q),
+          float_rows(q), float_output(q), float_rows(q)};
+}
+
+Tensors6 reuse_meta(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
+                    const Tensor& ext_len, const Tensor& k_in, const Tensor& v_in, const Tensor&,
+                    const Tensor&, const Tensor&, double scale) {
+  const SymShape kv_heads = {q.sym_size(0), k_ext.sym_size(1)};
+  return std::tuple_cat(split_meta(q, k_ext, v_ext, ext_len, k_in, v_in, scale),
+                        std::make_tuple(empty_like_shape(q, kv_heads, at::kLong)));
+}
+
+Tensor prefill_meta(const Tensor& q, const Tensor&, const Tensor&, const Tensor&, int64_t, double,
+                    int64_t) {
+  return empty_like_shape(q, q.sym_sizes().vec(), q.scalar_type());
+}
+
+Tensors2 merge_meta(at::TensorList outputs, at::TensorList) {
+  const Tensor& first = outputs[0];
+  return {empty_like_shape(first, first.sym_sizes().vec(), first.scalar_type()),
+          float_rows(first)};
+}
+
+Tensors2 block_topk_meta(const Tensor& q, const Tensor& k_ext, const Tensor&, const Tensor&,
+                         int64_t k, double) {
+  const SymShape shape = {q.sym_size(0), k_ext.sym_size(1), SymInt(k)};
+  return {empty_like_shape(q, shape, at::kInt), empty_like_shape(q, shape, at::kFloat)};
+}
+
+Tensors3 token_topk_meta(const Tensor& q, const Tensor& k_ext, const Tensor&, const Tensor&,
+                         int64_t k, double) {
+  const SymShape shape = {q.sym_size(0), k_ext.sym_size(1), q.sym_size(2), SymInt(k)};
+  return {empty_like_shape(q, shape, at::kInt), empty_like_shape(q, shape, at::kFloat),
+          empty_like_shape(q, {q.sym_size(0), k_ext.sym_size(1)}, at::kInt)};
+}
+
+Tensor similarity_meta(const Tensor& a, const Tensor&) { return float_rows(a); }
+
+}  // namespace
+
+TORCH_LIBRARY(blockscope, m) {
+  m.def(
+      "split_attention(Tensor q, Tensor k_ext, Tensor v_ext, Tensor ext_len, Tensor k_in, "
+      "Tensor v_in, float scale) -> (Tensor out, Tensor external, Tensor lse_external, "
+      "Tensor internal, Tensor lse_internal)");
+  m.def(
+      "reuse_attention(Tensor q, Tensor k_ext, Tensor v_ext, Tensor ext_len, Tensor k_in, "
+      "Tensor v_in, Tensor cached_external, Tensor cached_lse, Tensor reuse_mask, float scale) -> "
+      "(Tensor out, Tensor external, Tensor lse_external, Tensor internal, Tensor lse_internal, "
+      "Tensor keys_read)");
+  m.def(
+      "prefill_attention(Tensor q, Tensor k, Tensor v, Tensor len, int block_length, float scale, "
+      "int query_start=0) -> Tensor");
+  m.def("merge_attention(Tensor[] outputs, Tensor[] lses) -> (Tensor out, Tensor lse)");
+  m.def(
+      "block_topk(Tensor q, Tensor k_ext, Tensor ext_len, Tensor lse, int k, float scale) -> "
+      "(Tensor index, Tensor probability)");
+  m.def(
+      "token_topk(Tensor q, Tensor k_ext, Tensor ext_len, Tensor lse, int k, float scale) -> "
+      "(Tensor index, Tensor probability, Tensor union_size)");
+  m.def("cross_step_similarity(Tensor a, Tensor b) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(blockscope, CPU, m) {
+  m.impl("split_attention", split_cpu);
+  m.impl("reuse_attention", reuse_cpu);
+  m.impl("prefill_attention", prefill_attention);
+  m.impl("merge_attention", merge_cpu);
+  m.impl("block_topk", block_topk_cpu);
+  m.impl("token_topk", token_topk_cpu);
+  m.impl("cross_step_similarity", cross_step_similarity);
+}
+
+TORCH_LIBRARY_IMPL(blockscope, Meta, m) {
+  m.impl("split_attention", split_meta);
+  m.impl("reuse_attention", reuse_meta);
+  m.impl("prefill_attention", prefill_meta);
+  m.impl("merge_attention", merge_meta);
+  m.impl("block_topk", block_topk_meta);
+  m.impl("token_topk", token_topk_meta);
+  m.impl("cross_step_similarity", similarity_meta);
+}
+
+}  // namespace blockscope

@@ -1,0 +1,104 @@
+#include "kernels/shape_check.h"
+
+#include <c10/util/Exception.h>
+
+#include <sstream>
+
+namespace blockscope {
+namespace {
+
+std::string to_text(at::IntArrayRef sizes) {
+  std::ostringstream text;
+  text << '[';
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    text << (i ? ", " : "");
+    if (sizes[i] < 0) {
+      text << '*';
+    } else {
+      text << sizes[i];
+    }
+  }
+  text << ']';
+  return text.str();
+}
+
+}  // namespace
+
+void check_shape(const char* op, const char* name, const at::Tensor& tensor,
+                 at::IntArrayRef expected) {
+  bool equal = tensor.dim() == static_cast<int64_t>(expected.size());
+  for (size_t i = 0; equal && i < expected.size(); ++i) {
+    equal = expected[i] < 0 || tensor.size(static_cast<int64_t>(i)) == expected[i];
+  }
+  TORCH_CHECK(equal, op, ": ", name, ": expected shape ", to_text(expected), ", got ",
+              to_text(tensor.sizes()), ". HINT: kernels/ops.h lists the shapes of every argument");
+}
+
+void check_cpu(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype) {
+  TORCH_CHECK(tensor.defined(), op, ": ", name, ": expected a tensor, got none");
+  TORCH_CHECK(tensor.device().is_cpu(), op, ": ", name, ": expected a CPU tensor, got one on ",
+              tensor.device(), ". HINT: move it with .cpu()");
+  TORCH_CHECK(tensor.scalar_type() == dtype, op, ": ", name, ": expected dtype ", dtype, ", got ",
+              tensor.scalar_type(), ". HINT: convert it with .to()");
+}
+
+void check_operand(const char* op, const char* name, const at::Tensor& tensor,
+                   at::ScalarType dtype) {
+  check_cpu(op, name, tensor, dtype);
+  const int64_t last = tensor.dim() - 1;
+  TORCH_CHECK(tensor.dim() > 0 && (tensor.size(last) <= 1 || tensor.stride(last) == 1), op, ": ",
+              name, ": expected a contiguous last dimension, got strides ",
+              to_text(tensor.strides()), ". HINT: call .contiguous() first");
+}
+
+void check_query(const char* op, const at::Tensor& q) {
+  TORCH_CHECK(q.defined(), op, ": q: expected a tensor, got none");
+  const at::ScalarType dtype = q.scalar_type();
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, op,
+              ": q: expected dtype Float, Half or BFloat16, got ", dtype,
+              ". HINT: convert it with .to()");
+  check_operand(op, "q", q, dtype);
+  check_shape(op, "q", q, {-1, -1, -1, -1});
+  TORCH_CHECK(q.size(3) > 0, op, ": q: expected head_dim > 0, got 0");
+}
+
+AttentionSizes check_attention(const char* op, const at::Tensor& q, const char* key_name,
+                               const at::Tensor& keys, const char* value_name,
+                               const at::Tensor* values) {
+  check_query(op, q);
+  check_operand(op, key_name, keys, q.scalar_type());
+  check_shape(op, key_name, keys, {q.size(0), -1, -1, q.size(3)});
+  AttentionSizes sizes;
+  sizes.sequences = q.size(0);
+  sizes.heads = q.size(1);
+  sizes.kv_heads = keys.size(1);
+  sizes.queries = q.size(2);
+  sizes.dim = q.size(3);
+  sizes.external_keys = keys.size(2);
+  TORCH_CHECK(sizes.kv_heads > 0 && sizes.heads % sizes.kv_heads == 0, op, ": ", key_name,
+              ": expected a number of KV heads that divides the ", sizes.heads,
+              " query heads of q, got ", sizes.kv_heads);
+  sizes.group = sizes.heads / sizes.kv_heads;
+  if (values) {
+    check_operand(op, value_name, *values, q.scalar_type());
+    check_shape(op, value_name, *values, keys.sizes());
+  }
+  return sizes;
+}
+
+std::vector<int64_t> check_lengths(const char* op, const char* name, const at::Tensor& lengths,
+                                   int64_t sequences, int64_t capacity) {
+  check_cpu(op, name, lengths, at::kLong);
+  check_shape(op, name, lengths, {sequences});
+  std::vector<int64_t> result(static_cast<size_t>(sequences));
+  for (int64_t s = 0; s < sequences; ++s) {
+    const int64_t length = lengths.const_data_ptr<int64_t>()[s * lengths.stride(0)];
+    TORCH_CHECK(length >= 0 && length <= capacity, op, ": ", name, "[", s,
+                "]: expected a length in [0, ", capacity, "], got ", length,
+                ". HINT: grow the cache or shorten the sequence");
+    result[static_cast<size_t>(s)] = length;
+  }
+  return result;
+}
+
+}  // namespace blockscope

@@ -1,0 +1,43 @@
+// Checks of operator arguments. Each throws c10::Error with where, expected, got and what to do.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace blockscope {
+
+// `expected` sizes; -1 accepts any size. `op` and `name` go into the message.
+void check_shape(const char* op, const char* name, const at::Tensor& tensor,
+                 at::IntArrayRef expected);
+
+// A defined CPU tensor of this dtype.
+void check_cpu(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype);
+
+// check_cpu, a contiguous last dimension and, for q, one of the three float dtypes.
+void check_operand(const char* op, const char* name, const at::Tensor& tensor,
+                   at::ScalarType dtype);
+void check_query(const char* op, const at::Tensor& q);
+
+// Sizes shared by the arguments of an attention operator.
+struct AttentionSizes {
+  int64_t sequences = 0;     // S
+  int64_t heads = 0;         // H
+  int64_t kv_heads = 0;      // K
+  int64_t group = 0;         // G = H / K
+  int64_t queries = 0;       // T
+  int64_t dim = 0;           // D
+  int64_t external_keys = 0;  // N
+};
+
+// Checks q [S, H, T, D] and keys [S, K, N, D] (and values, if defined, of the same shape).
+AttentionSizes check_attention(const char* op, const at::Tensor& q, const char* key_name,
+                               const at::Tensor& keys, const char* value_name,
+                               const at::Tensor* values);
+
+// The lengths [S] int64, each in [0, capacity].
+std::vector<int64_t> check_lengths(const char* op, const char* name, const at::Tensor& lengths,
+                                   int64_t sequences, int64_t capacity);
+
+}  // namespace blockscope

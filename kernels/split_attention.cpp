@@ -1,0 +1,82 @@
+// split_attention and reuse_attention: checks, then the CPU path.
+#include <c10/util/Exception.h>
+
+#include <vector>
+
+#include "kernels/ops.h"
+#include "kernels/shape_check.h"
+#include "kernels/split_attention_cpu.h"
+#include "kernels/tile_kernels.h"
+
+namespace blockscope {
+namespace {
+
+constexpr const char* kSplit = "split_attention";
+constexpr const char* kReuse = "reuse_attention";
+
+AttentionSizes check_split(const char* op, const at::Tensor& q, const at::Tensor& k_ext,
+                           const at::Tensor& v_ext, const at::Tensor& k_in,
+                           const at::Tensor& v_in) {
+  const AttentionSizes sizes = check_attention(op, q, "k_ext", k_ext, "v_ext", &v_ext);
+  check_operand(op, "k_in", k_in, q.scalar_type());
+  check_shape(op, "k_in", k_in, {sizes.sequences, sizes.kv_heads, -1, sizes.dim});
+  check_operand(op, "v_in", v_in, q.scalar_type());
+  check_shape(op, "v_in", v_in, k_in.sizes());
+  return sizes;
+}
+
+// [H] or [S, H] -> flags [S * H].
+std::vector<bool> check_reuse_mask(const at::Tensor& mask, const AttentionSizes& sizes) {
+  check_cpu(kReuse, "reuse_mask", mask, at::kBool);
+  if (mask.dim() == 1) {
+    check_shape(kReuse, "reuse_mask", mask, {sizes.heads});
+  } else {
+    check_shape(kReuse, "reuse_mask", mask, {sizes.sequences, sizes.heads});
+  }
+  const at::Tensor flags = mask.expand({sizes.sequences, sizes.heads}).contiguous();
+  const bool* data = flags.const_data_ptr<bool>();
+  return std::vector<bool>(data, data + flags.numel());
+}
+
+}  // namespace
+
+SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_ext,
+                               const at::Tensor& v_ext, const at::Tensor& ext_len,
+                               const at::Tensor& k_in, const at::Tensor& v_in, double scale) {
+  const AttentionSizes sizes = check_split(kSplit, q, k_ext, v_ext, k_in, v_in);
+  const std::vector<int64_t> lengths =
+      check_lengths(kSplit, "ext_len", ext_len, sizes.sequences, sizes.external_keys);
+  const std::vector<bool> reuse(static_cast<size_t>(sizes.sequences * sizes.heads), false);
+  ReuseAttention result = split_attention_cpu(best_tile_kernels(), sizes, q, k_ext, v_ext, lengths,
+                                              k_in, v_in, {}, {}, reuse, scale);
+  return {result.out, result.external, result.lse_external, result.internal, result.lse_internal};
+}
+
+ReuseAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
+                               const at::Tensor& v_ext, const at::Tensor& ext_len,
+                               const at::Tensor& k_in, const at::Tensor& v_in,
+                               const at::Tensor& cached_external, const at::Tensor& cached_lse,
+                               const at::Tensor& reuse_mask, double scale) {
+  const AttentionSizes sizes = check_split(kReuse, q, k_ext, v_ext, k_in, v_in);
+  const std::vector<int64_t> lengths =
+      check_lengths(kReuse, "ext_len", ext_len, sizes.sequences, sizes.external_keys);
+  const std::vector<bool> reuse = check_reuse_mask(reuse_mask, sizes);
+  bool any = false;
+  for (const bool flag : reuse) any = any || flag;
+  at::Tensor external;
+  at::Tensor lse;
+  if (any || cached_external.defined()) {
+    check_cpu(kReuse, "cached_external", cached_external, at::kFloat);
+    check_shape(kReuse, "cached_external", cached_external, q.sizes());
+    external = cached_external.contiguous();
+  }
+  if (any || cached_lse.defined()) {
+    check_cpu(kReuse, "cached_lse", cached_lse, at::kFloat);
+    check_shape(kReuse, "cached_lse", cached_lse, q.sizes().slice(0, 3));
+    lse = cached_lse.contiguous();
+  }
+  return split_attention_cpu(best_tile_kernels(), sizes, q, k_ext, v_ext, lengths, k_in, v_in,
+                             external, lse, reuse, scale);
+}
+
+}  // namespace blockscope

@@ -1,0 +1,45 @@
+// Chooses the tile kernels at run time from what the processor offers.
+#include "kernels/tile_kernels.h"
+
+#include <array>
+#include <cstddef>
+
+namespace blockscope {
+namespace {
+
+struct Available {
+  std::array<const TileKernels*, 4> variants{};
+  int64_t count = 0;
+
+  void add(const TileKernels& variant) {
+    variants[static_cast<std::size_t>(count)] = &variant;
+    ++count;
+  }
+};
+
+Available detect() {
+  Available available;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vl");
+  if (avx512 && __builtin_cpu_supports("avx512bf16")) available.add(kTileKernelsAvx512Bf16);
+  if (avx512) available.add(kTileKernelsAvx512);
+  if (avx2) available.add(kTileKernelsAvx2);
+#endif
+  available.add(kTileKernelsBaseline);
+  return available;
+}
+
+}  // namespace
+
+const TileKernels* const* available_tile_kernels(int64_t* count) {
+  static const Available available = detect();
+  *count = available.count;
+  return available.variants.data();
+}
+
+}  // namespace blockscope

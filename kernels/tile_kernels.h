@@ -1,0 +1,78 @@
+// The inner loops of the CPU operators on tiles of kTileKeys keys, compiled once per instruction
+// set from tile_kernels_impl.h and chosen at run time. No torch header: the per-instruction-set
+// files must not instantiate inline functions that the linker could then use on older machines.
+//
+// A tile step of attention over R query rows is: pack_keys, scores, softmax, pack_values,
+// accumulate. All rows (the G query heads of a KV head times the query tokens) share the packed
+// keys and values, so each key is read once. Arithmetic of a row never depends on the other rows.
+#pragma once
+
+#include <cstdint>
+
+namespace blockscope {
+
+constexpr int64_t kTileKeys = 64;
+constexpr int64_t kMaxLanes = 16;  // widest vector, in floats; padding unit of every buffer
+
+enum class Element : uint8_t { kFloat32, kFloat16, kBFloat16 };
+
+struct TileKernels {
+  const char* name;
+
+  // Stores query row `row` of `dim` elements into `packed` (see packed_query_floats).
+  void (*pack_query)(Element element, const void* query, int64_t dim, int64_t row, float* packed);
+
+  // Packs num_keys <= kTileKeys rows of `dim` elements, `stride` bytes apart, into `packed`
+  // (packed_tile_floats). Nothing behind row num_keys - 1 or element dim - 1 is read.
+  void (*pack_keys)(Element element, const void* keys, int64_t stride, int64_t num_keys,
+                    int64_t dim, float* packed);
+  void (*pack_values)(Element element, const void* values, int64_t stride, int64_t num_keys,
+                      int64_t dim, float* packed);
+
+  // scores[r][j] = query r . key j, row stride kTileKeys. `element` as given to the pack functions.
+  void (*scores)(Element element, const float* queries, const float* packed_keys, int64_t num_rows,
+                 int64_t num_keys, int64_t dim, float* scores);
+
+  // Online softmax: scores become exp(score * scale - new row_max); row_max, row_sum
+  // [R][kMaxLanes] (partial sums per lane) are updated; alpha[r] = exp(old max - new max).
+  // `visible` (or null): row r sees only the first visible[r] keys of the tile (may be <= 0).
+  void (*softmax)(float* scores, int64_t num_rows, int64_t num_keys, float scale,
+                  const int64_t* visible, float* row_max, float* row_sum, float* alpha);
+
+  // output[r] = alpha[r] * output[r] + sum_j weights[r][j] * value j; output row stride padded(dim).
+  void (*accumulate)(const float* weights, const float* packed_values, const float* alpha,
+                     int64_t num_rows, int64_t num_keys, int64_t dim, float* output);
+
+  // sums[j] = sum over rows of exp(scores[r][j] * scale - lse[r]), j < kTileKeys.
+  void (*probabilities)(const float* scores, const float* lse, int64_t num_rows, int64_t num_keys,
+                        float scale, float* sums);
+};
+
+// Floats per output row.
+constexpr int64_t padded(int64_t dim) { return (dim + kMaxLanes - 1) / kMaxLanes * kMaxLanes; }
+
+// Floats of a packed tile of keys or values; the last panel of two vectors may be half used.
+constexpr int64_t packed_tile_floats(int64_t dim) {
+  return kTileKeys * (padded(dim) + kMaxLanes);
+}
+
+// Floats that the packed form of num_rows queries takes: rows are interleaved in groups of 12.
+constexpr int64_t packed_query_floats(int64_t num_rows, int64_t dim) {
+  return (num_rows + 11) / 12 * 12 * padded(dim);
+}
+
+// The variants this machine can run, best first; never empty, "baseline" is the last.
+const TileKernels* const* available_tile_kernels(int64_t* count);
+
+inline const TileKernels& best_tile_kernels() {
+  int64_t count = 0;
+  return *available_tile_kernels(&count)[0];
+}
+
+// One per instruction set; only tile_kernels.cpp names them.
+extern const TileKernels kTileKernelsBaseline;
+extern const TileKernels kTileKernelsAvx2;
+extern const TileKernels kTileKernelsAvx512;
+extern const TileKernels kTileKernelsAvx512Bf16;
+
+}  // namespace blockscope
