@@ -1,0 +1,321 @@
+# Functions shared by setup.sh, demo.sh and test.sh; sourced, never run. Each step says what it
+# does and how long it took, checks first whether there is anything to do, and ends the script
+# with one clear line if it can't.
+# shellcheck shell=bash
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+CACHE=${BLOCKSCOPE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/blockscope}
+# shellcheck source=cmake/versions.env
+. "$ROOT/cmake/versions.env"
+
+STEP=0
+STEPS=0 # set by plan_steps
+WORK=   # scratch folder inside the cache, removed at exit
+
+die() {
+  printf 'error: %s\n' "$1" >&2
+  exit 1
+}
+
+# Cleans up and lets one Ctrl-C end the whole script.
+on_exit() {
+  [ -z "$WORK" ] || rm -rf "$WORK"
+}
+trap on_exit EXIT
+trap 'exit 130' INT TERM
+
+step() {
+  STEP=$((STEP + 1))
+  STEP_BEGIN=$SECONDS
+  printf '[%d/%d] %s\n' "$STEP" "$STEPS" "$1"
+}
+
+note() { printf '      %s\n' "$1"; }
+
+done_step() { note "${1:-done} ($((SECONDS - STEP_BEGIN)) s)"; }
+
+# --- what the machine has ------------------------------------------------------------------------
+
+# free_gib PATH: whole GiB free on the file system that PATH is or will be on.
+free_gib() {
+  local folder=$1
+  while [ ! -d "$folder" ]; do folder=$(dirname "$folder"); done
+  df -Pk "$folder" | awk 'NR == 2 { print int($4 / 1048576) }'
+}
+
+need_disk() { # GIB PATH
+  local free
+  free=$(free_gib "$2")
+  [ "$free" -ge "$1" ] || die "too little disk: $2 needs $1 GiB free, $free GiB are. HINT: free \
+some, or set BLOCKSCOPE_CACHE to a folder on a larger disk"
+}
+
+check_disk() {
+  local need=2 # a build tree
+  [ -f "$(libtorch_folder)/.complete" ] || need=8
+  need_disk $need "$CACHE"
+  need_disk 2 "$ROOT"
+}
+
+# packages PART...: names of the packages of these parts.
+packages() {
+  local part
+  for part in "$@"; do
+    awk -v part="$part" '!/^#/ && $2 == part { print $1 }' "$ROOT/scripts/packages.txt"
+  done
+}
+
+# missing_packages PART...: those that are not installed.
+missing_packages() {
+  local name
+  for name in $(packages "$@"); do
+    [ "$(dpkg-query -W -f='${db:Status-Status}' "$name" 2>/dev/null)" = installed ] || echo "$name"
+  done
+}
+
+# Without Debian's package manager, look for the programs and let CMake find the libraries.
+check_foreign_system() {
+  local program
+  for program in g++ cmake ninja pkg-config python3 unzip; do
+    command -v "$program" >/dev/null || die "no $program, and this is no Debian system. HINT: \
+install the equivalents of: $(packages "$@" | tr '\n' ' ')"
+  done
+}
+
+install_packages() { # PART...
+  local missing=() as_root=() log
+  step "Debian packages"
+  if ! command -v dpkg-query >/dev/null; then
+    check_foreign_system "$@"
+    done_step "not a Debian system; the programs are there"
+    return
+  fi
+  mapfile -t missing < <(missing_packages "$@")
+  if [ ${#missing[@]} -eq 0 ]; then
+    done_step "all there"
+    return
+  fi
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || die "missing packages, and neither root nor sudo to install \
+them. HINT: have an administrator run: apt-get install ${missing[*]}"
+    as_root=(sudo)
+  fi
+  need_disk 2 /usr
+  note "installing ${missing[*]}"
+  log=$(mktemp)
+  # apt-get update succeeds without a network; what then fails is the install.
+  if ! { "${as_root[@]}" apt-get update -qq &&
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+      apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >"$log" 2>&1 </dev/null; then
+    tail -n 20 "$log" >&2
+    rm -f "$log"
+    die "apt-get could not install the packages (no network?); its last lines are above"
+  fi
+  rm -f "$log"
+  done_step
+}
+
+# --- the third-party cache -----------------------------------------------------------------------
+
+libtorch_folder() { echo "$CACHE/libtorch-$TORCH_VERSION"; }
+venv_folder() { echo "$CACHE/venv-$(sha256sum "$ROOT/tests/requirements.txt" | cut -c 1-12)"; }
+imgui_folder() { echo "$CACHE/imgui-bundle-$IMGUI_BUNDLE_VERSION"; }
+
+# Debian's Python first: the pins of tests/requirements.txt were resolved with it.
+find_python() {
+  local candidate
+  for candidate in /usr/bin/python3 python3; do
+    if "$candidate" -c 'import sys, pip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  die "no python3 (3.10 or newer) with pip. HINT: apt-get install python3 python3-pip"
+}
+
+# One process at a time changes the cache; the others wait here. The lock goes with the process.
+open_cache() {
+  mkdir -p "$CACHE" || die "can't write to the cache $CACHE. HINT: set BLOCKSCOPE_CACHE"
+  exec 9>"$CACHE/lock"
+  flock -n 9 || { note "waiting for another set-up to finish"; flock 9; }
+  PYTHON=$(find_python) || exit 1
+  WORK=$(mktemp -d "$CACHE/tmp.XXXXXX")
+}
+
+# pip_download FOLDER ARGUMENT...: fetches into FOLDER; a file that is there is not fetched again.
+pip_download() {
+  local folder=$1 log="$WORK/pip.log" reason
+  shift
+  if ! "$PYTHON" -m pip download --quiet --no-deps --retries 2 --disable-pip-version-check \
+    --dest "$folder" "$@" >"$log" 2>&1; then
+    reason=$(grep -E '^ERROR|No space' "$log" | tail -n 1)
+    die "pip could not download $*: ${reason:-$(tail -n 1 "$log")}. HINT: is there a network, \
+and a package index that pip knows?"
+  fi
+}
+
+# publish NEW FOLDER: puts a finished folder in its place in one step.
+publish() {
+  touch "$1/.complete"
+  rm -rf "$2"
+  mv "$1" "$2"
+}
+
+# unpack WHEEL FOLDER UNZIP_ARGUMENT...
+unpack() {
+  local wheel=$1 folder=$2
+  shift 2
+  unzip -q "$wheel" "$@" -d "$folder" ||
+    die "can't unpack $wheel. HINT: delete it and run again"
+}
+
+torch_wheel() { # downloads it if needed and prints its path
+  pip_download "$CACHE/wheels" "torch==$TORCH_VERSION"
+  ls "$CACHE/wheels/torch-$TORCH_VERSION-"*"$("$PYTHON" -c \
+    'import sys; print("cp%d%d" % sys.version_info[:2])')-"*.whl
+}
+
+# The CPU libraries and headers of the wheel, and the two small CUDA libraries that
+# libtorch_cpu.so links (its RPATH finds them in ../../nvidia/cu13/lib). The wheel's 510 MB of CUDA
+# kernels are left out: the CPU build links and runs without them.
+fetch_libtorch() {
+  local new="$WORK/libtorch" wheel
+  note "downloading 545 MB into $CACHE"
+  wheel=$(torch_wheel) || exit 1
+  pip_download "$WORK/nvidia" "nvidia-cuda-runtime==$NVIDIA_CUDA_RUNTIME_VERSION"
+  pip_download "$WORK/nvidia" "nvidia-cuda-cupti==$NVIDIA_CUDA_CUPTI_VERSION"
+  note "unpacking"
+  unpack "$wheel" "$new" 'torch/include/*' torch/lib/libtorch_cpu.so torch/lib/libc10.so \
+    'torch/lib/libgomp*'
+  unpack "$WORK"/nvidia/nvidia_cuda_runtime-*.whl "$new" 'nvidia/cu13/lib/libcudart.so*'
+  unpack "$WORK"/nvidia/nvidia_cuda_cupti-*.whl "$new" 'nvidia/cu13/lib/libcupti.so*'
+  publish "$new" "$(libtorch_folder)"
+}
+
+install_libtorch() {
+  step "LibTorch $TORCH_VERSION"
+  if [ -n "${LIBTORCH_ROOT:-}" ]; then
+    [ -f "$LIBTORCH_ROOT/lib/libtorch_cpu.so" ] ||
+      die "LIBTORCH_ROOT=$LIBTORCH_ROOT: expected lib/libtorch_cpu.so there, found none"
+    done_step "yours, in $LIBTORCH_ROOT"
+  elif [ -f "$(libtorch_folder)/.complete" ]; then
+    done_step "in the cache"
+  else
+    fetch_libtorch
+    done_step
+  fi
+}
+
+# The Python of the oracle tests: pinned packages, and torch over LibTorch's own libraries.
+install_test_python() {
+  local new site wheel torch
+  step "Python packages of the tests"
+  if [ -f "$(venv_folder)/.complete" ]; then
+    done_step "in the cache"
+    return
+  fi
+  [ -f "$(libtorch_folder)/.complete" ] || fetch_libtorch
+  note "downloading 150 MB into $CACHE"
+  # A virtual environment can't be moved: it is made in place and counts once it has its stamp.
+  new=$(venv_folder)
+  rm -rf "$new"
+  "$PYTHON" -m venv "$new" >"$WORK/venv.log" 2>&1 ||
+    die "can't make a virtual environment: $(tail -n 1 "$WORK/venv.log"). HINT: apt-get install \
+python3-venv"
+  "$new/bin/pip" install --quiet --no-deps --retries 2 --disable-pip-version-check \
+    --requirement "$ROOT/tests/requirements.txt" >"$WORK/pip.log" 2>&1 ||
+    die "pip could not install tests/requirements.txt: $(grep ERROR "$WORK/pip.log" | tail -n 1). \
+HINT: is there a network?"
+  wheel=$(torch_wheel) || exit 1
+  site=$("$new/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  torch="$(libtorch_folder)/torch"
+  unpack "$wheel" "$site" -x 'torch/include/*' 'torch/share/*' torch/bin/ptxas \
+    'torch/bin/protoc*' torch/lib/libtorch_cpu.so torch/lib/libc10.so 'torch/lib/libgomp*' \
+    torch/lib/libtorch_nvshmem.so torch/lib/libtorch_cuda_linalg.so
+  chmod +x "$site/torch/bin/torch_shm_manager"
+  ln -s "$torch"/lib/*.so* "$site/torch/lib/"
+  ln -s "$(libtorch_folder)/nvidia" "$site/nvidia"
+  "$new/bin/python" "$ROOT/scripts/stub_cuda_libraries.py" "$site/torch/lib" \
+    "$site/nvidia/cu13/lib" || die "can't complete the libraries of torch"
+  "$new/bin/python" -c 'import h5py, tokenizers, torch, transformers, xarray' ||
+    die "the Python packages of the tests don't load; the reason is above"
+  rm -f "$wheel" # nothing needs it any more
+  touch "$new/.complete"
+  done_step
+}
+
+# Dear ImGui, ImPlot, the test engine and portable-file-dialogs, for the viewer.
+install_imgui() {
+  local new="$WORK/imgui" top="imgui_bundle-$IMGUI_BUNDLE_VERSION" name
+  step "Dear ImGui sources (imgui-bundle $IMGUI_BUNDLE_VERSION)"
+  if [ -f "$(imgui_folder)/.complete" ]; then
+    done_step "in the cache"
+    return
+  fi
+  note "downloading 33 MB into $CACHE"
+  pip_download "$WORK/sdist" --no-binary imgui-bundle "imgui-bundle==$IMGUI_BUNDLE_VERSION"
+  mkdir -p "$new"
+  for name in imgui implot imgui_test_engine portable_file_dialogs; do
+    tar -xzf "$WORK/sdist/$top.tar.gz" -C "$new" --strip-components=2 "$top/external/$name" ||
+      die "no external/$name in $top.tar.gz"
+  done
+  publish "$new" "$(imgui_folder)"
+  done_step
+}
+
+# --- build ---------------------------------------------------------------------------------------
+
+# Compilers with LibTorch's headers take up to 2 GiB each.
+build_jobs() {
+  local cores memory
+  cores=$(nproc)
+  memory=$(awk '/MemAvailable/ { print int($2 / 2097152) }' /proc/meminfo)
+  [ "$memory" -ge 1 ] || memory=1
+  echo $((cores < memory ? cores : memory))
+}
+
+# build PRESET [CMAKE_OPTION...]
+build() {
+  local preset=$1 log
+  shift
+  step "Build ($preset)"
+  # The compiler cache is shared by clones: paths inside the clone are made relative.
+  export CCACHE_DIR=${CCACHE_DIR:-$CACHE/ccache} CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=1
+  log="$ROOT/build/$preset/configure.log"
+  mkdir -p "$ROOT/build/$preset"
+  (cd "$ROOT" && cmake --preset "$preset" "$@") >"$log" 2>&1 || {
+    grep -A 6 -E 'CMake Error|error:' "$log" >&2
+    die "cmake --preset $preset failed; all of its output is in build/$preset/configure.log"
+  }
+  cmake --build "$ROOT/build/$preset" --parallel "$(build_jobs)" ||
+    die "the build failed; the first error is above"
+  done_step
+}
+
+# set_up PRESET PART...: everything up to a built tree. PRESET may be empty (no build); the parts
+# are those of packages.txt.
+set_up() {
+  local preset=$1 options=()
+  shift
+  case " $* " in
+    *" tests "*) options=(-DWITH_TESTS=ON) ;;
+    # The demo's first build leaves the tests out; a tree that has them keeps them.
+    *) [ -f "$ROOT/build/$preset/CMakeCache.txt" ] || options=(-DWITH_TESTS=OFF) ;;
+  esac
+  check_disk
+  install_packages "$@"
+  open_cache
+  install_libtorch
+  case " $* " in *" tests "*) install_test_python ;; esac
+  case " $* " in *" viewer "*) install_imgui ;; esac
+  flock -u 9
+  [ -z "$preset" ] || build "$preset" "${options[@]}"
+}
+
+# plan_steps EXTRA PRESET PART...: how many steps set_up takes with these arguments, plus EXTRA.
+plan_steps() {
+  local extra=$1 preset=$2
+  shift 2
+  STEPS=$((extra + 1 + $#)) # packages, and LibTorch, test Python and ImGui: one for each part
+  [ -z "$preset" ] || STEPS=$((STEPS + 1))
+}
