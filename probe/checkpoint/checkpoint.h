@@ -1,5 +1,5 @@
-// A checkpoint folder in the Hugging Face layout: its configuration and its (sharded) weights, mapped
-// and checked against the family's weight-name table. Opening reads headers only.
+// A checkpoint folder in the Hugging Face layout: its configuration and its (sharded) weights,
+// mapped and checked against the family's weight-name table. Opening reads headers only.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ struct ExpectedTensor {
 };
 
 /// The weight-name table of `sdar` and `qwen3`: projections are [out, in], row-major.
-///   model.embed_tokens.weight [V, hidden]; model.norm.weight [hidden]; lm_head.weight (unless tied)
-///   model.layers.N.{input,post_attention}_layernorm.weight [hidden]
+///   model.embed_tokens.weight [V, hidden]; model.norm.weight [hidden]; lm_head.weight (unless
+///   tied) model.layers.N.{input,post_attention}_layernorm.weight [hidden]
 ///   model.layers.N.self_attn.{q,k,v,o}_proj.weight (+ .bias with attention_bias)
 ///   model.layers.N.self_attn.{q,k}_norm.weight [head_dim]
 ///   model.layers.N.mlp.{gate,up,down}_proj.weight
@@ -50,8 +50,8 @@ class Checkpoint {
   void check_tensors(const std::vector<ExpectedTensor>& expected) const;
 
   /// 64 hex digits: SHA-256 over the resolved shape-giving config, then for every tensor in name
-  /// order its name, dtype, shape and first and last 64 KiB. Same for sharded and single files; reads
-  /// at most 128 KiB a tensor, so an 8B model takes well under a second once cached.
+  /// order its name, dtype, shape and first and last 64 KiB. Same for sharded and single files;
+  /// reads at most 128 KiB a tensor, so an 8B model takes well under a second once cached.
   std::string digest() const;
 
  private:

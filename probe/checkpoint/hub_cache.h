@@ -1,5 +1,6 @@
-// From what the user typed after `--model` to a folder: an existing directory, or a model id looked up
-// in the local Hugging Face hub cache exactly as `transformers` does offline. Nothing is downloaded.
+// From what the user typed after `--model` to a folder: an existing directory, or a model id looked
+// up in the local Hugging Face hub cache exactly as `transformers` does offline. Nothing is
+// downloaded.
 #pragma once
 
 #include <filesystem>
@@ -29,7 +30,8 @@ struct ResolvedModel {
 /// Empty when none of the variables is set.
 std::filesystem::path hub_cache_directory(const HubEnvironment& environment);
 
-/// Throws CheckpointError naming every directory looked in. `revision` is a branch, tag or commit sha.
+/// Throws CheckpointError naming every directory looked in. `revision` is a branch, tag or commit
+/// sha.
 ResolvedModel resolve_model(const std::string& id_or_path, const std::string& revision,
                             const HubEnvironment& environment);
 

@@ -1,14 +1,16 @@
-// What a checkpoint's config.json (and the small files beside it) says about the model, read strictly:
-// every value is checked, every resolved value remembers where it came from, and nothing that would
-// change the numbers is ignored. No weight is touched here, and no remote code is ever executed.
+// What a checkpoint's config.json (and the small files beside it) says about the model, read
+// strictly: every value is checked, every resolved value remembers where it came from, and nothing
+// that would change the numbers is ignored. No weight is touched here, and no remote code is ever
+// executed.
 //
 // Precedence of the mask id, highest first; the first source that has one wins:
-//   1. the command line (`--mask-token-id`)              5. the architecture table's default, only if
+//   1. the command line (`--mask-token-id`)              5. the architecture table's default, only
+//   if
 //   2. config.json, under the family's key names            it is smaller than vocab_size
 //   3. block_diffusion.json, then dlm_config.json        6. none: `require_mask_token_id` throws
 //   4. the family's mask token in the tokenizer's files
-// Two of the sources 2-4 that disagree are an error unless the command line decides. The block length
-// follows 1, 2, 3, 5. For the autoregressive family `qwen3` only the command line counts.
+// Two of the sources 2-4 that disagree are an error unless the command line decides. The block
+// length follows 1, 2, 3, 5. For the autoregressive family `qwen3` only the command line counts.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +30,8 @@ struct Resolved {
 
 /// What the user decided on the command line; always wins and is recorded as such.
 struct ModelOverrides {
-  std::optional<std::int64_t> mask_token_id;
-  std::optional<std::int64_t> block_length;
+  std::optional<std::int64_t> mask_token_id{};
+  std::optional<std::int64_t> block_length{};
 };
 
 /// RoPE variants of transformers' `modeling_rope_utils` that are honoured; every other is refused.
@@ -87,14 +89,14 @@ struct ModelConfig {
 
 /// The texts `parse_model_config` works on; only config.json is required. `folder` is for messages.
 struct ConfigTexts {
-  std::string folder;
-  std::string config;                                // config.json
-  std::optional<std::string> generation_config;      // generation_config.json
-  std::optional<std::string> tokenizer;              // tokenizer.json
-  std::optional<std::string> tokenizer_config;       // tokenizer_config.json
-  std::optional<std::string> added_tokens;           // added_tokens.json
-  std::optional<std::string> block_diffusion;        // block_diffusion.json
-  std::optional<std::string> dlm_config;             // dlm_config.json
+  std::string folder{};
+  std::string config{};                            // config.json
+  std::optional<std::string> generation_config{};  // generation_config.json
+  std::optional<std::string> tokenizer{};          // tokenizer.json
+  std::optional<std::string> tokenizer_config{};   // tokenizer_config.json
+  std::optional<std::string> added_tokens{};       // added_tokens.json
+  std::optional<std::string> block_diffusion{};    // block_diffusion.json
+  std::optional<std::string> dlm_config{};         // dlm_config.json
 };
 
 /// Throws CheckpointError naming file, key, expected and found.
@@ -107,7 +109,8 @@ std::int64_t require_mask_token_id(const ModelConfig& config);
 std::int64_t require_block_length(const ModelConfig& config);
 
 /// Every resolved value and its source: as text table for the terminal, as JSON for the trace:
-/// {"num_layers": {"value": 36, "source": "config.json:num_hidden_layers"}, ..., "warnings": [...]}.
+/// {"num_layers": {"value": 36, "source": "config.json:num_hidden_layers"}, ..., "warnings":
+/// [...]}.
 std::string resolved_table(const ModelConfig& config);
 std::string resolved_json(const ModelConfig& config);
 

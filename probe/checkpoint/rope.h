@@ -1,6 +1,6 @@
 // Inverse frequencies of rotary embeddings for every scaling type in `RopeConfig`, in double.
-// Sources: RoPE (Su et al. 2021, eq. 15); linear interpolation (Chen et al. 2023); dynamic NTK (as in
-// transformers); YaRN (Peng et al. 2023, eq. 14-22); Llama 3.1. Equal to transformers'
+// Sources: RoPE (Su et al. 2021, eq. 15); linear interpolation (Chen et al. 2023); dynamic NTK (as
+// in transformers); YaRN (Peng et al. 2023, eq. 14-22); Llama 3.1. Equal to transformers'
 // `modeling_rope_utils.ROPE_INIT_FUNCTIONS`.
 #pragma once
 

@@ -26,9 +26,11 @@ struct TensorInfo {
   std::string name;
   TensorDtype dtype = TensorDtype::kF32;
   std::vector<std::int64_t> shape;
-  std::uint64_t begin = 0;          // offset of the first byte in the data section
-  std::uint64_t size = 0;           // bytes
-  const std::byte* data = nullptr;  // mapped, read-only; lives as long as the file object
+  std::uint64_t begin = 0;  // offset of the first byte in the data section
+  std::uint64_t size = 0;   // bytes
+  // Mapped, read-only, as long as the file object lives. The format promises no alignment: copy
+  // (memcpy) rather than cast unless the address is checked.
+  const std::byte* data = nullptr;
 };
 
 /// "[3, 4]"
@@ -72,8 +74,8 @@ class SafetensorsFile {
 };
 
 /// Writes one file: declare every tensor, then stream the data in the declared order. The file
-/// appears under its name only after `finish` (temporary file, fsync, rename); without it nothing is
-/// left behind. Throws CheckpointError with the path and the system's message.
+/// appears under its name only after `finish` (temporary file, fsync, rename); without it nothing
+/// is left behind. Throws CheckpointError with the path and the system's message.
 class SafetensorsWriter {
  public:
   struct Entry {

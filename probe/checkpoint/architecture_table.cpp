@@ -1,0 +1,138 @@
+// See architecture_table.h.
+#include "probe/checkpoint/architecture_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "decode_record/error.h"
+
+namespace blockscope {
+
+namespace {
+
+ArchitectureFamily sdar_family() {
+  ArchitectureFamily family;
+  family.model_type = "sdar";
+  family.architectures = {"SDARForCausalLM"};
+  family.qk_norm = true;
+  family.default_head_dim = 128;
+  family.mask_keys = {"mask_token_id"};
+  family.block_length_keys = {"block_size", "block_length"};
+  family.mask_token = "<|MASK|>";
+  family.default_mask_token_id = 151669;
+  family.default_block_length = 4;
+  return family;
+}
+
+ArchitectureFamily qwen3_family() {
+  ArchitectureFamily family;
+  family.model_type = "qwen3";
+  family.architectures = {"Qwen3ForCausalLM"};
+  family.autoregressive = true;
+  family.qk_norm = true;
+  family.default_head_dim = 128;
+  return family;
+}
+
+ArchitectureFamily refused(std::string_view model_type, std::vector<std::string_view> architectures,
+                           std::string_view why) {
+  ArchitectureFamily family;
+  family.model_type = model_type;
+  family.architectures = std::move(architectures);
+  family.refusal = why;
+  return family;
+}
+
+std::string supported_list() {
+  std::string text;
+  for (const ArchitectureFamily& family : architecture_table()) {
+    if (!family.refusal.empty()) continue;
+    text += fmt::format("{}\"{}\" ({})", text.empty() ? "" : ", ", family.model_type,
+                        family.architectures.front());
+  }
+  return text;
+}
+
+const ArchitectureFamily* by_architecture(const std::string& name) {
+  for (const ArchitectureFamily& family : architecture_table()) {
+    const auto& names = family.architectures;
+    if (std::find(names.begin(), names.end(), name) != names.end()) return &family;
+  }
+  return nullptr;
+}
+
+const ArchitectureFamily* by_model_type(const std::string& name) {
+  for (const ArchitectureFamily& family : architecture_table()) {
+    if (family.model_type == name) return &family;
+  }
+  return nullptr;
+}
+
+std::optional<std::string> first_architecture(const JsonObject& config) {
+  if (!config.has("architectures")) return std::nullopt;
+  const auto& list = config.raw().at("architectures");
+  if (!list.is_array() || list.empty() || !list.front().is_string()) {
+    config.fail("architectures", "a list of class names");
+  }
+  return list.front().get<std::string>();
+}
+
+void refuse(const JsonObject& config, const ArchitectureFamily& family) {
+  throw CheckpointError(fmt::format(
+      "{}: expected a family this version runs, got \"{}\": the family is known and not supported "
+      "by this version: {}. HINT: supported are {}",
+      config.where(), family.model_type, family.refusal, supported_list()));
+}
+
+}  // namespace
+
+const std::vector<ArchitectureFamily>& architecture_table() {
+  static const std::vector<ArchitectureFamily> table = {
+      sdar_family(),
+      qwen3_family(),
+      refused("sdar_moe", {"SDARMoeForCausalLM"}, "its mixture-of-experts layers are not run"),
+      refused("llada2_moe", {"LLaDA2MoeModelLM"},
+              "its routed experts, fused qkv and partial RoPE are not run"),
+      refused("Fast_dLLM_Qwen", {"Fast_dLLM_QwenForCausalLM"},
+              "its token shift and sub-blocks are not run"),
+      refused("llada", {"LLaDAModelLM"}, "it attends to the whole sequence in both directions"),
+      refused("Dream", {"DreamModel"},
+              "it attends to the whole sequence in both directions and shifts tokens"),
+      refused("dflash", {"DFlashDraftModel"},
+              "a DFlash draft needs the hidden states of its target model"),
+  };
+  return table;
+}
+
+const ArchitectureFamily& find_architecture(const JsonObject& config) {
+  const auto model_type = config.optional_string("model_type");
+  const auto architecture = first_architecture(config);
+  // A DFlash draft may call itself qwen3: this block of keys gives it away.
+  if (config.has("dflash_config")) refuse(config, *by_model_type("dflash"));
+  if (!model_type && !architecture) {
+    config.fail("model_type", "one of " + supported_list(),
+                "config.json must name the family under model_type or architectures");
+  }
+
+  const ArchitectureFamily* family =
+      model_type ? by_model_type(*model_type) : by_architecture(*architecture);
+  if (family == nullptr) {
+    config.fail(model_type ? "model_type" : "architectures", "one of " + supported_list(),
+                "no other family is run by this version");
+  }
+  if (!family->refusal.empty()) refuse(config, *family);
+  if (architecture) {
+    const ArchitectureFamily* named = by_architecture(*architecture);
+    if (named != nullptr && !named->refusal.empty()) refuse(config, *named);
+    if (named != family) {
+      config.fail("architectures", fmt::format("[\"{}\"] for model_type \"{}\"",
+                                               family->architectures.front(), family->model_type));
+    }
+  }
+  return *family;
+}
+
+}  // namespace blockscope

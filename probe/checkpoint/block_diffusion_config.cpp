@@ -1,0 +1,185 @@
+// See block_diffusion_config.h.
+#include "probe/checkpoint/block_diffusion_config.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <limits>
+#include <utility>
+
+#include "decode_record/error.h"
+
+namespace blockscope {
+
+namespace {
+
+using nlohmann::json;
+using Values = std::vector<Resolved<std::int64_t>>;
+
+constexpr std::int64_t kMaxId = std::numeric_limits<std::int32_t>::max();
+constexpr std::array<const char*, 2> kSideMaskKeys = {"mask_token_id", "mask_id"};
+constexpr std::array<const char*, 3> kSideBlockKeys = {"block_size", "block_length", "bd_size"};
+
+void add_integer(const JsonObject& object, const std::string& file, const std::string& key,
+                 std::int64_t low, Values& values) {
+  if (const auto value = object.optional_integer(key, low, kMaxId)) {
+    values.push_back({*value, file + ":" + key});
+  }
+}
+
+std::string where_of(const ConfigTexts& texts, const std::string& file) {
+  return texts.folder.empty() ? file : texts.folder + "/" + file;
+}
+
+void add_side_files(const ConfigTexts& texts, Values& masks, Values& blocks) {
+  const std::array<std::pair<const char*, const std::optional<std::string>*>, 2> files = {
+      {{"block_diffusion.json", &texts.block_diffusion}, {"dlm_config.json", &texts.dlm_config}}};
+  for (const auto& [name, text] : files) {
+    if (!*text) continue;
+    const JsonObject object = JsonObject::parse(**text, where_of(texts, name));
+    for (const char* key : kSideMaskKeys) add_integer(object, name, key, 0, masks);
+    for (const char* key : kSideBlockKeys) add_integer(object, name, key, 1, blocks);
+  }
+}
+
+// {"<|MASK|>": 151669, ...}
+void add_from_added_tokens(const ConfigTexts& texts, const std::string& token, Values& masks) {
+  if (!texts.added_tokens) return;
+  const JsonObject object =
+      JsonObject::parse(*texts.added_tokens, where_of(texts, "added_tokens.json"));
+  add_integer(object, "added_tokens.json", token, 0, masks);
+}
+
+// {"added_tokens_decoder": {"151669": {"content": "<|MASK|>", ...}, ...}, ...}
+void add_from_tokenizer_config(const ConfigTexts& texts, const std::string& token, Values& masks) {
+  if (!texts.tokenizer_config) return;
+  const JsonObject object =
+      JsonObject::parse(*texts.tokenizer_config, where_of(texts, "tokenizer_config.json"));
+  const auto decoder = object.optional_object("added_tokens_decoder");
+  if (!decoder) return;
+  for (const auto& [id, entry] : decoder->raw().items()) {
+    if (!entry.is_object() || !entry.contains("content") || entry["content"] != token) continue;
+    const bool digits =
+        !id.empty() && id.size() < 10 && id.find_first_not_of("0123456789") == std::string::npos;
+    if (!digits) decoder->fail(id, "a token id as key");
+    masks.push_back({std::stoll(id), "tokenizer_config.json:" + token});
+  }
+}
+
+// {"added_tokens": [{"id": 151669, "content": "<|MASK|>", ...}, ...], "model": ...}
+void add_from_tokenizer(const ConfigTexts& texts, const std::string& token, Values& masks) {
+  if (!texts.tokenizer) return;
+  const std::string where = where_of(texts, "tokenizer.json");
+  json root;
+  try {
+    // The vocabulary and merges are megabytes nobody reads here.
+    const auto keep = [](int depth, json::parse_event_t event, json& parsed) {
+      return !(depth == 1 && event == json::parse_event_t::key && parsed != "added_tokens");
+    };
+    root = json::parse(*texts.tokenizer, keep);
+  } catch (const json::exception&) {
+    throw CheckpointError(where +
+                          ": expected a JSON object, got text that is not JSON. HINT: the "
+                          "file may be cut off; fetch it again");
+  }
+  const JsonObject object(std::move(root), where);
+  if (!object.has("added_tokens")) return;
+  const json& list = object.raw().at("added_tokens");
+  if (!list.is_array()) object.fail("added_tokens", "a list");
+  for (const json& entry : list) {
+    if (!entry.is_object() || !entry.contains("content") || entry["content"] != token) continue;
+    const JsonObject added(entry, where + ":added_tokens");
+    masks.push_back({added.integer("id", 0, kMaxId), "tokenizer.json:" + token});
+  }
+}
+
+/// The first value; an error if another source says something else.
+std::optional<Resolved<std::int64_t>> agreed(const Values& values, const std::string& folder,
+                                             const std::string& what, const std::string& flag) {
+  if (values.empty()) return std::nullopt;
+  for (const auto& other : values) {
+    if (other.value == values.front().value) continue;
+    throw CheckpointError(fmt::format(
+        "{}: the {} is contradictory: {} says {}, {} says {}. HINT: decide with {}", folder, what,
+        values.front().source, values.front().value, other.source, other.value, flag));
+  }
+  return values.front();
+}
+
+void check_range(const Resolved<std::int64_t>& value, std::int64_t low, std::int64_t high,
+                 const std::string& folder, const std::string& what) {
+  if (value.value >= low && value.value <= high) return;
+  throw CheckpointError(fmt::format("{}: {} from {}: expected {} to {}, got {}", folder, what,
+                                    value.source, low, high, value.value));
+}
+
+}  // namespace
+
+void resolve_block_diffusion(const ConfigTexts& texts, const JsonObject& config_json,
+                             const ArchitectureFamily& family, const ModelOverrides& overrides,
+                             ModelConfig& config) {
+  const std::string folder = texts.folder.empty() ? "checkpoint" : texts.folder;
+  Values masks;
+  Values blocks;
+  if (!family.autoregressive) {
+    for (const auto key : family.mask_keys) {
+      add_integer(config_json, "config.json", std::string(key), 0, masks);
+    }
+    for (const auto key : family.block_length_keys) {
+      add_integer(config_json, "config.json", std::string(key), 1, blocks);
+    }
+    add_side_files(texts, masks, blocks);
+    const std::string token(family.mask_token);
+    add_from_added_tokens(texts, token, masks);
+    add_from_tokenizer_config(texts, token, masks);
+    add_from_tokenizer(texts, token, masks);
+  }
+
+  const std::string by_flag = "command line";
+  if (overrides.mask_token_id) {
+    config.mask_token_id = {*overrides.mask_token_id, by_flag + " --mask-token-id"};
+  } else if (auto found = agreed(masks, folder, "mask token id", "--mask-token-id")) {
+    config.mask_token_id = std::move(found);
+  } else if (family.default_mask_token_id && *family.default_mask_token_id < config.vocab_size) {
+    config.mask_token_id = {*family.default_mask_token_id, "architecture table"};
+  }
+  if (overrides.block_length) {
+    config.block_length = {*overrides.block_length, by_flag + " --block-length"};
+  } else if (auto found = agreed(blocks, folder, "block length", "--block-length")) {
+    config.block_length = std::move(found);
+  } else if (family.default_block_length) {
+    config.block_length = {*family.default_block_length, "architecture table"};
+  }
+
+  if (config.mask_token_id) {
+    check_range(*config.mask_token_id, 0, config.vocab_size - 1, folder, "mask token id");
+  }
+  if (config.block_length) {
+    check_range(*config.block_length, 1, config.max_position_embeddings, folder, "block length");
+  }
+  const bool one_flag_only =
+      overrides.mask_token_id.has_value() != overrides.block_length.has_value();
+  if (family.autoregressive && one_flag_only) {
+    throw UsageError(fmt::format(
+        "{}: model_type \"{}\" is autoregressive; to run it with block-causal masks both "
+        "--mask-token-id and --block-length are needed, got only one",
+        folder, family.model_type));
+  }
+  config.attention_causal = family.autoregressive && !config.mask_token_id;
+
+  // The command line wins; what it overrode stays visible.
+  for (const auto& other : masks) {
+    if (overrides.mask_token_id && other.value != *overrides.mask_token_id) {
+      config.warnings.push_back(fmt::format("--mask-token-id {} overrides {} of {}",
+                                            *overrides.mask_token_id, other.value, other.source));
+    }
+  }
+  for (const auto& other : blocks) {
+    if (overrides.block_length && other.value != *overrides.block_length) {
+      config.warnings.push_back(fmt::format("--block-length {} overrides {} of {}",
+                                            *overrides.block_length, other.value, other.source));
+    }
+  }
+}
+
+}  // namespace blockscope

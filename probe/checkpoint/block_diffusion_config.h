@@ -1,0 +1,18 @@
+// Where the mask id and the block length come from. The order of precedence is documented in
+// model_config.h; the values of all sources are compared before the first one wins.
+#pragma once
+
+#include "probe/checkpoint/architecture_table.h"
+#include "probe/checkpoint/json_object.h"
+#include "probe/checkpoint/model_config.h"
+
+namespace blockscope {
+
+/// Fills `mask_token_id`, `block_length` and `warnings` of `config`; `vocab_size` and
+/// `max_position_embeddings` must be set. Throws CheckpointError for contradicting sources and for
+/// values out of range.
+void resolve_block_diffusion(const ConfigTexts& texts, const JsonObject& config_json,
+                             const ArchitectureFamily& family, const ModelOverrides& overrides,
+                             ModelConfig& config);
+
+}  // namespace blockscope

@@ -1,0 +1,232 @@
+// See checkpoint.h.
+#include "probe/checkpoint/checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "decode_record/error.h"
+#include "probe/checkpoint/json_object.h"
+
+namespace blockscope {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::size_t kListed = 10;
+constexpr std::uintmax_t kMaxIndexBytes = 100'000'000;
+const char* const kIndexName = "model.safetensors.index.json";
+const char* const kSingleName = "model.safetensors";
+
+std::string read_index(const fs::path& path) {
+  std::error_code error;
+  const auto size = fs::file_size(path, error);
+  if (error || size > kMaxIndexBytes) {
+    throw CheckpointError(
+        fmt::format("{}: expected a file of at most {} bytes", path.string(), kMaxIndexBytes));
+  }
+  std::ifstream stream(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
+}
+
+/// A shard lies in the checkpoint's own folder: anything else in the index could name any file.
+bool is_plain_file_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." &&
+         name.find_first_of(std::string("/\\\0", 3)) == std::string::npos;
+}
+
+/// {"weight_map": {"<tensor>": "<shard>", ...}}
+std::map<std::string, std::string> read_weight_map(const fs::path& path) {
+  const JsonObject index = JsonObject::parse(read_index(path), path.string());
+  const auto map = index.optional_object("weight_map");
+  if (!map || map->raw().empty()) index.fail("weight_map", "an object of tensor to file name");
+  std::map<std::string, std::string> result;
+  for (const auto& [tensor, shard] : map->raw().items()) {
+    if (!shard.is_string() || !is_plain_file_name(shard.get<std::string>())) {
+      map->fail(tensor, "the name of a file in the checkpoint's folder");
+    }
+    result[tensor] = shard.get<std::string>();
+  }
+  return result;
+}
+
+std::vector<SafetensorsFile> open_shards(const fs::path& folder,
+                                         const std::map<std::string, std::string>& weight_map) {
+  std::set<std::string> names;
+  for (const auto& [tensor, shard] : weight_map) names.insert(shard);
+  std::vector<std::string> missing;
+  for (const std::string& name : names) {
+    if (!fs::exists(folder / name)) missing.push_back(name);
+  }
+  if (!missing.empty()) {
+    throw CheckpointError(fmt::format(
+        "{}: expected {} shards, {} missing, first \"{}\". HINT: fetch the rest of the checkpoint",
+        folder.string(), names.size(), missing.size(), missing.front()));
+  }
+  std::vector<SafetensorsFile> files;
+  for (const std::string& name : names) files.push_back(SafetensorsFile::open(folder / name));
+  return files;
+}
+
+/// The index and the shards' headers must tell the same story.
+void check_weight_map(const std::vector<SafetensorsFile>& files,
+                      const std::map<std::string, std::string>& weight_map,
+                      const std::string& index_path) {
+  std::set<std::pair<std::string, std::string>> present;
+  for (const SafetensorsFile& file : files) {
+    const std::string shard = file.path().filename().string();
+    for (const TensorInfo& tensor : file.tensors()) {
+      present.emplace(tensor.name, shard);
+      const auto entry = weight_map.find(tensor.name);
+      if (entry == weight_map.end() || entry->second != shard) {
+        throw CheckpointError(fmt::format(
+            "{}: tensor \"{}\" lies in {}, expected the index to say so, got {}", index_path,
+            tensor.name, shard, entry == weight_map.end() ? "nothing" : entry->second));
+      }
+    }
+  }
+  for (const auto& item : weight_map) {
+    if (present.count({item.first, item.second}) != 0) continue;
+    throw CheckpointError(fmt::format("{}: expected tensor \"{}\" in {}, got a shard without it",
+                                      index_path, item.first, item.second));
+  }
+}
+
+bool is_harmless_extra(const std::string& name, const ModelConfig& config) {
+  const std::string suffix = "rotary_emb.inv_freq";
+  const bool rotary = name.size() >= suffix.size() &&
+                      name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0;
+  return rotary || (config.tie_word_embeddings && name == "lm_head.weight");
+}
+
+bool is_float(TensorDtype dtype) {
+  return dtype == TensorDtype::kF32 || dtype == TensorDtype::kF16 || dtype == TensorDtype::kBF16;
+}
+
+void append_list(std::string& text, const std::string& title,
+                 const std::vector<std::string>& items) {
+  if (items.empty()) return;
+  text += fmt::format("\n  {} ({}):", title, items.size());
+  for (std::size_t i = 0; i < std::min(items.size(), kListed); ++i) text += "\n    " + items[i];
+  if (items.size() > kListed) text += fmt::format("\n    and {} more", items.size() - kListed);
+}
+
+}  // namespace
+
+std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config) {
+  const std::int64_t hidden = config.hidden_size;
+  const std::int64_t query = config.num_heads * config.head_dim;
+  const std::int64_t key = config.num_kv_heads * config.head_dim;
+  std::vector<ExpectedTensor> result;
+  result.push_back({"model.embed_tokens.weight", {config.vocab_size, hidden}});
+  for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
+    const std::string prefix = fmt::format("model.layers.{}.", layer);
+    const auto add = [&](const char* name, std::vector<std::int64_t> shape) {
+      result.push_back({prefix + name, std::move(shape)});
+    };
+    add("input_layernorm.weight", {hidden});
+    add("post_attention_layernorm.weight", {hidden});
+    add("self_attn.q_proj.weight", {query, hidden});
+    add("self_attn.k_proj.weight", {key, hidden});
+    add("self_attn.v_proj.weight", {key, hidden});
+    add("self_attn.o_proj.weight", {hidden, query});
+    if (config.attention_bias) {
+      add("self_attn.q_proj.bias", {query});
+      add("self_attn.k_proj.bias", {key});
+      add("self_attn.v_proj.bias", {key});
+      add("self_attn.o_proj.bias", {hidden});
+    }
+    if (config.qk_norm) {
+      add("self_attn.q_norm.weight", {config.head_dim});
+      add("self_attn.k_norm.weight", {config.head_dim});
+    }
+    add("mlp.gate_proj.weight", {config.intermediate_size, hidden});
+    add("mlp.up_proj.weight", {config.intermediate_size, hidden});
+    add("mlp.down_proj.weight", {hidden, config.intermediate_size});
+  }
+  result.push_back({"model.norm.weight", {hidden}});
+  if (!config.tie_word_embeddings)
+    result.push_back({"lm_head.weight", {config.vocab_size, hidden}});
+  return result;
+}
+
+Checkpoint Checkpoint::open(const fs::path& folder, const ModelOverrides& overrides) {
+  Checkpoint checkpoint;
+  checkpoint.folder_ = folder;
+  checkpoint.config_ = load_model_config(folder, overrides);
+  if (fs::exists(folder / kSingleName)) {
+    checkpoint.files_.push_back(SafetensorsFile::open(folder / kSingleName));
+  } else if (fs::exists(folder / kIndexName)) {
+    const auto weight_map = read_weight_map(folder / kIndexName);
+    checkpoint.files_ = open_shards(folder, weight_map);
+    check_weight_map(checkpoint.files_, weight_map, (folder / kIndexName).string());
+  } else {
+    throw CheckpointError(fmt::format(
+        "{}: expected {} or {}, got neither. HINT: only safetensors weights are read; convert .bin "
+        "files with transformers' save_pretrained",
+        folder.string(), kSingleName, kIndexName));
+  }
+  for (const SafetensorsFile& file : checkpoint.files_) {
+    for (const TensorInfo& tensor : file.tensors()) checkpoint.by_name_[tensor.name] = &tensor;
+  }
+  checkpoint.check_tensors(expected_tensors(checkpoint.config_));
+  return checkpoint;
+}
+
+std::uint64_t Checkpoint::total_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const auto& [name, tensor] : by_name_) bytes += tensor->size;
+  return bytes;
+}
+
+const TensorInfo* Checkpoint::find(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : found->second;
+}
+
+const TensorInfo& Checkpoint::at(std::string_view name) const {
+  if (const TensorInfo* tensor = find(name)) return *tensor;
+  throw CheckpointError(
+      fmt::format("{}: expected tensor \"{}\", got none of this name", folder_.string(), name));
+}
+
+void Checkpoint::check_tensors(const std::vector<ExpectedTensor>& expected) const {
+  std::vector<std::string> missing;
+  std::vector<std::string> misshapen;
+  std::vector<std::string> unknown;
+  std::set<std::string_view> names;
+  for (const ExpectedTensor& entry : expected) {
+    names.insert(entry.name);
+    const TensorInfo* tensor = find(entry.name);
+    if (tensor == nullptr) {
+      missing.push_back(entry.name + " " + shape_text(entry.shape));
+    } else if (tensor->shape != entry.shape || !is_float(tensor->dtype)) {
+      misshapen.push_back(fmt::format("{}: expected {} of F32, F16 or BF16, got {} of {}",
+                                      entry.name, shape_text(entry.shape),
+                                      shape_text(tensor->shape), tensor_dtype_name(tensor->dtype)));
+    }
+  }
+  for (const auto& [name, tensor] : by_name_) {
+    if (names.count(name) != 0 || is_harmless_extra(std::string(name), config_)) continue;
+    unknown.push_back(fmt::format("{} {}", name, shape_text(tensor->shape)));
+  }
+  if (missing.empty() && misshapen.empty() && unknown.empty()) return;
+  std::sort(unknown.begin(), unknown.end());
+  std::string text = fmt::format("{}: the weights do not fit config.json (model_type \"{}\")",
+                                 folder_.string(), config_.model_type);
+  append_list(text, "missing", missing);
+  append_list(text, "wrong shape or dtype", misshapen);
+  append_list(text, "unknown", unknown);
+  if (!missing.empty() && missing.back().rfind("lm_head.weight", 0) == 0) {
+    text += "\n  HINT: without lm_head.weight, config.json needs \"tie_word_embeddings\": true";
+  }
+  throw CheckpointError(text);
+}
+
+}  // namespace blockscope

@@ -1,0 +1,50 @@
+// The digest that identifies a checkpoint in traces and calibration files. It covers everything
+// that gives the model its numbers, and nothing that only describes how it was stored or is decoded
+// (shards, mask id, block length, stop ids), so the same weights always have the same digest.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+#include <unordered_set>
+
+#include "probe/checkpoint/checkpoint.h"
+#include "probe/checkpoint/sha256.h"
+
+namespace blockscope {
+
+namespace {
+
+constexpr std::size_t kSampledBytes = 64 * 1024;  // at each end of a tensor
+
+const std::unordered_set<std::string_view> kStorageKeys = {
+    "architecture", "attention_causal", "dtype",         "stop_token_ids",
+    "bos_token_id", "pad_token_id",     "mask_token_id", "block_length"};
+
+}  // namespace
+
+std::string Checkpoint::digest() const {
+  Sha256 hash;
+  hash.update("blockscope checkpoint 1\n");
+  for (const ResolvedEntry& entry : config_.resolved) {
+    if (kStorageKeys.count(entry.key) != 0) continue;
+    hash.update(fmt::format("{}={}\n", entry.key, entry.value));
+  }
+  std::vector<const TensorInfo*> tensors;
+  for (const auto& item : by_name_) tensors.push_back(item.second);
+  std::sort(tensors.begin(), tensors.end(),
+            [](const TensorInfo* a, const TensorInfo* b) { return a->name < b->name; });
+  for (const TensorInfo* tensor : tensors) {
+    hash.update(fmt::format("{} {} {}\n", tensor->name, tensor_dtype_name(tensor->dtype),
+                            shape_text(tensor->shape)));
+    const std::size_t size = static_cast<std::size_t>(tensor->size);
+    if (size <= 2 * kSampledBytes) {
+      hash.update(tensor->data, size);
+      continue;
+    }
+    hash.update(tensor->data, kSampledBytes);
+    hash.update(tensor->data + (size - kSampledBytes), kSampledBytes);
+  }
+  return hash.finish();
+}
+
+}  // namespace blockscope

@@ -1,0 +1,138 @@
+// See json_object.h.
+#include "probe/checkpoint/json_object.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <utility>
+
+#include "decode_record/error.h"
+
+namespace blockscope {
+
+using nlohmann::json;
+
+namespace {
+
+constexpr std::size_t kExcerptLength = 80;
+
+std::string range_text(const std::string& kind, const std::string& low, const std::string& high) {
+  return fmt::format("{} from {} to {}", kind, low, high);
+}
+
+}  // namespace
+
+std::string json_excerpt(const json& value) {
+  // Containers are summarised: dumping a hostile one could take more memory than the file itself.
+  if (value.is_object()) return fmt::format("an object of {} keys", value.size());
+  if (value.is_array() && value.size() > 8) return fmt::format("a list of {}", value.size());
+  std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
+  if (text.size() > kExcerptLength) text = text.substr(0, kExcerptLength) + "...";
+  return text;
+}
+
+JsonObject JsonObject::parse(std::string_view text, std::string where) {
+  json value;
+  try {
+    value = json::parse(text);
+  } catch (const json::exception& error) {
+    // The library's message holds position and reason; its "[json.exception...]" prefix helps
+    // nobody.
+    std::string reason = error.what();
+    const std::size_t end = reason.find("] ");
+    if (end != std::string::npos) reason = reason.substr(end + 2);
+    if (reason.size() > 200) reason = reason.substr(0, 200) + "...";
+    throw CheckpointError(
+        fmt::format("{}: expected a JSON object, got text that is not JSON: {}. "
+                    "HINT: the file may be cut off; fetch it again",
+                    where, reason));
+  }
+  return JsonObject(std::move(value), std::move(where));
+}
+
+JsonObject::JsonObject(json value, std::string where)
+    : value_(std::move(value)), where_(std::move(where)) {
+  if (!value_.is_object()) {
+    throw CheckpointError(
+        fmt::format("{}: expected a JSON object, got {}", where_, json_excerpt(value_)));
+  }
+}
+
+const json* JsonObject::find(const std::string& key) const {
+  const auto found = value_.find(key);
+  return found == value_.end() || found->is_null() ? nullptr : &*found;
+}
+
+bool JsonObject::has(const std::string& key) const { return find(key) != nullptr; }
+
+void JsonObject::fail(const std::string& key, const std::string& expected,
+                      const std::string& hint) const {
+  const auto found = value_.find(key);
+  const std::string got = found == value_.end() ? "nothing" : json_excerpt(*found);
+  throw CheckpointError(fmt::format("{}: key \"{}\": expected {}, got {}{}{}", where_, key,
+                                    expected, got, hint.empty() ? "" : ". HINT: ", hint));
+}
+
+std::optional<std::int64_t> JsonObject::optional_integer(const std::string& key, std::int64_t low,
+                                                         std::int64_t high) const {
+  const json* value = find(key);
+  if (value == nullptr) return std::nullopt;
+  const std::string expected = range_text("an integer", std::to_string(low), std::to_string(high));
+  if (!value->is_number_integer()) fail(key, expected);
+  // Unsigned values above INT64_MAX would wrap to a negative number in get<int64_t>.
+  if (value->is_number_unsigned() &&
+      value->get<std::uint64_t>() > static_cast<std::uint64_t>(high)) {
+    fail(key, expected);
+  }
+  const auto number = value->get<std::int64_t>();
+  if (number < low || number > high) fail(key, expected);
+  return number;
+}
+
+std::optional<double> JsonObject::optional_number(const std::string& key, double low,
+                                                  double high) const {
+  const json* value = find(key);
+  if (value == nullptr) return std::nullopt;
+  const std::string expected =
+      range_text("a number", fmt::format("{}", low), fmt::format("{}", high));
+  if (!value->is_number()) fail(key, expected);
+  const auto number = value->get<double>();
+  if (!std::isfinite(number) || number < low || number > high) fail(key, expected);
+  return number;
+}
+
+std::int64_t JsonObject::integer(const std::string& key, std::int64_t low,
+                                 std::int64_t high) const {
+  const auto value = optional_integer(key, low, high);
+  if (!value) fail(key, range_text("an integer", std::to_string(low), std::to_string(high)));
+  return *value;
+}
+
+double JsonObject::number(const std::string& key, double low, double high) const {
+  const auto value = optional_number(key, low, high);
+  if (!value) fail(key, range_text("a number", fmt::format("{}", low), fmt::format("{}", high)));
+  return *value;
+}
+
+std::optional<bool> JsonObject::optional_boolean(const std::string& key) const {
+  const json* value = find(key);
+  if (value == nullptr) return std::nullopt;
+  if (!value->is_boolean()) fail(key, "true or false");
+  return value->get<bool>();
+}
+
+std::optional<std::string> JsonObject::optional_string(const std::string& key) const {
+  const json* value = find(key);
+  if (value == nullptr) return std::nullopt;
+  if (!value->is_string()) fail(key, "a string");
+  return value->get<std::string>();
+}
+
+std::optional<JsonObject> JsonObject::optional_object(const std::string& key) const {
+  const json* value = find(key);
+  if (value == nullptr) return std::nullopt;
+  if (!value->is_object()) fail(key, "an object");
+  return JsonObject(*value, fmt::format("{}:{}", where_, key));
+}
+
+}  // namespace blockscope

@@ -1,0 +1,47 @@
+// Strict reading of JSON objects from files we did not write: every access checks presence, type
+// and range, and every failure is a CheckpointError that names file, key, expected and got. A key
+// whose value is null counts as absent, as in `transformers`.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace blockscope {
+
+class JsonObject {
+ public:
+  /// `where` is the file's name in messages. Throws if `text` is not one JSON object.
+  static JsonObject parse(std::string_view text, std::string where);
+  JsonObject(nlohmann::json value, std::string where);
+
+  const std::string& where() const { return where_; }
+  const nlohmann::json& raw() const { return value_; }
+  /// Present and not null.
+  bool has(const std::string& key) const;
+
+  std::int64_t integer(const std::string& key, std::int64_t low, std::int64_t high) const;
+  double number(const std::string& key, double low, double high) const;
+  std::optional<std::int64_t> optional_integer(const std::string& key, std::int64_t low,
+                                               std::int64_t high) const;
+  std::optional<double> optional_number(const std::string& key, double low, double high) const;
+  std::optional<bool> optional_boolean(const std::string& key) const;
+  std::optional<std::string> optional_string(const std::string& key) const;
+  std::optional<JsonObject> optional_object(const std::string& key) const;
+
+  /// Throws "<where>: key "<key>": expected <expected>, got <value>".
+  [[noreturn]] void fail(const std::string& key, const std::string& expected,
+                         const std::string& hint = {}) const;
+
+ private:
+  const nlohmann::json* find(const std::string& key) const;
+  nlohmann::json value_;
+  std::string where_;
+};
+
+/// At most 80 characters of the value's JSON text, for messages.
+std::string json_excerpt(const nlohmann::json& value);
+
+}  // namespace blockscope

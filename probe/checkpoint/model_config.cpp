@@ -1,0 +1,322 @@
+// See model_config.h.
+#include "probe/checkpoint/model_config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "decode_record/error.h"
+#include "probe/checkpoint/architecture_table.h"
+#include "probe/checkpoint/block_diffusion_config.h"
+#include "probe/checkpoint/json_object.h"
+#include "probe/checkpoint/rope_config.h"
+
+namespace blockscope {
+
+namespace {
+
+using nlohmann::json;
+
+// Upper limits are far above any published model; they keep every product of two sizes within
+// int64.
+constexpr std::int64_t kMaxLayers = 4096;
+constexpr std::int64_t kMaxHeads = 4096;
+constexpr std::int64_t kMaxHeadDim = 4096;
+constexpr std::int64_t kMaxWidth = std::int64_t{1} << 22;
+constexpr std::int64_t kMaxVocab = std::int64_t{1} << 26;
+constexpr std::int64_t kMaxPositions = std::int64_t{1} << 30;
+constexpr std::int64_t kMaxId = (std::int64_t{1} << 31) - 1;
+constexpr std::uintmax_t kMaxConfigBytes = 64u << 20;  // tokenizer.json is the largest, ~10 MB
+
+std::string where_of(const ConfigTexts& texts, const std::string& file) {
+  return texts.folder.empty() ? file : texts.folder + "/" + file;
+}
+
+void parse_shape(const JsonObject& file, const ArchitectureFamily& family, ModelConfig& config) {
+  config.num_layers = file.integer("num_hidden_layers", 1, kMaxLayers);
+  config.hidden_size = file.integer("hidden_size", 1, kMaxWidth);
+  config.intermediate_size = file.integer("intermediate_size", 1, kMaxWidth);
+  config.num_heads = file.integer("num_attention_heads", 1, kMaxHeads);
+  // null means "as many as query heads", as in transformers; an absent key is an error.
+  if (!file.raw().contains("num_key_value_heads")) {
+    file.fail("num_key_value_heads", "an integer");
+  }
+  config.num_kv_heads =
+      file.optional_integer("num_key_value_heads", 1, kMaxHeads).value_or(config.num_heads);
+  if (config.num_heads % config.num_kv_heads != 0) {
+    file.fail("num_key_value_heads",
+              fmt::format("a divisor of num_attention_heads ({})", config.num_heads));
+  }
+  config.head_dim =
+      file.optional_integer("head_dim", 1, kMaxHeadDim).value_or(family.default_head_dim);
+  if (config.head_dim % 2 != 0) file.fail("head_dim", "an even number (RoPE rotates pairs)");
+  config.vocab_size = file.integer("vocab_size", 1, kMaxVocab);
+  config.max_position_embeddings = file.integer("max_position_embeddings", 1, kMaxPositions);
+  config.rms_norm_eps = file.number("rms_norm_eps", 0.0, 1.0);
+}
+
+/// Keys that would change the numbers and that the runtime does not implement.
+void refuse_unsupported(const JsonObject& file) {
+  if (file.optional_boolean("use_sliding_window").value_or(false)) {
+    file.fail("use_sliding_window", "false", "sliding-window attention is not supported");
+  }
+  if (file.has("layer_types")) {
+    const json& types = file.raw().at("layer_types");
+    const bool full =
+        types.is_array() && std::all_of(types.begin(), types.end(), [](const json& t) {
+          return t.is_string() && t == "full_attention";
+        });
+    if (!full) {
+      file.fail("layer_types", "\"full_attention\" for every layer",
+                "other layer types are not supported");
+    }
+  }
+  const auto activation = file.optional_string("hidden_act");
+  if (activation && *activation != "silu") file.fail("hidden_act", "\"silu\"");
+  if (file.optional_boolean("mlp_bias").value_or(false)) file.fail("mlp_bias", "false");
+  if (file.has("quantization_config")) {
+    file.fail("quantization_config", "nothing", "quantised checkpoints are not supported");
+  }
+  for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
+    if (file.optional_integer(key, 0, kMaxId).value_or(0) > 0) {
+      file.fail(key, "nothing", "mixture-of-experts layers are not supported");
+    }
+  }
+}
+
+std::string parse_dtype(const JsonObject& file, std::string& source) {
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    const auto name = file.optional_string(key);
+    if (!name) continue;
+    if (*name != "float32" && *name != "float16" && *name != "bfloat16") {
+      file.fail(key, "\"float32\", \"float16\" or \"bfloat16\"");
+    }
+    source = std::string("config.json:") + key;
+    return *name;
+  }
+  source = "not given; the weights' own dtype counts";
+  return "";
+}
+
+/// An id outside the vocabulary can never be produced: it is dropped with a warning, because small
+/// models often keep the ids of the config they were derived from.
+bool usable_id(std::int64_t id, const std::string& source, ModelConfig& config) {
+  if (id >= 0 && id < config.vocab_size) return true;
+  config.warnings.push_back(fmt::format("{} = {} lies outside the vocabulary of {} and is ignored",
+                                        source, id, config.vocab_size));
+  return false;
+}
+
+std::optional<std::int64_t> parse_single_id(const JsonObject& file, const std::string& key,
+                                            ModelConfig& config) {
+  const auto id = file.optional_integer(key, -kMaxId, kMaxId);
+  if (!id || !usable_id(*id, "config.json:" + key, config)) return std::nullopt;
+  return id;
+}
+
+void parse_stop_ids(const JsonObject& file, const std::string& name, ModelConfig& config) {
+  const json& value = file.raw().at("eos_token_id");
+  const json list = value.is_array() ? value : json::array({value});
+  for (const json& id : list) {
+    if (!id.is_number_integer() || id > kMaxId || id < -kMaxId) {
+      file.fail("eos_token_id", "an integer or a list of integers");
+    }
+    const auto number = id.get<std::int64_t>();
+    auto& ids = config.stop_token_ids;
+    const bool known = std::find(ids.begin(), ids.end(), number) != ids.end();
+    if (!known && usable_id(number, name + ":eos_token_id", config)) ids.push_back(number);
+  }
+}
+
+/// generation_config.json decides where it names an EOS, as in `transformers`' generate.
+std::string resolve_stop_ids(const ConfigTexts& texts, const JsonObject& file,
+                             ModelConfig& config) {
+  const std::string name = "generation_config.json";
+  if (texts.generation_config) {
+    const JsonObject generation =
+        JsonObject::parse(*texts.generation_config, where_of(texts, name));
+    if (generation.has("eos_token_id")) {
+      parse_stop_ids(generation, name, config);
+      return name + ":eos_token_id";
+    }
+  }
+  if (!file.has("eos_token_id")) return "not given";
+  parse_stop_ids(file, "config.json", config);
+  return "config.json:eos_token_id";
+}
+
+template <class T>
+json optional_json(const std::optional<T>& value) {
+  return value ? json(*value) : json(nullptr);
+}
+
+std::string key_source(const JsonObject& file, const std::string& key) {
+  return file.has(key) ? "config.json:" + key : "architecture table (absent in config.json)";
+}
+
+/// What was found where; the order is the order of the printed table.
+void record_resolved(const JsonObject& file, const std::string& rope_source,
+                     const std::string& dtype_source, const std::string& stop_source,
+                     ModelConfig& config) {
+  const auto add = [&](const std::string& key, const json& value, const std::string& source) {
+    config.resolved.push_back({key, value.dump(), source});
+  };
+  const auto from = [&](const std::string& key) { return key_source(file, key); };
+  add("model_type", config.model_type, from("model_type"));
+  add("architecture", config.architecture, from("architectures"));
+  add("num_layers", config.num_layers, from("num_hidden_layers"));
+  add("hidden_size", config.hidden_size, from("hidden_size"));
+  add("intermediate_size", config.intermediate_size, from("intermediate_size"));
+  add("num_heads", config.num_heads, from("num_attention_heads"));
+  add("num_kv_heads", config.num_kv_heads,
+      file.has("num_key_value_heads") ? "config.json:num_key_value_heads"
+                                      : "config.json:num_attention_heads (null key)");
+  add("head_dim", config.head_dim, from("head_dim"));
+  add("vocab_size", config.vocab_size, from("vocab_size"));
+  add("max_position_embeddings", config.max_position_embeddings, from("max_position_embeddings"));
+  add("rms_norm_eps", config.rms_norm_eps, from("rms_norm_eps"));
+  const RopeConfig& rope = config.rope;
+  add("rope_type", std::string(rope_type_name(rope.type)), rope_source);
+  add("rope_theta", rope.theta, rope_source);
+  if (rope.type != RopeType::kDefault) {
+    add("rope_factor", rope.factor, rope_source);
+    add("rope_original_max_position_embeddings", rope.original_max_position_embeddings,
+        rope_source);
+  }
+  if (rope.type == RopeType::kYarn) {
+    add("rope_beta_fast", rope.beta_fast, rope_source);
+    add("rope_beta_slow", rope.beta_slow, rope_source);
+    add("rope_truncate", rope.truncate, rope_source);
+    add("rope_attention_factor", optional_json(rope.attention_factor), rope_source);
+    add("rope_mscale", optional_json(rope.mscale), rope_source);
+    add("rope_mscale_all_dim", optional_json(rope.mscale_all_dim), rope_source);
+  }
+  if (rope.type == RopeType::kLlama3) {
+    add("rope_low_freq_factor", rope.low_freq_factor, rope_source);
+    add("rope_high_freq_factor", rope.high_freq_factor, rope_source);
+  }
+  add("tie_word_embeddings", config.tie_word_embeddings, from("tie_word_embeddings"));
+  add("qk_norm", config.qk_norm, "architecture table");
+  add("attention_bias", config.attention_bias, from("attention_bias"));
+  add("attention_causal", config.attention_causal, "architecture table and overrides");
+  add("dtype", config.dtype, dtype_source);
+  add("stop_token_ids", config.stop_token_ids, stop_source);
+  add("bos_token_id", optional_json(config.bos_token_id), from("bos_token_id"));
+  add("pad_token_id", optional_json(config.pad_token_id), from("pad_token_id"));
+  for (const auto& [key, value] : {std::pair{"mask_token_id", &config.mask_token_id},
+                                   std::pair{"block_length", &config.block_length}}) {
+    add(key, *value ? json((*value)->value) : json(nullptr),
+        *value ? (*value)->source : std::string("not resolved"));
+  }
+}
+
+std::optional<std::string> read_file(const std::filesystem::path& path) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) return std::nullopt;
+  const auto size = std::filesystem::file_size(path, error);
+  if (error || size > kMaxConfigBytes) {
+    throw CheckpointError(fmt::format("{}: expected a file of at most {} bytes, got {}",
+                                      path.string(), kMaxConfigBytes,
+                                      error ? error.message() : std::to_string(size)));
+  }
+  std::ifstream stream(path, std::ios::binary);
+  std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+  if (!stream) {
+    throw CheckpointError(
+        fmt::format("{}: cannot be read. HINT: check the permissions", path.string()));
+  }
+  return text;
+}
+
+}  // namespace
+
+ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& overrides) {
+  const JsonObject file = JsonObject::parse(texts.config, where_of(texts, "config.json"));
+  const ArchitectureFamily& family = find_architecture(file);
+  ModelConfig config;
+  config.model_type = family.model_type;
+  config.architecture = family.architectures.front();
+  config.qk_norm = family.qk_norm;
+  parse_shape(file, family, config);
+  refuse_unsupported(file);
+  config.tie_word_embeddings = file.optional_boolean("tie_word_embeddings").value_or(false);
+  config.attention_bias = file.optional_boolean("attention_bias").value_or(false);
+  std::string rope_source;
+  config.rope = parse_rope_config(file, config, rope_source);
+  std::string dtype_source;
+  config.dtype = parse_dtype(file, dtype_source);
+  const std::string stop_source = resolve_stop_ids(texts, file, config);
+  config.bos_token_id = parse_single_id(file, "bos_token_id", config);
+  config.pad_token_id = parse_single_id(file, "pad_token_id", config);
+  resolve_block_diffusion(texts, file, family, overrides, config);
+  record_resolved(file, rope_source, dtype_source, stop_source, config);
+  return config;
+}
+
+ModelConfig load_model_config(const std::filesystem::path& folder,
+                              const ModelOverrides& overrides) {
+  ConfigTexts texts;
+  texts.folder = folder.string();
+  const auto config = read_file(folder / "config.json");
+  if (!config) {
+    throw CheckpointError(fmt::format(
+        "{}: expected config.json in the checkpoint folder, got nothing. HINT: --model takes a "
+        "folder in the Hugging Face layout or a model id of the local hub cache",
+        folder.string()));
+  }
+  texts.config = *config;
+  texts.generation_config = read_file(folder / "generation_config.json");
+  texts.tokenizer = read_file(folder / "tokenizer.json");
+  texts.tokenizer_config = read_file(folder / "tokenizer_config.json");
+  texts.added_tokens = read_file(folder / "added_tokens.json");
+  texts.block_diffusion = read_file(folder / "block_diffusion.json");
+  texts.dlm_config = read_file(folder / "dlm_config.json");
+  return parse_model_config(texts, overrides);
+}
+
+std::int64_t require_mask_token_id(const ModelConfig& config) {
+  if (config.mask_token_id) return config.mask_token_id->value;
+  throw CheckpointError(
+      fmt::format("model_type \"{}\": no mask token id could be resolved for a vocabulary of {}. "
+                  "HINT: pass --mask-token-id",
+                  config.model_type, config.vocab_size));
+}
+
+std::int64_t require_block_length(const ModelConfig& config) {
+  if (config.block_length) return config.block_length->value;
+  throw CheckpointError(
+      fmt::format("model_type \"{}\": no block length could be resolved. HINT: pass --block-length",
+                  config.model_type));
+}
+
+std::string resolved_table(const ModelConfig& config) {
+  std::size_t key_width = 0;
+  std::size_t value_width = 0;
+  for (const ResolvedEntry& entry : config.resolved) {
+    key_width = std::max(key_width, entry.key.size());
+    value_width = std::max(value_width, entry.value.size());
+  }
+  std::string text;
+  for (const ResolvedEntry& entry : config.resolved) {
+    text += fmt::format("{:<{}}  {:<{}}  {}\n", entry.key, key_width, entry.value, value_width,
+                        entry.source);
+  }
+  for (const std::string& warning : config.warnings) text += "warning: " + warning + "\n";
+  return text;
+}
+
+std::string resolved_json(const ModelConfig& config) {
+  nlohmann::ordered_json root = nlohmann::ordered_json::object();
+  for (const ResolvedEntry& entry : config.resolved) {
+    root[entry.key] = {{"value", nlohmann::ordered_json::parse(entry.value)},
+                       {"source", entry.source}};
+  }
+  root["warnings"] = config.warnings;
+  return root.dump();
+}
+
+}  // namespace blockscope

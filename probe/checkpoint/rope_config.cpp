@@ -1,0 +1,176 @@
+// See rope_config.h. Defaults and precedence follow transformers 5 `RotaryEmbeddingConfigMixin`.
+#include "probe/checkpoint/rope_config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "decode_record/error.h"
+
+namespace blockscope {
+
+namespace {
+
+constexpr std::int64_t kMaxPositions = std::int64_t{1} << 30;
+// Far above any published value; keeps powers and logarithms finite in double.
+constexpr double kMaxTheta = 1e15;
+constexpr double kMaxFactor = 1e6;
+constexpr double kSmallest = 1e-6;
+
+constexpr std::array<std::pair<std::string_view, RopeType>, 5> kTypes = {
+    {{"default", RopeType::kDefault},
+     {"linear", RopeType::kLinear},
+     {"dynamic", RopeType::kDynamic},
+     {"yarn", RopeType::kYarn},
+     {"llama3", RopeType::kLlama3}}};
+
+std::set<std::string> allowed_keys(RopeType type) {
+  std::set<std::string> keys = {"type", "rope_type", "rope_theta", "partial_rotary_factor"};
+  if (type != RopeType::kDefault) keys.insert("factor");
+  if (type == RopeType::kYarn) {
+    keys.insert({"original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow",
+                 "mscale", "mscale_all_dim", "truncate"});
+  }
+  if (type == RopeType::kLlama3) {
+    keys.insert({"original_max_position_embeddings", "low_freq_factor", "high_freq_factor"});
+  }
+  return keys;
+}
+
+RopeType parse_type(const JsonObject& rope) {
+  const auto new_name = rope.optional_string("rope_type");
+  const auto old_name = rope.optional_string("type");
+  if (new_name && old_name && *new_name != *old_name) {
+    rope.fail("type", fmt::format("\"{}\" as under rope_type", *new_name));
+  }
+  const std::string name = new_name ? *new_name : old_name.value_or("default");
+  for (const auto& [text, type] : kTypes) {
+    if (text == name) return type;
+  }
+  rope.fail(new_name ? "rope_type" : "type", "default, linear, dynamic, yarn or llama3",
+            "other RoPE variants would give wrong logits and are refused");
+}
+
+void refuse_partial_rotary(const JsonObject& object) {
+  const auto part = object.optional_number("partial_rotary_factor", 0.0, 1.0);
+  if (part && *part != 1.0) {
+    object.fail("partial_rotary_factor", "1.0 or nothing", "partial RoPE is not supported");
+  }
+}
+
+void refuse_unknown_keys(const JsonObject& rope, RopeType type) {
+  const std::set<std::string> allowed = allowed_keys(type);
+  for (const auto& [key, value] : rope.raw().items()) {
+    if (allowed.count(key) != 0 || value.is_null()) continue;
+    rope.fail(key, fmt::format("no such key for rope type \"{}\"", rope_type_name(type)),
+              "a key that is not honoured is refused, because it could change the logits");
+  }
+}
+
+/// The one object that holds the scaling keys, if any. As in transformers 5, a non-empty
+/// `rope_scaling` is the older spelling of `rope_parameters`; both at once must be equal.
+std::optional<JsonObject> find_rope_object(const JsonObject& config_json) {
+  const auto parameters = config_json.optional_object("rope_parameters");
+  const auto scaling = config_json.optional_object("rope_scaling");
+  const bool has_scaling = scaling && !scaling->raw().empty();
+  if (parameters && has_scaling && parameters->raw() != scaling->raw()) {
+    config_json.fail("rope_scaling", "the same as rope_parameters, or only one of the two");
+  }
+  return has_scaling ? scaling : parameters;
+}
+
+double parse_theta(const JsonObject& config_json, const std::optional<JsonObject>& rope) {
+  const auto top = config_json.optional_number("rope_theta", 1.0 + kSmallest, kMaxTheta);
+  std::optional<double> inner;
+  if (rope) inner = rope->optional_number("rope_theta", 1.0 + kSmallest, kMaxTheta);
+  if (top && inner && *top != *inner) {
+    config_json.fail("rope_theta", fmt::format("{} as in the rope parameters", *inner));
+  }
+  if (!top && !inner) {
+    config_json.fail("rope_theta", "a number",
+                     "add \"rope_theta\" to config.json (transformers would take 10000.0)");
+  }
+  return inner ? *inner : *top;
+}
+
+void parse_yarn(const JsonObject& rope, RopeConfig& result) {
+  result.attention_factor = rope.optional_number("attention_factor", 0.0, kMaxFactor);
+  // As in transformers, 0 counts as "not given" for these two.
+  const double fast = rope.optional_number("beta_fast", 0.0, kMaxFactor).value_or(0.0);
+  const double slow = rope.optional_number("beta_slow", 0.0, kMaxFactor).value_or(0.0);
+  if (fast != 0.0) result.beta_fast = fast;
+  if (slow != 0.0) result.beta_slow = slow;
+  if (result.beta_fast < result.beta_slow) {
+    rope.fail("beta_fast", fmt::format("at least beta_slow ({})", result.beta_slow));
+  }
+  result.mscale = rope.optional_number("mscale", 0.0, kMaxFactor);
+  result.mscale_all_dim = rope.optional_number("mscale_all_dim", 0.0, kMaxFactor);
+  result.truncate = rope.optional_boolean("truncate").value_or(true);
+}
+
+void parse_llama3(const JsonObject& rope, RopeConfig& result) {
+  result.low_freq_factor = rope.number("low_freq_factor", kSmallest, kMaxFactor);
+  result.high_freq_factor = rope.number("high_freq_factor", kSmallest, kMaxFactor);
+  if (result.high_freq_factor <= result.low_freq_factor) {
+    rope.fail("high_freq_factor",
+              fmt::format("more than low_freq_factor ({})", result.low_freq_factor));
+  }
+}
+
+/// Pretraining length: the top-level key, the scaling key, else max_position_embeddings.
+std::int64_t parse_original_length(const JsonObject& config_json, const JsonObject& rope,
+                                   RopeType type, std::int64_t max_positions) {
+  // Dynamic NTK measures against max_position_embeddings itself.
+  if (type == RopeType::kDynamic) return max_positions;
+  const std::string key = "original_max_position_embeddings";
+  if (const auto top = config_json.optional_integer(key, 1, kMaxPositions)) return *top;
+  return rope.optional_integer(key, 1, kMaxPositions).value_or(max_positions);
+}
+
+}  // namespace
+
+std::string_view rope_type_name(RopeType type) {
+  for (const auto& [text, known] : kTypes) {
+    if (known == type) return text;
+  }
+  return "default";
+}
+
+RopeConfig parse_rope_config(const JsonObject& config_json, const ModelConfig& config,
+                             std::string& source) {
+  refuse_partial_rotary(config_json);
+  const auto rope = find_rope_object(config_json);
+  RopeConfig result;
+  result.theta = parse_theta(config_json, rope);
+  source = "config.json:rope_theta";
+  if (!rope) return result;
+  const bool old_spelling =
+      config_json.has("rope_scaling") && !config_json.raw().at("rope_scaling").empty();
+  source = old_spelling ? "config.json:rope_scaling" : "config.json:rope_parameters";
+
+  result.type = parse_type(*rope);
+  refuse_unknown_keys(*rope, result.type);
+  refuse_partial_rotary(*rope);
+  if (result.type == RopeType::kDefault) return result;
+
+  const auto length = config.max_position_embeddings;
+  result.original_max_position_embeddings =
+      parse_original_length(config_json, *rope, result.type, length);
+  // YaRN allows "factor": null, which means the ratio of the two lengths.
+  const bool derive = result.type == RopeType::kYarn && rope->raw().contains("factor") &&
+                      rope->raw().at("factor").is_null();
+  result.factor = derive ? static_cast<double>(length) /
+                               static_cast<double>(result.original_max_position_embeddings)
+                         : rope->number("factor", kSmallest, kMaxFactor);
+  if (result.type == RopeType::kYarn) parse_yarn(*rope, result);
+  if (result.type == RopeType::kLlama3) parse_llama3(*rope, result);
+  // The exponent is head_dim / (head_dim - 2).
+  if (result.type == RopeType::kDynamic && config.head_dim < 4) {
+    config_json.fail("head_dim", "at least 4 for dynamic RoPE scaling");
+  }
+  return result;
+}
+
+}  // namespace blockscope

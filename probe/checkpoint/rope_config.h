@@ -1,0 +1,20 @@
+// RoPE keys of config.json, in both spellings: `rope_theta` + `rope_scaling` (transformers 4) and
+// `rope_parameters` (transformers 5). Every key is honoured or refused, never ignored.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "probe/checkpoint/json_object.h"
+#include "probe/checkpoint/model_config.h"
+
+namespace blockscope {
+
+/// `max_position_embeddings` and `head_dim` of `config` must be set. `source` becomes the key that
+/// decided, e.g. "config.json:rope_parameters".
+RopeConfig parse_rope_config(const JsonObject& config_json, const ModelConfig& config,
+                             std::string& source);
+
+std::string_view rope_type_name(RopeType type);
+
+}  // namespace blockscope
