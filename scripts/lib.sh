@@ -107,9 +107,8 @@ them. HINT: have an administrator run: apt-get install ${missing[*]}"
   if ! { "${as_root[@]}" apt-get update -qq &&
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
       apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >"$log" 2>&1 </dev/null; then
-    tail -n 20 "$log" >&2
-    rm -f "$log"
-    die "apt-get could not install the packages (no network?); its last lines are above"
+    die "apt-get could not install the packages: $(grep -m 1 '^E:' "$log"). HINT: is there a \
+network? All that apt-get said is in $log"
   fi
   rm -f "$log"
   done_step
@@ -142,15 +141,26 @@ open_cache() {
   WORK=$(mktemp -d "$CACHE/tmp.XXXXXX")
 }
 
+# pip_failed ACTION: ends the script with the reason found in pip's output.
+pip_failed() {
+  local reason hint="is there a package index that pip knows?"
+  # Without a network pip's last word is "no matching distribution"; the truth comes before.
+  if grep -qE 'Retrying|Temporary failure|Connection' "$WORK/pip.log"; then
+    reason="no connection to the package index"
+    hint="check the network, and pip's proxy and index settings"
+  else
+    reason=$(grep -E '^ERROR|No space' "$WORK/pip.log" | tail -n 1)
+  fi
+  die "pip could not $1: ${reason:-$(tail -n 1 "$WORK/pip.log")}. HINT: $hint"
+}
+
 # pip_download FOLDER ARGUMENT...: fetches into FOLDER; a file that is there is not fetched again.
 pip_download() {
-  local folder=$1 log="$WORK/pip.log" reason
+  local folder=$1
   shift
   if ! "$PYTHON" -m pip download --quiet --no-deps --retries 2 --disable-pip-version-check \
-    --dest "$folder" "$@" >"$log" 2>&1; then
-    reason=$(grep -E '^ERROR|No space' "$log" | tail -n 1)
-    die "pip could not download $*: ${reason:-$(tail -n 1 "$log")}. HINT: is there a network, \
-and a package index that pip knows?"
+    --dest "$folder" "$@" >"$WORK/pip.log" 2>&1; then
+    pip_failed "download $*"
   fi
 }
 
@@ -224,8 +234,7 @@ install_test_python() {
 python3-venv"
   "$new/bin/pip" install --quiet --no-deps --retries 2 --disable-pip-version-check \
     --requirement "$ROOT/tests/requirements.txt" >"$WORK/pip.log" 2>&1 ||
-    die "pip could not install tests/requirements.txt: $(grep ERROR "$WORK/pip.log" | tail -n 1). \
-HINT: is there a network?"
+    pip_failed "install tests/requirements.txt"
   wheel=$(torch_wheel) || exit 1
   site=$("$new/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   torch="$(libtorch_folder)/torch"
