@@ -293,6 +293,8 @@ void Recorder::on_pass(const PassResult& result) {
     row.recorded = records(pass);
     row.pass_time_ns = result.pass_ns;
     if (pass.kind == PassKind::denoise) {
+      ++counters_.denoising_rows;
+      counters_.transferred += static_cast<int64_t>(result.decisions[s].transferred.size());
       add_prediction(result.decisions[s], row);
       row.delta = frame_delta(pass, result.decisions[s]);
     }

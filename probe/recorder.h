@@ -39,6 +39,13 @@ class Recorder : public DecodeObserver {
   /// makes positions count from the end of the prompt. A sequence never begun here is not recorded.
   void begin_sequence(int64_t sequence, int64_t trace_sequence, int64_t prompt_length);
 
+  /// What was decided so far, recorded or not.
+  struct Counters {
+    int64_t denoising_rows = 0;
+    int64_t transferred = 0;
+  };
+  const Counters& counters() const { return counters_; }
+
   void on_attention(const AttentionView& view) override;
   void on_hidden(const PassContext& context, int64_t layer, const at::Tensor& hidden) override;
   void on_committed_keys(const CommittedKeys& keys) override;
@@ -108,6 +115,7 @@ class Recorder : public DecodeObserver {
   std::vector<int64_t> layer_indices_;           // model layer -> recorded layer or -1
   at::Tensor heads_, kv_heads_;                  // recorded heads, undefined when all are
   std::vector<Slot> slots_;
+  Counters counters_;
   std::map<int64_t, std::vector<ArraySlice>> prefix_;  // by sequence: keys of the current pass
 };
 

@@ -1,0 +1,252 @@
+#include "probe/capture_command.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "cmake/build_info/build_info.h"
+#include "decode_record/error.h"
+#include "kernels/ops.h"
+#include "probe/capture_plan.h"
+#include "probe/capture_run.h"
+#include "probe/interrupt.h"
+#include "probe/progress.h"
+#include "probe/replay_source.h"
+
+namespace blockscope {
+namespace {
+
+struct CaptureFlags {
+  ModelFlags model;
+  PromptFlags prompts;
+  DecodingFlags decoding;
+  PolicyFlags policy;
+  RecordFlags record;
+  std::string output;
+  std::string replay;
+  bool force = false;
+  bool resume = false;
+  bool dry_run = false;
+  bool no_space_check = false;
+  bool quiet = false;
+};
+
+/// run.h5 -> run.r0003.h5 when several ranks share the run.
+std::string rank_path(const std::string& output, const Environment& environment) {
+  if (environment.world_size == 1) return output;
+  std::filesystem::path path(output);
+  const std::string extension = path.extension().string();
+  path.replace_extension(fmt::format(".r{:04d}{}", environment.rank, extension));
+  return path.string();
+}
+
+void keep_share(std::vector<RunPrompt>& prompts, const Environment& environment) {
+  if (environment.world_size == 1) return;
+  std::vector<RunPrompt> share;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    if (static_cast<int64_t>(i) % environment.world_size != environment.rank) continue;
+    prompts[i].request.sequence = static_cast<int64_t>(share.size());
+    share.push_back(std::move(prompts[i]));
+  }
+  prompts = std::move(share);
+}
+
+std::string run_json(const CaptureFlags& flags, const DecodeOptions& decode,
+                     const AttentionPolicy& policy, const Environment& environment,
+                     const std::string& command_line) {
+  const auto& build = build_info();
+  nlohmann::json json = {
+      {"command_line", command_line},
+      {"version", build.version},
+      {"git", build.git_describe},
+      {"libtorch", build.torch_pin},
+      {"instruction_set", instruction_set()},
+      {"policy", policy.name()},
+      {"decoding", decode.autoregressive() ? "autoregressive" : "block_diffusion"},
+      {"strategy", strategy_name(decode.unmasking.strategy)},
+      {"block_length", decode.block_length()},
+      {"denoising_steps", decode.unmasking.denoising_steps},
+      {"threshold", decode.unmasking.threshold},
+      {"eb_threshold", decode.unmasking.eb_threshold},
+      {"factor", decode.unmasking.factor},
+      {"temperature", decode.sampling.temperature},
+      {"top_k", decode.sampling.top_k},
+      {"top_p", decode.sampling.top_p},
+      {"seed", decode.sampling.seed},
+      {"stop_ids", decode.stop_ids},
+      {"gen_length", flags.decoding.gen_length},
+      {"batch_size", flags.decoding.batch_size},
+      {"shadow", decode.shadow},
+      {"replay", flags.replay},
+      {"rank", environment.rank},
+      {"world_size", environment.world_size},
+  };
+  if (flags.policy.policy == "flashblock") {
+    json["tau"] = flags.policy.tau;
+    json["reuse_file"] = flags.policy.reuse_file;
+  }
+  return json.dump();
+}
+
+std::vector<std::string> vocabulary_pieces(const Tokenizer* tokenizer, int64_t vocab_size) {
+  std::vector<std::string> pieces;
+  if (tokenizer == nullptr) return pieces;
+  for (int64_t id = 0; id < vocab_size; ++id) {
+    pieces.push_back(tokenizer->token_bytes(static_cast<TokenId>(id)));
+  }
+  return pieces;
+}
+
+void print_outcome(const CaptureOutcome& result) {
+  const std::string verdict =
+      std::isnan(result.score) ? "" : fmt::format(" · score {:.2f}", result.score);
+  const std::string masks = result.outcome.masks_left == 0
+                                ? ""
+                                : fmt::format(" · {} masks left", result.outcome.masks_left);
+  fmt::print("── {} · {} steps{}{}\n{}\n", result.prompt.name, result.outcome.denoising_steps,
+             verdict, masks, result.text);
+  std::fflush(stdout);
+}
+
+void print_plan(const CaptureFlags& flags, const LoadedModel& model, const CaptureCost& cost,
+                size_t num_prompts, const std::string& output) {
+  fmt::print(stderr, "{}", resolved_table(model.config));
+  fmt::print(stderr,
+             "{} prompts, level {}: {} will take at most {}; memory: weights {}, KV cache {}, "
+             "recorder {}\n",
+             num_prompts, flags.record.level, output,
+             format_bytes(static_cast<double>(cost.file_bytes)),
+             format_bytes(static_cast<double>(model.checkpoint_bytes)),
+             format_bytes(static_cast<double>(cost.kv_cache_bytes)),
+             format_bytes(static_cast<double>(cost.recorder_bytes)));
+}
+
+void print_totals(const CaptureTotals& totals, const std::string& path) {
+  const auto bytes = static_cast<double>(std::filesystem::file_size(path));
+  fmt::print("{}: {} sequences, {} tokens in {} denoising steps, {:.1f} tokens/s, {}", path,
+             totals.sequences, totals.tokens, totals.denoising_rows,
+             static_cast<double>(totals.tokens) / std::max(totals.seconds, 1e-9),
+             format_bytes(bytes));
+  if (totals.scored > 0) {
+    fmt::print(", mean score {:.3f} over {}", totals.score_sum / static_cast<double>(totals.scored),
+               totals.scored);
+  }
+  fmt::print("\n");
+}
+
+TraceWriter open_writer(const CaptureFlags& flags, const std::string& output, const TraceMeta& meta,
+                        ResumeState& state) {
+  if (flags.resume && std::filesystem::exists(output + ".partial")) {
+    return TraceWriter::resume(output, meta, state);
+  }
+  TraceWriterOptions options;
+  options.force = flags.force;
+  return TraceWriter(output, meta, options);
+}
+
+void capture(CaptureFlags flags, const Environment& environment, const std::string& command_line) {
+  const std::string output = rank_path(flags.output, environment);
+  if (flags.resume && flags.force) {
+    throw UsageError("--resume and --force contradict each other: give one of them");
+  }
+  if (flags.resume && std::filesystem::exists(output) &&
+      !std::filesystem::exists(output + ".partial")) {
+    fmt::print("{}: complete, nothing to resume\n", output);
+    return;
+  }
+  ReplaySource replay;
+  if (!flags.replay.empty()) {
+    replay = read_replay(flags.replay);
+    if (!flags.model.mask_token_id) flags.model.mask_token_id = replay.mask_token_id;
+    if (!flags.model.block_length) flags.model.block_length = replay.block_length;
+  }
+  LoadedModel model = load_model(flags.model, environment);
+  DecodeOptions decode = decode_options(flags.decoding, model.config);
+  decode.shadow = flags.policy.shadow;
+  const std::unique_ptr<AttentionPolicy> policy = make_policy(flags.policy, model);
+  const std::optional<Tokenizer> tokenizer = load_tokenizer(model);
+  const Tokenizer* tokenizer_or_null = tokenizer.has_value() ? &*tokenizer : nullptr;
+  std::vector<RunPrompt> prompts;
+  if (flags.replay.empty()) {
+    prompts = load_prompts(flags.prompts, model, tokenizer_or_null, flags.decoding.gen_length,
+                           decode);
+  } else {
+    if (!flags.prompts.prompts.empty() || !flags.prompts.file.empty() ||
+        !flags.prompts.input_ids.empty()) {
+      throw UsageError("--replay: brings its own prompts; leave out --prompt, --prompts and "
+                       "--input-ids");
+    }
+    prompts = std::move(replay.prompts);
+    for (const RunPrompt& prompt : prompts) check_request(prompt.request, decode, model.config);
+  }
+  keep_share(prompts, environment);
+  int64_t longest = 0;
+  for (const RunPrompt& prompt : prompts) {
+    longest = std::max(longest, cache_positions(static_cast<int64_t>(prompt.request.prompt.size()),
+                                                prompt.request.gen_length, decode));
+  }
+  model.model->set_longest_sequence(longest);
+
+  RecorderOptions recorder = recorder_options(flags.record, flags.policy, model, decode);
+  recorder.meta.run_json = run_json(flags, decode, *policy, environment, command_line);
+  recorder.meta.pieces = vocabulary_pieces(tokenizer_or_null, model.config.vocab_size);
+  const CaptureCost cost =
+      capture_cost(recorder, decode, prompts, flags.decoding.batch_size, model);
+  if (!flags.quiet) print_plan(flags, model, cost, prompts.size(), output);
+  if (flags.dry_run) return;
+  if (!flags.no_space_check) check_free_space(output, cost.file_bytes);
+
+  ResumeState state;
+  TraceWriter writer = open_writer(flags, output, recorder.meta, state);
+  const CaptureRun run{model, decode, tokenizer_or_null, *policy, flags.decoding.batch_size,
+                       flags.quiet};
+  const CaptureTotals totals =
+      run_capture(run, recorder, prompts, state, writer, [&](const CaptureOutcome& result) {
+        if (!flags.quiet) print_outcome(result);
+      });
+  if (totals.interrupted) {
+    writer.suspend();
+    throw Error(fmt::format("interrupted by a signal: {} rows are safe in {}. HINT: the same "
+                            "command with --resume goes on",
+                            writer.committed(), writer.partial_path()));
+  }
+  writer.finish();
+  print_totals(totals, output);
+}
+
+}  // namespace
+
+void add_capture_command(CLI::App& app, const Environment& environment,
+                         const std::string& command_line) {
+  auto flags = std::make_shared<CaptureFlags>();
+  CLI::App* command =
+      app.add_subcommand("capture", "Decode prompts with a checkpoint and record a trace");
+  command->footer(
+      "Example: blockscope capture models/needle --prompts models/needle/demo.jsonl \\\n"
+      "           --record outputs -o run.h5\n"
+      "The file is run.h5.partial while it is written; every committed row in it is readable.");
+  add_model_flags(*command, flags->model);
+  add_prompt_flags(*command, flags->prompts);
+  command->add_option("--replay", flags->replay,
+                      "Feed the trajectories of this trace instead of own choices");
+  add_decoding_flags(*command, flags->decoding);
+  add_policy_flags(*command, flags->policy);
+  add_record_flags(*command, flags->record);
+  command->add_option("-o,--output", flags->output, "Trace to write")->required();
+  command->add_flag("--force", flags->force, "Replace an existing trace");
+  command->add_flag("--resume", flags->resume, "Go on with a trace that was cut off");
+  command->add_flag("--dry-run", flags->dry_run, "Print what would run and its size, then stop");
+  command->add_flag("--no-space-check", flags->no_space_check, "Start without enough free space");
+  command->add_flag("-q,--quiet", flags->quiet, "Only the last line");
+  command->callback([flags, environment, command_line] {
+    capture(*flags, environment, command_line);
+  });
+}
+
+}  // namespace blockscope

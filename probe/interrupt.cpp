@@ -1,0 +1,30 @@
+#include "probe/interrupt.h"
+
+#include <array>
+#include <csignal>
+
+namespace blockscope {
+namespace {
+
+constexpr std::array<int, 3> kSignals{SIGINT, SIGTERM, SIGUSR1};
+volatile std::sig_atomic_t received = 0;  // the one thing a handler may touch
+
+void handle(int signal) {
+  if (received != 0 && signal == SIGINT) std::signal(SIGINT, SIG_DFL);
+  received = signal;
+}
+
+}  // namespace
+
+InterruptGuard::InterruptGuard() {
+  received = 0;
+  for (const int signal : kSignals) std::signal(signal, handle);
+}
+
+InterruptGuard::~InterruptGuard() {
+  for (const int signal : kSignals) std::signal(signal, SIG_DFL);
+}
+
+int InterruptGuard::signal() { return received; }
+
+}  // namespace blockscope

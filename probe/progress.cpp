@@ -1,0 +1,57 @@
+#include "probe/progress.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+namespace blockscope {
+
+Progress::Progress(bool quiet)
+    : quiet_(quiet), terminal_(isatty(STDERR_FILENO) == 1), begin_(Clock::now()), last_(begin_) {}
+
+Progress::~Progress() { clear(); }
+
+void Progress::update(double done, const std::string& text) {
+  if (quiet_) return;
+  const auto now = Clock::now();
+  const auto interval = terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(5000);
+  if (now - last_ < interval) return;
+  last_ = now;
+  done = std::clamp(done, 0.0, 1.0);
+  const double elapsed = std::chrono::duration<double>(now - begin_).count();
+  const std::string left =
+      done > 0.0 ? format_seconds(elapsed * (1.0 - done) / done) + " left" : "estimating";
+  if (terminal_) {
+    constexpr int kWidth = 24;
+    const int filled = static_cast<int>(done * kWidth);
+    fmt::print(stderr, "\r\x1b[K[{:=<{}}{:<{}}] {:3.0f}% {} · {}", "", filled, "", kWidth - filled,
+               done * 100.0, text, left);
+  } else {
+    fmt::print(stderr, "{:3.0f}% {} · {}\n", done * 100.0, text, left);
+  }
+  std::fflush(stderr);
+  drawn_ = true;
+}
+
+void Progress::clear() {
+  if (drawn_ && terminal_) fmt::print(stderr, "\r\x1b[K");
+  drawn_ = false;
+}
+
+std::string format_bytes(double bytes) {
+  if (bytes < 1e3) return fmt::format("{:.0f} B", bytes);
+  if (bytes < 1e6) return fmt::format("{:.1f} kB", bytes / 1e3);
+  if (bytes < 1e9) return fmt::format("{:.1f} MB", bytes / 1e6);
+  return fmt::format("{:.2f} GB", bytes / 1e9);
+}
+
+std::string format_seconds(double seconds) {
+  const int64_t whole = static_cast<int64_t>(seconds + 0.5);
+  if (whole < 60) return fmt::format("{} s", whole);
+  if (whole < 3600) return fmt::format("{} min {:02d} s", whole / 60, whole % 60);
+  return fmt::format("{} h {:02d} min", whole / 3600, whole % 3600 / 60);
+}
+
+}  // namespace blockscope
