@@ -11,8 +11,8 @@ namespace blockscope {
 
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
-// One side of a merge: `output` [dim] normalised by `sum`, which is relative to exp(max). A finished
-// (output, lse) pair has sum 1 and max = lse; an unfinished state has an unnormalised output.
+// One side of a merge: `output` [dim] is to be divided by `sum`, which is relative to exp(max). A
+// finished (output, lse) pair has sum 1 and max = lse.
 struct AttentionPart {
   const float* output = nullptr;
   float max = kNegativeInfinity;

@@ -1,6 +1,7 @@
 // block_topk and token_topk: scores are recomputed tile by tile and turned into probabilities with
-// the given lse, so nothing of size T * N is stored. block_topk splits the keys over tasks and keeps
-// one mean per key; token_topk splits the tokens and streams each token's means into a selector.
+// the given lse, so nothing of size T * N is stored. block_topk splits the keys over tasks and
+// keeps one mean per key; token_topk splits the tokens and streams each token's means into a
+// selector.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>

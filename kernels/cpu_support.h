@@ -42,9 +42,15 @@ inline void store_rounded(const float* values, int64_t dim, Element element, voi
                           int64_t offset) {
   for (int64_t d = 0; d < dim; ++d) {
     switch (element) {
-      case Element::kFloat32: static_cast<float*>(output)[offset + d] = values[d]; break;
-      case Element::kFloat16: static_cast<at::Half*>(output)[offset + d] = values[d]; break;
-      case Element::kBFloat16: static_cast<at::BFloat16*>(output)[offset + d] = values[d]; break;
+      case Element::kFloat32:
+        static_cast<float*>(output)[offset + d] = values[d];
+        break;
+      case Element::kFloat16:
+        static_cast<at::Half*>(output)[offset + d] = values[d];
+        break;
+      case Element::kBFloat16:
+        static_cast<at::BFloat16*>(output)[offset + d] = values[d];
+        break;
     }
   }
 }

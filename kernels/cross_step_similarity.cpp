@@ -1,4 +1,4 @@
-// cross_step_similarity: one cosine per row of D elements, accumulated in double (FlashBlock Fig. 5).
+// cross_step_similarity: one cosine per row of D elements, in double (FlashBlock Fig. 5).
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -46,8 +46,7 @@ at::Tensor cross_step_similarity(const at::Tensor& a, const at::Tensor& b) {
   float* cosines = result.mutable_data_ptr<float>();
   constexpr int64_t kRowsPerTask = 64;
   AT_DISPATCH_SWITCH(
-      a.scalar_type(), kOp,
-      AT_DISPATCH_CASE_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, [&] {
+      a.scalar_type(), kOp, AT_DISPATCH_CASE_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, [&] {
         const scalar_t* x = left.const_data_ptr<scalar_t>();
         const scalar_t* y = right.const_data_ptr<scalar_t>();
         at::parallel_for(0, result.numel(), kRowsPerTask, [&](int64_t begin, int64_t end) {

@@ -1,5 +1,5 @@
-// prefill_attention: tasks are tiles of query tokens times the G query heads of a KV head; each walks
-// the keys its last row sees. The longest tasks come first, so that threads finish together.
+// prefill_attention: tasks are tiles of query tokens times the G query heads of a KV head; each
+// walks the keys its last row sees. The longest tasks come first, so that threads finish together.
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 

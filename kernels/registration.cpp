@@ -78,8 +78,8 @@ Tensor float_rows(const Tensor& q) { return empty_like_shape(q, row_shape(q), at
 
 Tensors5 split_meta(const Tensor& q, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                     const Tensor&, double) {
-  return {empty_like_shape(q, q.sym_sizes().vec(), q.scalar_type()), float_output(q),
-          float_rows(q), float_output(q), float_rows(q)};
+  return {empty_like_shape(q, q.sym_sizes().vec(), q.scalar_type()), float_output(q), float_rows(q),
+          float_output(q), float_rows(q)};
 }
 
 Tensors6 reuse_meta(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
@@ -97,8 +97,7 @@ Tensor prefill_meta(const Tensor& q, const Tensor&, const Tensor&, const Tensor&
 
 Tensors2 merge_meta(at::TensorList outputs, at::TensorList) {
   const Tensor& first = outputs[0];
-  return {empty_like_shape(first, first.sym_sizes().vec(), first.scalar_type()),
-          float_rows(first)};
+  return {empty_like_shape(first, first.sym_sizes().vec(), first.scalar_type()), float_rows(first)};
 }
 
 Tensors2 block_topk_meta(const Tensor& q, const Tensor& k_ext, const Tensor&, const Tensor&,

@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t kAlignment = 64;
 
 struct AlignedDelete {
-  void operator()(float* p) const { ::operator delete(p, std::align_val_t{kAlignment}); }
+  void operator()(float* p) const { ::operator delete (p, std::align_val_t{kAlignment}); }
 };
 
 // Scratch memory of this thread, kept between calls: fresh pages would cost more than a small op.
@@ -25,7 +25,7 @@ float* thread_scratch(int64_t floats) {
     memory.reset();
     capacity = 0;
     const auto bytes = static_cast<std::size_t>(floats) * sizeof(float);
-    memory.reset(static_cast<float*>(::operator new(bytes, std::align_val_t{kAlignment})));
+    memory.reset(static_cast<float*>(::operator new (bytes, std::align_val_t{kAlignment})));
     capacity = floats;
   }
   return memory.get();
@@ -36,9 +36,13 @@ float* thread_scratch(int64_t floats) {
 RowTile::RowTile(const TileKernels& kernels, Element element, int64_t num_rows, int64_t dim)
     : kernels_(kernels), element_(element), num_rows_(num_rows), dim_(dim) {
   const int64_t rows = (num_rows + kMaxLanes - 1) / kMaxLanes * kMaxLanes;
-  const std::array<int64_t, 7> sizes = {packed_query_floats(rows, dim), packed_tile_floats(dim),
-                                        rows * kTileKeys,  rows * padded(dim), rows,
-                                        rows * kMaxLanes, rows};
+  const std::array<int64_t, 7> sizes = {packed_query_floats(rows, dim),
+                                        packed_tile_floats(dim),
+                                        rows * kTileKeys,
+                                        rows * padded(dim),
+                                        rows,
+                                        rows * kMaxLanes,
+                                        rows};
   int64_t total = 0;
   for (const int64_t size : sizes) total += size;
   float* next = thread_scratch(total);

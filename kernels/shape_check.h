@@ -22,12 +22,12 @@ void check_query(const char* op, const at::Tensor& q);
 
 // Sizes shared by the arguments of an attention operator.
 struct AttentionSizes {
-  int64_t sequences = 0;     // S
-  int64_t heads = 0;         // H
-  int64_t kv_heads = 0;      // K
-  int64_t group = 0;         // G = H / K
-  int64_t queries = 0;       // T
-  int64_t dim = 0;           // D
+  int64_t sequences = 0;      // S
+  int64_t heads = 0;          // H
+  int64_t kv_heads = 0;       // K
+  int64_t group = 0;          // G = H / K
+  int64_t queries = 0;        // T
+  int64_t dim = 0;            // D
   int64_t external_keys = 0;  // N
 };
 

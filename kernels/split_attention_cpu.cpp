@@ -1,8 +1,8 @@
-// One pass over the keys, in two parallel phases. Phase 1: tasks of up to kMaxRows query rows of one
-// KV head (the query heads that need the prefix, times the query tokens) and one chunk of external
-// keys leave an unfinished state per row; other tasks do the internal keys with accumulators of
-// their own. Phase 2: per row, the chunk states are merged into the external pair, and that with
-// the internal pair into `out`.
+// One pass over the keys, in two parallel phases. Phase 1: tasks of up to kMaxRows query rows of
+// one KV head (the query heads that need the prefix, times the query tokens) and one chunk of
+// external keys leave an unfinished state per row; other tasks do the internal keys with
+// accumulators of their own. Phase 2: per row, the chunk states are merged into the external pair,
+// and that with the internal pair into `out`.
 #include "kernels/split_attention_cpu.h"
 
 #include <ATen/ops/empty.h>
@@ -129,8 +129,7 @@ class SplitAttentionRun {
       const AttentionPart state = tile.row_state(row - task.row_begin);
       const int64_t target =
           output_row(job.sequence, first_head + row / sizes_.queries, row % sizes_.queries);
-      lse_internal_[target] =
-          merge_parts(&state, 1, sizes_.dim, internal_ + target * sizes_.dim);
+      lse_internal_[target] = merge_parts(&state, 1, sizes_.dim, internal_ + target * sizes_.dim);
     }
   }
 
@@ -150,8 +149,7 @@ class SplitAttentionRun {
         const int64_t row = (found - job.heads.begin()) * sizes_.queries + t;
         for (int64_t chunk = 0; chunk < job.num_chunks; ++chunk) {
           const int64_t slot = job.first_slot + chunk * job.num_rows + row;
-          chunks[static_cast<size_t>(chunk)] = {partial_output_ + slot * dim,
-                                                partial_max_[slot],
+          chunks[static_cast<size_t>(chunk)] = {partial_output_ + slot * dim, partial_max_[slot],
                                                 partial_sum_[slot]};
         }
         lse_external_[target] = merge_parts(chunks.data(), job.num_chunks, dim, external);
@@ -205,9 +203,8 @@ ReuseAttention split_attention_cpu(const TileKernels& kernels, const AttentionSi
                                    const at::Tensor& q, const at::Tensor& k_ext,
                                    const at::Tensor& v_ext, const std::vector<int64_t>& ext_len,
                                    const at::Tensor& k_in, const at::Tensor& v_in,
-                                   const at::Tensor& cached_external,
-                                   const at::Tensor& cached_lse, const std::vector<bool>& reuse,
-                                   double scale) {
+                                   const at::Tensor& cached_external, const at::Tensor& cached_lse,
+                                   const std::vector<bool>& reuse, double scale) {
   const auto floats = at::TensorOptions().dtype(at::kFloat);
   ReuseAttention result;
   result.out = at::empty(q.sizes(), q.options().memory_format(at::MemoryFormat::Contiguous));

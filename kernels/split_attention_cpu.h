@@ -15,8 +15,7 @@ ReuseAttention split_attention_cpu(const TileKernels& kernels, const AttentionSi
                                    const at::Tensor& q, const at::Tensor& k_ext,
                                    const at::Tensor& v_ext, const std::vector<int64_t>& ext_len,
                                    const at::Tensor& k_in, const at::Tensor& v_in,
-                                   const at::Tensor& cached_external,
-                                   const at::Tensor& cached_lse, const std::vector<bool>& reuse,
-                                   double scale);
+                                   const at::Tensor& cached_external, const at::Tensor& cached_lse,
+                                   const std::vector<bool>& reuse, double scale);
 
 }  // namespace blockscope

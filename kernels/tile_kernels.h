@@ -39,7 +39,7 @@ struct TileKernels {
   void (*softmax)(float* scores, int64_t num_rows, int64_t num_keys, float scale,
                   const int64_t* visible, float* row_max, float* row_sum, float* alpha);
 
-  // output[r] = alpha[r] * output[r] + sum_j weights[r][j] * value j; output row stride padded(dim).
+  // output[r] = alpha[r] * output[r] + sum_j weights[r][j] * value j; row stride padded(dim).
   void (*accumulate)(const float* weights, const float* packed_values, const float* alpha,
                      int64_t num_rows, int64_t num_keys, int64_t dim, float* output);
 
@@ -52,9 +52,7 @@ struct TileKernels {
 constexpr int64_t padded(int64_t dim) { return (dim + kMaxLanes - 1) / kMaxLanes * kMaxLanes; }
 
 // Floats of a packed tile of keys or values; the last panel of two vectors may be half used.
-constexpr int64_t packed_tile_floats(int64_t dim) {
-  return kTileKeys * (padded(dim) + kMaxLanes);
-}
+constexpr int64_t packed_tile_floats(int64_t dim) { return kTileKeys * (padded(dim) + kMaxLanes); }
 
 // Floats that the packed form of num_rows queries takes: rows are interleaved in groups of 12.
 constexpr int64_t packed_query_floats(int64_t num_rows, int64_t dim) {

@@ -1,4 +1,4 @@
-// Tile kernels for the compiler's default instruction set (SSE2 on x86-64); flags in CMakeLists.txt.
+// Tile kernels for the default instruction set (SSE2 on x86-64); flags in CMakeLists.txt.
 #include "kernels/tile_kernels_impl.h"
 
 namespace blockscope {

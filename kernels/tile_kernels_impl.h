@@ -1,254 +1,20 @@
 // The one body of all tile kernels, written with GCC vector extensions and included by the four
-// tile_kernels_<isa>.cpp, whose compiler flags set the vector width. Longer than a header should be
-// because it is a source file that is compiled four times. Everything is in an unnamed namespace.
+// tile_kernels_<isa>.cpp, whose compiler flags set the vector width. With tile_pack_impl.h it is
+// longer than a header should be because it is a source file that is compiled four times.
+// Everything is in an unnamed namespace.
 //
 // Layouts: queries [group of kGroup rows][depth][kGroup]; keys [panel][depth][kPanel] (transposed);
-// values [panel][kTileKeys][kPanel]; a panel is two vectors wide. With AVX512-BF16, bfloat16 queries
-// and keys stay as they are and a unit of depth is a pair of elements: vdpbf16ps multiplies exactly
-// and adds in float32, at twice the rate of a float32 FMA. Weights stay float32 in every variant.
-#include <cstring>
+// values [panel][kTileKeys][kPanel]; a panel is two vectors wide. With AVX512-BF16, bfloat16
+// queries and keys stay as they are and a unit of depth is a pair of elements: vdpbf16ps multiplies
+// exactly and adds in float32, at twice the rate of a float32 FMA (it takes subnormal inputs as 0).
+// Weights stay float32 in every variant.
+#pragma once
 
 #include "kernels/tile_kernels.h"
-
-#if defined(__F16C__) || defined(__AVX512F__)
-#include <immintrin.h>
-#endif
+#include "kernels/tile_pack_impl.h"
 
 namespace blockscope {
 namespace {
-
-#if defined(__AVX512F__)
-constexpr int64_t kLanes = 16;
-constexpr unsigned kGroup = 12;  // 12 * 2 accumulators + 2 operands of 32 registers
-#elif defined(__AVX2__)
-constexpr int64_t kLanes = 8;
-constexpr unsigned kGroup = 6;  // 6 * 2 accumulators + 3 of 16 registers
-#else
-constexpr int64_t kLanes = 4;
-constexpr unsigned kGroup = 6;
-#endif
-#if defined(__AVX512BF16__)
-constexpr bool kBFloat16Pairs = true;
-#else
-constexpr bool kBFloat16Pairs = false;
-#endif
-constexpr int64_t kPanel = 2 * kLanes;
-
-using Vec = float __attribute__((vector_size(kLanes * 4)));
-using VecI = int32_t __attribute__((vector_size(kLanes * 4)));
-using VecU = uint32_t __attribute__((vector_size(kLanes * 4)));
-using VecU16 = uint16_t __attribute__((vector_size(kLanes * 2)));
-
-constexpr float kInfinity = __builtin_inff();
-
-inline Vec broadcast(float x) { return x - Vec{}; }
-
-inline Vec load(const float* p) {
-  Vec v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
-
-inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
-
-template <class To, class From>
-inline To bits(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  std::memcpy(&to, &from, sizeof to);
-  return to;
-}
-
-// exp for x <= 88, below 1.5 ulp; 0 below -87.33, where the result would be subnormal. NaN stays.
-inline Vec exp_vec(Vec x) {
-  const VecI tiny = x < -87.33654f;
-  x = tiny ? broadcast(-87.33654f) : x;
-  x = x > 88.0f ? broadcast(88.0f) : x;
-  // Adding 1.5 * 2^23 rounds to an integer that then sits in the low bits.
-  const Vec shifted = x * 1.44269504f + 12582912.0f;
-  const Vec n = shifted - 12582912.0f;
-  Vec r = x - n * 0.693359375f;  // ln 2 in two parts; n * the first is exact
-  r = r - n * -2.12194440e-4f;
-  Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  const Vec power = bits<Vec>((bits<VecU>(shifted) << 23) + 0x3f800000u);
-  return tiny ? Vec{} : p * power;
-}
-
-inline VecI lane_index() {
-  VecI index{};
-  for (int i = 0; i < kLanes; ++i) index[i] = i;
-  return index;
-}
-
-inline float max_lane(Vec v) {
-#pragma GCC unroll 4
-  for (int step = 1; step < kLanes; step *= 2) {
-    const Vec other = __builtin_shuffle(v, lane_index() ^ step);
-    v = v > other ? v : other;
-  }
-  return v[0];
-}
-
-// --- loads: one vector of depth units, as float32 (LoadPair: 32-bit units moved without arithmetic)
-
-struct LoadFloat32 {
-  static constexpr int64_t kUnitBytes = 4;
-  static Vec load_vec(const char* p) {
-    Vec v;
-    std::memcpy(&v, p, sizeof v);
-    return v;
-  }
-};
-
-struct LoadPair : LoadFloat32 {};
-
-struct LoadBFloat16 {
-  static constexpr int64_t kUnitBytes = 2;
-  static Vec load_vec(const char* p) {
-    VecU16 raw;
-    std::memcpy(&raw, p, sizeof raw);
-    return bits<Vec>(__builtin_convertvector(raw, VecU) << 16);
-  }
-};
-
-struct LoadFloat16 {
-  static constexpr int64_t kUnitBytes = 2;
-  static Vec load_vec(const char* p) {
-    VecU16 raw;
-    std::memcpy(&raw, p, sizeof raw);
-#if defined(__AVX512F__)
-    return _mm512_maskz_cvtph_ps(0xffff, bits<__m256i>(raw));
-#elif defined(__F16C__)
-    return _mm256_cvtph_ps(bits<__m128i>(raw));
-#else
-    const VecU half = __builtin_convertvector(raw, VecU);
-    const VecU sign = (half & 0x8000u) << 16;
-    const VecU magnitude = half & 0x7fffu;
-    // Normal numbers: rebias the exponent; Inf and NaN keep an all-ones exponent.
-    const VecU rebias = magnitude >= 0x7c00u ? VecU{} + 0x70000000u : VecU{} + 0x38000000u;
-    const VecU normal = (magnitude << 13) + rebias;
-    // Subnormal numbers: an integer multiple of 2^-24.
-    const Vec subnormal =
-        __builtin_convertvector(bits<VecI>(magnitude), Vec) * 5.9604644775390625e-8f;
-    return bits<Vec>((magnitude < 0x400u ? bits<VecU>(subnormal) : normal) | sign);
-#endif
-  }
-};
-
-// The vector at p, of which only `bytes` bytes may be read; zeros behind them.
-template <class Load>
-inline Vec load_some(const char* p, int64_t bytes) {
-  if (bytes >= kLanes * Load::kUnitBytes) return Load::load_vec(p);
-  char copy[kLanes * 4] = {};
-  std::memcpy(copy, p, static_cast<size_t>(bytes));
-  return Load::load_vec(copy);
-}
-
-// Calls f with the Load of the element type; `pairs` where products may be taken two at a time.
-template <class F>
-inline void with_load(Element element, bool pairs, F f) {
-  if (element == Element::kFloat32) return f(LoadFloat32{});
-  if (element == Element::kFloat16) return f(LoadFloat16{});
-  if (pairs) return f(LoadPair{});
-  f(LoadBFloat16{});
-}
-
-constexpr int64_t element_bytes(Element element) { return element == Element::kFloat32 ? 4 : 2; }
-
-inline bool uses_pairs(Element element) {
-  return kBFloat16Pairs && element == Element::kBFloat16;
-}
-
-inline int64_t depth_of(Element element, int64_t dim) {
-  return uses_pairs(element) ? (dim + 1) / 2 : dim;
-}
-
-// --- packing
-
-// Perfect shuffles: log2(kLanes) rounds of interleaving row i with row i + kLanes / 2 transpose.
-inline void transpose(Vec* rows) {
-  VecI low{};
-  VecI high{};
-  for (int i = 0; i < kLanes; ++i) {
-    low[i] = i / 2 + (i % 2) * static_cast<int>(kLanes);
-    high[i] = low[i] + static_cast<int>(kLanes) / 2;
-  }
-#pragma GCC unroll 4
-  for (int round = 1; round < kLanes; round *= 2) {
-    Vec next[kLanes];
-#pragma GCC unroll 8
-    for (int i = 0; i < kLanes / 2; ++i) {
-      next[2 * i] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], low);
-      next[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], high);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) rows[i] = next[i];
-  }
-}
-
-template <class Load>
-void pack_keys_as(const char* keys, int64_t stride, int64_t num_keys, int64_t row_bytes,
-                  int64_t depth, float* packed) {
-  for (int64_t key = 0; key < num_keys; key += kLanes) {
-    float* panel = packed + key / kPanel * kPanel * depth + key % kPanel;
-    for (int64_t d = 0; d < depth; d += kLanes) {
-      const char* corner = keys + key * stride + d * Load::kUnitBytes;
-      const int64_t bytes = row_bytes - d * Load::kUnitBytes;
-      Vec rows[kLanes];
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) {
-        rows[i] = key + i < num_keys ? load_some<Load>(corner + i * stride, bytes) : Vec{};
-      }
-      transpose(rows);
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) {
-        if (d + i < depth) store(panel + (d + i) * kPanel, rows[i]);
-      }
-    }
-  }
-}
-
-void pack_keys(Element element, const void* keys, int64_t stride, int64_t num_keys, int64_t dim,
-               float* packed) {
-  with_load(element, uses_pairs(element), [&]<class Load>(Load) {
-    pack_keys_as<Load>(static_cast<const char*>(keys), stride, num_keys,
-                       dim * element_bytes(element), depth_of(element, dim), packed);
-  });
-}
-
-void pack_values(Element element, const void* values, int64_t stride, int64_t num_keys, int64_t dim,
-                 float* packed) {
-  with_load(element, false, [&]<class Load>(Load) {
-    for (int64_t d = 0; d < dim; d += kLanes) {
-      float* panel = packed + d / kPanel * kPanel * kTileKeys + d % kPanel;
-      const char* column = static_cast<const char*>(values) + d * Load::kUnitBytes;
-      const int64_t bytes = (dim - d) * Load::kUnitBytes;
-      for (int64_t key = 0; key < num_keys; ++key) {
-        store(panel + key * kPanel, load_some<Load>(column + key * stride, bytes));
-      }
-    }
-  });
-}
-
-void pack_query(Element element, const void* query, int64_t dim, int64_t row, float* packed) {
-  const int64_t depth = depth_of(element, dim);
-  float* column = packed + row / kGroup * kGroup * depth + row % kGroup;
-  with_load(element, uses_pairs(element), [&]<class Load>(Load) {
-    for (int64_t d = 0; d < depth; d += kLanes) {
-      const int64_t bytes = dim * element_bytes(element) - d * Load::kUnitBytes;
-      const Vec units =
-          load_some<Load>(static_cast<const char*>(query) + d * Load::kUnitBytes, bytes);
-      float copy[kLanes];
-      store(copy, units);
-      for (int64_t i = 0; i < kLanes && d + i < depth; ++i) column[(d + i) * kGroup] = copy[i];
-    }
-  });
-}
 
 // --- matrix products
 
@@ -274,8 +40,8 @@ void score_block(const float* queries, const float* panel, int64_t depth, float*
 #pragma GCC unroll 2
       for (unsigned v = 0; v < V; ++v) {
         const float q = queries[d * kGroup + r];
-        sum[r][v] = kPairs ? multiply_add_pair(q, key[v], sum[r][v])
-                           : multiply_add(q, key[v], sum[r][v]);
+        sum[r][v] =
+            kPairs ? multiply_add_pair(q, key[v], sum[r][v]) : multiply_add(q, key[v], sum[r][v]);
       }
     }
   }
@@ -374,6 +140,41 @@ void accumulate(const float* weights, const float* packed_values, const float* a
 }
 
 // --- softmax
+
+// exp for x <= 88, below 1.5 ulp; 0 below -87.33, where the result would be subnormal. NaN stays.
+inline Vec exp_vec(Vec x) {
+  const VecI tiny = x < -87.33654f;
+  x = tiny ? broadcast(-87.33654f) : x;
+  x = x > 88.0f ? broadcast(88.0f) : x;
+  // Adding 1.5 * 2^23 rounds to an integer that then sits in the low bits.
+  const Vec shifted = x * 1.44269504f + 12582912.0f;
+  const Vec n = shifted - 12582912.0f;
+  Vec r = x - n * 0.693359375f;  // ln 2 in two parts; n * the first is exact
+  r = r - n * -2.12194440e-4f;
+  Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const Vec power = bits<Vec>((bits<VecU>(shifted) << 23) + 0x3f800000u);
+  return tiny ? Vec{} : p * power;
+}
+
+inline VecI lane_index() {
+  VecI index{};
+  for (int i = 0; i < kLanes; ++i) index[i] = i;
+  return index;
+}
+
+inline float max_lane(Vec v) {
+#pragma GCC unroll 4
+  for (int step = 1; step < kLanes; step *= 2) {
+    const Vec other = __builtin_shuffle(v, lane_index() ^ step);
+    v = v > other ? v : other;
+  }
+  return v[0];
+}
 
 void softmax(float* scores_of_rows, int64_t num_rows, int64_t num_keys, float scale,
              const int64_t* visible, float* row_max, float* row_sum, float* alpha) {

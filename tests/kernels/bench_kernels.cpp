@@ -1,0 +1,141 @@
+// Times split_attention against scaled_dot_product_attention in the same run and on the same
+// tensors: SDPA reads one concatenated cache and yields only `out`; split_attention also yields
+// both parts and their lse. Prints the least of the repeats. Usage: bench_kernels [threads]
+// [repeats]
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+
+#include "kernels/ops.h"
+
+namespace {
+
+struct Shape {
+  const char* name;
+  int64_t sequences, heads, kv_heads, dim, block_length, external_keys;
+};
+
+double least_seconds(int repeats, const std::function<void()>& work) {
+  work();
+  double least = 1e9;
+  for (int i = 0; i < repeats; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    least = std::min(least, taken.count());
+  }
+  return least;
+}
+
+void report(const Shape& shape, at::ScalarType dtype, const char* what, double seconds,
+            double bytes, double baseline) {
+  std::printf("%-10s %-9s %-18s %9.3f ms %7.1f GB/s of K and V %6.2f x SDPA\n", shape.name,
+              c10::toString(dtype), what, seconds * 1e3, bytes / seconds * 1e-9,
+              seconds / baseline);
+}
+
+void bench(const Shape& shape, at::ScalarType dtype, int repeats) {
+  torch::manual_seed(1);
+  const auto options = at::TensorOptions().dtype(dtype);
+  const auto random = [&](at::IntArrayRef sizes) { return torch::randn(sizes).to(options); };
+  const int64_t s = shape.sequences;
+  const int64_t n = shape.external_keys;
+  const int64_t b = shape.block_length;
+  const at::Tensor q = random({s, shape.heads, b, shape.dim});
+  const at::Tensor k = random({s, shape.kv_heads, n + b, shape.dim});
+  const at::Tensor v = random({s, shape.kv_heads, n + b, shape.dim});
+  const at::Tensor k_ext = k.slice(2, 0, n);
+  const at::Tensor v_ext = v.slice(2, 0, n);
+  const at::Tensor k_in = k.slice(2, n);
+  const at::Tensor v_in = v.slice(2, n);
+  const at::Tensor ext_len = torch::full({s}, n, at::kLong);
+  const double scale = 1.0 / std::sqrt(static_cast<double>(shape.dim));
+  const double bytes = static_cast<double>(k.nbytes() + v.nbytes());
+  const bool grouped = shape.heads != shape.kv_heads;
+
+  const double sdpa = least_seconds(
+      repeats, [&] { at::scaled_dot_product_attention(q, k, v, {}, 0.0, false, scale, grouped); });
+  report(shape, dtype, "SDPA", sdpa, bytes, sdpa);
+  blockscope::SplitAttention split;
+  const double ours = least_seconds(repeats, [&] {
+    split = blockscope::split_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale);
+  });
+  report(shape, dtype, "split_attention", ours, bytes, sdpa);
+  const at::Tensor reuse = torch::ones({shape.heads}, at::kBool);
+  report(shape, dtype, "reuse_attention",
+         least_seconds(repeats,
+                       [&] {
+                         blockscope::reuse_attention(q, k_ext, v_ext, ext_len, k_in, v_in,
+                                                     split.external, split.lse_external, reuse,
+                                                     scale);
+                       }),
+         bytes, sdpa);
+  report(shape, dtype, "block_topk 512",
+         least_seconds(
+             repeats,
+             [&] { blockscope::block_topk(q, k_ext, ext_len, split.lse_external, 512, scale); }),
+         bytes / 2, sdpa);
+  report(shape, dtype, "token_topk 512",
+         least_seconds(
+             repeats,
+             [&] { blockscope::token_topk(q, k_ext, ext_len, split.lse_external, 512, scale); }),
+         bytes / 2, sdpa);
+  const at::Tensor expected =
+      at::scaled_dot_product_attention(q, k, v, {}, 0.0, false, scale, grouped);
+  std::printf("%-10s %-9s largest difference of out: %.2e\n", shape.name, c10::toString(dtype),
+              (expected - split.out).abs().max().item<double>());
+}
+
+void bench_prefill(const Shape& shape, at::ScalarType dtype, int repeats) {
+  torch::manual_seed(1);
+  const int64_t n = shape.external_keys;
+  const auto random = [&](int64_t heads) {
+    return torch::randn({shape.sequences, heads, n, shape.dim}).to(dtype);
+  };
+  const at::Tensor q = random(shape.heads);
+  const at::Tensor k = random(shape.kv_heads);
+  const at::Tensor v = random(shape.kv_heads);
+  const at::Tensor len = torch::full({shape.sequences}, n, at::kLong);
+  const double scale = 1.0 / std::sqrt(static_cast<double>(shape.dim));
+  const double bytes = static_cast<double>(k.nbytes() + v.nbytes());
+  const double sdpa = least_seconds(
+      repeats, [&] { at::scaled_dot_product_attention(q, k, v, {}, 0.0, true, scale, true); });
+  report(shape, dtype, "SDPA causal", sdpa, bytes, sdpa);
+  report(shape, dtype, "prefill causal",
+         least_seconds(repeats, [&] { blockscope::prefill_attention(q, k, v, len, 1, scale); }),
+         bytes, sdpa);
+  report(
+      shape, dtype, "prefill block",
+      least_seconds(
+          repeats, [&] { blockscope::prefill_attention(q, k, v, len, shape.block_length, scale); }),
+      bytes, sdpa);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int threads = argc > 1 ? std::atoi(argv[1]) : at::get_num_threads();
+  const int repeats = argc > 2 ? std::atoi(argv[2]) : 20;
+  at::set_num_threads(threads);
+  const at::InferenceMode no_grad;
+  std::printf("%s, %d threads, least of %d\n", blockscope::instruction_set().c_str(), threads,
+              repeats);
+  const Shape sdar = {"SDAR-8B", 1, 32, 8, 128, 32, 4096};
+  const Shape small = {"needle", 1, 6, 2, 48, 16, 1024};
+  const Shape batch = {"needle x8", 8, 6, 2, 48, 16, 1024};
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const Shape& shape : {sdar, small, batch}) bench(shape, dtype, repeats);
+  }
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    bench_prefill({"SDAR-8B", 1, 32, 8, 128, 32, 1024}, dtype, std::max(1, repeats / 4));
+    bench_prefill(small, dtype, repeats);
+  }
+  return 0;
+}

@@ -1,0 +1,205 @@
+// block_topk and token_topk against probabilities in float64, and the order of ties.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "kernels/ops.h"
+#include "kernels/top_k_selector.h"
+#include "tests/kernels/attention_case.h"
+
+namespace blockscope::testing {
+namespace {
+
+at::Tensor lse_external(const AttentionCase& problem) {
+  return split_attention(problem.q, problem.k_ext, problem.v_ext, problem.ext_len, problem.k_in,
+                         problem.v_in, problem.scale)
+      .lse_external;
+}
+
+TopK block(const AttentionCase& problem, int64_t k) {
+  return block_topk(problem.q, problem.k_ext, problem.ext_len, lse_external(problem), k,
+                    problem.scale);
+}
+
+TokenTopK token(const AttentionCase& problem, int64_t k) {
+  return token_topk(problem.q, problem.k_ext, problem.ext_len, lse_external(problem), k,
+                    problem.scale);
+}
+
+// Queries [heads of the group, tokens] of one KV head; token -1: all tokens.
+std::vector<Row> group_queries(const AttentionCase& problem, int64_t s, int64_t kv_head,
+                               int64_t token) {
+  std::vector<Row> queries;
+  const int64_t group = problem.q.size(1) / problem.k_ext.size(1);
+  for (int64_t g = 0; g < group; ++g) {
+    const std::vector<Row> rows = to_rows(problem.q[s][kv_head * group + g]);
+    for (size_t t = 0; t < rows.size(); ++t) {
+      if (token < 0 || static_cast<size_t>(token) == t) queries.push_back(rows[t]);
+    }
+  }
+  return queries;
+}
+
+// Near-ties may be ordered either way by rounding, so positions are judged by their probability.
+void expect_set(const at::Tensor& index, const at::Tensor& probability,
+                const std::vector<double>& expected) {
+  const std::vector<double> positions = to_doubles(index);
+  const std::vector<double> got = to_doubles(probability);
+  const std::vector<int64_t> best = top_k_reference(expected, positions.size());
+  std::set<double> seen;
+  for (size_t i = 0; i < positions.size(); ++i) {
+    if (i >= best.size()) {
+      EXPECT_EQ(positions[i], -1.0);
+      EXPECT_EQ(got[i], 0.0);
+      continue;
+    }
+    ASSERT_TRUE(positions[i] >= 0.0 && positions[i] < static_cast<double>(expected.size()));
+    EXPECT_TRUE(seen.insert(positions[i]).second) << "position " << positions[i] << " twice";
+    const double at_position = expected[static_cast<size_t>(positions[i])];
+    const double at_rank = expected[static_cast<size_t>(best[i])];
+    EXPECT_NEAR(got[i], at_position, 1e-5 * at_position);
+    EXPECT_NEAR(at_position, at_rank, 1e-5 * at_rank) << "rank " << i;
+    EXPECT_LE(got[i], got[i > 0 ? i - 1 : 0]);
+  }
+}
+
+std::vector<CaseShape> case_table() {
+  std::vector<CaseShape> cases;
+  for (const int64_t length : {0, 1, 9, 63, 64, 65, 1023, 1025, 2500}) {
+    cases.push_back({.ext_len = {length}});
+  }
+  cases.push_back({.heads = 8, .kv_heads = 1, .dim = 16, .queries = 40, .ext_len = {100}});
+  cases.push_back({.heads = 6, .kv_heads = 2, .ext_len = {70, 0, 5}});
+  cases.push_back({.dim = 64, .ext_len = {200}, .dtype = at::kHalf});
+  cases.push_back({.dim = 33, .ext_len = {200}, .dtype = at::kBFloat16});
+  return cases;
+}
+
+TEST(BlockTopK, SetsAndProbabilitiesEqualTheFloat64Reference) {
+  uint64_t seed = 1;
+  for (const CaseShape& shape : case_table()) {
+    SCOPED_TRACE(::testing::Message() << shape << " seed " << seed);
+    const AttentionCase problem = make_case(shape, seed++);
+    const TopK got = block(problem, 10);
+    for (int64_t s = 0; s < problem.q.size(0); ++s) {
+      for (int64_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+        const std::vector<Row> keys =
+            to_rows(problem.k_ext[s][kv_head].slice(0, 0, shape.ext_len[static_cast<size_t>(s)]));
+        expect_set(got.index[s][kv_head], got.probability[s][kv_head],
+                   mean_probability_reference(group_queries(problem, s, kv_head, -1), keys,
+                                              problem.scale));
+      }
+    }
+  }
+}
+
+TEST(TokenTopK, SetsUnionAndProbabilitiesEqualTheFloat64Reference) {
+  uint64_t seed = 1;
+  for (const CaseShape& shape : case_table()) {
+    SCOPED_TRACE(::testing::Message() << shape << " seed " << seed);
+    const AttentionCase problem = make_case(shape, seed++);
+    const TokenTopK got = token(problem, 10);
+    for (int64_t s = 0; s < problem.q.size(0); ++s) {
+      for (int64_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+        const std::vector<Row> keys =
+            to_rows(problem.k_ext[s][kv_head].slice(0, 0, shape.ext_len[static_cast<size_t>(s)]));
+        std::set<double> in_union;
+        for (int64_t t = 0; t < shape.queries; ++t) {
+          expect_set(got.index[s][kv_head][t], got.probability[s][kv_head][t],
+                     mean_probability_reference(group_queries(problem, s, kv_head, t), keys,
+                                                problem.scale));
+          for (const double n : to_doubles(got.index[s][kv_head][t])) in_union.insert(n);
+        }
+        in_union.erase(-1.0);
+        EXPECT_EQ(got.union_size[s][kv_head].item<int64_t>(),
+                  static_cast<int64_t>(in_union.size()));
+      }
+    }
+  }
+}
+
+TEST(TokenTopK, UnionLiesBetweenOneSetAndAllSets) {
+  const AttentionCase problem = make_case({.queries = 16, .ext_len = {900}}, 20);
+  const TokenTopK got = token(problem, 32);
+  EXPECT_TRUE(got.union_size.ge(32).all().item<bool>());
+  EXPECT_TRUE(got.union_size.le(16 * 32).all().item<bool>());
+}
+
+TEST(BlockTopK, TiesGoToTheLowerPositionAndSmallerSetsArePrefixes) {
+  AttentionCase problem = make_case({.ext_len = {1500}, .spare = 0}, 21);
+  // 15 copies of the same 100 keys: every probability occurs 15 times, in every tile position.
+  const at::Tensor keys = problem.k_ext.slice(2, 0, 100);
+  problem.k_ext = at::cat(std::vector<at::Tensor>(15, keys), 2);
+  const TopK large = block(problem, 300);
+  const std::vector<double> positions = to_doubles(large.index[0][0]);
+  for (size_t i = 0; i < positions.size(); ++i) {
+    EXPECT_EQ(positions[i], positions[i / 15 * 15] + 100.0 * static_cast<double>(i % 15)) << i;
+    EXPECT_LT(positions[i / 15 * 15], 100.0);
+  }
+  for (const int64_t k : {1, 14, 16, 299}) {
+    const TopK small = block(problem, k);
+    EXPECT_TRUE(at::equal(small.index, large.index.slice(2, 0, k)));
+    EXPECT_TRUE(at::equal(small.probability, large.probability.slice(2, 0, k)));
+    EXPECT_TRUE(at::equal(token(problem, k).index, token(problem, 300).index.slice(3, 0, k)));
+  }
+}
+
+TEST(BlockTopK, AllProbabilitiesSumToOneOverThePrefixAndToLessWithTheBlock) {
+  const AttentionCase problem = make_case({.ext_len = {130}}, 22);
+  const at::Tensor prefix = block(problem, 130).probability.sum(-1);
+  EXPECT_TRUE(at::allclose(prefix, at::ones_like(prefix), 0.0, 1e-5));
+  const SplitAttention split =
+      split_attention(problem.q, problem.k_ext, problem.v_ext, problem.ext_len, problem.k_in,
+                      problem.v_in, problem.scale);
+  const at::Tensor lse = at::logaddexp(split.lse_external, split.lse_internal);
+  const TopK with_block =
+      block_topk(problem.q, problem.k_ext, problem.ext_len, lse, 130, problem.scale);
+  const at::Tensor mass = (split.lse_external - lse).exp().view({1, 2, -1}).mean(-1);
+  EXPECT_TRUE(at::allclose(with_block.probability.sum(-1), mass, 0.0, 1e-5));
+}
+
+TEST(BlockTopK, ThreadsAndOtherSequencesChangeNothing) {
+  const AttentionCase problem = make_case({.ext_len = {3000, 40}}, 23);
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  const TopK alone = block(problem, 50);
+  const TokenTopK alone_token = token(problem, 50);
+  at::set_num_threads(5);
+  EXPECT_TRUE(at::equal(block(problem, 50).index, alone.index));
+  EXPECT_TRUE(at::equal(block(problem, 50).probability, alone.probability));
+  EXPECT_TRUE(at::equal(token(problem, 50).index, alone_token.index));
+  at::set_num_threads(threads);
+}
+
+TEST(BlockTopK, WrongArgumentsThrow) {
+  const AttentionCase c = make_case({.ext_len = {30}}, 24);
+  const at::Tensor lse = lse_external(c);
+  EXPECT_THROW(block_topk(c.q, c.k_ext, c.ext_len, lse, 0, 1.0), c10::Error);
+  EXPECT_THROW(block_topk(c.q, c.k_ext, c.ext_len, lse, -3, 1.0), c10::Error);
+  EXPECT_THROW(block_topk(c.q, c.k_ext, c.ext_len + 4, lse, 3, 1.0), c10::Error);
+  EXPECT_THROW(block_topk(c.q, c.k_ext, c.ext_len, lse.slice(2, 1), 3, 1.0), c10::Error);
+  EXPECT_THROW(token_topk(c.q, c.k_ext, c.ext_len, lse.to(at::kDouble), 3, 1.0), c10::Error);
+}
+
+TEST(TopKSelector, KeepsTheBestOfARandomStreamWithTiesAndNaN) {
+  SeededRandom random(25);
+  for (const int64_t k : {1, 2, 7, 100}) {
+    TopKSelector selector(k);
+    std::vector<double> values;
+    for (int32_t n = 0; n < 5000; ++n) {
+      const float value = n % 11 == 3 ? NAN : static_cast<float>(random.integer(0, 40));
+      selector.push(value, n);
+      values.push_back(std::isnan(value) ? -1.0 : value);
+    }
+    std::vector<int32_t> index(static_cast<size_t>(k));
+    std::vector<float> probability(static_cast<size_t>(k));
+    selector.write(index.data(), probability.data());
+    const std::vector<int64_t> expected = top_k_reference(values, static_cast<size_t>(k));
+    for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(index[i], expected[i]);
+  }
+}
+
+}  // namespace
+}  // namespace blockscope::testing
