@@ -94,8 +94,9 @@ class Tokenizer {
   /// print once.
   const std::vector<std::string>& warnings() const;
 
+  struct Impl;  // opaque; tokenizer_impl.h
+
  private:
-  struct Impl;
   explicit Tokenizer(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

@@ -1,0 +1,47 @@
+// One compiled Oniguruma pattern, with the engine, syntax and UTF-8 rules that the `tokenizers`
+// package uses, and bounds on backtracking so that no pattern or text can hang a run.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+struct re_pattern_buffer;  // Oniguruma's compiled pattern
+
+namespace blockscope {
+
+/// Half-open byte range.
+struct Span {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  bool operator==(const Span&) const = default;
+};
+
+class Regex {
+ public:
+  /// Throws CheckpointError if the pattern doesn't compile; `where` names file and key.
+  Regex(std::string_view pattern, const std::string& where);
+  ~Regex();
+  Regex(Regex&& other) noexcept;
+  Regex& operator=(Regex&& other) noexcept;
+  Regex(const Regex&) = delete;
+  Regex& operator=(const Regex&) = delete;
+
+  /// First match at or after byte `start` of `text` (well-formed UTF-8); look-behind and anchors see
+  /// all of `text` and nothing else. Throws PromptError if the engine's bounds are exceeded.
+  std::optional<Span> find(std::string_view text, std::size_t start) const;
+
+  /// All matches from left to right; an empty match right after a match is skipped.
+  std::vector<Span> find_all(std::string_view text) const;
+
+  /// Pattern that matches `literal` and nothing else.
+  static std::string escape(std::string_view literal);
+
+ private:
+  re_pattern_buffer* handle_ = nullptr;
+  std::string where_;
+};
+
+}  // namespace blockscope

@@ -1,0 +1,35 @@
+// First stage of the chat-template renderer: the text of a Jinja template as a list of tokens, with
+// white-space control applied as `transformers` configures Jinja (trim_blocks, lstrip_blocks, one
+// trailing newline dropped).
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace blockscope {
+
+enum class TemplateTokenKind {
+  kText,           // output as it is
+  kBeginBlock,     // {%
+  kEndBlock,       // %}
+  kBeginOutput,    // {{
+  kEndOutput,      // }}
+  kName,
+  kString,         // text holds the value, escapes resolved
+  kInteger,
+  kOperator,       // one of ( ) [ ] { } . , : | ~ + - * / % = == != < > <= >=
+  kEnd,
+};
+
+struct TemplateToken {
+  TemplateTokenKind kind = TemplateTokenKind::kEnd;
+  std::string text;
+  std::size_t line = 0;  // 1-based
+};
+
+/// Throws CheckpointError ("<where>:<line>: ...") for text that is not a template.
+std::vector<TemplateToken> lex_template(std::string_view source, const std::string& where);
+
+}  // namespace blockscope

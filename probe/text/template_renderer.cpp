@@ -1,0 +1,383 @@
+// See template_renderer.h.
+#include "probe/text/template_renderer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <utility>
+
+#include "decode_record/error.h"
+#include "probe/text/template_value.h"
+
+namespace blockscope {
+
+using nlohmann::json;
+
+namespace {
+
+using Expression = TemplateExpression;
+using Kind = Expression::Kind;
+using Value = TemplateValue;
+
+constexpr std::size_t kMaxSteps = 5'000'000;  // evaluations; a thousand messages take some 10^5
+
+class Renderer {
+ public:
+  Renderer(const json& context, const std::string& where) : where_(where) {
+    for (const auto& [name, value] : context.items()) variables_.emplace(name, Value(value));
+  }
+
+  std::string run(const std::vector<TemplateNode>& nodes) {
+    run_body(nodes);
+    return std::move(output_);
+  }
+
+ private:
+  [[noreturn]] void fail(const Expression& at, const std::string& what) const {
+    throw PromptError(fmt::format(
+        "{}:{}: this chat template can't render these messages: {}. HINT: render the prompt "
+        "elsewhere and pass it as text",
+        where_, at.line, what));
+  }
+
+  // --- statements
+
+  void run_body(const std::vector<TemplateNode>& nodes) {
+    for (const TemplateNode& node : nodes) {
+      switch (node.kind) {
+        case TemplateNode::Kind::kText:
+          output_ += node.text;
+          break;
+        case TemplateNode::Kind::kOutput:
+          output_ += to_text(evaluate(*node.expression), *node.expression);
+          if (output_.size() > kMaxRenderedBytes) fail(*node.expression, "more than 64 MiB of text");
+          break;
+        case TemplateNode::Kind::kIf:
+          run_if(node);
+          break;
+        case TemplateNode::Kind::kFor:
+          run_for(node);
+          break;
+        case TemplateNode::Kind::kSet:
+          run_set(node);
+          break;
+      }
+    }
+  }
+
+  void run_if(const TemplateNode& node) {
+    for (std::size_t i = 0; i < node.conditions.size(); ++i) {
+      if (evaluate(*node.conditions[i]).truthy()) return run_body(node.bodies[i]);
+    }
+    if (node.bodies.size() > node.conditions.size()) run_body(node.bodies.back());
+  }
+
+  void run_for(const TemplateNode& node) {
+    const Value list = evaluate(*node.expression);
+    if (list.is_undefined()) return;
+    if (list.json() == nullptr || !list.json()->is_array()) {
+      fail(*node.expression, "a loop over something that is not a list");
+    }
+    // Jinja scopes a loop: what its body sets (other than in a namespace) is gone afterwards, and
+    // each round starts from the outer values.
+    const std::map<std::string, Value> outer = variables_;
+    const std::size_t count = list.json()->size();
+    for (std::size_t i = 0; i < count; ++i) {
+      variables_ = outer;
+      variables_[node.text] = list.element(i);
+      variables_["loop"] = Value(json{{"index", i + 1},
+                                      {"index0", i},
+                                      {"revindex", count - i},
+                                      {"revindex0", count - i - 1},
+                                      {"first", i == 0},
+                                      {"last", i + 1 == count},
+                                      {"length", count}});
+      run_body(node.bodies[0]);
+    }
+    variables_ = outer;
+  }
+
+  void run_set(const TemplateNode& node) {
+    Value value = evaluate(*node.expression);
+    if (node.attribute.empty()) {
+      variables_[node.text] = std::move(value);
+      return;
+    }
+    const auto found = variables_.find(node.text);
+    if (found == variables_.end() || found->second.space() == nullptr) {
+      fail(*node.expression, fmt::format("\"{}\" is not a namespace", node.text));
+    }
+    (*found->second.space())[node.attribute] = std::move(value);
+  }
+
+  // --- values
+
+  std::string to_text(const Value& value, const Expression& at) const {
+    if (value.is_undefined()) return {};
+    if (value.is_string()) return value.string();
+    if (value.is_integer()) return value.json()->dump();
+    if (value.json() != nullptr && value.json()->is_boolean()) {
+      return value.json()->get<bool>() ? "True" : "False";
+    }
+    if (value.json() != nullptr && value.json()->is_null()) return "None";
+    fail(at, "output of a list or an object");
+  }
+
+  const std::string& text_of(const Value& value, const Expression& at) const {
+    if (!value.is_string()) fail(at, "a string operation on something that is not a string");
+    return value.string();
+  }
+
+  std::int64_t integer_of(const Value& value, const Expression& at) const {
+    if (!value.is_integer()) fail(at, "arithmetic on something that is not an integer");
+    return value.json()->get<std::int64_t>();
+  }
+
+  Value evaluate(const Expression& expression) {
+    if (++steps_ > kMaxSteps) fail(expression, "too many steps");
+    const auto operand = [&](std::size_t index) { return evaluate(*expression.operands[index]); };
+    switch (expression.kind) {
+      case Kind::kString:
+        return Value(json(expression.text));
+      case Kind::kInteger:
+        return Value(json(expression.integer));
+      case Kind::kBoolean:
+        return Value(json(expression.integer != 0));
+      case Kind::kNone:
+        return Value(json());
+      case Kind::kName: {
+        const auto found = variables_.find(expression.text);
+        return found == variables_.end() ? Value() : found->second;
+      }
+      case Kind::kList: {
+        json list = json::array();
+        for (std::size_t i = 0; i < expression.operands.size(); ++i) {
+          const Value value = operand(i);
+          if (value.json() == nullptr) fail(expression, "an undefined element of a list");
+          list.push_back(*value.json());
+        }
+        return Value(std::move(list));
+      }
+      case Kind::kAttribute: {
+        const Value value = operand(0);
+        if (value.is_undefined()) {
+          fail(expression, fmt::format("attribute \"{}\" of an undefined value", expression.text));
+        }
+        return value.member(expression.text);
+      }
+      case Kind::kItem:
+        return item(operand(0), operand(1), expression);
+      case Kind::kSlice:
+        return slice(expression);
+      case Kind::kCall:
+        return call(expression);
+      case Kind::kFilter:
+        return filter(expression);
+      case Kind::kTest:
+        return Value(json(test(expression) != (expression.integer != 0)));
+      case Kind::kNot:
+        return Value(json(!operand(0).truthy()));
+      case Kind::kNegative:
+        return Value(json(-integer_of(operand(0), expression)));
+      case Kind::kBinary:
+        return binary(expression);
+      case Kind::kConditional:
+        if (operand(1).truthy()) return operand(0);
+        return expression.operands.size() > 2 ? operand(2) : Value();
+    }
+    return {};
+  }
+
+  Value item(const Value& container, const Value& key, const Expression& at) const {
+    if (container.is_undefined()) fail(at, "an item of an undefined value");
+    if (key.is_string()) return container.member(key.string());
+    if (container.json() == nullptr || !container.json()->is_array()) return {};
+    const auto size = static_cast<std::int64_t>(container.json()->size());
+    std::int64_t index = integer_of(key, at);
+    if (index < 0) index += size;
+    if (index < 0 || index >= size) return {};
+    return container.element(static_cast<std::size_t>(index));
+  }
+
+  Value slice(const Expression& expression) {
+    const Value list = evaluate(*expression.operands[0]);
+    if (list.json() == nullptr || !list.json()->is_array()) {
+      fail(expression, "a slice of something that is not a list");
+    }
+    const auto part = [&](std::size_t index, std::int64_t fallback) {
+      const Value value = evaluate(*expression.operands[index]);
+      return value.json() != nullptr && value.json()->is_null() ? fallback
+                                                                : integer_of(value, expression);
+    };
+    const auto size = static_cast<std::int64_t>(list.json()->size());
+    const std::int64_t step = part(3, 1);
+    if (step != 1 && step != -1) fail(expression, "a slice with a step other than 1 and -1");
+    const std::int64_t low = step > 0 ? 0 : -1;
+    const std::int64_t high = step > 0 ? size : size - 1;
+    const auto bound = [&](std::size_t index, std::int64_t fallback) {
+      std::int64_t value = part(index, size + 1);  // size + 1: absent
+      if (value == size + 1) return fallback;
+      if (value < 0) value += size;
+      return std::clamp(value, low, high);
+    };
+    const std::int64_t begin = bound(1, step > 0 ? low : high);
+    const std::int64_t end = bound(2, step > 0 ? high : low);
+    json result = json::array();
+    for (std::int64_t i = begin; step > 0 ? i < end : i > end; i += step) {
+      result.push_back((*list.json())[static_cast<std::size_t>(i)]);
+    }
+    return Value(std::move(result));
+  }
+
+  Value binary(const Expression& expression) {
+    const std::string& name = expression.text;
+    Value left = evaluate(*expression.operands[0]);
+    if (name == "and") return left.truthy() ? evaluate(*expression.operands[1]) : left;
+    if (name == "or") return left.truthy() ? left : evaluate(*expression.operands[1]);
+    const Value right = evaluate(*expression.operands[1]);
+    if (name == "~") return Value(json(to_text(left, expression) + to_text(right, expression)));
+    if (name == "+" && left.is_string()) {
+      std::string text = left.string() + text_of(right, expression);
+      if (text.size() > kMaxRenderedBytes) fail(expression, "more than 64 MiB of text");
+      return Value(json(std::move(text)));
+    }
+    if (name == "+") return Value(json(integer_of(left, expression) + integer_of(right, expression)));
+    if (name == "-") return Value(json(integer_of(left, expression) - integer_of(right, expression)));
+    if (name == "==" || name == "!=") {
+      const bool equal = left.json() != nullptr && right.json() != nullptr
+                             ? *left.json() == *right.json()
+                             : left.is_undefined() && right.is_undefined();
+      return Value(json(equal == (name == "==")));
+    }
+    if (name == "in" || name == "not in") {
+      return Value(json(contains(right, left, expression) == (name == "in")));
+    }
+    const std::int64_t a = integer_of(left, expression);
+    const std::int64_t b = integer_of(right, expression);
+    return Value(json(name == "<" ? a < b : name == ">" ? a > b : name == "<=" ? a <= b : a >= b));
+  }
+
+  bool contains(const Value& container, const Value& value, const Expression& at) const {
+    if (container.is_string()) {
+      return container.string().find(text_of(value, at)) != std::string::npos;
+    }
+    if (container.json() != nullptr && container.json()->is_array() && value.json() != nullptr) {
+      return std::find(container.json()->begin(), container.json()->end(), *value.json()) !=
+             container.json()->end();
+    }
+    if (container.json() != nullptr && container.json()->is_object() && value.is_string()) {
+      return container.json()->contains(value.string());
+    }
+    fail(at, "\"in\" on something that holds no values");
+  }
+
+  // --- calls
+
+  std::vector<Value> arguments(const Expression& call) {
+    std::vector<Value> values;
+    for (std::size_t i = 1; i < call.operands.size(); ++i) {
+      values.push_back(evaluate(*call.operands[i]));
+    }
+    return values;
+  }
+
+  Value call(const Expression& expression) {
+    const Expression& callee = *expression.operands[0];
+    if (callee.kind == Kind::kAttribute) return call_method(expression, callee);
+    if (callee.kind != Kind::kName) fail(expression, "a call of something without a name");
+    const std::vector<Value> values = arguments(expression);
+    if (callee.text == "namespace" && values.size() == expression.names.size()) {
+      auto space = std::make_shared<Value::Namespace>();
+      for (std::size_t i = 0; i < values.size(); ++i) (*space)[expression.names[i]] = values[i];
+      return Value(std::move(space));
+    }
+    if (callee.text == "raise_exception" && values.size() == 1) {
+      fail(expression, fmt::format("it says \"{}\"", to_text(values[0], expression)));
+    }
+    fail(expression, fmt::format("the function \"{}\" is not supported", callee.text));
+  }
+
+  Value call_method(const Expression& expression, const Expression& callee) {
+    const Value object = evaluate(*callee.operands[0]);
+    const std::vector<Value> values = arguments(expression);
+    const std::string& name = callee.text;
+    if (!expression.names.empty()) fail(expression, "a method call with named arguments");
+    if (name == "get" && object.json() != nullptr && object.json()->is_object() &&
+        (values.size() == 1 || values.size() == 2)) {
+      const Value found = object.member(text_of(values[0], expression));
+      if (!found.is_undefined()) return found;
+      return values.size() == 2 ? values[1] : Value(json());
+    }
+    const std::string& text = text_of(object, expression);
+    std::optional<std::string> argument;
+    if (values.size() == 1) argument = text_of(values[0], expression);
+    if (values.size() <= 1) {
+      if (name == "strip") return Value(json(strip_text(text, argument, true, true)));
+      if (name == "lstrip") return Value(json(strip_text(text, argument, true, false)));
+      if (name == "rstrip") return Value(json(strip_text(text, argument, false, true)));
+      if (name == "split" && (!argument || !argument->empty())) {
+        return Value(json(split_text(text, argument)));
+      }
+      if (name == "startswith" && argument) return Value(json(text.starts_with(*argument)));
+      if (name == "endswith" && argument) return Value(json(text.ends_with(*argument)));
+    }
+    fail(expression, fmt::format("the method \"{}\" is not supported", name));
+  }
+
+  Value filter(const Expression& expression) {
+    const Value value = evaluate(*expression.operands[0]);
+    const std::vector<Value> values = arguments(expression);
+    const std::string& name = expression.text;
+    if ((name == "length" || name == "count") && values.empty() && !value.is_undefined()) {
+      if (value.is_string()) {
+        return Value(json(std::count_if(value.string().begin(), value.string().end(), [](char c) {
+          return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U;
+        })));
+      }
+      if (value.json() != nullptr && value.json()->is_structured()) {
+        return Value(json(value.json()->size()));
+      }
+    }
+    if (name == "trim" && values.empty()) {
+      return Value(json(strip_text(text_of(value, expression), std::nullopt, true, true)));
+    }
+    if (name == "string" && values.empty()) return Value(json(to_text(value, expression)));
+    if (name == "default" && values.size() == 1 && expression.names.empty()) {
+      return value.is_undefined() ? values[0] : value;
+    }
+    fail(expression, fmt::format("the filter \"{}\" is not supported", name));
+  }
+
+  bool test(const Expression& expression) {
+    const Value value = evaluate(*expression.operands[0]);
+    const json* data = value.json();
+    const std::string& name = expression.text;
+    if (name == "defined") return !value.is_undefined();
+    if (name == "undefined") return value.is_undefined();
+    if (name == "none") return data != nullptr && data->is_null();
+    if (name == "string") return value.is_string();
+    if (name == "mapping") return data != nullptr && data->is_object();
+    if (name == "true") return data != nullptr && data->is_boolean() && data->get<bool>();
+    if (name == "false") return data != nullptr && data->is_boolean() && !data->get<bool>();
+    if (name == "sequence" || name == "iterable") {
+      return data != nullptr && (data->is_structured() || data->is_string());
+    }
+    fail(expression, fmt::format("the test \"{}\" is not supported", name));
+  }
+
+  std::map<std::string, Value> variables_;
+  const std::string& where_;
+  std::string output_;
+  std::size_t steps_ = 0;
+};
+
+}  // namespace
+
+std::string render_template(const std::vector<TemplateNode>& nodes, const json& context,
+                            const std::string& where) {
+  return Renderer(context, where).run(nodes);
+}
+
+}  // namespace blockscope

@@ -1,0 +1,53 @@
+// Values of the chat-template renderer: JSON shared by pointer, so that messages[0].content copies
+// nothing; the undefined value; and namespace() objects, which loops may change.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace blockscope {
+
+class TemplateValue {
+ public:
+  using Namespace = std::map<std::string, TemplateValue>;
+
+  TemplateValue() = default;  // undefined
+  explicit TemplateValue(nlohmann::json value)
+      : json_(std::make_shared<const nlohmann::json>(std::move(value))) {}
+  explicit TemplateValue(std::shared_ptr<const nlohmann::json> value) : json_(std::move(value)) {}
+  explicit TemplateValue(std::shared_ptr<Namespace> value) : namespace_(std::move(value)) {}
+
+  bool is_undefined() const { return !json_ && !namespace_; }
+  bool is_string() const { return json_ && json_->is_string(); }
+  bool is_integer() const { return json_ && json_->is_number_integer(); }
+  const nlohmann::json* json() const { return json_.get(); }
+  Namespace* space() const { return namespace_.get(); }
+  const std::string& string() const { return json_->get_ref<const std::string&>(); }
+
+  /// Python's truth value; undefined is false.
+  bool truthy() const;
+  /// Key of an object or namespace; undefined if there is none.
+  TemplateValue member(const std::string& key) const;
+  /// Element of a list, sharing ownership.
+  TemplateValue element(std::size_t index) const;
+
+ private:
+  std::shared_ptr<const nlohmann::json> json_;
+  std::shared_ptr<Namespace> namespace_;
+};
+
+/// Python's str.strip family: `characters` absent means white space.
+std::string strip_text(std::string_view text, const std::optional<std::string>& characters,
+                       bool left, bool right);
+
+/// Python's str.split(separator), and str.split() if `separator` is absent.
+std::vector<std::string> split_text(std::string_view text,
+                                    const std::optional<std::string>& separator);
+
+}  // namespace blockscope
