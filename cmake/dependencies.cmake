@@ -10,7 +10,7 @@ find_package(nlohmann_json ${NLOHMANN_JSON_VERSION} REQUIRED)
 find_package(fmt ${FMT_VERSION} REQUIRED)
 find_package(spdlog ${SPDLOG_VERSION} REQUIRED)
 find_package(Eigen3 ${EIGEN_VERSION} REQUIRED)
-find_package(HDF5 ${HDF5_VERSION} REQUIRED COMPONENTS C)
+find_package(HDF5 ${HDF5_VERSION} REQUIRED COMPONENTS C HL)
 
 # The two libraries that ship only pkg-config files.
 function(blockscope_pkg_target target module version)

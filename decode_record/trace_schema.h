@@ -74,11 +74,12 @@ enum class Axis : std::uint8_t {
 // clang-format on
 
 enum class Storage : std::uint8_t {
-  fixed,     ///< contiguous, written once before the first row
-  cell,      ///< contiguous, rewritten in place while the file grows
-  column,    ///< chunks of up to 1,024 rows and 64 KiB
-  row,       ///< one chunk per row
-  row_layer  ///< one chunk per row and recorded layer
+  fixed,         ///< contiguous, written once before the first row
+  cell,          ///< contiguous, rewritten in place while the file grows
+  column,        ///< chunks of up to 1,024 rows and 64 KiB
+  column_layer,  ///< chunks of up to 1,024 rows and 64 KiB of one recorded layer
+  row,           ///< one chunk per row
+  row_layer      ///< one chunk per row and recorded layer
 };
 
 /// When a dataset exists. The level names mean "at this level and the ones above".
@@ -312,9 +313,9 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
     {F::prefix_position, "/prefix/position", i32, 1, {A::prefix}, S::column, E::full,
      "absolute position of the key"},
     {F::prefix_key, "/prefix/key", array, 4, {A::prefix, A::layer, A::kv_head, A::channel},
-     S::column, E::full, "after QK-norm and RoPE"},
+     S::column_layer, E::full, "after QK-norm and RoPE"},
     {F::prefix_value, "/prefix/value", array, 4, {A::prefix, A::layer, A::kv_head, A::channel},
-     S::column, E::full, ""},
+     S::column_layer, E::full, ""},
     // summaries
     {F::similarity_external, "/summary/similarity_external", f32, 3, rlh, S::column, E::summary,
      "mean cosine of exact A_out to the previous step"},

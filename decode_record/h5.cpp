@@ -1,0 +1,432 @@
+#include "decode_record/h5.h"
+
+#include <fmt/format.h>
+#include <hdf5_hl.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace blockscope::h5 {
+namespace {
+
+/// Per thread, because the thread-safe library keeps one error stack per thread.
+void silence() {
+  thread_local const bool done = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr) >= 0;
+  (void)done;
+}
+
+std::string innermost_error() {
+  std::string text;
+  const auto visit = [](unsigned, const H5E_error2_t* error, void* out) -> herr_t {
+    auto& message = *static_cast<std::string*>(out);
+    if (error->desc != nullptr && *error->desc != '\0') message = error->desc;
+    return 0;
+  };
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_DOWNWARD, visit, &text);
+  H5Eclear2(H5E_DEFAULT);
+  return text.empty() ? "unknown HDF5 error" : text;
+}
+
+std::string hint_for(std::string_view error) {
+  if (error.find("lock") != std::string_view::npos) {
+    return " HINT: another process holds the file, or the file system has no locks (NFS, Lustre): "
+           "set HDF5_USE_FILE_LOCKING=FALSE in the environment.";
+  }
+  if (error.find("No space left") != std::string_view::npos ||
+      error.find("errno = 28") != std::string_view::npos) {
+    return " HINT: the disk is full; free space or choose another place, then go on with --resume.";
+  }
+  return "";
+}
+
+[[noreturn]] void fail(std::string_view where, std::string_view what) {
+  const std::string error = innermost_error();
+  throw TraceError(fmt::format("{}: {}: {}.{}", where, what, error, hint_for(error)));
+}
+
+hid_t check_id(hid_t id, std::string_view where, std::string_view what) {
+  if (id < 0) fail(where, what);
+  return id;
+}
+
+void check(herr_t status, std::string_view where, std::string_view what) {
+  if (status < 0) fail(where, what);
+}
+
+H5Type file_type(Element element) {
+  silence();
+  switch (element) {
+    case Element::u8:
+      return H5Type(H5Tcopy(H5T_STD_U8LE));
+    case Element::i32:
+      return H5Type(H5Tcopy(H5T_STD_I32LE));
+    case Element::i64:
+      return H5Type(H5Tcopy(H5T_STD_I64LE));
+    case Element::f32:
+      return H5Type(H5Tcopy(H5T_IEEE_F32LE));
+    case Element::bf16:
+      break;
+  }
+  // bfloat16: the upper half of a float32. Fields before the size, or HDF5 refuses the size.
+  H5Type type(H5Tcopy(H5T_IEEE_F32LE));
+  check(H5Tset_fields(type.get(), 15, 7, 8, 0, 7), "bfloat16 type", "set fields");
+  check(H5Tset_precision(type.get(), 16), "bfloat16 type", "set precision");
+  check(H5Tset_size(type.get(), 2), "bfloat16 type", "set size");
+  check(H5Tset_ebias(type.get(), 127), "bfloat16 type", "set exponent bias");
+  return type;
+}
+
+/// Access without a chunk cache (see create_dataset).
+H5Plist uncached(const std::string& where) {
+  H5Plist plist(H5Pcreate(H5P_DATASET_ACCESS));
+  check(H5Pset_chunk_cache(plist.get(), 1, 0, H5D_CHUNK_CACHE_W0_DEFAULT), where, "set up");
+  return plist;
+}
+
+H5Space box(const Dataset& dataset, std::span<const hsize_t> start,
+            std::span<const hsize_t> count) {
+  H5Space space(check_id(H5Dget_space(dataset.handle.get()), dataset.name, "get the extent"));
+  check(H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, start.data(), nullptr, count.data(),
+                            nullptr),
+        dataset.name, "select rows");
+  return space;
+}
+
+void set_fill_value(const H5Plist& plist, Element element, const std::string& where) {
+  const std::int64_t minus_one = -1;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  if (element == Element::i32 || element == Element::i64) {
+    check(H5Pset_fill_value(plist.get(), H5T_NATIVE_INT64, &minus_one), where, "set fill value");
+  } else if (element != Element::u8) {
+    // Given as raw words: HDF5's conversion of a NaN to a custom float is not needed then.
+    const H5Type type = file_type(element);
+    const std::uint16_t nan16 = 0x7FC0;
+    const void* value = element == Element::bf16 ? static_cast<const void*>(&nan16) : &nan;
+    check(H5Pset_fill_value(plist.get(), type.get(), value), where, "set fill value");
+  }
+}
+
+std::string object_name(const File& file, std::string_view path) {
+  return fmt::format("{}:{}", file.path, path);
+}
+
+H5Attribute open_attribute(const File& file, const std::string& path, const std::string& name) {
+  silence();
+  if (H5Aexists_by_name(file.handle.get(), path.c_str(), name.c_str(), H5P_DEFAULT) <= 0) {
+    H5Eclear2(H5E_DEFAULT);
+    return {};
+  }
+  H5Attribute attribute(
+      H5Aopen_by_name(file.handle.get(), path.c_str(), name.c_str(), H5P_DEFAULT, H5P_DEFAULT));
+  H5Eclear2(H5E_DEFAULT);
+  return attribute;
+}
+
+void write_raw_attribute(const File& file, const std::string& path, const std::string& name,
+                         hid_t type, const void* value) {
+  const std::string where = object_name(file, path);
+  const H5Space space(check_id(H5Screate(H5S_SCALAR), where, "create attribute " + name));
+  const H5Attribute attribute(
+      check_id(H5Acreate_by_name(file.handle.get(), path.c_str(), name.c_str(), type, space.get(),
+                                 H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
+               where, "create attribute " + name));
+  check(H5Awrite(attribute.get(), type, value), where, "write attribute " + name);
+}
+
+template <typename Value>
+std::optional<Value> read_number(const File& file, const std::string& path, const std::string& name,
+                                 H5T_class_t wanted, hid_t memory_type) {
+  const H5Attribute attribute = open_attribute(file, path, name);
+  if (!attribute) return std::nullopt;
+  const H5Type type(H5Aget_type(attribute.get()));
+  const H5Space space(H5Aget_space(attribute.get()));
+  Value value{};
+  const bool good = H5Tget_class(type.get()) == wanted &&
+                    H5Sget_simple_extent_npoints(space.get()) == 1 &&
+                    H5Aread(attribute.get(), memory_type, &value) >= 0;
+  H5Eclear2(H5E_DEFAULT);
+  return good ? std::optional<Value>(value) : std::nullopt;
+}
+
+}  // namespace
+
+std::size_t size_of(Element element) {
+  switch (element) {
+    case Element::u8:
+      return 1;
+    case Element::bf16:
+      return 2;
+    case Element::i64:
+      return 8;
+    case Element::i32:
+    case Element::f32:
+      break;
+  }
+  return 4;
+}
+
+File create_file(const std::string& path) {
+  silence();
+  const H5Plist access(H5Pcreate(H5P_FILE_ACCESS));
+  check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_LATEST, H5F_LIBVER_LATEST), path, "set up");
+  check(H5Pset_fclose_degree(access.get(), H5F_CLOSE_SEMI), path, "set up");
+  H5File handle(check_id(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), path,
+                         "create the file"));
+  return File{std::move(handle), path};
+}
+
+File open_file(const std::string& path, OpenMode mode, bool clear_flags) {
+  silence();
+  const H5Plist access(H5Pcreate(H5P_FILE_ACCESS));
+  check(H5Pset_fclose_degree(access.get(), H5F_CLOSE_SEMI), path, "set up");
+  unsigned flags = H5F_ACC_RDONLY;
+  if (mode == OpenMode::swmr_read) flags |= H5F_ACC_SWMR_READ;
+  if (mode == OpenMode::swmr_write) flags = H5F_ACC_RDWR | H5F_ACC_SWMR_WRITE;
+  if (mode != OpenMode::read) {
+    check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_LATEST, H5F_LIBVER_LATEST), path, "set up");
+  }
+  if (clear_flags) {
+    // The property h5clear sets; it has no macro in the public headers.
+    const hbool_t clear = true;
+    check(H5Pset(access.get(), "clear_status_flags", &clear), path, "set up");
+  }
+  H5File handle(check_id(H5Fopen(path.c_str(), flags, access.get()), path, "open the file"));
+  return File{std::move(handle), path};
+}
+
+void start_swmr_write(const File& file) {
+  silence();
+  check(H5Fstart_swmr_write(file.handle.get()), file.path, "start SWMR writing");
+}
+
+void flush(const File& file) {
+  check(H5Fflush(file.handle.get(), H5F_SCOPE_LOCAL), file.path, "flush");
+}
+
+void close(File& file) {
+  if (!file.handle.close()) fail(file.path, "close the file");
+}
+
+Dataset create_dataset(const File& file, const std::string& path, const DatasetLayout& layout) {
+  silence();
+  const std::string where = object_name(file, path);
+  std::vector<hsize_t> max_extent = layout.extent;
+  if (!layout.chunk.empty()) max_extent.at(0) = H5S_UNLIMITED;
+  const int rank = static_cast<int>(layout.extent.size());
+  const H5Space space(
+      check_id(H5Screate_simple(rank, layout.extent.data(), max_extent.data()), where, "create"));
+  const H5Plist plist(H5Pcreate(H5P_DATASET_CREATE));
+  if (!layout.chunk.empty()) {
+    check(H5Pset_chunk(plist.get(), rank, layout.chunk.data()), where, "set chunk");
+    check(H5Pset_alloc_time(plist.get(), H5D_ALLOC_TIME_INCR), where, "set allocation");
+    if (layout.deflate > 0) {
+      check(H5Pset_shuffle(plist.get()), where, "set shuffle");
+      check(H5Pset_deflate(plist.get(), static_cast<unsigned>(layout.deflate)), where,
+            "set deflate");
+    }
+  } else {
+    check(H5Pset_alloc_time(plist.get(), H5D_ALLOC_TIME_EARLY), where, "set allocation");
+  }
+  set_fill_value(plist, layout.element, where);
+  const H5Plist links(H5Pcreate(H5P_LINK_CREATE));
+  check(H5Pset_create_intermediate_group(links.get(), 1), where, "create groups");
+  const H5Type type = file_type(layout.element);
+  const H5Plist access = uncached(where);
+  H5Dataset handle(check_id(H5Dcreate2(file.handle.get(), path.c_str(), type.get(), space.get(),
+                                       links.get(), plist.get(), access.get()),
+                            where, "create"));
+  return Dataset{std::move(handle), where, layout.element, layout.extent, layout.chunk,
+                 !layout.chunk.empty() && layout.deflate > 0};
+}
+
+bool exists(const File& file, const std::string& path) {
+  silence();
+  for (std::size_t slash = path.find('/', 1);; slash = path.find('/', slash + 1)) {
+    const std::string prefix = path.substr(0, slash);
+    if (H5Lexists(file.handle.get(), prefix.c_str(), H5P_DEFAULT) <= 0) {
+      H5Eclear2(H5E_DEFAULT);
+      return false;
+    }
+    if (slash == std::string::npos) return true;
+  }
+}
+
+Dataset open_dataset(const File& file, const std::string& path, Element element, std::size_t rank) {
+  silence();
+  const std::string where = object_name(file, path);
+  Dataset dataset;
+  dataset.name = where;
+  dataset.element = element;
+  const H5Plist access = uncached(where);
+  dataset.handle = H5Dataset(
+      check_id(H5Dopen2(file.handle.get(), path.c_str(), access.get()), where, "open the dataset"));
+  const H5Type found(check_id(H5Dget_type(dataset.handle.get()), where, "read the type"));
+  const H5Type expected = file_type(element);
+  if (H5Tequal(found.get(), expected.get()) <= 0) {
+    throw CorruptTrace(
+        fmt::format("{}: the element type is not the one of schema 1. HINT: the "
+                    "file is damaged or was not written by Blockscope.",
+                    where));
+  }
+  const H5Space space(check_id(H5Dget_space(dataset.handle.get()), where, "read the extent"));
+  const int found_rank = H5Sget_simple_extent_ndims(space.get());
+  if (found_rank != static_cast<int>(rank)) {
+    throw CorruptTrace(
+        fmt::format("{}: expected {} axes, got {}. HINT: the file is damaged or "
+                    "was not written by Blockscope.",
+                    where, rank, found_rank));
+  }
+  dataset.extent.resize(rank);
+  check(H5Sget_simple_extent_dims(space.get(), dataset.extent.data(), nullptr), where,
+        "read the extent");
+  const H5Plist plist(
+      check_id(H5Dget_create_plist(dataset.handle.get()), where, "read the storage"));
+  if (H5Pget_layout(plist.get()) == H5D_CHUNKED) {
+    dataset.chunk.resize(rank);
+    check(H5Pget_chunk(plist.get(), found_rank, dataset.chunk.data()), where, "read the chunks");
+  }
+  dataset.filtered = H5Pget_nfilters(plist.get()) != 0;
+  return dataset;
+}
+
+void set_extent(Dataset& dataset, std::span<const hsize_t> extent) {
+  check(H5Dset_extent(dataset.handle.get(), extent.data()), dataset.name, "change the extent");
+  dataset.extent.assign(extent.begin(), extent.end());
+}
+
+void refresh(Dataset& dataset) {
+  silence();
+  check(H5Drefresh(dataset.handle.get()), dataset.name, "refresh");
+  const H5Space space(check_id(H5Dget_space(dataset.handle.get()), dataset.name, "refresh"));
+  if (H5Sget_simple_extent_ndims(space.get()) != static_cast<int>(dataset.extent.size())) {
+    throw CorruptTrace(dataset.name + ": the number of axes changed while reading");
+  }
+  check(H5Sget_simple_extent_dims(space.get(), dataset.extent.data(), nullptr), dataset.name,
+        "refresh");
+}
+
+void flush(const Dataset& dataset) { check(H5Dflush(dataset.handle.get()), dataset.name, "flush"); }
+
+void write(const Dataset& dataset, std::span<const hsize_t> start, std::span<const hsize_t> count,
+           const void* data) {
+  const H5Space target = box(dataset, start, count);
+  const H5Space source(
+      check_id(H5Screate_simple(static_cast<int>(count.size()), count.data(), nullptr),
+               dataset.name, "write"));
+  const H5Type type = file_type(dataset.element);
+  check(H5Dwrite(dataset.handle.get(), type.get(), source.get(), target.get(), H5P_DEFAULT, data),
+        dataset.name, "write");
+}
+
+void read(const Dataset& dataset, std::span<const hsize_t> start, std::span<const hsize_t> count,
+          void* data) {
+  silence();
+  const H5Space source = box(dataset, start, count);
+  const H5Space target(
+      check_id(H5Screate_simple(static_cast<int>(count.size()), count.data(), nullptr),
+               dataset.name, "read"));
+  const H5Type type = file_type(dataset.element == Element::bf16 ? Element::f32 : dataset.element);
+  check(H5Dread(dataset.handle.get(), type.get(), target.get(), source.get(), H5P_DEFAULT, data),
+        dataset.name, "read");
+}
+
+void read_words(const Dataset& dataset, std::span<const hsize_t> start,
+                std::span<const hsize_t> count, void* data) {
+  silence();
+  const H5Space source = box(dataset, start, count);
+  const H5Space target(
+      check_id(H5Screate_simple(static_cast<int>(count.size()), count.data(), nullptr),
+               dataset.name, "read"));
+  const H5Type type = file_type(dataset.element);
+  check(H5Dread(dataset.handle.get(), type.get(), target.get(), source.get(), H5P_DEFAULT, data),
+        dataset.name, "read");
+}
+
+std::uint64_t stored_bytes(const Dataset& dataset) {
+  return H5Dget_storage_size(dataset.handle.get());
+}
+
+void write_chunk(const Dataset& dataset, std::span<const hsize_t> offset, const void* data,
+                 std::size_t bytes) {
+  check(H5Dwrite_chunk(dataset.handle.get(), H5P_DEFAULT, 0, offset.data(), bytes, data),
+        dataset.name, "write a chunk");
+}
+
+std::optional<ChunkPlace> find_chunk(const Dataset& dataset, std::span<const hsize_t> offset) {
+  silence();
+  unsigned filter_mask = 0;
+  haddr_t address = HADDR_UNDEF;
+  hsize_t bytes = 0;
+  check(H5Dget_chunk_info_by_coord(dataset.handle.get(), offset.data(), &filter_mask, &address,
+                                   &bytes),
+        dataset.name, "find a chunk");
+  if (address == HADDR_UNDEF || bytes == 0) return std::nullopt;
+  return ChunkPlace{address, bytes};
+}
+
+std::optional<std::uint64_t> contiguous_address(const Dataset& dataset) {
+  const haddr_t address = H5Dget_offset(dataset.handle.get());
+  H5Eclear2(H5E_DEFAULT);
+  if (address == HADDR_UNDEF) return std::nullopt;
+  return address;
+}
+
+void write_attribute(const File& file, const std::string& path, const std::string& name,
+                     std::string_view value) {
+  const H5Type type(H5Tcopy(H5T_C_S1));
+  check(H5Tset_size(type.get(), std::max<std::size_t>(value.size(), 1)), file.path, "string type");
+  check(H5Tset_strpad(type.get(), H5T_STR_NULLPAD), file.path, "string type");
+  check(H5Tset_cset(type.get(), H5T_CSET_UTF8), file.path, "string type");
+  const std::string padded = value.empty() ? std::string(1, '\0') : std::string(value);
+  write_raw_attribute(file, path, name, type.get(), padded.data());
+}
+
+void write_attribute(const File& file, const std::string& path, const std::string& name,
+                     std::int64_t value) {
+  write_raw_attribute(file, path, name, H5T_STD_I64LE, &value);
+}
+
+void write_attribute(const File& file, const std::string& path, const std::string& name,
+                     double value) {
+  write_raw_attribute(file, path, name, H5T_IEEE_F64LE, &value);
+}
+
+std::optional<std::string> read_string_attribute(const File& file, const std::string& path,
+                                                 const std::string& name) {
+  const H5Attribute attribute = open_attribute(file, path, name);
+  if (!attribute) return std::nullopt;
+  const H5Type type(H5Aget_type(attribute.get()));
+  const H5Space space(H5Aget_space(attribute.get()));
+  const bool fixed = H5Tget_class(type.get()) == H5T_STRING &&
+                     H5Tis_variable_str(type.get()) == 0 &&
+                     H5Sget_simple_extent_npoints(space.get()) == 1;
+  // A string attribute of ours is a word; a huge size comes from a damaged file.
+  const std::size_t size = fixed ? H5Tget_size(type.get()) : 0;
+  if (!fixed || size == 0 || size > 65536) return std::nullopt;
+  std::string value(size, '\0');
+  if (H5Aread(attribute.get(), type.get(), value.data()) < 0) return std::nullopt;
+  value.resize(std::strlen(value.c_str()));
+  return value;
+}
+
+std::optional<std::int64_t> read_int_attribute(const File& file, const std::string& path,
+                                               const std::string& name) {
+  return read_number<std::int64_t>(file, path, name, H5T_INTEGER, H5T_NATIVE_INT64);
+}
+
+std::optional<double> read_double_attribute(const File& file, const std::string& path,
+                                            const std::string& name) {
+  return read_number<double>(file, path, name, H5T_FLOAT, H5T_NATIVE_DOUBLE);
+}
+
+void make_scale(const Dataset& scale, const std::string& name) {
+  check(H5DSset_scale(scale.handle.get(), name.c_str()), scale.name, "make a dimension scale");
+}
+
+void attach_scale(const Dataset& dataset, const Dataset& scale, unsigned axis) {
+  check(H5DSattach_scale(dataset.handle.get(), scale.handle.get(), axis), dataset.name,
+        "attach the dimension scale " + scale.name);
+}
+
+}  // namespace blockscope::h5

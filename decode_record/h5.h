@@ -1,0 +1,150 @@
+// The only door to the HDF5 C library: owned handles and one checked wrapper per call. Every
+// wrapper throws TraceError with "file:/object: what failed", the library's innermost error and a
+// hint. HDF5's own error printing is off. Internal to decode_record.
+#pragma once
+
+#include <hdf5.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "decode_record/error.h"
+
+namespace blockscope::h5 {
+
+/// An owned HDF5 identifier; moves only. The destructor ignores errors: close() reports them.
+template <herr_t (*Close)(hid_t)>
+class H5Handle {
+ public:
+  H5Handle() = default;
+  explicit H5Handle(hid_t id) : id_(id) {}
+  H5Handle(H5Handle&& other) noexcept : id_(std::exchange(other.id_, H5I_INVALID_HID)) {}
+  H5Handle& operator=(H5Handle&& other) noexcept {
+    std::swap(id_, other.id_);
+    return *this;
+  }
+  ~H5Handle() {
+    if (id_ >= 0) Close(id_);
+  }
+  hid_t get() const { return id_; }
+  explicit operator bool() const { return id_ >= 0; }
+  /// Closes now; false when HDF5 reports an error.
+  bool close() { return id_ < 0 || Close(std::exchange(id_, H5I_INVALID_HID)) >= 0; }
+
+ private:
+  hid_t id_ = H5I_INVALID_HID;
+};
+
+using H5File = H5Handle<&H5Fclose>;
+using H5Dataset = H5Handle<&H5Dclose>;
+using H5Group = H5Handle<&H5Gclose>;
+using H5Space = H5Handle<&H5Sclose>;
+using H5Type = H5Handle<&H5Tclose>;
+using H5Plist = H5Handle<&H5Pclose>;
+using H5Attribute = H5Handle<&H5Aclose>;
+static_assert(std::is_nothrow_move_constructible_v<H5File> &&
+              !std::is_copy_constructible_v<H5File>);
+static_assert(std::is_nothrow_move_assignable_v<H5File> && !std::is_copy_assignable_v<H5File>);
+
+/// Element types of trace files. `bf16` is a 16-bit HDF5 float that any HDF5 reads as float.
+enum class Element : std::uint8_t { u8, i32, i64, f32, bf16 };
+std::size_t size_of(Element element);
+
+/// A file with its path, for messages.
+struct File {
+  H5File handle;
+  std::string path;
+};
+
+/// A dataset with what the calls below need to know about it.
+struct Dataset {
+  H5Dataset handle;
+  std::string name;  ///< "file:/path"
+  Element element = Element::u8;
+  std::vector<hsize_t> extent;  ///< refreshed by set_extent and refresh
+  std::vector<hsize_t> chunk;   ///< empty: contiguous
+  bool filtered = false;
+};
+
+enum class OpenMode : std::uint8_t { read, swmr_read, swmr_write };
+
+/// A new file in the latest format (SWMR needs it); an existing one is truncated.
+File create_file(const std::string& path);
+/// `clear_flags` removes the mark of a writer that was killed (as h5clear -s does).
+File open_file(const std::string& path, OpenMode mode, bool clear_flags = false);
+void start_swmr_write(const File& file);
+void flush(const File& file);
+void close(File& file);
+
+struct DatasetLayout {
+  Element element = Element::u8;
+  std::vector<hsize_t> extent;
+  std::vector<hsize_t> chunk;  ///< empty: contiguous, fixed; else the first axis is unlimited
+  int deflate = 0;             ///< 1-9: chunks are shuffled and deflated (repack only)
+};
+/// Creates the dataset and the groups above it, without a chunk cache: writes go straight to the
+/// file, byte for byte, so that a flush never rewrites a half-filled chunk. Unwritten elements read
+/// as NaN, -1 or 0 (u8).
+Dataset create_dataset(const File& file, const std::string& path, const DatasetLayout& layout);
+bool exists(const File& file, const std::string& path);
+/// Throws CorruptTrace unless the dataset has `element` and `rank` axes.
+Dataset open_dataset(const File& file, const std::string& path, Element element, std::size_t rank);
+
+void set_extent(Dataset& dataset, std::span<const hsize_t> extent);
+/// Forgets cached metadata of a dataset somebody else is writing, and reads its extent anew.
+void refresh(Dataset& dataset);
+void flush(const Dataset& dataset);
+
+/// Writes or reads the box [start, start + count) from `data`; bf16 elements are raw words when
+/// writing and floats when reading.
+void write(const Dataset& dataset, std::span<const hsize_t> start, std::span<const hsize_t> count,
+           const void* data);
+void read(const Dataset& dataset, std::span<const hsize_t> start, std::span<const hsize_t> count,
+          void* data);
+
+/// The same as read() without conversion: bf16 elements stay 16-bit words.
+void read_words(const Dataset& dataset, std::span<const hsize_t> start,
+                std::span<const hsize_t> count, void* data);
+
+/// Bytes the dataset's elements take in the file.
+std::uint64_t stored_bytes(const Dataset& dataset);
+
+/// Stores one whole chunk; `offset` is its first element.
+void write_chunk(const Dataset& dataset, std::span<const hsize_t> offset, const void* data,
+                 std::size_t bytes);
+
+struct ChunkPlace {
+  std::uint64_t address = 0;  ///< in the file
+  std::uint64_t bytes = 0;
+};
+/// Where the chunk with element `offset` lies; nullopt when it was never written.
+std::optional<ChunkPlace> find_chunk(const Dataset& dataset, std::span<const hsize_t> offset);
+/// Where a contiguous dataset starts; nullopt when nothing was written.
+std::optional<std::uint64_t> contiguous_address(const Dataset& dataset);
+
+/// Fixed-length attributes of the object at `path`.
+void write_attribute(const File& file, const std::string& path, const std::string& name,
+                     std::string_view value);
+void write_attribute(const File& file, const std::string& path, const std::string& name,
+                     std::int64_t value);
+void write_attribute(const File& file, const std::string& path, const std::string& name,
+                     double value);
+/// nullopt when there is no such attribute, or it isn't a fixed-length string / a number.
+std::optional<std::string> read_string_attribute(const File& file, const std::string& path,
+                                                 const std::string& name);
+std::optional<std::int64_t> read_int_attribute(const File& file, const std::string& path,
+                                               const std::string& name);
+std::optional<double> read_double_attribute(const File& file, const std::string& path,
+                                            const std::string& name);
+
+/// Makes `scale` a dimension scale called `name` and attaches it to an axis.
+void make_scale(const Dataset& scale, const std::string& name);
+void attach_scale(const Dataset& dataset, const Dataset& scale, unsigned axis);
+
+}  // namespace blockscope::h5

@@ -1,0 +1,96 @@
+// An open trace as raw rows: finds the bytes of a dataset's rows in the file and reads them with
+// pread, because HDF5's read path reaches half of the disk's speed and converts bfloat16 slowly.
+// Compressed (repacked) datasets go through HDF5. Internal to decode_record.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "decode_record/h5.h"
+#include "decode_record/trace_header.h"
+
+namespace blockscope {
+
+/// A file descriptor for pread.
+class ReadOnlyFile {
+ public:
+  explicit ReadOnlyFile(const std::string& path);
+  ReadOnlyFile(ReadOnlyFile&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  ReadOnlyFile& operator=(ReadOnlyFile&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~ReadOnlyFile();
+  std::uint64_t size() const;
+  /// Throws CorruptTrace when the bytes are not all there.
+  void read(std::uint64_t offset, void* data, std::size_t bytes, const std::string& where) const;
+
+ private:
+  int fd_ = -1;
+};
+
+/// Values of a dataset in the file's element type; bf16 already widened to f32 when `widened`.
+struct StoredRows {
+  std::vector<std::byte> bytes;
+  bool widened = false;
+};
+
+class StoredTrace {
+ public:
+  explicit StoredTrace(const std::string& path);
+
+  const std::string& path() const { return file_.path; }
+  const TraceMeta& meta() const { return meta_; }
+  std::uint64_t file_bytes() const { return bytes_.size(); }
+  bool has(Field field) const;
+  /// Rows along the first axis, as the file has them now.
+  std::int64_t extent(Field field) const;
+  std::int64_t cell(Field field) const;
+
+  /// Rows [first, first + count); one recorded layer, or all (kAllLayersOfRow).
+  static constexpr std::int64_t kAllLayersOfRow = -1;
+  StoredRows read(Field field, std::int64_t first, std::int64_t count, std::int64_t layer) const;
+  bool chunk_written(Field field, std::int64_t row, std::int64_t layer) const;
+
+  template <typename Value>
+  std::vector<Value> column(Field field, std::int64_t first, std::int64_t count) const;
+
+  /// The next access to a dataset looks at the file anew.
+  void expire();
+
+ private:
+  struct Slot {
+    std::optional<h5::Dataset> dataset;
+    bool stale = false;
+  };
+  h5::Dataset& dataset(Field field) const;
+  bool reads_raw(const DatasetSpec& spec, const h5::Dataset& dataset) const;
+  void read_chunked(const DatasetSpec& spec, const h5::Dataset& dataset, std::int64_t first,
+                    std::int64_t count, std::int64_t layer, std::vector<std::byte>& out) const;
+  void read_slow(const DatasetSpec& spec, const h5::Dataset& dataset, std::int64_t first,
+                 std::int64_t count, std::int64_t layer, StoredRows& rows) const;
+
+  ReadOnlyFile bytes_;
+  h5::File file_;
+  TraceMeta meta_;
+  mutable std::array<Slot, kNumFields> slots_;
+};
+
+template <typename Value>
+std::vector<Value> StoredTrace::column(Field field, std::int64_t first, std::int64_t count) const {
+  const StoredRows rows = read(field, first, count, kAllLayersOfRow);
+  std::vector<Value> values(rows.bytes.size() / sizeof(Value));
+  if (!values.empty()) {
+    std::copy_n(rows.bytes.data(), values.size() * sizeof(Value),
+                reinterpret_cast<std::byte*>(values.data()));
+  }
+  return values;
+}
+
+}  // namespace blockscope

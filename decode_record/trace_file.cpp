@@ -1,0 +1,337 @@
+#include "decode_record/trace_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace blockscope {
+namespace {
+
+// Room is reserved in steps: changing extents costs a write of every dataset's header.
+constexpr std::int64_t kGrowth = 256;
+
+std::vector<hsize_t> to_hsize(const std::vector<std::int64_t>& values) {
+  return {values.begin(), values.end()};
+}
+
+Axis axis_at(std::size_t i) { return static_cast<Axis>(i); }
+
+bool grows(Axis axis) {
+  return std::ranges::any_of(kDatasets, [axis](const DatasetSpec& spec) {
+    return spec.extendible() && spec.axes[0] == axis;
+  });
+}
+
+}  // namespace
+
+void fill_missing(std::vector<std::byte>& bytes, h5::Element element) {
+  const auto fill = [&bytes](auto word) {
+    for (std::size_t at = 0; at + sizeof(word) <= bytes.size(); at += sizeof(word)) {
+      std::memcpy(bytes.data() + at, &word, sizeof(word));
+    }
+  };
+  switch (element) {
+    case h5::Element::u8:
+      return fill(std::uint8_t{0});
+    case h5::Element::i32:
+      return fill(std::int32_t{-1});
+    case h5::Element::i64:
+      return fill(std::int64_t{-1});
+    case h5::Element::f32:
+      return fill(std::uint32_t{0x7FC00000});
+    case h5::Element::bf16:
+      return fill(std::uint16_t{0x7FC0});
+  }
+}
+
+TraceFile::WriterLock::WriterLock(const std::string& path)
+    : fd_(::open(path.c_str(), O_RDWR | O_CLOEXEC)) {
+  if (fd_ < 0) {
+    throw TraceError(
+        fmt::format("{}: can't open the file for writing: {}", path, std::strerror(errno)));
+  }
+  struct flock request = {};
+  request.l_type = F_WRLCK;
+  request.l_whence = SEEK_SET;
+  // File systems without locks answer other errors: then nothing can be protected.
+  if (::fcntl(fd_, F_OFD_SETLK, &request) < 0 && (errno == EAGAIN || errno == EACCES)) {
+    ::close(fd_);
+    throw TraceError(
+        fmt::format("{}: another process is writing this trace. HINT: wait for it, or "
+                    "choose another output.",
+                    path));
+  }
+}
+
+TraceFile::WriterLock::~WriterLock() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+TraceFile TraceFile::create(const std::string& path, const TraceMeta& meta, int deflate) {
+  h5::File file = h5::create_file(path);
+  TraceFile result(std::move(file), meta, WriterLock(path));
+  result.create_datasets(deflate);
+  result.create_scales();
+  write_header_attributes(result.file_, meta);
+  const std::int64_t none = 0;
+  const std::uint8_t incomplete = 0;
+  result.overwrite(Field::step_committed, 0, &none);
+  result.overwrite(Field::sequence_committed, 0, &none);
+  result.overwrite(Field::run_complete, 0, &incomplete);
+  h5::flush(result.file_);
+  h5::start_swmr_write(result.file_);
+  return result;
+}
+
+TraceFile TraceFile::reopen(const std::string& path, const TraceMeta& meta) {
+  WriterLock lock(path);
+  h5::File file = h5::open_file(path, h5::OpenMode::swmr_write, true);
+  check_same_layout(read_header(file), meta, path);
+  TraceFile result(std::move(file), meta, std::move(lock));
+  for (const DatasetSpec& spec : kDatasets) {
+    if (!exists_in(spec, meta)) continue;
+    Column& target = result.columns_[index(spec.field)];
+    target.dataset =
+        h5::open_dataset(result.file_, std::string(spec.path), file_element(spec, meta), spec.rank);
+    if (!spec.extendible()) continue;
+    const auto axis = static_cast<std::size_t>(spec.axes[0]);
+    target.written = static_cast<std::int64_t>(target.dataset->extent[0]);
+    result.lengths_[axis] = std::max(result.lengths_[axis], target.written);
+    result.extents_[axis] = result.lengths_[axis];
+    if (to_hsize(chunk_of(spec, meta)) != target.dataset->chunk) {
+      throw TraceError(
+          fmt::format("{}: the dataset is not chunked as a capture writes it. HINT: a "
+                      "repacked trace can't be resumed.",
+                      target.dataset->name));
+    }
+  }
+  for (std::size_t i = 0; i < result.bare_scales_.size(); ++i) {
+    const std::string name = fmt::format("/{}", to_string(axis_at(i)));
+    const bool coordinate = std::ranges::any_of(
+        kDatasets, [&name](const DatasetSpec& spec) { return spec.path == name; });
+    if (coordinate || !grows(axis_at(i)) || !h5::exists(result.file_, name)) continue;
+    result.bare_scales_[i] = h5::open_dataset(result.file_, name, h5::Element::u8, 1);
+  }
+  return result;
+}
+
+void TraceFile::create_datasets(int deflate) {
+  for (const DatasetSpec& spec : kDatasets) {
+    if (!exists_in(spec, meta_)) continue;
+    h5::DatasetLayout layout{
+        file_element(spec, meta_), to_hsize(shape_of(spec, meta_)), {}, deflate};
+    if (spec.extendible()) layout.chunk = to_hsize(chunk_of(spec, meta_));
+    Column& target = columns_[index(spec.field)];
+    const std::string path(spec.path);
+    target.dataset = h5::create_dataset(file_, path, layout);
+    if (!spec.description.empty()) {
+      h5::write_attribute(file_, path, "description", spec.description);
+    }
+    if (spec.storage != Storage::fixed) continue;
+    const std::vector<std::byte> values = fixed_values(spec, meta_);
+    const std::vector<hsize_t> start(spec.rank, 0);
+    if (!values.empty()) h5::write(*target.dataset, start, layout.extent, values.data());
+  }
+}
+
+/// Axes with values have a coordinate dataset; the others get an empty one under the name that the
+/// netCDF-4 convention gives to a dimension without values.
+void TraceFile::create_scales() {
+  std::array<const h5::Dataset*, static_cast<std::size_t>(Axis::count)> scales{};
+  for (const DatasetSpec& spec : kDatasets) {
+    const auto& dataset = columns_[index(spec.field)].dataset;
+    if (!dataset) continue;
+    for (std::size_t i = 0; i < spec.rank; ++i) {
+      const auto axis = static_cast<std::size_t>(spec.axes[i]);
+      const std::string name(to_string(spec.axes[i]));
+      if (spec.path == "/" + name) {
+        h5::make_scale(*dataset, name);
+        scales[axis] = &*dataset;
+        continue;
+      }
+      if (scales[axis] == nullptr) {
+        const bool growing = i == 0 && spec.extendible();
+        const hsize_t length = growing ? 0 : static_cast<hsize_t>(axis_length(spec.axes[i], meta_));
+        h5::DatasetLayout layout{h5::Element::u8, {length}, {}, 0};
+        if (growing) layout.chunk = {1024};
+        bare_scales_[axis] = h5::create_dataset(file_, "/" + name, layout);
+        h5::make_scale(
+            *bare_scales_[axis],
+            fmt::format("This is a netCDF dimension but not a netCDF variable.{:>10}", length));
+        scales[axis] = &*bare_scales_[axis];
+      }
+      h5::attach_scale(*dataset, *scales[axis], static_cast<unsigned>(i));
+    }
+  }
+}
+
+TraceFile::Column& TraceFile::column(Field field) {
+  Column& result = columns_[index(field)];
+  if (!result.dataset) {
+    throw TraceError(
+        fmt::format("{}:{}: this trace has no such dataset", file_.path, spec_of(field).path));
+  }
+  return result;
+}
+
+const TraceFile::Column& TraceFile::column(Field field) const {
+  return const_cast<TraceFile*>(this)->column(field);
+}
+
+void TraceFile::set_axis_extent(Axis axis, std::int64_t extent) {
+  const auto change = [extent](h5::Dataset& dataset) {
+    std::vector<hsize_t> shape = dataset.extent;
+    shape[0] = static_cast<hsize_t>(extent);
+    h5::set_extent(dataset, shape);
+  };
+  for (const DatasetSpec& spec : kDatasets) {
+    auto& dataset = columns_[index(spec.field)].dataset;
+    if (dataset && spec.extendible() && spec.axes[0] == axis) change(*dataset);
+  }
+  auto& scale = bare_scales_[static_cast<std::size_t>(axis)];
+  if (scale) change(*scale);
+  extents_[static_cast<std::size_t>(axis)] = extent;
+}
+
+void TraceFile::grow(Axis axis, std::int64_t count) {
+  const auto i = static_cast<std::size_t>(axis);
+  lengths_[i] += count;
+  if (lengths_[i] <= extents_[i]) return;
+  // A quarter on top keeps the number of extensions of a long axis small.
+  set_axis_extent(axis, lengths_[i] + std::max(kGrowth, lengths_[i] / 4));
+}
+
+void TraceFile::append(Field field, const void* rows, std::size_t bytes) {
+  if (bytes == 0) return;
+  auto& pending = column(field).pending;
+  const auto* first = static_cast<const std::byte*>(rows);
+  pending.insert(pending.end(), first, first + bytes);
+  pending_bytes_ += static_cast<std::int64_t>(bytes);
+}
+
+void TraceFile::write_row(Field field, std::int64_t row, const void* data, std::size_t bytes) {
+  const DatasetSpec& spec = spec_of(field);
+  std::vector<hsize_t> offset(spec.rank, 0);
+  offset[0] = static_cast<hsize_t>(row);
+  if (spec.storage == Storage::row) {
+    h5::Dataset& dataset = *column(field).dataset;
+    if (dataset.filtered) {
+      std::vector<hsize_t> shape = dataset.extent;
+      shape[0] = 1;
+      h5::write(dataset, offset, shape, data);
+    } else {
+      h5::write_chunk(dataset, offset, data, bytes);
+    }
+    return;
+  }
+  const std::int64_t layers = axis_length(Axis::layer, meta_);
+  const std::size_t layer_bytes = bytes / static_cast<std::size_t>(layers);
+  for (std::int64_t layer = 0; layer < layers; ++layer) {
+    const auto* part =
+        static_cast<const std::byte*>(data) + static_cast<std::size_t>(layer) * layer_bytes;
+    write_layer(field, row, 1, layer, part, layer_bytes);
+  }
+}
+
+void TraceFile::write_layer(Field field, std::int64_t first, std::int64_t count, std::int64_t layer,
+                            const void* data, std::size_t bytes) {
+  const h5::Dataset& dataset = *column(field).dataset;
+  std::vector<hsize_t> start(dataset.extent.size(), 0);
+  start[0] = static_cast<hsize_t>(first);
+  start[1] = static_cast<hsize_t>(layer);
+  if (spec_of(field).storage == Storage::row_layer && !dataset.filtered) {
+    h5::write_chunk(dataset, start, data, bytes);
+    return;
+  }
+  std::vector<hsize_t> shape = dataset.extent;
+  shape[0] = static_cast<hsize_t>(count);
+  shape[1] = 1;
+  h5::write(dataset, start, shape, data);
+}
+
+void TraceFile::overwrite(Field field, std::int64_t at, const void* row) {
+  const h5::Dataset& dataset = *column(field).dataset;
+  std::vector<hsize_t> start(dataset.extent.size(), 0);
+  std::vector<hsize_t> count = dataset.extent;
+  start[0] = static_cast<hsize_t>(at);
+  count[0] = 1;
+  h5::write(dataset, start, count, row);
+}
+
+std::vector<std::int64_t> TraceFile::read_ints(Field field, std::int64_t first,
+                                               std::int64_t count) const {
+  const h5::Dataset& dataset = *column(field).dataset;
+  const std::array<hsize_t, 1> start{static_cast<hsize_t>(first)};
+  const std::array<hsize_t, 1> shape{static_cast<hsize_t>(count)};
+  std::vector<std::int64_t> result(static_cast<std::size_t>(count));
+  if (count == 0) return result;
+  if (dataset.element == h5::Element::i64) {
+    h5::read(dataset, start, shape, result.data());
+    return result;
+  }
+  std::vector<std::int32_t> narrow(result.size());
+  h5::read(dataset, start, shape, narrow.data());
+  std::ranges::copy(narrow, result.begin());
+  return result;
+}
+
+std::vector<std::uint8_t> TraceFile::read_bytes(Field field, std::int64_t first,
+                                                std::int64_t count) const {
+  const h5::Dataset& dataset = *column(field).dataset;
+  std::vector<hsize_t> start(dataset.extent.size(), 0);
+  std::vector<hsize_t> shape = dataset.extent;
+  start[0] = static_cast<hsize_t>(first);
+  shape[0] = static_cast<hsize_t>(count);
+  std::size_t bytes = 1;
+  for (const hsize_t length : shape) bytes *= length;
+  std::vector<std::uint8_t> result(bytes);
+  if (bytes != 0) h5::read(dataset, start, shape, result.data());
+  return result;
+}
+
+void TraceFile::write_pending() {
+  for (const DatasetSpec& spec : kDatasets) {
+    Column& target = columns_[index(spec.field)];
+    if (target.pending.empty()) continue;
+    const std::size_t rows = target.pending.size() / row_bytes(spec, meta_);
+    std::vector<hsize_t> start(spec.rank, 0);
+    std::vector<hsize_t> count = target.dataset->extent;
+    start[0] = static_cast<hsize_t>(target.written);
+    count[0] = rows;
+    h5::write(*target.dataset, start, count, target.pending.data());
+    target.written += static_cast<std::int64_t>(rows);
+    target.pending.clear();
+  }
+  pending_bytes_ = 0;
+}
+
+void TraceFile::flush() {
+  write_pending();
+  h5::flush(file_);
+}
+
+void TraceFile::flush(Field field) { h5::flush(*column(field).dataset); }
+
+void TraceFile::truncate(Axis axis, std::int64_t length) {
+  set_axis_extent(axis, length);
+  lengths_[static_cast<std::size_t>(axis)] = length;
+  for (const DatasetSpec& spec : kDatasets) {
+    if (spec.extendible() && spec.axes[0] == axis) columns_[index(spec.field)].written = length;
+  }
+}
+
+void TraceFile::close() {
+  write_pending();
+  for (std::size_t i = 0; i < extents_.size(); ++i) {
+    if (extents_[i] != lengths_[i]) set_axis_extent(axis_at(i), lengths_[i]);
+  }
+  for (Column& target : columns_) target.dataset.reset();
+  for (auto& scale : bare_scales_) scale.reset();
+  h5::close(file_);
+}
+
+}  // namespace blockscope

@@ -1,0 +1,108 @@
+// The open file behind a TraceWriter: every dataset of the schema, appended to by axis. Used by the
+// writer's thread only. Internal to decode_record.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "decode_record/h5.h"
+#include "decode_record/trace_header.h"
+#include "decode_record/trace_layout.h"
+
+namespace blockscope {
+
+/// Sets `bytes` to the value that stands for "not recorded": NaN, -1, or 0 for u8.
+void fill_missing(std::vector<std::byte>& bytes, h5::Element element);
+
+class TraceFile {
+ public:
+  /// Creates every dataset, scale and attribute, writes the fixed ones and starts SWMR writing.
+  /// `deflate` 1-9 compresses the growing datasets, for files that are written once (repack).
+  static TraceFile create(const std::string& path, const TraceMeta& meta, int deflate = 0);
+  /// Opens a file left by a killed or suspended writer; throws UsageError when `meta` differs.
+  static TraceFile reopen(const std::string& path, const TraceMeta& meta);
+
+  TraceFile(TraceFile&&) noexcept = default;
+  TraceFile& operator=(TraceFile&&) noexcept = default;
+  TraceFile(const TraceFile&) = delete;
+  TraceFile& operator=(const TraceFile&) = delete;
+  ~TraceFile() = default;
+
+  bool has(Field field) const { return columns_[index(field)].dataset.has_value(); }
+  /// Elements of an axis so far, pending ones included.
+  std::int64_t length(Axis axis) const { return lengths_[static_cast<std::size_t>(axis)]; }
+
+  /// Adds `count` to the length of an axis; the appends to its datasets follow in any order.
+  void grow(Axis axis, std::int64_t count);
+  /// Appends rows to a `column` dataset; kept in memory until write_pending().
+  void append(Field field, const void* rows, std::size_t bytes);
+  template <typename Value>
+  void append_value(Field field, Value value) {
+    append(field, &value, sizeof(Value));
+  }
+  /// Writes one row of a `row` or `row_layer` dataset, all layers.
+  void write_row(Field field, std::int64_t row, const void* data, std::size_t bytes);
+  /// Writes one layer of a `row_layer` dataset, or rows [first, first + count) of one layer of a
+  /// `column_layer` dataset.
+  void write_layer(Field field, std::int64_t first, std::int64_t count, std::int64_t layer,
+                   const void* data, std::size_t bytes);
+  /// Overwrites row `at` of a `column` dataset, or element 0 of a `cell`.
+  void overwrite(Field field, std::int64_t at, const void* row);
+  /// Reads rows of a column.
+  std::vector<std::int64_t> read_ints(Field field, std::int64_t first, std::int64_t count) const;
+  std::vector<std::uint8_t> read_bytes(Field field, std::int64_t first, std::int64_t count) const;
+
+  void write_pending();
+  void flush();             ///< everything written so far survives kill -9 when this returns
+  void flush(Field field);  ///< only this dataset
+  std::int64_t pending_bytes() const { return pending_bytes_; }
+  /// Cuts an axis (drops what a killed writer left beyond the committed length).
+  void truncate(Axis axis, std::int64_t length);
+  /// Cuts the room reserved on every axis and closes.
+  void close();
+
+ private:
+  struct Column {
+    std::optional<h5::Dataset> dataset;
+    std::int64_t written = 0;        // rows in the file
+    std::vector<std::byte> pending;  // rows behind them
+  };
+  /// Keeps a second writer out while this one lives; HDF5's own lock ends when SWMR starts.
+  class WriterLock {
+   public:
+    explicit WriterLock(const std::string& path);
+    WriterLock(WriterLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+    WriterLock& operator=(WriterLock&& other) noexcept {
+      std::swap(fd_, other.fd_);
+      return *this;
+    }
+    ~WriterLock();
+
+   private:
+    int fd_ = -1;
+  };
+
+  TraceFile(h5::File file, const TraceMeta& meta, WriterLock lock)
+      : meta_(meta), lock_(std::move(lock)), file_(std::move(file)) {}
+  static std::size_t index(Field field) { return static_cast<std::size_t>(field); }
+  Column& column(Field field);
+  const Column& column(Field field) const;
+  void create_datasets(int deflate);
+  void create_scales();
+  void set_axis_extent(Axis axis, std::int64_t extent);
+
+  TraceMeta meta_;
+  std::optional<WriterLock> lock_;  // outlives the file
+  h5::File file_;
+  std::array<Column, kNumFields> columns_;
+  std::array<std::optional<h5::Dataset>, static_cast<std::size_t>(Axis::count)> bare_scales_;
+  std::array<std::int64_t, static_cast<std::size_t>(Axis::count)> lengths_{};
+  std::array<std::int64_t, static_cast<std::size_t>(Axis::count)> extents_{};
+  std::int64_t pending_bytes_ = 0;
+};
+
+}  // namespace blockscope
