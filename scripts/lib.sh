@@ -290,6 +290,7 @@ build() {
   step "Build ($preset)"
   # The compiler cache is shared by clones: paths inside the clone are made relative.
   export CCACHE_DIR=${CCACHE_DIR:-$CACHE/ccache} CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=1
+  export CCACHE_SLOPPINESS=pch_defines,time_macros # without it nothing with a precompiled header
   log="$ROOT/build/$preset/configure.log"
   mkdir -p "$ROOT/build/$preset"
   (cd "$ROOT" && cmake --preset "$preset" "$@") >"$log" 2>&1 || {
