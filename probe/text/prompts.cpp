@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>

@@ -213,6 +213,11 @@ bool is_numeric(char32_t code_point) {
 }
 
 bool is_word(char32_t code_point) {
+  if (code_point < 0x80) {
+    const char32_t lower = code_point | 0x20U;
+    return (lower >= 'a' && lower <= 'z') || (code_point >= '0' && code_point <= '9') ||
+           code_point == '_';
+  }
   // utf8proc has no Alphabetic property; Oniguruma has.
   static const Regex word(R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}])", "word character");
   std::string text;
