@@ -40,10 +40,13 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::torch_cpu)
   set(_torch_cuda_dirs "${LIBTORCH_ROOT}/../nvidia/cu13/lib" /usr/local/cuda/lib64
     /usr/local/cuda/extras/CUPTI/lib64)
   add_library(LibTorch::c10 SHARED IMPORTED GLOBAL)
-  set_target_properties(LibTorch::c10 PROPERTIES
-    IMPORTED_LOCATION "${LibTorch_C10_LIBRARY}"
-    INTERFACE_INCLUDE_DIRECTORIES
-      "${LibTorch_INCLUDE_DIR};${LibTorch_INCLUDE_DIR}/torch/csrc/api/include")
+  set_target_properties(LibTorch::c10 PROPERTIES IMPORTED_LOCATION "${LibTorch_C10_LIBRARY}")
+  # -idirafter, not -isystem: the folder also holds copies of fmt and other libraries, whose
+  # headers must not shadow the system's (we link the system's libfmt).
+  foreach(_dir "${LibTorch_INCLUDE_DIR}" "${LibTorch_INCLUDE_DIR}/torch/csrc/api/include")
+    target_compile_options(LibTorch::c10 INTERFACE
+      "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter \"${_dir}\">")
+  endforeach()
   add_library(LibTorch::torch_cpu SHARED IMPORTED GLOBAL)
   set_target_properties(LibTorch::torch_cpu PROPERTIES
     IMPORTED_LOCATION "${LibTorch_CPU_LIBRARY}"
