@@ -1,14 +1,15 @@
-// One pass over the keys, in two parallel phases. Phase 1: tasks of up to kMaxRows query rows of
-// one KV head (the query heads that need the prefix, times the query tokens) and one chunk of
-// external keys leave an unfinished state per row; other tasks do the internal keys with
-// accumulators of their own. Phase 2: per row, the chunk states are merged into the external pair,
-// and that with the internal pair into `out`.
+// One pass over the keys. A task is up to kMaxRows query rows of one KV head (the query heads that
+// need the prefix, times the query tokens) and one chunk of external keys, and leaves an unfinished
+// state per row; other tasks do the internal keys with accumulators of their own. The thread that
+// ends the last task of a KV head merges its chunk states, in order of the keys, into the external
+// pair, and that with the internal pair into `out`.
 #include "kernels/split_attention_cpu.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "kernels/attention_state.h"
 #include "kernels/cpu_support.h"
@@ -33,7 +34,7 @@ struct PrefixJob {
 };
 
 struct Task {
-  int64_t job = 0;
+  size_t job = 0;
   int64_t row_begin = 0;
   int64_t row_end = 0;
   int64_t chunk = 0;  // -1: the internal keys, rows over all heads of the group
@@ -68,33 +69,31 @@ class SplitAttentionRun {
     partial_max_ = partial_output_ + num_slots * sizes_.dim;
     partial_sum_ = partial_max_ + num_slots;
     std::vector<Task> tasks;
-    for (int64_t j = 0; j < static_cast<int64_t>(jobs.size()); ++j) {
-      const PrefixJob& job = jobs[static_cast<size_t>(j)];
-      for (int64_t chunk = 0; chunk < job.num_chunks; ++chunk) {
-        add_tasks(tasks, j, job.num_rows, chunk);
+    std::vector<std::atomic<int64_t>> open_tasks(jobs.size());
+    const auto add_tasks = [&](size_t job, int64_t num_rows, int64_t chunk) {
+      for (int64_t row = 0; row < num_rows; row += kMaxRows) {
+        tasks.push_back({job, row, std::min(row + kMaxRows, num_rows), chunk});
+        ++open_tasks[job];
       }
-    }
-    for (int64_t j = 0; j < static_cast<int64_t>(jobs.size()); ++j) {
-      add_tasks(tasks, j, sizes_.group * sizes_.queries, -1);
+    };
+    for (size_t j = 0; j < jobs.size(); ++j) {
+      for (int64_t chunk = 0; chunk < jobs[j].num_chunks; ++chunk) {
+        add_tasks(j, jobs[j].num_rows, chunk);
+      }
+      add_tasks(j, sizes_.group * sizes_.queries, -1);
     }
     parallel_tasks(static_cast<int64_t>(tasks.size()), [&](int64_t i) {
       const Task& task = tasks[static_cast<size_t>(i)];
-      const PrefixJob& job = jobs[static_cast<size_t>(task.job)];
+      const PrefixJob& job = jobs[task.job];
       task.chunk < 0 ? attend_internal(job, task) : attend_chunk(job, task);
-    });
-    parallel_tasks(static_cast<int64_t>(jobs.size()) * sizes_.group, [&](int64_t i) {
-      const PrefixJob& job = jobs[static_cast<size_t>(i / sizes_.group)];
-      finish_head(job, job.kv_head * sizes_.group + i % sizes_.group, cached_external, cached_lse);
+      if (--open_tasks[task.job] > 0) return;
+      for (int64_t g = 0; g < sizes_.group; ++g) {
+        finish_head(job, job.kv_head * sizes_.group + g, cached_external, cached_lse);
+      }
     });
   }
 
  private:
-  static void add_tasks(std::vector<Task>& tasks, int64_t job, int64_t num_rows, int64_t chunk) {
-    for (int64_t row = 0; row < num_rows; row += kMaxRows) {
-      tasks.push_back({job, row, std::min(row + kMaxRows, num_rows), chunk});
-    }
-  }
-
   int64_t output_row(int64_t sequence, int64_t head, int64_t t) const {
     return (sequence * sizes_.heads + head) * sizes_.queries + t;
   }

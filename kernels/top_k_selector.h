@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 namespace blockscope {
@@ -11,10 +12,12 @@ class TopKSelector {
  public:
   explicit TopKSelector(int64_t k) : k_(static_cast<std::size_t>(k)) {}
 
-  // Positions must rise from call to call: on equal probability the lower one is kept.
+  // Probabilities are >= 0 or NaN, which ranks last. Positions must rise from call to call: on
+  // equal probability the lower one is kept.
   void push(float probability, int32_t position) {
-    if (has_threshold_ && !(rank(probability) > threshold_)) return;
-    entries_.push_back({probability, position});
+    const uint32_t rank = to_rank(probability);
+    if (rank <= threshold_) return;
+    entries_.push_back(uint64_t{rank} << 32 | (~static_cast<uint32_t>(position)));
     if (entries_.size() >= 2 * k_ + kSlack) shrink();
   }
 
@@ -22,27 +25,23 @@ class TopKSelector {
   void write(int32_t* index, float* probability);
 
  private:
-  struct Entry {
-    float probability = 0.0f;
-    int32_t position = 0;
-  };
-
   // Small k would otherwise shrink at every second push.
   static constexpr std::size_t kSlack = 64;
+  static constexpr uint32_t kNaNRank = 1;  // 0 is the threshold that lets everything pass
 
-  // NaN ranks below every probability.
-  static float rank(float probability) { return probability >= 0.0f ? probability : -1.0f; }
-  static bool better(const Entry& a, const Entry& b) {
-    const float rank_a = rank(a.probability);
-    const float rank_b = rank(b.probability);
-    return rank_a != rank_b ? rank_a > rank_b : a.position < b.position;
+  // Non-negative floats are ordered like their bits.
+  static uint32_t to_rank(float probability) {
+    if (!(probability >= 0.0f)) return kNaNRank;
+    uint32_t bits = 0;
+    std::memcpy(&bits, &probability, sizeof bits);
+    return (bits & 0x7fffffffu) + kNaNRank + 1;
   }
+  static float to_probability(uint32_t rank);
   void shrink();
 
   std::size_t k_;
-  bool has_threshold_ = false;
-  float threshold_ = 0.0f;  // rank of the k-th best so far
-  std::vector<Entry> entries_;
+  uint32_t threshold_ = 0;         // rank of the k-th best so far, once there are k
+  std::vector<uint64_t> entries_;  // rank, then the complement of the position: larger is better
 };
 
 }  // namespace blockscope
