@@ -1,0 +1,37 @@
+// Compares two traces dataset by dataset: for `blockscope diff`.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace blockscope {
+
+struct CompareOptions {
+  double absolute = 0.0;  // floats a, b are equal if |a - b| <= absolute + relative * |b|
+  double relative = 0.0;
+  bool ignore_timing = false;  // leaves out /steps/pass_time_ns
+};
+
+struct DatasetDifference {
+  std::string path;
+  std::string problem;           // "" if it was compared element by element; else why it wasn't
+  std::int64_t elements = 0;     // compared
+  std::int64_t different = 0;    // beyond the tolerance; NaN equals NaN, infinities by sign
+  double largest = 0.0;          // |a - b| over all finite pairs, within tolerance or not
+  std::vector<std::int64_t> at;  // index of the first element that differs
+  bool equal() const { return problem.empty() && different == 0; }
+};
+
+struct TraceDifference {
+  std::vector<DatasetDifference> datasets;
+  bool equal = true;
+};
+
+/// What ran (/model/json, /run/json, /run/complete, /tokenizer) may differ and is not compared;
+/// everything decoded or recorded is. Integers and bytes must be equal, floats within tolerance.
+/// Streams: a few MB of memory whatever the size. Throws TraceError.
+TraceDifference compare_traces(const std::string& a, const std::string& b,
+                               const CompareOptions& options);
+
+}  // namespace blockscope

@@ -1,0 +1,61 @@
+// A trace as bare datasets, cut to what was committed: elements as they lie in the file, without
+// the meaning a TraceReader adds. For tools that treat all datasets alike (inventory, comparison,
+// repacking). Internal to decode_record.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "decode_record/h5.h"
+#include "decode_record/trace_layout.h"
+
+namespace blockscope {
+
+class RawTrace {
+ public:
+  /// Opens `path`; when it doesn't exist, `<path>.partial`. Throws NotATrace, UnsupportedVersion,
+  /// CorruptTrace or TraceError.
+  explicit RawTrace(const std::string& path);
+
+  const std::string& path() const { return file_.path; }
+  const TraceMeta& meta() const { return meta_; }
+  bool complete() const { return complete_; }
+  const h5::File& file() const { return file_; }
+
+  bool has(Field field) const { return datasets_[index(field)].has_value(); }
+  const h5::Dataset& dataset(Field field) const { return *datasets_[index(field)]; }
+  /// Committed elements of a growing axis.
+  std::int64_t length(Axis axis) const { return lengths_[static_cast<std::size_t>(axis)]; }
+  /// Shape of a dataset, its growing axis cut to what is committed.
+  std::vector<hsize_t> shape(Field field) const;
+  /// Bytes of one index of the first axis.
+  std::size_t row_bytes(Field field) const;
+  /// Elements [first, first + count) of the first axis, raw words, all other axes whole.
+  std::vector<std::byte> read(Field field, std::int64_t first, std::int64_t count) const;
+  /// The same of one layer, for datasets whose second axis is the layer.
+  std::vector<std::byte> read_layer(Field field, std::int64_t first, std::int64_t count,
+                                    std::int64_t layer) const;
+  /// Integers of a one-axis dataset (u8, i32 or i64), widened.
+  std::vector<std::int64_t> read_integers(Field field, std::int64_t first,
+                                          std::int64_t count) const;
+
+ private:
+  static std::size_t index(Field field) { return static_cast<std::size_t>(field); }
+  void find_lengths();
+  std::int64_t cell(Field field) const;
+  std::int64_t largest(Field field, std::int64_t count) const;
+  void set_length(Axis axis, Field by, std::int64_t value);
+  void set_from_end(Axis axis, Field end, std::int64_t rows);
+
+  h5::File file_;
+  TraceMeta meta_;
+  bool complete_ = false;
+  std::array<std::optional<h5::Dataset>, kNumFields> datasets_;
+  std::array<std::int64_t, static_cast<std::size_t>(Axis::count)> lengths_{};
+};
+
+}  // namespace blockscope

@@ -1,0 +1,34 @@
+// Rewrites traces: compress, repair what a kill left, merge the files of many ranks. The inputs are
+// never changed; the output is whole or absent (temporary file, rename) and has the same schema.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace blockscope {
+
+struct RepackOptions {
+  int deflate = 0;      // 0: none, 1-9: shuffle + deflate of every growing dataset
+  bool force = false;   // replace an existing output
+  bool repair = false;  // accept traces whose run did not end; their cut sequences become `aborted`
+};
+
+struct RepackResult {
+  std::int64_t rows = 0;
+  std::int64_t sequences = 0;
+  std::int64_t aborted = 0;  // sequences marked as cut
+  std::int64_t bytes_before = 0;
+  std::int64_t bytes_after = 0;
+};
+
+/// One input: the same trace, cut to its committed rows. Several: their sequences and rows one file
+/// after the other, all indices shifted; they must agree in everything that fixes a dataset's shape
+/// or meaning (layout, /model/json, vocabulary). `/run/json` becomes that of the first input with a
+/// member "repacked" that lists inputs and options. `/run/complete` is 1 only if it was in all.
+/// Throws UsageError (output exists, inputs disagree, unfinished input without `repair`) or
+/// TraceError.
+RepackResult repack_traces(const std::vector<std::string>& inputs, const std::string& output,
+                           const RepackOptions& options);
+
+}  // namespace blockscope

@@ -1,0 +1,50 @@
+// See trace_inventory.h.
+#include "decode_record/trace_inventory.h"
+
+#include "decode_record/raw_trace.h"
+
+namespace blockscope {
+
+namespace {
+
+std::string element_name(h5::Element element) {
+  switch (element) {
+    case h5::Element::u8:
+      return "u8";
+    case h5::Element::i32:
+      return "i32";
+    case h5::Element::i64:
+      return "i64";
+    case h5::Element::f32:
+      return "f32";
+    case h5::Element::bf16:
+      break;
+  }
+  return "bf16";
+}
+
+}  // namespace
+
+std::vector<DatasetInfo> list_datasets(const std::string& path) {
+  const RawTrace trace(path);
+  std::vector<DatasetInfo> result;
+  for (const DatasetSpec& spec : kDatasets) {
+    if (!trace.has(spec.field)) continue;
+    const h5::Dataset& dataset = trace.dataset(spec.field);
+    DatasetInfo info;
+    info.path = spec.path;
+    info.type = element_name(dataset.element);
+    info.bytes = static_cast<std::int64_t>(h5::size_of(dataset.element));
+    for (const hsize_t extent : trace.shape(spec.field)) {
+      info.shape.push_back(static_cast<std::int64_t>(extent));
+      info.bytes *= info.shape.back();
+    }
+    for (std::size_t i = 0; i < spec.rank; ++i) info.axes.emplace_back(to_string(spec.axes[i]));
+    info.stored_bytes = static_cast<std::int64_t>(h5::stored_bytes(dataset));
+    info.compressed = dataset.filtered;
+    result.push_back(std::move(info));
+  }
+  return result;
+}
+
+}  // namespace blockscope
