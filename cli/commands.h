@@ -11,5 +11,13 @@ namespace blockscope {
 
 /// What this machine and this build can do, a verdict per line.
 void add_doctor_command(CLI::App& app);
+/// What a trace holds.
+void add_info_command(CLI::App& app);
+/// Two traces within a tolerance.
+void add_diff_command(CLI::App& app);
+/// The decoding trajectory as CSV or JSON.
+void add_export_command(CLI::App& app);
+/// Compresses, repairs and merges traces.
+void add_repack_command(CLI::App& app);
 
 }  // namespace blockscope

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <unordered_set>
 
+#include "decode_record/sha256.h"
 #include "probe/checkpoint/checkpoint.h"
-#include "probe/checkpoint/sha256.h"
 
 namespace blockscope {
 
@@ -20,31 +20,38 @@ const std::unordered_set<std::string_view> kStorageKeys = {
     "architecture", "attention_causal", "dtype",         "stop_token_ids",
     "bos_token_id", "pad_token_id",     "mask_token_id", "block_length"};
 
+void update(Sha256& hash, const std::string& text) {
+  hash.update({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
+}
+
 }  // namespace
 
 std::string Checkpoint::digest() const {
   Sha256 hash;
-  hash.update("blockscope checkpoint 1\n");
+  update(hash, "blockscope checkpoint 1\n");
   for (const ResolvedEntry& entry : config_.resolved) {
     if (kStorageKeys.count(entry.key) != 0) continue;
-    hash.update(fmt::format("{}={}\n", entry.key, entry.value));
+    update(hash, fmt::format("{}={}\n", entry.key, entry.value));
   }
   std::vector<const TensorInfo*> tensors;
   for (const auto& item : by_name_) tensors.push_back(item.second);
   std::sort(tensors.begin(), tensors.end(),
             [](const TensorInfo* a, const TensorInfo* b) { return a->name < b->name; });
   for (const TensorInfo* tensor : tensors) {
-    hash.update(fmt::format("{} {} {}\n", tensor->name, tensor_dtype_name(tensor->dtype),
-                            shape_text(tensor->shape)));
+    update(hash, fmt::format("{} {} {}\n", tensor->name, tensor_dtype_name(tensor->dtype),
+                             shape_text(tensor->shape)));
+    const auto* bytes = reinterpret_cast<const std::uint8_t*>(tensor->data);
     const std::size_t size = static_cast<std::size_t>(tensor->size);
     if (size <= 2 * kSampledBytes) {
-      hash.update(tensor->data, size);
+      hash.update({bytes, size});
       continue;
     }
-    hash.update(tensor->data, kSampledBytes);
-    hash.update(tensor->data + (size - kSampledBytes), kSampledBytes);
+    hash.update({bytes, kSampledBytes});
+    hash.update({bytes + (size - kSampledBytes), kSampledBytes});
   }
-  return hash.finish();
+  std::string text;
+  for (const std::uint8_t byte : hash.finish()) text += fmt::format("{:02x}", byte);
+  return text;
 }
 
 }  // namespace blockscope

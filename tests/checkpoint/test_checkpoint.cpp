@@ -7,8 +7,8 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "decode_record/sha256.h"
 #include "probe/checkpoint/checkpoint.h"
-#include "probe/checkpoint/sha256.h"
 #include "tests/checkpoint/checkpoint_fixture.h"
 
 namespace blockscope {
@@ -108,10 +108,17 @@ TEST(Checkpoint, TheDigestChangesWithAWeightAndWithTheConfigButNotWithTheStopIds
 
 TEST(Checkpoint, Sha256EqualsThePublishedVectors) {
   const auto hash = [](const std::string& text) {
+    const auto* bytes = reinterpret_cast<const std::uint8_t*>(text.data());
+    const std::size_t part = text.size() / 3;
     Sha256 sha;
-    sha.update(text.substr(0, text.size() / 3));
-    sha.update(text.substr(text.size() / 3));
-    return sha.finish();
+    sha.update({bytes, part});
+    sha.update({bytes + part, text.size() - part});
+    std::string hex;
+    for (const std::uint8_t byte : sha.finish()) {
+      hex += "0123456789abcdef"[byte >> 4U];
+      hex += "0123456789abcdef"[byte & 15U];
+    }
+    return hex;
   };
   EXPECT_EQ(hash(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   EXPECT_EQ(hash("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");

@@ -1,0 +1,73 @@
+// `blockscope diff`: compares two traces within a tolerance. Exit code 0 equal, 1 different, 2
+// usage.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/App.hpp>
+#include <memory>
+#include <string>
+
+#include "cli/commands.h"
+#include "decode_record/compare_traces.h"
+
+namespace blockscope {
+namespace {
+
+struct DiffFlags {
+  std::string first;
+  std::string second;
+  CompareOptions options;
+  bool all = false;
+};
+
+std::string verdict(const DatasetDifference& difference) {
+  if (!difference.problem.empty()) return difference.problem;
+  if (difference.different == 0) {
+    return difference.largest > 0.0 ? "equal within the tolerance" : "equal";
+  }
+  return fmt::format("{} of {} differ, first at [{}]", difference.different, difference.elements,
+                     fmt::join(difference.at, ", "));
+}
+
+void print_report(const TraceDifference& report, bool all) {
+  fmt::print("{:<32} {:>14} {:>14}  {}\n", "dataset", "elements", "largest |a-b|", "result");
+  std::size_t same = 0;
+  for (const DatasetDifference& difference : report.datasets) {
+    const bool exact = difference.equal() && difference.largest == 0.0;
+    if (exact) ++same;
+    if (exact && !all) continue;
+    fmt::print("{:<32} {:>14} {:>14.3g}  {}\n", difference.path, difference.elements,
+               difference.largest, verdict(difference));
+  }
+  fmt::print("{} of {} datasets are exactly equal; the traces are {}\n", same,
+             report.datasets.size(), report.equal ? "equal" : "different");
+}
+
+void run_diff(const DiffFlags& flags) {
+  const TraceDifference report = compare_traces(flags.first, flags.second, flags.options);
+  print_report(report, flags.all);
+  if (!report.equal) throw CLI::RuntimeError(1);
+}
+
+}  // namespace
+
+void add_diff_command(CLI::App& app) {
+  auto* command = app.add_subcommand("diff", "Compare two traces; the exit code tells the result");
+  auto flags = std::make_shared<DiffFlags>();
+  command->add_option("a", flags->first, "First trace")->required();
+  command->add_option("b", flags->second, "Second trace")->required();
+  command->add_option("--tol,--atol", flags->options.absolute, "Largest |a-b| of equal floats")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--rtol", flags->options.relative, "Added to it: this times |b|")
+      ->check(CLI::NonNegativeNumber);
+  command->add_flag("--ignore-timing", flags->options.ignore_timing,
+                    "Leave out the durations of passes");
+  command->add_flag("--all", flags->all, "List equal datasets too");
+  command->footer(
+      "Tokens, steps and every other integer must be equal.\n"
+      "Exit codes: 0 equal, 1 different or unreadable, 2 usage.\n"
+      "Example: blockscope diff a.h5 b.h5 --tol 1e-3 --ignore-timing");
+  command->callback([flags] { run_diff(*flags); });
+}
+
+}  // namespace blockscope

@@ -1,0 +1,255 @@
+// `blockscope info`: what a trace holds, as a table or JSON. Similarities are means over layers'
+// heads, block positions and denoising steps, and say over how many terms.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/App.hpp>
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "decode_record/error.h"
+#include "decode_record/trace_inventory.h"
+#include "decode_record/trace_reader.h"
+
+namespace blockscope {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr std::int64_t kRowsAtATime = 1024;
+
+struct Mean {
+  double sum = 0.0;
+  double weight = 0.0;  // number of terms: heads * valid positions
+  void add(double value, double terms) {
+    sum += value * terms;
+    weight += terms;
+  }
+};
+
+struct SummaryField {
+  Field field;
+  const char* name;
+};
+constexpr std::array<SummaryField, 3> kSummaries{
+    {{Field::similarity_external, "similarity_external"},
+     {Field::similarity_internal, "similarity_internal"},
+     {Field::external_mass, "external_mass"}}};
+
+struct LayerMeans {
+  std::int64_t layer = 0;
+  std::array<Mean, kSummaries.size()> means;
+};
+
+struct Summary {
+  std::array<std::int64_t, 3> rows_by_kind{};
+  std::int64_t denoise_without_prefix = 0;  // N = 0: left out of the means
+  std::int64_t transferred = 0;             // tokens decided
+  std::int64_t pass_time_ns = 0;            // summed over rows; a batch's pass counts once per row
+  std::int64_t blocks = 0;                  // distinct (sequence, block)
+  std::vector<LayerMeans> layers;
+};
+
+/// Only later denoising steps with a prefix have an external part to compare with.
+bool counts(const StepColumns& steps, std::size_t i) {
+  return static_cast<PassKind>(steps.kind[i]) == PassKind::denoise && steps.step[i] > 1 &&
+         steps.context_length[i] > 0 && steps.recorded[i] != 0;
+}
+
+void add_means(const TraceReader& reader, const StepColumns& steps, Summary& summary) {
+  const TraceMeta& meta = reader.info().meta;
+  const std::size_t heads = meta.heads.size();
+  const auto block = static_cast<std::size_t>(meta.block_length);
+  const auto valid = reader.read_ints(Field::step_valid, steps.first_row, steps.count);
+  for (std::size_t which = 0; which < kSummaries.size(); ++which) {
+    if (!reader.has(kSummaries[which].field)) continue;
+    const auto values = reader.read_floats(kSummaries[which].field, steps.first_row, steps.count);
+    for (std::size_t row = 0; row < static_cast<std::size_t>(steps.count); ++row) {
+      if (!counts(steps, row)) continue;
+      const auto* first = valid.data() + row * block;
+      const auto positions = static_cast<double>(std::count(first, first + block, 1));
+      for (std::size_t layer = 0; layer < summary.layers.size(); ++layer) {
+        for (std::size_t head = 0; head < heads; ++head) {
+          const double value = values[(row * summary.layers.size() + layer) * heads + head];
+          if (!std::isnan(value)) summary.layers[layer].means[which].add(value, positions);
+        }
+      }
+    }
+  }
+}
+
+Summary summarise(const TraceReader& reader) {
+  const TraceInfo& info = reader.info();
+  Summary summary;
+  for (const std::int64_t layer : info.meta.layers) summary.layers.push_back({layer, {}});
+  std::vector<std::int64_t> last_block(static_cast<std::size_t>(info.num_sequences), -1);
+  for (std::int64_t first = 0; first < info.num_rows; first += kRowsAtATime) {
+    const auto steps = reader.steps(first, std::min(kRowsAtATime, info.num_rows - first));
+    for (std::size_t i = 0; i < static_cast<std::size_t>(steps.count); ++i) {
+      summary.rows_by_kind.at(steps.kind[i]) += 1;
+      summary.pass_time_ns += steps.pass_time_ns[i];
+      const auto sequence = static_cast<std::size_t>(steps.sequence[i]);
+      if (static_cast<PassKind>(steps.kind[i]) != PassKind::denoise) continue;
+      if (steps.context_length[i] == 0) summary.denoise_without_prefix += 1;
+      if (last_block.at(sequence) != steps.block[i]) summary.blocks += 1;
+      last_block.at(sequence) = steps.block[i];
+      const FrameDelta delta = reader.delta(first + static_cast<std::int64_t>(i));
+      for (const SequenceDelta& row : delta.rows) {
+        summary.transferred += static_cast<std::int64_t>(row.transfer_index.size());
+      }
+    }
+    if (info.meta.level >= RecordLevel::summary) add_means(reader, steps, summary);
+  }
+  return summary;
+}
+
+double tokens_per_step(const Summary& summary) {
+  const std::int64_t steps = summary.rows_by_kind[1];
+  return steps == 0 ? 0.0 : static_cast<double>(summary.transferred) / static_cast<double>(steps);
+}
+
+std::string state_of(const TraceInfo& info) {
+  if (info.complete) return "complete";
+  return info.partial ? "unfinished: still written, or cut off"
+                      : "cut off: every committed row is here";
+}
+
+ordered_json parse_or_text(const std::string& text) {
+  const auto value = ordered_json::parse(text, nullptr, false);
+  return value.is_discarded() ? ordered_json(text) : value;
+}
+
+ordered_json mean_json(const Mean& mean) {
+  if (mean.weight == 0.0) return {{"mean", nullptr}, {"terms", 0}};
+  return {{"mean", mean.sum / mean.weight}, {"terms", static_cast<std::int64_t>(mean.weight)}};
+}
+
+ordered_json to_json(const TraceInfo& info, const Summary& summary,
+                     const std::vector<DatasetInfo>& datasets) {
+  ordered_json root;
+  root["path"] = info.path;
+  root["format_version"] = info.format_version;
+  root["complete"] = info.complete;
+  root["partial"] = info.partial;
+  root["file_bytes"] = info.file_bytes;
+  root["level"] = std::string(to_string(info.meta.level));
+  root["block_length"] = info.meta.block_length;
+  root["mask_token_id"] = info.meta.mask_token_id;
+  root["sequences"] = info.num_sequences;
+  root["blocks"] = summary.blocks;
+  root["rows"] = {{"committed", info.num_rows},
+                  {"prefill", summary.rows_by_kind[0]},
+                  {"denoise", summary.rows_by_kind[1]},
+                  {"commit", summary.rows_by_kind[2]},
+                  {"denoise_without_prefix", summary.denoise_without_prefix}};
+  root["tokens_decided"] = summary.transferred;
+  root["tokens_per_step"] = tokens_per_step(summary);
+  root["recorded_layers"] = info.meta.layers;
+  root["recorded_heads"] = info.meta.heads;
+  root["layers"] = ordered_json::array();
+  for (const LayerMeans& layer : summary.layers) {
+    ordered_json item = {{"layer", layer.layer}};
+    for (std::size_t i = 0; i < kSummaries.size(); ++i) {
+      item[kSummaries[i].name] = mean_json(layer.means[i]);
+    }
+    root["layers"].push_back(item);
+  }
+  root["datasets"] = ordered_json::array();
+  for (const DatasetInfo& dataset : datasets) {
+    root["datasets"].push_back({{"path", dataset.path},
+                                {"type", dataset.type},
+                                {"axes", dataset.axes},
+                                {"shape", dataset.shape},
+                                {"bytes", dataset.bytes},
+                                {"stored_bytes", dataset.stored_bytes},
+                                {"compressed", dataset.compressed}});
+  }
+  root["model"] = parse_or_text(info.meta.model_json);
+  root["run"] = parse_or_text(info.meta.run_json);
+  return root;
+}
+
+std::string mebibytes(std::int64_t bytes) {
+  return fmt::format("{:.2f} MiB", static_cast<double>(bytes) / (1024.0 * 1024.0));
+}
+
+void print_layers(const Summary& summary) {
+  const bool any = std::ranges::any_of(
+      summary.layers, [](const LayerMeans& layer) { return layer.means[0].weight > 0.0; });
+  if (!any) return;
+  fmt::print("\nmeans over denoising steps after a block's first, with a prefix\n");
+  fmt::print("{:>6} {:>14} {:>14} {:>14} {:>12}\n", "layer", "sim A_out", "sim A_in",
+             "external mass", "terms");
+  for (const LayerMeans& layer : summary.layers) {
+    fmt::print("{:>6}", layer.layer);
+    for (const Mean& mean : layer.means) {
+      fmt::print(" {:>14}", mean.weight == 0.0 ? std::string("-")
+                                               : fmt::format("{:.4f}", mean.sum / mean.weight));
+    }
+    fmt::print(" {:>12}\n", static_cast<std::int64_t>(layer.means[0].weight));
+  }
+}
+
+void print_table(const TraceInfo& info, const Summary& summary,
+                 const std::vector<DatasetInfo>& datasets) {
+  const TraceMeta& meta = info.meta;
+  const auto line = [](const char* name, const std::string& value) {
+    fmt::print("{:<16} {}\n", name, value);
+  };
+  line("trace", fmt::format("{} (schema {}, {})", info.path, info.format_version,
+                            mebibytes(info.file_bytes)));
+  line("state", state_of(info));
+  line("model", fmt::format("{} layers, {} query heads, {} KV heads, head_dim {}, vocabulary {}",
+                            meta.num_layers, meta.num_heads, meta.num_kv_heads, meta.head_dim,
+                            meta.vocab_size));
+  line("mask token", meta.mask_token_id < 0 ? "none" : std::to_string(meta.mask_token_id));
+  line("block length", std::to_string(meta.block_length));
+  line("level", fmt::format("{}, {} layers, {} heads", to_string(meta.level), meta.layers.size(),
+                            meta.heads.size()));
+  line("sequences", fmt::format("{}, {} blocks", info.num_sequences, summary.blocks));
+  line("rows", fmt::format("{} committed: {} prefill, {} denoise ({} without a prefix), {} commit",
+                           info.num_rows, summary.rows_by_kind[0], summary.rows_by_kind[1],
+                           summary.denoise_without_prefix, summary.rows_by_kind[2]));
+  line("tokens", fmt::format("{} decided, {:.2f} a denoising step", summary.transferred,
+                             tokens_per_step(summary)));
+  print_layers(summary);
+  fmt::print("\n{:<32} {:<5} {:<28} {:>12} {:>12}\n", "dataset", "type", "shape", "bytes",
+             "in the file");
+  for (const DatasetInfo& dataset : datasets) {
+    fmt::print("{:<32} {:<5} {:<28} {:>12} {:>12}{}\n", dataset.path, dataset.type,
+               fmt::format("[{}]", fmt::join(dataset.shape, ", ")), dataset.bytes,
+               dataset.stored_bytes, dataset.compressed ? " deflated" : "");
+  }
+}
+
+void run_info(const std::string& path, bool json) {
+  const TraceReader reader(path);
+  const Summary summary = summarise(reader);
+  const auto datasets = list_datasets(reader.info().path);
+  if (json) {
+    fmt::print("{}\n", to_json(reader.info(), summary, datasets)
+                           .dump(2, ' ', false, ordered_json::error_handler_t::replace));
+  } else {
+    print_table(reader.info(), summary, datasets);
+  }
+}
+
+}  // namespace
+
+void add_info_command(CLI::App& app) {
+  auto* command = app.add_subcommand("info", "Tell what a trace holds");
+  auto path = std::make_shared<std::string>();
+  auto json = std::make_shared<bool>(false);
+  command->add_option("trace", *path, "Trace file, finished or .partial")->required();
+  command->add_flag("--json", *json, "Print one JSON object");
+  command->footer("Example: blockscope info run.h5");
+  command->callback([path, json] { run_info(*path, *json); });
+}
+
+}  // namespace blockscope

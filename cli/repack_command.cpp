@@ -1,0 +1,60 @@
+// `blockscope repack`: compress a trace, repair what a kill left, merge the files of many ranks.
+#include <fmt/format.h>
+
+#include <CLI/App.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "decode_record/error.h"
+#include "decode_record/repack.h"
+
+namespace blockscope {
+namespace {
+
+constexpr int kDefaultLevel = 4;  // beyond it deflate costs much time and saves little
+
+struct RepackFlags {
+  std::vector<std::string> inputs;
+  std::string output;
+  std::string compress = "none";
+  int level = kDefaultLevel;
+  bool merge = false;
+  RepackOptions options;
+};
+
+void run_repack(RepackFlags& flags) {
+  if (flags.inputs.size() > 1 && !flags.merge) {
+    throw UsageError(
+        fmt::format("repack: expected one trace, got {}. HINT: pass --merge to join them",
+                    flags.inputs.size()));
+  }
+  flags.options.deflate = flags.compress == "deflate" ? flags.level : 0;
+  const RepackResult result = repack_traces(flags.inputs, flags.output, flags.options);
+  fmt::print("{}: {} rows of {} sequences, {} bytes (before: {})\n", flags.output, result.rows,
+             result.sequences, result.bytes_after, result.bytes_before);
+  if (result.aborted > 0) {
+    fmt::print("{} sequences had no end and are marked aborted\n", result.aborted);
+  }
+}
+
+}  // namespace
+
+void add_repack_command(CLI::App& app) {
+  auto* command = app.add_subcommand("repack", "Compress, repair or merge traces into a new file");
+  auto flags = std::make_shared<RepackFlags>();
+  command->add_option("traces", flags->inputs, "Trace, or several with --merge")->required();
+  command->add_option("-o,--output", flags->output, "New trace")->required();
+  command->add_option("--compress", flags->compress, "deflate or none")
+      ->check(CLI::IsMember({"deflate", "none"}));
+  command->add_option("--level", flags->level, "Deflate level")->check(CLI::Range(1, 9));
+  command->add_flag("--repair", flags->options.repair,
+                    "Accept an unfinished trace (.partial): keep its committed rows");
+  command->add_flag("--merge", flags->merge, "Join the traces of several ranks, in this order");
+  command->add_flag("--force", flags->options.force, "Replace an existing output");
+  command->footer("Example: blockscope repack run.r*.h5 --merge --compress deflate -o run.h5");
+  command->callback([flags] { run_repack(*flags); });
+}
+
+}  // namespace blockscope
