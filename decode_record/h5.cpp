@@ -236,8 +236,8 @@ Dataset create_dataset(const File& file, const std::string& path, const DatasetL
   H5Dataset handle(check_id(H5Dcreate2(file.handle.get(), path.c_str(), type.get(), space.get(),
                                        links.get(), plist.get(), access.get()),
                             where, "create"));
-  return Dataset{std::move(handle), where, layout.element, layout.extent, layout.chunk,
-                 !layout.chunk.empty() && layout.deflate > 0};
+  return Dataset{std::move(handle), where,        layout.element,
+                 layout.extent,     layout.chunk, !layout.chunk.empty() && layout.deflate > 0};
 }
 
 bool exists(const File& file, const std::string& path) {
@@ -287,6 +287,11 @@ Dataset open_dataset(const File& file, const std::string& path, Element element,
     check(H5Pget_chunk(plist.get(), found_rank, dataset.chunk.data()), where, "read the chunks");
   }
   dataset.filtered = H5Pget_nfilters(plist.get()) != 0;
+  if (dataset.filtered) {
+    // With a cache, or every access to a compressed chunk would decompress it again.
+    dataset.handle = H5Dataset(check_id(H5Dopen2(file.handle.get(), path.c_str(), H5P_DEFAULT),
+                                        where, "open the dataset"));
+  }
   return dataset;
 }
 
@@ -353,16 +358,15 @@ void write_chunk(const Dataset& dataset, std::span<const hsize_t> offset, const 
         dataset.name, "write a chunk");
 }
 
-std::optional<ChunkPlace> find_chunk(const Dataset& dataset, std::span<const hsize_t> offset) {
+bool chunk_written(const Dataset& dataset, std::span<const hsize_t> offset) {
   silence();
-  unsigned filter_mask = 0;
-  haddr_t address = HADDR_UNDEF;
   hsize_t bytes = 0;
-  check(H5Dget_chunk_info_by_coord(dataset.handle.get(), offset.data(), &filter_mask, &address,
-                                   &bytes),
-        dataset.name, "find a chunk");
-  if (address == HADDR_UNDEF || bytes == 0) return std::nullopt;
-  return ChunkPlace{address, bytes};
+  // HDF5 1.10 answers an error, not 0, for a chunk that was never written.
+  if (H5Dget_chunk_storage_size(dataset.handle.get(), offset.data(), &bytes) < 0) {
+    H5Eclear2(H5E_DEFAULT);
+    return false;
+  }
+  return bytes != 0;
 }
 
 std::optional<std::uint64_t> contiguous_address(const Dataset& dataset) {

@@ -119,12 +119,9 @@ std::uint64_t stored_bytes(const Dataset& dataset);
 void write_chunk(const Dataset& dataset, std::span<const hsize_t> offset, const void* data,
                  std::size_t bytes);
 
-struct ChunkPlace {
-  std::uint64_t address = 0;  ///< in the file
-  std::uint64_t bytes = 0;
-};
-/// Where the chunk with element `offset` lies; nullopt when it was never written.
-std::optional<ChunkPlace> find_chunk(const Dataset& dataset, std::span<const hsize_t> offset);
+/// Whether the chunk with element `offset` was ever written. (HDF5 1.10 tells a chunk's address
+/// only by walking through all chunks; this is one look-up.)
+bool chunk_written(const Dataset& dataset, std::span<const hsize_t> offset);
 /// Where a contiguous dataset starts; nullopt when nothing was written.
 std::optional<std::uint64_t> contiguous_address(const Dataset& dataset);
 

@@ -9,43 +9,16 @@
 #include <cerrno>
 #include <cstring>
 
-#include "decode_record/trace_file.h"
-
 namespace blockscope {
 namespace {
 
 constexpr std::array<unsigned char, 8> kHdf5Signature{0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
 // One row of one dataset; more comes from a damaged file. (8B model: 19 MB.)
 constexpr std::size_t kLargestRow = std::size_t{1} << 32U;
+constexpr std::size_t kLargestRead = std::size_t{1} << 36U;
 
 [[noreturn]] void corrupt(const std::string& where, std::string_view what) {
   throw CorruptTrace(fmt::format("{}: {}. HINT: the file is damaged.", where, what));
-}
-
-/// What a layer selection means for a dataset: a row is [outer, layers, inner bytes].
-struct LayerSplit {
-  std::size_t outer = 1;
-  std::size_t layers = 1;
-  std::size_t inner = 1;
-};
-
-LayerSplit split_of(const DatasetSpec& spec, const TraceMeta& meta) {
-  LayerSplit split;
-  split.inner = element_size(spec, meta);
-  bool behind = false;
-  for (std::size_t i = 1; i < spec.rank; ++i) {
-    const auto length = static_cast<std::size_t>(axis_length(spec.axes[i], meta));
-    if (spec.axes[i] == Axis::layer) {
-      split.layers = length;
-      split.outer = split.inner / element_size(spec, meta);
-      split.inner = element_size(spec, meta);
-      behind = true;
-    } else {
-      split.inner *= length;
-    }
-  }
-  if (!behind) split.layers = 0;
-  return split;
 }
 
 h5::File open_any(const std::string& path) {
@@ -170,79 +143,8 @@ std::int64_t StoredTrace::cell(Field field) const {
   return value;
 }
 
-/// Whether the dataset lies in the file as the writer puts it there.
-bool StoredTrace::reads_raw(const DatasetSpec& spec, const h5::Dataset& target) const {
-  if (target.filtered || target.chunk.empty() || !spec.extendible()) return false;
-  const bool by_layer = spec.storage == Storage::row_layer || spec.storage == Storage::column_layer;
-  for (std::size_t i = 1; i < spec.rank; ++i) {
-    const hsize_t expected = by_layer && i == 1 ? 1 : target.extent[i];
-    if (target.chunk[i] != expected) return false;
-  }
-  return true;
-}
-
-void StoredTrace::read_chunked(const DatasetSpec& spec, const h5::Dataset& target,
-                               std::int64_t first, std::int64_t count, std::int64_t layer,
-                               std::vector<std::byte>& out) const {
-  const bool by_layer = spec.storage == Storage::row_layer || spec.storage == Storage::column_layer;
-  const std::size_t whole_row = row_bytes(spec, meta_);
-  const LayerSplit split = split_of(spec, meta_);
-  // Bytes of a row in one chunk, and where the wanted part lies in it.
-  const std::size_t chunk_row = by_layer ? split.inner : whole_row;
-  const bool part_of_row = layer >= 0 && !by_layer && split.outer == 1;
-  const std::size_t skip = part_of_row ? static_cast<std::size_t>(layer) * split.inner : 0;
-  const std::size_t take = part_of_row ? split.inner : chunk_row;
-  const std::int64_t first_layer = by_layer && layer >= 0 ? layer : 0;
-  const std::int64_t end_layer =
-      !by_layer ? 1 : (layer >= 0 ? layer + 1 : static_cast<std::int64_t>(split.layers));
-  const auto layers_here = static_cast<std::size_t>(end_layer - first_layer);
-  const auto chunk_rows = static_cast<std::int64_t>(target.chunk[0]);
-  std::vector<hsize_t> at(spec.rank, 0);
-  for (std::int64_t row = first; row < first + count;) {
-    const std::int64_t chunk_start = row / chunk_rows * chunk_rows;
-    const std::int64_t end = std::min(chunk_start + chunk_rows, first + count);
-    at[0] = static_cast<hsize_t>(chunk_start);
-    for (std::int64_t slot = first_layer; slot < end_layer; ++slot) {
-      if (by_layer) at[1] = static_cast<hsize_t>(slot);
-      const auto place = h5::find_chunk(target, at);
-      if (!place) continue;
-      if (place->bytes != static_cast<std::size_t>(chunk_rows) * chunk_row) {
-        corrupt(target.name,
-                fmt::format("expected a chunk of {} bytes, got {}",
-                            static_cast<std::size_t>(chunk_rows) * chunk_row, place->bytes));
-      }
-      const bool contiguous = take == chunk_row && layers_here == 1;
-      const std::int64_t step = contiguous ? end - row : 1;
-      for (std::int64_t r = row; r < end; r += step) {
-        const std::size_t to = (static_cast<std::size_t>(r - first) * layers_here +
-                                static_cast<std::size_t>(slot - first_layer)) *
-                               take;
-        bytes_.read(place->address + static_cast<std::size_t>(r - chunk_start) * chunk_row + skip,
-                    out.data() + to, static_cast<std::size_t>(step) * take, target.name);
-      }
-    }
-    row = end;
-  }
-}
-
-void StoredTrace::read_slow(const DatasetSpec& spec, const h5::Dataset& target, std::int64_t first,
-                            std::int64_t count, std::int64_t layer, StoredRows& rows) const {
-  std::vector<hsize_t> start(spec.rank, 0);
-  std::vector<hsize_t> shape = target.extent;
-  start[0] = static_cast<hsize_t>(first);
-  shape[0] = static_cast<hsize_t>(count);
-  for (std::size_t i = 1; layer >= 0 && i < spec.rank; ++i) {
-    if (spec.axes[i] != Axis::layer) continue;
-    start[i] = static_cast<hsize_t>(layer);
-    shape[i] = 1;
-  }
-  rows.widened = target.element == h5::Element::bf16;
-  if (rows.widened) rows.bytes.resize(rows.bytes.size() * 2);
-  h5::read(target, start, shape, rows.bytes.data());
-}
-
-StoredRows StoredTrace::read(Field field, std::int64_t first, std::int64_t count,
-                             std::int64_t layer) const {
+std::vector<std::byte> StoredTrace::read(Field field, std::int64_t first, std::int64_t count,
+                                         std::int64_t layer) const {
   const DatasetSpec& spec = spec_of(field);
   const h5::Dataset& target = dataset(field);
   const std::int64_t rows_there = extent(field);
@@ -250,37 +152,31 @@ StoredRows StoredTrace::read(Field field, std::int64_t first, std::int64_t count
     corrupt(target.name, fmt::format("expected rows in [0, {}), got [{}, {} + {})", rows_there,
                                      first, first, count));
   }
-  const LayerSplit split = split_of(spec, meta_);
-  if (layer >= 0 && std::cmp_greater_equal(layer, split.layers)) {
-    throw UsageError(fmt::format("{}: expected a layer slot in [0, {}), got {}", target.name,
-                                 split.layers, layer));
+  std::vector<hsize_t> start(spec.rank, 0);
+  std::vector<hsize_t> shape = target.extent;
+  start[0] = static_cast<hsize_t>(first);
+  shape[0] = static_cast<hsize_t>(count);
+  if (layer >= 0) {
+    const auto axis = std::find(spec.axes.begin() + 1, spec.axes.begin() + spec.rank, Axis::layer) -
+                      spec.axes.begin();
+    const auto i = static_cast<std::size_t>(axis);
+    const hsize_t layers = i < spec.rank ? shape[i] : 0;
+    if (static_cast<hsize_t>(layer) >= layers) {
+      throw UsageError(
+          fmt::format("{}: expected a layer slot in [0, {}), got {}", target.name, layers, layer));
+    }
+    start[i] = static_cast<hsize_t>(layer);
+    shape[i] = 1;
   }
-  std::size_t per_row = row_bytes(spec, meta_);
-  if (layer >= 0) per_row /= split.layers;
+  std::size_t bytes = h5::size_of(target.element);
+  for (const hsize_t length : shape) bytes *= length;
   // Fill values cost no disk: only the memory asked for can tell that a count is absurd.
-  if (std::cmp_greater(count, (std::size_t{1} << 40U) / std::max<std::size_t>(per_row, 1))) {
+  if (bytes > kLargestRead) {
     throw TraceError(fmt::format("{}: {} rows are too many to read at once", target.name, count));
   }
-  StoredRows rows;
-  const bool raw = reads_raw(spec, target);
-  const bool strided = raw && layer >= 0 && split.outer > 1;
-  rows.bytes.resize(static_cast<std::size_t>(count) * per_row * (strided ? split.layers : 1));
-  if (rows.bytes.empty()) return rows;
-  if (!raw) {
-    read_slow(spec, target, first, count, layer, rows);
-    return rows;
-  }
-  fill_missing(rows.bytes, target.element);
-  read_chunked(spec, target, first, count, strided ? kAllLayersOfRow : layer, rows.bytes);
-  if (!strided) return rows;
-  std::vector<std::byte> part(static_cast<std::size_t>(count) * per_row);
-  const std::size_t pieces = static_cast<std::size_t>(count) * split.outer;
-  for (std::size_t i = 0; i < pieces; ++i) {
-    const std::size_t from = (i * split.layers + static_cast<std::size_t>(layer)) * split.inner;
-    std::memcpy(part.data() + i * split.inner, rows.bytes.data() + from, split.inner);
-  }
-  rows.bytes = std::move(part);
-  return rows;
+  std::vector<std::byte> values(bytes);
+  if (bytes != 0) h5::read_words(target, start, shape, values.data());
+  return values;
 }
 
 bool StoredTrace::chunk_written(Field field, std::int64_t row, std::int64_t layer) const {
@@ -296,7 +192,7 @@ bool StoredTrace::chunk_written(Field field, std::int64_t row, std::int64_t laye
   for (std::size_t i = 0; i < at.size() && !target.chunk.empty(); ++i) {
     at[i] = at[i] / target.chunk[i] * target.chunk[i];
   }
-  return h5::find_chunk(target, at).has_value();
+  return h5::chunk_written(target, at);
 }
 
 }  // namespace blockscope

@@ -1,6 +1,5 @@
-// An open trace as raw rows: finds the bytes of a dataset's rows in the file and reads them with
-// pread, because HDF5's read path reaches half of the disk's speed and converts bfloat16 slowly.
-// Compressed (repacked) datasets go through HDF5. Internal to decode_record.
+// An open trace as raw rows of its datasets: HDF5 finds the bytes and hands them over as they are,
+// because its own conversion of bfloat16 is slow. Internal to decode_record.
 #pragma once
 
 #include <algorithm>
@@ -35,12 +34,6 @@ class ReadOnlyFile {
   int fd_ = -1;
 };
 
-/// Values of a dataset in the file's element type; bf16 already widened to f32 when `widened`.
-struct StoredRows {
-  std::vector<std::byte> bytes;
-  bool widened = false;
-};
-
 class StoredTrace {
  public:
   explicit StoredTrace(const std::string& path);
@@ -53,9 +46,11 @@ class StoredTrace {
   std::int64_t extent(Field field) const;
   std::int64_t cell(Field field) const;
 
-  /// Rows [first, first + count); one recorded layer, or all (kAllLayersOfRow).
+  /// Elements [first, first + count) of the first axis in the file's element type; one recorded
+  /// layer, or all (kAllLayersOfRow).
   static constexpr std::int64_t kAllLayersOfRow = -1;
-  StoredRows read(Field field, std::int64_t first, std::int64_t count, std::int64_t layer) const;
+  std::vector<std::byte> read(Field field, std::int64_t first, std::int64_t count,
+                              std::int64_t layer) const;
   bool chunk_written(Field field, std::int64_t row, std::int64_t layer) const;
 
   template <typename Value>
@@ -70,11 +65,6 @@ class StoredTrace {
     bool stale = false;
   };
   h5::Dataset& dataset(Field field) const;
-  bool reads_raw(const DatasetSpec& spec, const h5::Dataset& dataset) const;
-  void read_chunked(const DatasetSpec& spec, const h5::Dataset& dataset, std::int64_t first,
-                    std::int64_t count, std::int64_t layer, std::vector<std::byte>& out) const;
-  void read_slow(const DatasetSpec& spec, const h5::Dataset& dataset, std::int64_t first,
-                 std::int64_t count, std::int64_t layer, StoredRows& rows) const;
 
   ReadOnlyFile bytes_;
   h5::File file_;
@@ -84,10 +74,10 @@ class StoredTrace {
 
 template <typename Value>
 std::vector<Value> StoredTrace::column(Field field, std::int64_t first, std::int64_t count) const {
-  const StoredRows rows = read(field, first, count, kAllLayersOfRow);
-  std::vector<Value> values(rows.bytes.size() / sizeof(Value));
+  const std::vector<std::byte> rows = read(field, first, count, kAllLayersOfRow);
+  std::vector<Value> values(rows.size() / sizeof(Value));
   if (!values.empty()) {
-    std::copy_n(rows.bytes.data(), values.size() * sizeof(Value),
+    std::copy_n(rows.data(), values.size() * sizeof(Value),
                 reinterpret_cast<std::byte*>(values.data()));
   }
   return values;

@@ -324,11 +324,15 @@ void TraceFile::truncate(Axis axis, std::int64_t length) {
   }
 }
 
-void TraceFile::close() {
+void TraceFile::trim() {
   write_pending();
   for (std::size_t i = 0; i < extents_.size(); ++i) {
     if (extents_[i] != lengths_[i]) set_axis_extent(axis_at(i), lengths_[i]);
   }
+  h5::flush(file_);
+}
+
+void TraceFile::close() {
   for (Column& target : columns_) target.dataset.reset();
   for (auto& scale : bare_scales_) scale.reset();
   h5::close(file_);

@@ -62,7 +62,8 @@ class TraceFile {
   std::int64_t pending_bytes() const { return pending_bytes_; }
   /// Cuts an axis (drops what a killed writer left beyond the committed length).
   void truncate(Axis axis, std::int64_t length);
-  /// Cuts the room reserved on every axis and closes.
+  /// Cuts the room reserved on every axis.
+  void trim();
   void close();
 
  private:

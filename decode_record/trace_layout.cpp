@@ -32,7 +32,7 @@ constexpr std::array<std::string_view, static_cast<std::size_t>(Axis::count)> kA
     "deletion",
     "keyframe",
     "keyframe_element",
-    "prefix"};
+    "prefix_element"};
 
 constexpr bool table_is_in_field_order() {
   for (std::size_t i = 0; i < kNumFields; ++i) {

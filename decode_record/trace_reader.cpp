@@ -22,29 +22,29 @@ std::string existing_name(const std::string& path) {
   return path;
 }
 
-std::vector<float> to_floats(const StoredRows& rows, h5::Element element) {
-  if (element == h5::Element::f32 || rows.widened) {
-    std::vector<float> values(rows.bytes.size() / sizeof(float));
-    if (!values.empty()) std::memcpy(values.data(), rows.bytes.data(), rows.bytes.size());
+std::vector<float> to_floats(const std::vector<std::byte>& rows, h5::Element element) {
+  if (element == h5::Element::f32) {
+    std::vector<float> values(rows.size() / sizeof(float));
+    if (!values.empty()) std::memcpy(values.data(), rows.data(), rows.size());
     return values;
   }
-  std::vector<float> values(rows.bytes.size() / 2);
+  std::vector<float> values(rows.size() / 2);
   for (std::size_t i = 0; i < values.size(); ++i) {
     std::uint16_t word = 0;
-    std::memcpy(&word, rows.bytes.data() + 2 * i, sizeof(word));
+    std::memcpy(&word, rows.data() + 2 * i, sizeof(word));
     values[i] = std::bit_cast<float>(std::uint32_t{word} << 16U);
   }
   return values;
 }
 
-std::vector<std::int32_t> to_ints(const StoredRows& rows, h5::Element element) {
+std::vector<std::int32_t> to_ints(const std::vector<std::byte>& rows, h5::Element element) {
   if (element == h5::Element::i32) {
-    std::vector<std::int32_t> values(rows.bytes.size() / sizeof(std::int32_t));
-    if (!values.empty()) std::memcpy(values.data(), rows.bytes.data(), rows.bytes.size());
+    std::vector<std::int32_t> values(rows.size() / sizeof(std::int32_t));
+    if (!values.empty()) std::memcpy(values.data(), rows.data(), rows.size());
     return values;
   }
-  std::vector<std::int32_t> values(rows.bytes.size());
-  std::ranges::transform(rows.bytes, values.begin(),
+  std::vector<std::int32_t> values(rows.size());
+  std::ranges::transform(rows, values.begin(),
                          [](std::byte byte) { return std::to_integer<std::int32_t>(byte); });
   return values;
 }

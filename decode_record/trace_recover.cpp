@@ -47,7 +47,7 @@ ResumeState TraceStore::recover() {
   const std::int64_t deletions = last(Field::delete_end, rows, Axis::deletion);
   const std::int64_t elements = last(Field::keyframe_end, keyframes, Axis::keyframe_element);
   const std::int64_t prefix =
-      file_.has(Field::prefix_end) ? last(Field::prefix_end, rows, Axis::prefix) : 0;
+      file_.has(Field::prefix_end) ? last(Field::prefix_end, rows, Axis::prefix_element) : 0;
   std::int64_t prompt_elements = 0;
   if (sequences > 0) {
     prompt_elements =
@@ -64,7 +64,7 @@ ResumeState TraceStore::recover() {
   file_.truncate(Axis::keyframe, keyframes);
   file_.truncate(Axis::keyframe_element, elements);
   file_.truncate(Axis::prompt_element, prompt_elements);
-  if (file_.has(Field::prefix_end)) file_.truncate(Axis::prefix, prefix);
+  if (file_.has(Field::prefix_end)) file_.truncate(Axis::prefix_element, prefix);
   // Bytes of texts that were not committed stay, unused: nothing points to them.
   file_.truncate(Axis::text_byte, file_.length(Axis::text_byte));
   const std::uint8_t incomplete = 0;

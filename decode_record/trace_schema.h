@@ -68,7 +68,8 @@ enum class ElementType : std::uint8_t { u8, i32, i64, f32, array };
 enum class Axis : std::uint8_t {
   row, layer, head, kv_head, block_position, channel, hidden_channel, rank, selected_rank, tau,
   error_sum, model_byte, run_byte, one, piece_boundary, piece_byte, sequence, hash_byte,
-  prompt_element, text_byte, delta, insertion, deletion, keyframe, keyframe_element, prefix,
+  prompt_element, text_byte, delta, insertion, deletion, keyframe, keyframe_element,
+  prefix_element,
   count
 };
 // clang-format on
@@ -130,6 +131,7 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
   constexpr Axes rlkbs{A::row, A::layer, A::kv_head, A::block_position, A::rank};
   constexpr Axes rlbc{A::row, A::layer, A::block_position, A::hidden_channel};
   constexpr Axes rlkbd{A::row, A::layer, A::kv_head, A::block_position, A::channel};
+  constexpr Axes xlkd{A::prefix_element, A::layer, A::kv_head, A::channel};
   constexpr Axes rtlhe{A::row, A::tau, A::layer, A::head, A::error_sum};
   return std::array<DatasetSpec, kNumFields>{{
     // coordinates of the axes (dimension scales)
@@ -308,14 +310,13 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
     {F::block_value, "/kv/value", array, 5, rlkbd, S::row_layer, E::full, ""},
     {F::prefix_end, "/prefix/end", i64, 1, {A::row}, S::column, E::full,
      "end of the keys this row stored (prefill, commit)"},
-    {F::prefix_sequence, "/prefix/sequence", i32, 1, {A::prefix}, S::column, E::full,
+    {F::prefix_sequence, "/prefix/sequence", i32, 1, {A::prefix_element}, S::column, E::full,
      "sequence of the key"},
-    {F::prefix_position, "/prefix/position", i32, 1, {A::prefix}, S::column, E::full,
+    {F::prefix_position, "/prefix/position", i32, 1, {A::prefix_element}, S::column, E::full,
      "absolute position of the key"},
-    {F::prefix_key, "/prefix/key", array, 4, {A::prefix, A::layer, A::kv_head, A::channel},
-     S::column_layer, E::full, "after QK-norm and RoPE"},
-    {F::prefix_value, "/prefix/value", array, 4, {A::prefix, A::layer, A::kv_head, A::channel},
-     S::column_layer, E::full, ""},
+    {F::prefix_key, "/prefix/key", array, 4, xlkd, S::column_layer, E::full,
+     "after QK-norm and RoPE"},
+    {F::prefix_value, "/prefix/value", array, 4, xlkd, S::column_layer, E::full, ""},
     // summaries
     {F::similarity_external, "/summary/similarity_external", f32, 3, rlh, S::column, E::summary,
      "mean cosine of exact A_out to the previous step"},

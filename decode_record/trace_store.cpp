@@ -207,9 +207,9 @@ void TraceStore::fill_absent(const std::array<bool, kNumFields>& given) {
 }
 
 void TraceStore::write_prefix(const TraceRow& row) {
-  const std::int64_t first = file_.length(Axis::prefix);
-  file_.grow(Axis::prefix, row.prefix_length);
-  file_.append_value(Field::prefix_end, file_.length(Axis::prefix));
+  const std::int64_t first = file_.length(Axis::prefix_element);
+  file_.grow(Axis::prefix_element, row.prefix_length);
+  file_.append_value(Field::prefix_end, file_.length(Axis::prefix_element));
   for (std::int64_t i = 0; i < row.prefix_length; ++i) {
     file_.append_value(Field::prefix_sequence, narrow(row.sequence));
     file_.append_value(Field::prefix_position, narrow(row.prefix_start + i));
@@ -257,9 +257,11 @@ void TraceStore::commit() {
 
 void TraceStore::close(bool complete) {
   commit();
+  file_.trim();
   if (complete) {
     const std::uint8_t yes = 1;
     file_.overwrite(Field::run_complete, 0, &yes);
+    file_.flush(Field::run_complete);
   }
   file_.close();
 }
