@@ -53,16 +53,8 @@ class Parser {
   bool at_name(std::string_view text) const {
     return current().kind == TemplateTokenKind::kName && current().text == text;
   }
-  bool accept_operator(std::string_view text) {
-    if (!at_operator(text)) return false;
-    advance();
-    return true;
-  }
-  bool accept_name(std::string_view text) {
-    if (!at_name(text)) return false;
-    advance();
-    return true;
-  }
+  bool accept_operator(std::string_view text) { return at_operator(text) && (advance(), true); }
+  bool accept_name(std::string_view text) { return at_name(text) && (advance(), true); }
   void expect_operator(std::string_view text) {
     if (!accept_operator(text)) refuse(fmt::format("\"{}\" instead of \"{}\"", current().text, text));
   }
