@@ -10,6 +10,9 @@
 #include "cli/environment.h"
 #include "decode_record/error.h"
 #include "probe/capture_command.h"
+#include "probe/check_command.h"
+#include "probe/eval_command.h"
+#include "probe/train/train_command.h"
 
 namespace {
 
@@ -32,6 +35,9 @@ extern "C" int blockscope_probe_run(int argc, char** argv) {
   try {
     const blockscope::Environment environment = blockscope::read_environment();
     blockscope::add_capture_command(app, environment, joined(argc, argv));
+    blockscope::add_check_command(app, environment);
+    blockscope::add_eval_command(app, environment);
+    blockscope::add_train_command(app);
     app.parse(argc, argv);
     return 0;
   } catch (const CLI::RuntimeError& error) {
