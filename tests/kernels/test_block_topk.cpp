@@ -185,11 +185,13 @@ TEST(BlockTopK, WrongArgumentsThrow) {
 
 TEST(TopKSelector, KeepsTheBestOfARandomStreamWithTiesAndNaN) {
   SeededRandom random(25);
-  for (const int64_t k : {1, 2, 7, 100}) {
+  for (const int64_t k : {1, 2, 7, 100, 500, 1000, 2000}) {
     TopKSelector selector(k);
     std::vector<double> values;
     for (int32_t n = 0; n < 5000; ++n) {
-      const float value = n % 11 == 3 ? NAN : static_cast<float>(random.integer(0, 40));
+      // Neighbouring floats, so that a threshold wrong by one unit shows.
+      const float value =
+          n % 11 == 3 ? NAN : static_cast<float>(random.integer(0, 40)) * 0x1.0p-149f;
       selector.push(value, n);
       values.push_back(std::isnan(value) ? -1.0 : value);
     }
@@ -199,6 +201,17 @@ TEST(TopKSelector, KeepsTheBestOfARandomStreamWithTiesAndNaN) {
     const std::vector<int64_t> expected = top_k_reference(values, static_cast<size_t>(k));
     for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(index[i], expected[i]);
   }
+}
+
+TEST(TopKSelector, ALaterValueBetterByOneUnitIsKeptAndAnEqualOneIsNot) {
+  TopKSelector selector(2);
+  const float better = std::nextafter(0.5f, 1.0f);
+  for (int32_t n = 0; n < 1000; ++n) selector.push(n == 900 ? better : 0.5f, n);
+  std::vector<int32_t> index(2);
+  std::vector<float> probability(2);
+  selector.write(index.data(), probability.data());
+  EXPECT_EQ(index, (std::vector<int32_t>{900, 0}));
+  EXPECT_EQ(probability, (std::vector<float>{better, 0.5f}));
 }
 
 }  // namespace
