@@ -311,6 +311,7 @@ RepackResult repack_traces(const std::vector<std::string>& inputs, const std::st
   try {
     TraceFile file = TraceFile::create(temporary, output_meta(traces, options), options.deflate);
     result = Repacker(traces, file).run();
+    file.trim();
     file.close();
     sync_and_rename(temporary, output);
   } catch (...) {

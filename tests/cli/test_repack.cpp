@@ -21,6 +21,11 @@ std::string bytes_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
+void expect_same_prefix(const TraceReader::Prefix& a, const TraceReader::Prefix& b) {
+  EXPECT_EQ(a.positions, b.positions);
+  EXPECT_EQ(a.values, b.values);
+}
+
 /// Everything a reader can see of a sequence, in `b` at `sequence_b` against `a` at `sequence_a`.
 void expect_same_sequence(const TraceReader& a, std::int64_t sequence_a, const TraceReader& b,
                           std::int64_t sequence_b) {
@@ -41,10 +46,12 @@ void expect_same_sequence(const TraceReader& a, std::int64_t sequence_a, const T
     for (std::int64_t layer = 0; layer < 2; ++layer) {
       EXPECT_EQ(a.written(Field::attention_external, rows_a[i], layer),
                 b.written(Field::attention_external, rows_b[i], layer));
-      const auto prefix_a = a.prefix(Field::prefix_key, rows_a[i], layer);
-      const auto prefix_b = b.prefix(Field::prefix_key, rows_b[i], layer);
-      EXPECT_EQ(prefix_a.positions, prefix_b.positions);
-      EXPECT_EQ(prefix_a.values, prefix_b.values);
+      if (i % 20 == 0 ||
+          i + 1 ==
+              rows_a.size()) {  // a prefix is gathered from all rows before: not at each of them
+        expect_same_prefix(a.prefix(Field::prefix_key, rows_a[i], layer),
+                           b.prefix(Field::prefix_key, rows_b[i], layer));
+      }
       if (!a.written(Field::attention_external, rows_a[i], layer)) continue;
       EXPECT_EQ(a.read_floats_at(Field::attention_external, rows_a[i], layer),
                 b.read_floats_at(Field::attention_external, rows_b[i], layer));
