@@ -1,0 +1,159 @@
+"""The flashblock policy: its rule, what it reuses and what its shadow says, replayed in numpy from
+traces read with h5py alone.
+
+Which heads reused must follow from M alone; a reused row must carry the A_out, L_out of the row it
+took them from; /shadow must hold the exact values and /attention the exact ones wherever nothing was
+reused. Fed with an exact run's trajectory, tau = 1 with M >= 1 everywhere reuses nothing and must
+record the same numbers bit for bit.
+"""
+
+import json
+import pathlib
+
+import attention_math as am
+import check_attention
+import harness
+import numpy as np
+from check_attention import Case, Worst
+from checkpoints import spec_of, write_checkpoint
+from oracle_decoder import DENOISE
+from trace_file import Trace
+
+CASE = Case("flashblock", "sdar-g3-tied", ["--denoising-steps", 8], lengths=(3, 17, 30))
+SAME_WHEN_NOTHING_IS_REUSED = [
+    "/attention/external", "/attention/internal", "/attention/lse_external",
+    "/attention/lse_internal", "/query/query", "/hidden/hidden", "/kv/key", "/kv/value",
+    "/prefix/key", "/prefix/value", "/prediction/token", "/prediction/confidence",
+    "/frames/position", "/frames/token", "/frames/confidence", "/steps/kind", "/steps/block",
+    "/steps/step", "/steps/context_length", "/steps/transferred", "/steps/masks_left"]
+
+
+def check_rule(trace, spec, tau, mask):
+    """Every head of every row: reused or not, and if reused, whose pair. -> (reused, fresh)"""
+    kinds, steps = trace.rows("/steps/kind"), trace.rows("/steps/step")
+    changed, counts = trace.rows("/steps/transferred"), [0, 0]
+    for index in range(trace.num_sequences):
+        for row in (int(r) for r in trace.rows_of(index) if kinds[r] == DENOISE):
+            may = steps[row] > 1 and changed[row] < tau
+            reused = trace.file["/attention/reused"][row].astype(bool)
+            harness.require(np.array_equal(reused, mask & may),
+                            f"row {row}, step {steps[row]}, M {changed[row]}: {reused}")
+            output = trace.file["/attention/external"][row]
+            lse = trace.file["/attention/lse_external"][row]
+            if steps[row] > 1:
+                # What the step before used: its own pair or the one it had taken over.
+                harness.require(np.array_equal(output[reused], before[0][reused])
+                                and np.array_equal(lse[reused], before[1][reused]),
+                                f"row {row}: a reused head carries another pair than its source")
+                counts[0] += int(reused.sum())
+            counts[1] += int((~reused).sum())
+            before = (output, lse)
+    return counts
+
+
+def check_shadow(trace, case, spec, worst):
+    """/shadow is exact, the fresh heads of /attention too, and the output error follows."""
+    for index in range(trace.num_sequences):
+        rows = check_attention.RowChecker(trace, case, spec, index, worst)
+        for row in rows.rows:
+            for layer in range(spec["layers"]):
+                check_shadow_row(trace, rows, row, layer, worst)
+
+
+def check_shadow_row(trace, rows, row, layer, worst):
+    get = lambda path: trace.file[path][row, layer].astype(np.float64)
+    count = int(trace.rows("/steps/context_length")[row])
+    query, key, value = get("/query/query"), get("/kv/key"), get("/kv/value")
+    outer = am.scores_of(query, rows.key[layer, :, :count], rows.scale)
+    external = am.attention(outer, rows.value[layer, :, :count])
+    internal = am.attention(am.scores_of(query, key, rows.scale), value)
+    worst.add("shadow A_out", get("/shadow/external"), external[0], 2e-5)
+    worst.add("shadow L_out", get("/shadow/lse_external"), external[1], 2e-5)
+    worst.add("A_in under reuse", get("/attention/internal"), internal[0], 2e-5)
+    fresh = trace.file["/attention/reused"][row, layer] == 0
+    worst.add("fresh A_out", get("/attention/external")[fresh], external[0][fresh], 2e-5)
+    used = am.merge(get("/attention/external"), get("/attention/lse_external"), *internal)
+    exact = am.merge(*external, *internal)
+    norm = lambda x: np.sqrt((x**2).sum((-2, -1)))
+    worst.add("output error", get("/shadow/output_error"), norm(used - exact) / norm(exact), 1e-5)
+
+
+def write_reuse_file(path, trace, spec):
+    """A calibration file that lets every second head reuse."""
+    model = trace.json("/model/json")
+    mask = (np.arange(spec["layers"] * spec["heads"]) % 2).reshape(spec["layers"], spec["heads"])
+    path.write_text(json.dumps({
+        "format": "blockscope-reuse", "format_version": 1,
+        "model": {"layers": spec["layers"], "heads": spec["heads"], "digest": model["digest"]},
+        "reuse": mask.astype(bool).tolist()}))
+    return mask.astype(bool)
+
+
+def run(folder, checkpoint, spec, *flags):
+    return check_attention.capture(folder, CASE, checkpoint, spec, flags)
+
+
+def compare_equal(first, second):
+    for path in SAME_WHEN_NOTHING_IS_REUSED:
+        a, b = first.file[path][:], second.file[path][:]
+        harness.require(np.array_equal(a, b, equal_nan=a.dtype.kind == "f"),
+                        f"{path}: differs although nothing was reused")
+
+
+def check_replay(folder, checkpoint, spec):
+    """tau = 1 under the replay of an exact run whose every step changed something."""
+    exact = run(folder, checkpoint, spec)
+    changed = exact.rows("/steps/transferred")
+    later = (exact.rows("/steps/kind") == DENOISE) & (exact.rows("/steps/step") > 1)
+    harness.require((changed[later] >= 1).all() and later.sum() > 15, "the run has idle steps")
+    source = folder / "exact.h5"
+    exact.file.close()
+    (folder / "full.h5").rename(source)
+    output = folder / "replayed.h5"
+    common = ["capture", checkpoint, "--replay", source, "--record", "full", "--array-type", "f32",
+              "--dtype", "float32", "--threads", 1, "--batch-size", 2, "--set-size",
+              CASE.set_size, "--denoising-steps", 8, "-o", output, "--force", "--quiet"]
+    for flags in (["--policy", "flashblock", "--tau", 1], ["--policy", "exact"]):
+        harness.run(*common, *flags)
+        compare_equal(Trace(source), Trace(output))
+    # And with reuse the trajectory is still the recorded one, while the attention is not.
+    harness.run(*common, "--policy", "flashblock", "--tau", 3)
+    reusing, exact = Trace(output), Trace(source)
+    for path in ("/frames/position", "/frames/token", "/steps/transferred"):
+        harness.require(np.array_equal(reusing.file[path][:], exact.file[path][:]),
+                        f"{path}: the replay left the recorded trajectory")
+    harness.require(reusing.rows("/attention/reused").any()
+                    and not np.array_equal(reusing.file["/attention/external"][:],
+                                           exact.file["/attention/external"][:]),
+                    "tau = 3 reused nothing")
+
+
+def main():
+    harness.start()
+    worst = Worst()
+    with harness.temporary_folder() as path:
+        folder = pathlib.Path(path)
+        spec = spec_of(CASE.checkpoint)
+        checkpoint = folder / "checkpoint"
+        write_checkpoint(checkpoint, spec)
+        all_heads = np.ones((spec["layers"], spec["heads"]), bool)
+        for tau in (1, 2, 3):
+            trace = run(folder, checkpoint, spec, "--policy", "flashblock", "--tau", tau,
+                        "--shadow")
+            reused, fresh = check_rule(trace, spec, tau, all_heads)
+            check_shadow(trace, CASE, spec, worst)
+            print(f"tau {tau}: {reused} of {reused + fresh} head rows reused", flush=True)
+        mask = write_reuse_file(folder / "reuse.json", trace, spec)
+        trace = run(folder, checkpoint, spec, "--policy", "flashblock", "--tau", 3, "--shadow",
+                    "--reuse", folder / "reuse.json")
+        reused, fresh = check_rule(trace, spec, 3, mask)
+        check_shadow(trace, CASE, spec, worst)
+        print(f"tau 3, every second head: {reused} of {reused + fresh} head rows reused")
+        harness.require(reused > 0, "nothing was reused")
+        check_replay(folder, checkpoint, spec)
+    for name, (count, error) in worst.errors.items():
+        print(f"  {name:20} {count:8} values, largest error {error:.1e}")
+
+
+if __name__ == "__main__":
+    main()

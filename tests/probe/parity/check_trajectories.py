@@ -1,0 +1,198 @@
+"""Oracle B: greedy decoding step by step against oracle_decoder.py, for every strategy.
+
+Ours runs the prompts as batches of unequal lengths; the oracle decodes each alone. Compared are the
+kinds of rows, N, M, masks left, the transferred positions, tokens and confidences, the most
+probable token of every position, the final sequence and why it ended.
+"""
+
+import dataclasses
+import json
+import pathlib
+
+import harness
+import torch
+from checkpoints import mask_id, spec_of, write_checkpoint
+from oracle_decoder import COMMIT, DENOISE, Options, decode
+from trace_file import Trace
+
+CONFIDENCE_TOLERANCE = 1e-4
+# Seeds are chosen so that no decision is nearer than this to another one: our logits differ by
+# about 1e-5, our probabilities by about 3e-6.
+NEAR_TIE_LOGITS = 1e-4
+NEAR_TIE_CHOICE = 1e-5
+REASONS = {1: "length", 2: "stop"}
+ALL = [("sequential", {}), ("low_confidence_static", {}),
+       ("low_confidence_dynamic", {"threshold": 0.4}), ("entropy_bounded", {"eb_threshold": 4.0}),
+       ("threshold", {"threshold": 0.3}), ("factor", {"factor": 1.6})]
+
+
+@dataclasses.dataclass
+class Case:
+    name: str
+    checkpoint: str
+    steps: int
+    lengths: list               # prompt lengths
+    strategies: list = dataclasses.field(default_factory=lambda: ALL)
+    batch: int = 3
+    overrides: dict = dataclasses.field(default_factory=dict)  # of the checkpoint
+    stop: bool = False          # take stop ids from what a run without them generates
+    as_diffusion: int = 0       # qwen3 run with SDAR's masks: the block length
+
+
+CASES = [
+    Case("one token a step", "sdar-g3-tied", 8, [3, 8, 17, 30, 1]),
+    Case("uneven schedule 3 3 2", "sdar-g3-tied", 3, [9, 6, 16, 23], batch=4),
+    Case("block of 5 in bf16 shards", "sdar-g4-bf16-sharded", 2, [5, 4, 12, 21], batch=2),
+    Case("stop ids", "sdar-g2", 4, [2, 7, 12, 19], stop=True),
+    Case("[MASK] is often the best token", "sdar-g2", 3, [5, 11, 16], batch=3,
+         overrides={"mask_bias": 2.5, "block_length": 8}),
+    Case("holes in a sequential run", "sdar-g2", 2, [5, 4, 13, 12, 21, 20, 29, 28], batch=4,
+         overrides={"mask_bias": 3.5, "block_length": 8, "seed": 56}, strategies=ALL[:1]),
+    Case("RoPE scaling and grouped heads", "sdar-yarn", 4, [6, 33], strategies=ALL[1:3]),
+    Case("Qwen3 with SDAR's masks", "qwen3-g2", 6, [4, 13, 18], as_diffusion=6,
+         strategies=ALL[:2]),
+]
+
+
+def make_prompts(spec, case):
+    generator = torch.Generator().manual_seed(1000 + spec["seed"])
+    prompts = []
+    for i, length in enumerate(case.lengths):
+        ids = torch.randint(0, spec["vocab"] - 5, (length,), generator=generator).tolist()
+        prompts.append({"id": f"p{i}", "input_ids": ids, "gen_length": 14 + 3 * i})
+    return prompts
+
+
+def our_run(folder, case, checkpoint, prompts, options):
+    trace = folder / "run.h5"
+    lines = folder / "prompts.jsonl"
+    lines.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    flags = ["--strategy", options.strategy, "--denoising-steps", options.steps,
+             "--threshold", options.threshold, "--eb-threshold", options.eb_threshold,
+             "--factor", options.factor, "--batch-size", case.batch]
+    for token in options.stop_ids:
+        flags += ["--stop-id", token]
+    if case.as_diffusion:
+        flags += ["--mask-token-id", options.mask_id, "--block-length", options.block_length]
+    harness.run("capture", checkpoint, "--prompts", lines, "--record", "trajectory", "-o", trace,
+                "--force", "--quiet", "--dtype", "float32", "--threads", 1, *flags)
+    return Trace(trace)
+
+
+def compare_row(trace, row, expected, prompt_length, where):
+    def same(name, ours, theirs):
+        harness.require(ours == theirs, f"{where}: {name}: ours {ours}, oracle {theirs}")
+
+    value = lambda name: int(trace.rows(f"/steps/{name}")[row])
+    same("kind", value("kind"), expected.kind)
+    same("block", value("block"), expected.block)
+    same("step", value("step"), expected.step)
+    same("N", value("context_length"), expected.context_length)
+    same("M", value("transferred"), expected.changed)
+    same("masks left", value("masks_left"), expected.masks_left)
+    positions, tokens, confidence = trace.delta(row)
+    same("positions", [prompt_length + p for p in positions], expected.positions)
+    same("tokens", tokens, expected.tokens)
+    if expected.kind == DENOISE:
+        same("best tokens", trace.rows("/prediction/token")[row].tolist(), expected.top1)
+        confidence += trace.rows("/prediction/confidence")[row].tolist()
+        theirs = expected.confidence + expected.top1_confidence
+        worst = max(abs(a - b) for a, b in zip(confidence, theirs, strict=True))
+        harness.require(worst <= CONFIDENCE_TOLERANCE, f"{where}: confidence differs by {worst}")
+        return worst
+    return 0.0
+
+
+def compare_sequence(trace, index, prompt, oracle, where):
+    rows = trace.rows_of(index)
+    harness.require(len(rows) == len(oracle.rows),
+                    f"{where}: {len(rows)} rows, the oracle has {len(oracle.rows)}")
+    harness.require(trace.prompt(index) == prompt, f"{where}: another prompt")
+    worst = 0.0
+    tokens = list(oracle.tokens[:len(prompt)]) + [None] * (len(oracle.tokens) - len(prompt))
+    for number, (row, expected) in enumerate(zip(rows, oracle.rows)):
+        worst = max(worst, compare_row(trace, int(row), expected, len(prompt),
+                                       f"{where}, row {number}"))
+        for position, token in zip(*trace.delta(int(row))[:2]):
+            tokens[len(prompt) + position] = token
+    known = [token for token, want in zip(tokens, oracle.tokens) if token is not None]
+    harness.require(all(a in (None, b) for a, b in zip(tokens, oracle.tokens)),
+                    f"{where}: the frames end elsewhere")
+    reason = REASONS.get(int(trace.file["/sequences/finish_reason"][index]))
+    harness.require(reason == oracle.reason, f"{where}: ended by {reason}, not {oracle.reason}")
+    harness.require(len(known) > len(prompt), f"{where}: nothing was generated")
+    return worst
+
+
+def stop_ids_of(model, prompts, options):
+    """Two tokens that free running generates in a middle block of some prompt."""
+    ids = []
+    for prompt in prompts[:2]:
+        free = decode(model, prompt["input_ids"],
+                      dataclasses.replace(options, gen_length=prompt["gen_length"]))
+        generated = free.tokens[len(prompt["input_ids"]):]
+        ids.append(generated[len(generated) // 2])
+    return tuple(ids)
+
+
+def check_case(folder, case, counts):
+    spec = spec_of(case.checkpoint, **case.overrides)
+    checkpoint = folder / case.name.replace(" ", "-")
+    model = write_checkpoint(checkpoint, spec)
+    prompts = make_prompts(spec, case)
+    worst = 0.0
+    for strategy, values in case.strategies:
+        where = f"{case.name}, {strategy}"
+        options = Options(strategy, mask_id(spec), case.as_diffusion or spec["block_length"],
+                          case.steps, 0, **values)
+        if case.stop:
+            options.stop_ids = stop_ids_of(model, prompts, options)
+        trace = our_run(checkpoint, case, checkpoint, prompts, options)
+        for prompt in prompts:
+            oracle = decode(model, prompt["input_ids"],
+                            dataclasses.replace(options, gen_length=prompt["gen_length"]))
+            counts["logit margin"] = min(counts["logit margin"], oracle.logit_margin)
+            counts["choice margin"] = min(counts["choice margin"], oracle.choice_margin)
+            harness.require(oracle.logit_margin > NEAR_TIE_LOGITS
+                            and oracle.choice_margin > NEAR_TIE_CHOICE,
+                            f"{where}: {prompt['id']} has a near tie ({oracle.logit_margin:.1e}, "
+                            f"{oracle.choice_margin:.1e}); choose another seed")
+            worst = max(worst, compare_sequence(trace, trace.names().index(prompt["id"]),
+                                                prompt["input_ids"], oracle,
+                                                f"{where}, {prompt['id']}"))
+            count(counts, oracle, strategy)
+    return worst
+
+
+def count(counts, oracle, strategy):
+    """What the cases reached, so that a case that tests nothing is seen."""
+    counts["rows"] += len(oracle.rows)
+    counts["sequences"] += 1
+    counts["stopped"] += oracle.reason == "stop"
+    counts["masks committed"] += sum(r.masks_left for r in oracle.rows if r.kind == COMMIT)
+    for row in oracle.rows:
+        if row.kind == DENOISE:
+            counts.setdefault(strategy, set()).add(len(row.positions))
+
+
+def main():
+    harness.start()
+    counts = {"rows": 0, "sequences": 0, "stopped": 0, "masks committed": 0,
+              "logit margin": float("inf"), "choice margin": float("inf")}
+    with harness.temporary_folder() as path:
+        for case in CASES:
+            worst = check_case(pathlib.Path(path), case, counts)
+            print(f"{case.name:32} largest difference of a confidence {worst:.1e}", flush=True)
+    print(f"{counts['sequences']} sequences, {counts['rows']} rows, {counts['stopped']} ended by a "
+          f"stop id, {counts['masks committed']} masks committed")
+    print(f"nearest decision: {counts['logit margin']:.1e} in logits, "
+          f"{counts['choice margin']:.1e} in confidence or entropy")
+    for strategy, _ in ALL:
+        print(f"  {strategy}: tokens per step {sorted(counts[strategy])}")
+        harness.require(len(counts[strategy]) > 1, f"{strategy}: every step took the same number")
+    harness.require(counts["stopped"] > 0 and counts["masks committed"] > 0,
+                    "the cases reach no stop id or leave no mask")
+
+
+if __name__ == "__main__":
+    main()

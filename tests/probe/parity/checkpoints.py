@@ -1,0 +1,149 @@
+"""Random-weight checkpoints in the Hugging Face layout, of many shapes, for the parity tests.
+
+Every spec is built as transformers' own Qwen3ForCausalLM with seeded weights that are far from the
+usual initialisation: large enough that attention and logits are not flat, norm weights not 1. The
+`sdar` ones are written with the config keys of the published SDAR checkpoints; the `qwen3` ones
+with transformers' save_pretrained.
+"""
+
+import json
+import pathlib
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+MASK_FROM_END = 3  # the mask id of a spec is vocab - 3: neither the first nor the last id
+
+_DEFAULTS = dict(
+    model_type="sdar", hidden=64, heads=4, kv_heads=2, head_dim=32, layers=2, intermediate=96,
+    vocab=131, tied=False, bias=False, rope=None, theta=10000.0, positions=512, dtype="float32",
+    shards=1, block_length=4, std=0.25, norm_std=0.3, mask_bias=0.0, seed=1)
+
+# rope: the keys of transformers' rope_parameters without rope_theta
+SPECS = {
+    "sdar-g2": {},
+    "sdar-g3-tied": dict(hidden=48, heads=6, kv_heads=2, head_dim=16, layers=3, intermediate=80,
+                         vocab=97, tied=True, block_length=8, seed=2),
+    "sdar-g4-bf16-sharded": dict(heads=8, kv_heads=2, head_dim=20, vocab=301, dtype="bfloat16",
+                                 shards=3, block_length=5, seed=3),
+    "sdar-g1-fp16": dict(hidden=40, heads=5, kv_heads=5, head_dim=12, intermediate=64, vocab=113,
+                         dtype="float16", seed=4),
+    "sdar-mqa-bias-sharded": dict(hidden=56, heads=3, kv_heads=1, head_dim=24, vocab=149,
+                                  bias=True, shards=2, theta=1e6, seed=5),
+    "sdar-yarn": dict(rope=dict(rope_type="yarn", factor=4.0,
+                                original_max_position_embeddings=16, beta_fast=4.0),
+                      positions=64, block_length=8, seed=6),
+    "sdar-one-layer": dict(hidden=32, heads=2, kv_heads=1, head_dim=64, layers=1, vocab=100,
+                           intermediate=48, block_length=5, seed=7),
+    "qwen3-g2": dict(model_type="qwen3", seed=8),
+    "qwen3-linear-tied": dict(model_type="qwen3", tied=True, hidden=48, heads=8, kv_heads=4,
+                              head_dim=16, rope=dict(rope_type="linear", factor=2.5), seed=9),
+    "qwen3-llama3-bf16": dict(model_type="qwen3", dtype="bfloat16", head_dim=64, seed=10,
+                              rope=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0,
+                                        high_freq_factor=4.0,
+                                        original_max_position_embeddings=64)),
+    "qwen3-yarn-sharded": dict(model_type="qwen3", shards=3, bias=True, positions=64, seed=11,
+                               rope=dict(rope_type="yarn", factor=2.0, attention_factor=1.3,
+                                         original_max_position_embeddings=32)),
+    "qwen3-dynamic": dict(model_type="qwen3", positions=32, seed=12,
+                          rope=dict(rope_type="dynamic", factor=3.0)),
+}
+
+
+def spec_of(name, **overrides):
+    return {**_DEFAULTS, **SPECS.get(name, {}), **overrides}
+
+
+def mask_id(spec):
+    return spec["vocab"] - MASK_FROM_END
+
+
+def qwen3_config(spec):
+    return transformers.Qwen3Config(
+        vocab_size=spec["vocab"], hidden_size=spec["hidden"],
+        intermediate_size=spec["intermediate"], num_hidden_layers=spec["layers"],
+        num_attention_heads=spec["heads"], num_key_value_heads=spec["kv_heads"],
+        head_dim=spec["head_dim"], max_position_embeddings=spec["positions"],
+        rms_norm_eps=1e-6, tie_word_embeddings=spec["tied"], attention_bias=spec["bias"],
+        rope_parameters=dict(rope_theta=spec["theta"], **(spec["rope"] or {"rope_type": "default"})),
+        eos_token_id=None, bos_token_id=None, pad_token_id=None, attn_implementation="eager")
+
+
+def random_model(spec):
+    """-> Qwen3ForCausalLM, float32, whose weights are exactly representable in the spec's dtype."""
+    model = transformers.Qwen3ForCausalLM(qwen3_config(spec)).eval()
+    generator = torch.Generator().manual_seed(spec["seed"])
+    dtype = getattr(torch, spec["dtype"])
+    with torch.no_grad():
+        for name, weight in sorted(model.named_parameters()):
+            noise = torch.randn(weight.shape, generator=generator)
+            if "norm" in name:
+                base = 1.6 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
+                weight.copy_(base + spec["norm_std"] * noise)
+            elif "embed" in name:
+                weight.copy_(noise * (0.3 if spec["tied"] else 1.0))
+            else:
+                weight.copy_(noise * spec["std"])
+        if spec["mask_bias"]:  # makes [MASK] the argmax now and then
+            row = model.lm_head.weight[mask_id(spec)]
+            row.copy_(row * spec["mask_bias"])
+        for weight in model.parameters():
+            weight.copy_(weight.to(dtype).float())
+    return model
+
+
+def _sdar_config(spec):
+    config = {
+        "architectures": ["SDARForCausalLM"], "model_type": "sdar", "hidden_act": "silu",
+        "vocab_size": spec["vocab"], "hidden_size": spec["hidden"],
+        "intermediate_size": spec["intermediate"], "num_hidden_layers": spec["layers"],
+        "num_attention_heads": spec["heads"], "num_key_value_heads": spec["kv_heads"],
+        "head_dim": spec["head_dim"], "max_position_embeddings": spec["positions"],
+        "rms_norm_eps": 1e-6, "rope_theta": spec["theta"], "rope_scaling": spec["rope"],
+        "tie_word_embeddings": spec["tied"], "attention_bias": spec["bias"],
+        "torch_dtype": spec["dtype"], "use_sliding_window": False, "sliding_window": None,
+        "mask_token_id": mask_id(spec), "block_size": spec["block_length"],
+    }
+    return config
+
+
+def _write_weights(folder, state, shards):
+    if shards == 1:
+        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    names = sorted(state)
+    weight_map = {}
+    for index in range(shards):
+        file = f"model-{index + 1:05d}-of-{shards:05d}.safetensors"
+        part = names[index::shards]
+        save_file({name: state[name] for name in part}, folder / file, metadata={"format": "pt"})
+        weight_map.update({name: file for name in part})
+    total = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
+
+
+def write_checkpoint(folder, spec):
+    """Writes the checkpoint and returns its model (float32)."""
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    model = random_model(spec)
+    dtype = getattr(torch, spec["dtype"])
+    if spec["model_type"] == "qwen3":
+        stored = random_model(spec).to(dtype)
+        stored.save_pretrained(folder, max_shard_size="40KB" if spec["shards"] > 1 else "5GB")
+        return model
+    state = {name: tensor.detach().to(dtype).contiguous()
+             for name, tensor in model.state_dict().items()
+             if not (spec["tied"] and name == "lm_head.weight")}
+    _write_weights(folder, state, spec["shards"])
+    (folder / "config.json").write_text(json.dumps(_sdar_config(spec), indent=2))
+    return model
+
+
+def block_causal_mask(length, block_length, dtype=torch.float32):
+    """[1, 1, T, T] additive: 0 where the key's block is not after the query's, else the minimum."""
+    block = torch.arange(length) // block_length
+    allowed = block[:, None] >= block[None, :]
+    return torch.where(allowed, 0.0, torch.finfo(dtype).min).to(dtype)[None, None]
