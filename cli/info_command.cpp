@@ -53,6 +53,7 @@ struct Summary {
   std::int64_t transferred = 0;             // tokens decided
   std::int64_t pass_time_ns = 0;            // summed over rows; a batch's pass counts once per row
   std::int64_t blocks = 0;                  // distinct (sequence, block)
+  Mean score;                               // over scored sequences that were not aborted
   std::vector<LayerMeans> layers;
 };
 
@@ -106,6 +107,12 @@ Summary summarise(const TraceReader& reader) {
     }
     if (info.meta.level >= RecordLevel::summary) add_means(reader, steps, summary);
   }
+  for (std::int64_t index = 0; index < info.num_sequences; ++index) {
+    const SequenceInfo sequence = reader.sequence(index);
+    if (!sequence.aborted && !std::isnan(sequence.score)) {
+      summary.score.add(static_cast<double>(sequence.score), 1.0);
+    }
+  }
   return summary;
 }
 
@@ -150,6 +157,7 @@ ordered_json to_json(const TraceInfo& info, const Summary& summary,
                   {"denoise_without_prefix", summary.denoise_without_prefix}};
   root["tokens_decided"] = summary.transferred;
   root["tokens_per_step"] = tokens_per_step(summary);
+  root["score"] = mean_json(summary.score);
   root["recorded_layers"] = info.meta.layers;
   root["recorded_heads"] = info.meta.heads;
   root["layers"] = ordered_json::array();
@@ -196,8 +204,7 @@ void print_layers(const Summary& summary) {
   }
 }
 
-void print_table(const TraceInfo& info, const Summary& summary,
-                 const std::vector<DatasetInfo>& datasets) {
+void print_table(const TraceInfo& info, const Summary& summary) {
   const TraceMeta& meta = info.meta;
   const auto line = [](const char* name, const std::string& value) {
     fmt::print("{:<16} {}\n", name, value);
@@ -218,7 +225,15 @@ void print_table(const TraceInfo& info, const Summary& summary,
                            summary.denoise_without_prefix, summary.rows_by_kind[2]));
   line("tokens", fmt::format("{} decided, {:.2f} a denoising step", summary.transferred,
                              tokens_per_step(summary)));
+  if (summary.score.weight > 0.0) {
+    line("score", fmt::format("{:.3f}, mean of {} scored sequences",
+                              summary.score.sum / summary.score.weight,
+                              static_cast<std::int64_t>(summary.score.weight)));
+  }
   print_layers(summary);
+}
+
+void print_datasets(const std::vector<DatasetInfo>& datasets) {
   fmt::print("\n{:<32} {:<5} {:<28} {:>12} {:>12}\n", "dataset", "type", "shape", "bytes",
              "in the file");
   for (const DatasetInfo& dataset : datasets) {
@@ -228,7 +243,7 @@ void print_table(const TraceInfo& info, const Summary& summary,
   }
 }
 
-void run_info(const std::string& path, bool json) {
+void run_info(const std::string& path, bool json, bool with_datasets) {
   const TraceReader reader(path);
   const Summary summary = summarise(reader);
   const auto datasets = list_datasets(reader.info().path);
@@ -236,7 +251,8 @@ void run_info(const std::string& path, bool json) {
     fmt::print("{}\n", to_json(reader.info(), summary, datasets)
                            .dump(2, ' ', false, ordered_json::error_handler_t::replace));
   } else {
-    print_table(reader.info(), summary, datasets);
+    print_table(reader.info(), summary);
+    if (with_datasets) print_datasets(datasets);
   }
 }
 
@@ -247,9 +263,11 @@ void add_info_command(CLI::App& app) {
   auto path = std::make_shared<std::string>();
   auto json = std::make_shared<bool>(false);
   command->add_option("trace", *path, "Trace file, finished or .partial")->required();
+  auto datasets = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "Print one JSON object");
+  command->add_flag("--datasets", *datasets, "Also list every dataset with its shape and size");
   command->footer("Example: blockscope info run.h5");
-  command->callback([path, json] { run_info(*path, *json); });
+  command->callback([path, json, datasets] { run_info(*path, *json, *datasets); });
 }
 
 }  // namespace blockscope

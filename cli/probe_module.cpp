@@ -9,6 +9,7 @@
 
 #include "cli/environment.h"
 #include "decode_record/error.h"
+#include "probe/bench_command.h"
 #include "probe/capture_command.h"
 #include "probe/check_command.h"
 #include "probe/eval_command.h"
@@ -38,6 +39,7 @@ extern "C" int blockscope_probe_run(int argc, char** argv) {
     blockscope::add_check_command(app, environment);
     blockscope::add_eval_command(app, environment);
     blockscope::add_train_command(app);
+    blockscope::add_bench_command(app, environment);
     app.parse(argc, argv);
     return 0;
   } catch (const CLI::RuntimeError& error) {

@@ -6,11 +6,17 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 run_demo() {
-  local blockscope="$ROOT/build/release/bin/blockscope"
-  step "What works on this machine"
-  "$blockscope" doctor
+  local blockscope="$ROOT/build/release/bin/blockscope" trace="$ROOT/build/demo/run.h5"
+  step "Capture: twenty prompts with models/needle, all of their attention outputs"
+  mkdir -p "$(dirname "$trace")"
+  "$blockscope" capture "$ROOT/models/needle" --prompts "$ROOT/models/needle/demo.jsonl" \
+    --gen-length 32 --batch-size 4 --record outputs -o "$trace" --force
+  done_step
+  step "What the trace says (blockscope info)"
+  "$blockscope" info "$trace"
+  done_step "${trace#"$ROOT"/} is yours to look at; README.md shows how to read it in Python"
 }
 
-plan_steps 1 release build
+plan_steps 2 release build
 set_up release build
 run_demo
