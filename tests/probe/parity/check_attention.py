@@ -29,7 +29,7 @@ class Case:
 
 
 CASES = [
-    Case("G = 3, B = 8", "sdar-g3-tied", ["--denoising-steps", 8]),
+    Case("G = 3, B = 8", "sdar-g3-tied", ["--denoising-steps", 8], lengths=(3, 17, 300)),
     Case("G = 2, sets over prefix + block", "sdar-g2", ["--denoising-steps", 3],
          normaliser="prefix+block"),
     Case("B = 1", "sdar-g1-fp16", ["--block-length", 1], lengths=(1, 9), set_size=3),

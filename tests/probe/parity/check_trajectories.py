@@ -12,7 +12,7 @@ import pathlib
 import harness
 import torch
 from checkpoints import mask_id, spec_of, write_checkpoint
-from oracle_decoder import COMMIT, DENOISE, Options, decode
+from oracle_decoder import COMMIT, DENOISE, PREFILL, Options, decode
 from trace_file import Trace
 
 CONFIDENCE_TOLERANCE = 1e-4
@@ -49,6 +49,8 @@ CASES = [
     Case("holes in a sequential run", "sdar-g2", 2, [5, 4, 13, 12, 21, 20, 29, 28], batch=4,
          overrides={"mask_bias": 3.5, "block_length": 8, "seed": 56}, strategies=ALL[:1]),
     Case("RoPE scaling and grouped heads", "sdar-yarn", 4, [6, 33], strategies=ALL[1:3]),
+    Case("a prompt of several prefill passes", "sdar-g4-bf16-sharded", 5, [1103, 7], batch=2,
+         overrides={"positions": 2048}, strategies=ALL[2:3]),
     Case("Qwen3 with SDAR's masks", "qwen3-g2", 6, [4, 13, 18], as_diffusion=6,
          strategies=ALL[:2]),
 ]
@@ -103,8 +105,24 @@ def compare_row(trace, row, expected, prompt_length, where):
     return 0.0
 
 
-def compare_sequence(trace, index, prompt, oracle, where):
+def check_prefill(trace, rows, prompt_length, block_length, where):
+    """The prefill passes tile the prompt's whole blocks."""
+    starts = [int(trace.rows("/steps/block_start")[row]) for row in rows]
+    lengths = [int(trace.rows("/steps/context_length")[row]) for row in rows]
+    whole = prompt_length // block_length * block_length
+    harness.require(starts == lengths and starts == sorted(set(starts)) and
+                    all(s % block_length == 0 and s < whole for s in starts) and
+                    (starts[:1] == [0]) == (whole > 0), f"{where}: prefill passes at {starts}")
+    return len(rows)
+
+
+def compare_sequence(trace, index, prompt, oracle, counts, where):
     rows = trace.rows_of(index)
+    kinds = trace.rows("/steps/kind")[rows]
+    size = int(trace.file.attrs["block_length"])
+    counts["prefill passes"] = max(counts["prefill passes"], check_prefill(
+        trace, rows[kinds == PREFILL], len(prompt), size, where))
+    rows = rows[kinds != PREFILL]
     harness.require(len(rows) == len(oracle.rows),
                     f"{where}: {len(rows)} rows, the oracle has {len(oracle.rows)}")
     harness.require(trace.prompt(index) == prompt, f"{where}: another prompt")
@@ -158,7 +176,7 @@ def check_case(folder, case, counts):
                             f"{where}: {prompt['id']} has a near tie ({oracle.logit_margin:.1e}, "
                             f"{oracle.choice_margin:.1e}); choose another seed")
             worst = max(worst, compare_sequence(trace, trace.names().index(prompt["id"]),
-                                                prompt["input_ids"], oracle,
+                                                prompt["input_ids"], oracle, counts,
                                                 f"{where}, {prompt['id']}"))
             count(counts, oracle, strategy)
     return worst
@@ -178,7 +196,7 @@ def count(counts, oracle, strategy):
 def main():
     harness.start()
     counts = {"rows": 0, "sequences": 0, "stopped": 0, "masks committed": 0,
-              "logit margin": float("inf"), "choice margin": float("inf")}
+              "prefill passes": 0, "logit margin": float("inf"), "choice margin": float("inf")}
     with harness.temporary_folder() as path:
         for case in CASES:
             worst = check_case(pathlib.Path(path), case, counts)
@@ -190,6 +208,7 @@ def main():
     for strategy, _ in ALL:
         print(f"  {strategy}: tokens per step {sorted(counts[strategy])}")
         harness.require(len(counts[strategy]) > 1, f"{strategy}: every step took the same number")
+    harness.require(counts["prefill passes"] > 2, "no prompt took several prefill passes")
     harness.require(counts["stopped"] > 0 and counts["masks committed"] > 0,
                     "the cases reach no stop id or leave no mask")
 

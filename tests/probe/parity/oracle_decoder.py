@@ -44,7 +44,7 @@ class Row:
 
 @dataclasses.dataclass
 class Outcome:
-    rows: list
+    rows: list            # denoising steps and commit passes
     tokens: list          # prompt and generated
     reason: str           # "stop" or "length"
     logit_margin: float   # smallest gap between the best and the second token of a position
@@ -116,8 +116,6 @@ def decode(model, prompt, options):
     first_block = len(prompt) // size
     rows, reason = [], "length"
     logit_margin, choice_margin = _Margin(), _Margin()
-    if first_block > 0:
-        rows.append(Row(PREFILL, -1, 0, 0, 0, 0, [], [], []))
     for block in range(first_block, num_blocks):
         begin, end = block * size, (block + 1) * size
         before = None  # the input of the step before
