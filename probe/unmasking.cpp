@@ -140,7 +140,7 @@ std::vector<int64_t> select_transfers(const UnmaskingOptions& options, int64_t s
   switch (options.strategy) {
     case Strategy::kSequential: {
       // n consecutive positions from the first mask; a hole in the run is not overwritten.
-      const int64_t end = order.front() + static_cast<int64_t>(due);
+      const int64_t end = order.front() + num_transfer_tokens(options, step);
       count = static_cast<size_t>(
           std::count_if(order.begin(), order.end(), [&](int64_t p) { return p < end; }));
       break;
