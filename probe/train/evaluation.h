@@ -1,0 +1,31 @@
+// The trainer's own check on fresh documents of the test split: which share of answers is right
+// from the first word to the end token. It shares the training layout (many questions on one
+// context) and needs no cache; `blockscope eval` measures the same with the real decoder on single
+// prompts.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "probe/train/trainer.h"
+
+namespace blockscope {
+
+struct EvaluationSpec {
+  std::size_t context_length = 1024;
+  std::size_t documents = 4;
+  std::int64_t block_length = 16;  // diffusion only
+  std::uint64_t seed = 0;
+};
+
+struct EvaluationReport {
+  std::array<std::int64_t, kNumTasks> asked{};
+  std::array<std::int64_t, kNumTasks> right{};
+  double seconds = 0.0;
+};
+
+/// Backbone: greedy decoding, known from one pass: the answer is right exactly when every argmax on
+/// the true prefix is. Diffusion: greedy, the most confident masked position at every step.
+EvaluationReport evaluate(const Trainer& trainer, const EvaluationSpec& spec);
+
+}  // namespace blockscope

@@ -1,0 +1,27 @@
+// The trainer's attention: scaled dot product under a given mask, differentiable, in chunks of rows
+// that look only at the columns their documents' layout lets them see.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "probe/forward_seams.h"
+#include "probe/train/training_batch.h"
+
+namespace blockscope {
+
+class MaskedAttention final : public ForwardSeams {
+ public:
+  /// mask [S, 1, T, T], 0 or -inf; `chunks` cover the T rows.
+  MaskedAttention(const at::Tensor& mask, const std::vector<RowChunk>& chunks,
+                  at::ScalarType dtype);
+  at::Tensor attention(const AttentionInput& input) override;
+
+ private:
+  std::vector<RowChunk> chunks_;
+  std::vector<at::Tensor> masks_;  // of every chunk: [S, 1, rows, columns]
+  at::ScalarType dtype_;
+};
+
+}  // namespace blockscope

@@ -1,0 +1,243 @@
+#include "probe/train/train_run.h"
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <fstream>
+
+#include "decode_record/error.h"
+#include "probe/train/evaluation.h"
+
+namespace blockscope {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+std::atomic<bool> stop_requested{false};
+static_assert(std::atomic<bool>::is_always_lock_free, "set in a signal handler");
+
+extern "C" void request_stop(int) { stop_requested = true; }
+
+/// SIGINT and SIGTERM finish the current step while this lives.
+class StopSignals {
+ public:
+  StopSignals()
+      : interrupt_(std::signal(SIGINT, request_stop)),
+        terminate_(std::signal(SIGTERM, request_stop)) {}
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+  ~StopSignals() {
+    std::signal(SIGINT, interrupt_);
+    std::signal(SIGTERM, terminate_);
+  }
+
+ private:
+  using Handler = void (*)(int);
+  Handler interrupt_, terminate_;
+};
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+double share(std::int64_t right, std::int64_t asked) {
+  return asked > 0 ? static_cast<double>(right) / static_cast<double>(asked) : 0.0;
+}
+
+/// One stage's CSV log, one line a step; a resumed run drops the lines it will write again.
+class CsvLog {
+ public:
+  CsvLog(const fs::path& path, std::int64_t first_step) : path_(path) {
+    std::string kept;
+    if (first_step > 0) {
+      std::ifstream old(path);
+      std::string line;
+      std::getline(old, line);
+      for (std::int64_t i = 0; i < first_step && std::getline(old, line); ++i) kept += line + "\n";
+    }
+    file_.open(path, std::ios::trunc);
+    file_ << "step,context,block,tokens,loss,answer_loss,learning_rate,gradient_norm,seconds";
+    for (const char* task : kTaskNames) file_ << ',' << task;
+    file_ << '\n' << kept;
+  }
+
+  void write(const StepReport& report, double seconds) {
+    char text[160];
+    std::snprintf(
+        text, sizeof text, "%lld,%lld,%lld,%lld,%.5f,%.5f,%.4g,%.4f,%.3f",
+        static_cast<long long>(report.step), static_cast<long long>(report.context_length),
+        static_cast<long long>(report.block_length), static_cast<long long>(report.rows),
+        report.loss, report.answer_loss, report.learning_rate, report.gradient_norm, seconds);
+    file_ << text;
+    for (std::size_t t = 0; t < kNumTasks; ++t) {
+      file_ << ',';
+      if (report.answer_rows[t] == 0) continue;
+      std::snprintf(text, sizeof text, "%.4f",
+                    share(report.answer_right[t], report.answer_rows[t]));
+      file_ << text;
+    }
+    file_ << '\n';
+    if (!file_.flush()) throw Error(path_.string() + ": the training log could not be written");
+  }
+
+ private:
+  fs::path path_;
+  std::ofstream file_;
+};
+
+/// Sums since the last progress line.
+struct Progress {
+  std::int64_t steps = 0, tokens = 0;
+  double answer_loss = 0.0, loss = 0.0;
+  std::array<std::int64_t, kNumTasks> rows{}, right{};
+
+  void add(const StepReport& report) {
+    ++steps;
+    tokens += report.rows;
+    loss += report.loss;
+    answer_loss += report.answer_loss;
+    for (std::size_t t = 0; t < kNumTasks; ++t) {
+      rows[t] += report.answer_rows[t];
+      right[t] += report.answer_right[t];
+    }
+  }
+
+  void print(const Trainer& trainer, double seconds) const {
+    const auto count = static_cast<double>(steps);
+    const double left =
+        seconds / count * static_cast<double>(trainer.options().steps - trainer.steps_done());
+    std::printf("%s %lld/%lld context %lld loss %.3f answers %.3f |",
+                train_stage_name(trainer.options().stage),
+                static_cast<long long>(trainer.steps_done()),
+                static_cast<long long>(trainer.options().steps), 64LL << trainer.level(),
+                loss / count, answer_loss / count);
+    for (std::size_t t = 0; t < kNumTasks; ++t) {
+      if (rows[t] > 0) std::printf(" %s %.0f%%", kTaskNames[t], 100.0 * share(right[t], rows[t]));
+    }
+    std::printf(" | %.0f tokens/s, %.1f min left\n", static_cast<double>(tokens) / seconds,
+                left / 60.0);
+    std::fflush(stdout);
+  }
+};
+
+void print_evaluation(const Trainer& trainer, const TrainRunOptions& options) {
+  const bool diffusion = trainer.options().stage == TrainStage::kDiffusion;
+  const std::size_t longest = std::size_t{64} << trainer.options().last_level;
+  for (std::size_t context = std::size_t{64} << trainer.level(); context <= longest; context *= 4) {
+    EvaluationSpec spec;
+    spec.context_length = context;
+    spec.documents = options.evaluate_documents;
+    spec.block_length = std::array<std::int64_t, 3>{8, 16, 32}[static_cast<std::size_t>(
+        trainer.steps_done() / std::max<std::int64_t>(options.evaluate_every, 1) % 3)];
+    const EvaluationReport report = evaluate(trainer, spec);
+    std::printf("  answers right on fresh documents, context %zu", context);
+    if (diffusion) std::printf(", block %lld", static_cast<long long>(spec.block_length));
+    std::printf(":");
+    for (std::size_t t = 0; t < kNumTasks; ++t) {
+      std::printf(" %s %lld/%lld", kTaskNames[t], static_cast<long long>(report.right[t]),
+                  static_cast<long long>(report.asked[t]));
+    }
+    std::printf(" (%.0f s)\n", report.seconds);
+    std::fflush(stdout);
+  }
+}
+
+/// False when it was stopped before its last step.
+bool run_stage(const TrainRunOptions& options, TrainStage stage, const fs::path& init,
+               Clock::time_point start) {
+  const bool diffusion = stage == TrainStage::kDiffusion;
+  TrainOptions train = options.train;
+  train.stage = stage;
+  train.steps = diffusion ? options.diffusion_steps : options.backbone_steps;
+  if (diffusion) train.learning_rate = options.diffusion_learning_rate;
+  Trainer trainer(options.model, train,
+                  load_task_tokens((options.tokenizer / "tokenizer.json").string()));
+  const fs::path state = options.work / (std::string(train_stage_name(stage)) + ".safetensors");
+  if (options.resume && fs::exists(state)) {
+    trainer.load_state(state);
+    std::printf("%s: resumed %s at step %lld\n", train_stage_name(stage), state.c_str(),
+                static_cast<long long>(trainer.steps_done()));
+  } else if (!init.empty()) {
+    trainer.load_weights(init);
+  } else if (diffusion) {
+    throw UsageError(
+        "--stage diffusion: expected a trained backbone, got none. HINT: pass --init "
+        "with the backbone's folder, or --stage all");
+  } else {
+    trainer.initialise();
+  }
+  CsvLog log(options.work / (std::string(train_stage_name(stage)) + ".csv"), trainer.steps_done());
+  Progress progress;
+  Clock::time_point line_start = Clock::now();
+  const auto out_of_time = [&] {
+    return options.minutes > 0.0 && seconds_since(start) > options.minutes * 60.0;
+  };
+  while (trainer.steps_done() < train.steps && !stop_requested && !out_of_time()) {
+    const Clock::time_point step_start = Clock::now();
+    const StepReport report = trainer.step();
+    log.write(report, seconds_since(step_start));
+    progress.add(report);
+    const std::int64_t done = trainer.steps_done();
+    if (done % options.report_every == 0 || done == train.steps) {
+      progress.print(trainer, seconds_since(line_start));
+      progress = Progress{};
+      line_start = Clock::now();
+    }
+    if (done % options.save_every == 0) trainer.save_state(state);
+    if (options.evaluate_every > 0 && done % options.evaluate_every == 0 && done < train.steps) {
+      print_evaluation(trainer, options);
+      line_start = Clock::now();
+    }
+  }
+  trainer.save_state(state);
+  const bool finished = trainer.steps_done() >= train.steps;
+  if (!finished) {
+    std::printf("%s: stopped at step %lld, saved %s. HINT: --resume goes on\n",
+                train_stage_name(stage), static_cast<long long>(trainer.steps_done()),
+                state.c_str());
+    return false;
+  }
+  const fs::path folder = diffusion ? options.out : options.out / "backbone";
+  trainer.export_checkpoint(folder, options.tokenizer);
+  std::printf("%s: %lld steps, %.2fM tokens, written to %s\n", train_stage_name(stage),
+              static_cast<long long>(trainer.steps_done()),
+              static_cast<double>(trainer.tokens_seen()) * 1e-6, folder.c_str());
+  if (options.evaluate_documents > 0) print_evaluation(trainer, options);
+  return true;
+}
+
+}  // namespace
+
+ModelConfig needle_model_config() {
+  ModelConfig config;
+  config.num_layers = 6;
+  config.hidden_size = 192;
+  config.intermediate_size = 320;
+  config.num_heads = 6;
+  config.num_kv_heads = 2;
+  config.head_dim = 48;
+  config.vocab_size = 1024;
+  config.max_position_embeddings = 2048;
+  config.rms_norm_eps = 1e-6;
+  config.rope.theta = 1e4;
+  config.tie_word_embeddings = true;
+  config.qk_norm = true;
+  return config;
+}
+
+bool run_training(const TrainRunOptions& options) {
+  stop_requested = false;
+  const StopSignals signals;
+  const Clock::time_point start = Clock::now();
+  fs::create_directories(options.work);
+  if (options.backbone && !run_stage(options, TrainStage::kBackbone, options.init, start)) {
+    return false;
+  }
+  if (!options.diffusion) return true;
+  const fs::path init = options.backbone ? options.out / "backbone" : options.init;
+  return run_stage(options, TrainStage::kDiffusion, init, start);
+}
+
+}  // namespace blockscope

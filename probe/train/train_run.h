@@ -1,0 +1,39 @@
+// One training run as the command sees it: stages, log file, states, progress lines, stop signals.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "probe/train/trainer.h"
+
+namespace blockscope {
+
+struct TrainRunOptions {
+  TrainOptions train;  // `stage` and `steps` are set per stage
+  ModelConfig model;   // shapes
+  bool backbone = true, diffusion = true;
+  std::int64_t backbone_steps = 3000;
+  std::int64_t diffusion_steps = 1500;
+  double diffusion_learning_rate = 1e-3;
+  std::filesystem::path out = "models/needle";        // the backbone goes to out/backbone
+  std::filesystem::path tokenizer = "models/needle";  // folder with tokenizer.json
+  std::filesystem::path work = "build/training";      // states and logs
+  std::filesystem::path init;                         // starting weights of the first stage
+  bool resume = false;
+  double minutes = 0.0;           // stop and save after this long; 0: no limit
+  std::int64_t save_every = 200;  // steps
+  std::int64_t report_every = 20;
+  std::int64_t evaluate_every = 500;  // 0: only at a stage's end
+  std::size_t evaluate_documents = 8;
+};
+
+/// Small shapes with head_dim != hidden / heads and 3 query heads per KV head: 2.2M parameters.
+ModelConfig needle_model_config();
+
+/// Returns true when every stage reached its last step, false when it was stopped by a signal or
+/// --minutes (the state is saved, --resume goes on).
+bool run_training(const TrainRunOptions& options);
+
+}  // namespace blockscope

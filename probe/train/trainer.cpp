@@ -1,0 +1,265 @@
+#include "probe/train/trainer.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/autocast_mode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "decode_record/error.h"
+#include "probe/train/masked_attention.h"
+
+namespace blockscope {
+namespace {
+
+constexpr double kBeta1 = 0.9;
+constexpr double kBeta2 = 0.95;
+constexpr double kEpsilon = 1e-8;
+constexpr std::size_t kAdvanceBatches = 40;
+// Share of the batches at the current level while the curriculum climbs; the rest repeats earlier
+// levels. On the last level most batches are short again: they are cheap, and what is left to learn
+// (sorting, sums) does not need a long context.
+constexpr double kClimbingShare = 0.7;
+constexpr double kLastLevelShare = 0.2;
+constexpr std::array<std::int64_t, 3> kBlockLengths = {8, 16, 32};
+
+/// bfloat16 autocast for the linear layers while it lives.
+class AutocastGuard {
+ public:
+  explicit AutocastGuard(bool enabled, at::DeviceType device) : device_(device) {
+    at::autocast::set_autocast_enabled(device_, enabled);
+    at::autocast::set_autocast_dtype(device_, at::kBFloat16);
+  }
+  AutocastGuard(const AutocastGuard&) = delete;
+  AutocastGuard& operator=(const AutocastGuard&) = delete;
+  ~AutocastGuard() {
+    at::autocast::set_autocast_enabled(device_, false);
+    at::autocast::clear_cache();
+  }
+
+ private:
+  at::DeviceType device_;
+};
+
+struct FlatLayout {
+  std::vector<ExpectedTensor> tensors;
+  std::vector<std::int64_t> offsets;
+  std::int64_t size = 0;
+};
+
+FlatLayout flat_layout(const ModelConfig& config) {
+  FlatLayout layout;
+  layout.tensors = expected_tensors(config);
+  for (const ExpectedTensor& tensor : layout.tensors) {
+    layout.offsets.push_back(layout.size);
+    layout.size += std::accumulate(tensor.shape.begin(), tensor.shape.end(), std::int64_t{1},
+                                   std::multiplies<>());
+  }
+  return layout;
+}
+
+/// Leaves that share `flat`'s memory and whose gradients share `gradient`'s.
+WeightMap leaf_views(const FlatLayout& layout, const at::Tensor& flat, const at::Tensor& gradient) {
+  WeightMap weights;
+  for (std::size_t i = 0; i < layout.tensors.size(); ++i) {
+    const ExpectedTensor& tensor = layout.tensors[i];
+    const auto view = [&](const at::Tensor& of) {
+      const std::int64_t end = i + 1 < layout.offsets.size() ? layout.offsets[i + 1] : layout.size;
+      return of.narrow(0, layout.offsets[i], end - layout.offsets[i]).view(tensor.shape).detach();
+    };
+    at::Tensor leaf = view(flat);
+    leaf.set_requires_grad(true);
+    leaf.mutable_grad() = view(gradient);
+    weights.emplace(tensor.name, leaf);
+  }
+  return weights;
+}
+
+}  // namespace
+
+const char* train_stage_name(TrainStage stage) {
+  return stage == TrainStage::kBackbone ? "backbone" : "diffusion";
+}
+
+DocumentSpec training_spec(int level, TaskRandom& random) {
+  const std::size_t longest = std::size_t{64} << level;
+  DocumentSpec spec;
+  // Half the documents are near the full length, the rest anywhere down to half of it, so that
+  // answers begin at every offset in a block and at every position.
+  spec.context_length =
+      random.below(2) == 0 ? longest - random.below(24) : random.between(longest / 2, longest);
+  const std::size_t most = needles_for_context(longest);
+  spec.needles = random.between(most / 2, most);
+  auto& questions = spec.questions;
+  const auto at_task = [&](Task task) -> std::size_t& {
+    return questions[static_cast<std::size_t>(task)];
+  };
+  at_task(Task::kNeedle) = level == 0 ? 4 : 3;
+  at_task(Task::kCopy) = 1;
+  if (level > 0) {
+    spec.sentences = std::max<std::size_t>(1, most / 8);
+    spec.chains = level < 2 ? 1 : 2;
+    at_task(Task::kSentence) = 1;
+    at_task(Task::kMultiKey) = 1;
+    at_task(Task::kChain) = spec.chains;
+    at_task(Task::kArithmetic) = 4;
+    at_task(Task::kSort) = 4;
+  }
+  return spec;
+}
+
+Trainer::Trainer(ModelConfig config, TrainOptions options, TaskTokens tokens)
+    : config_(std::move(config)),
+      options_(std::move(options)),
+      tokens_(std::move(tokens)),
+      flat_(at::zeros({flat_layout(config_).size}, at::Device(options_.device))),
+      gradient_(at::zeros_like(flat_)),
+      first_moment_(at::zeros_like(flat_)),
+      second_moment_(at::zeros_like(flat_)),
+      decay_(at::zeros_like(flat_)),
+      weights_(leaf_views(flat_layout(config_), flat_, gradient_)),
+      model_(config_, weights_),
+      level_(options_.first_level) {
+  const FlatLayout layout = flat_layout(config_);
+  for (std::size_t i = 0; i < layout.tensors.size(); ++i) {
+    if (layout.tensors[i].shape.size() < 2) continue;
+    decay_.narrow(0, layout.offsets[i], weights_.at(layout.tensors[i].name).numel()).fill_(1.0);
+  }
+}
+
+void Trainer::initialise() {
+  const at::Generator generator = at::detail::createCPUGenerator(options_.seed);
+  const double residual = 1.0 / std::sqrt(2.0 * static_cast<double>(config_.num_layers));
+  at::NoGradGuard no_grad;
+  for (auto& [name, weight] : weights_) {
+    if (weight.dim() < 2) {
+      weight.fill_(1.0);
+      continue;
+    }
+    const bool output =
+        name.find("o_proj") != std::string::npos || name.find("down_proj") != std::string::npos;
+    weight.copy_(
+        at::empty(weight.sizes()).normal_(0.0, output ? 0.02 * residual : 0.02, generator));
+  }
+}
+
+double Trainer::learning_rate() const {
+  const auto done = static_cast<double>(step_);
+  const auto total = static_cast<double>(options_.steps);
+  const double warm = std::min(1.0, (done + 1.0) / static_cast<double>(options_.warmup));
+  const double left = (total - done) / std::max(1.0, options_.decay_fraction * total);
+  return options_.learning_rate * warm * std::clamp(left, 0.02, 1.0);
+}
+
+TrainingBatch Trainer::next_batch(StepReport& report) const {
+  const bool diffusion = options_.stage == TrainStage::kDiffusion;
+  // The two stages read different streams of the training split.
+  TaskRandom random(TaskSplit::kTrain,
+                    (options_.seed & 0xffff) * 2 + (diffusion ? 1 : 0) + (1U << 20),
+                    static_cast<std::uint64_t>(step_));
+  int level = level_;
+  const double share = level == options_.last_level ? kLastLevelShare : kClimbingShare;
+  if (level > options_.first_level && random.uniform() >= share) {
+    level = static_cast<int>(random.between(static_cast<std::size_t>(options_.first_level),
+                                            static_cast<std::size_t>(level_ - 1)));
+  }
+  report.level = level;
+  report.context_length = std::int64_t{64} << level;
+  NoiseSpec noise;
+  noise.block_length = kBlockLengths[random.below(kBlockLengths.size())];
+  noise.copies = level == options_.last_level || level_ < options_.last_level ? 2 : 1;
+  report.block_length = diffusion ? noise.block_length : 0;
+  const std::int64_t per_document = report.context_length + (diffusion ? 800 : 160);
+  const std::int64_t count = std::clamp<std::int64_t>(options_.batch_rows / per_document, 2, 16);
+  std::vector<TaskDocument> documents;
+  for (std::int64_t i = 0; i < count; ++i) {
+    documents.push_back(make_document(training_spec(level, random), random));
+  }
+  return diffusion ? make_diffusion_batch(documents, tokens_, noise, random)
+                   : make_backbone_batch(documents, tokens_);
+}
+
+at::Tensor Trainer::forward(const TrainingBatch& batch) const {
+  const at::Device device(options_.device);
+  MaskedAttention seams(batch.mask.to(device), batch.chunks,
+                        options_.bfloat16 ? at::kBFloat16 : at::kFloat);
+  const at::Tensor hidden =
+      model_.forward(batch.tokens.to(device), batch.positions.to(device), seams);
+  return model_.logits(hidden.flatten(0, 1).index_select(0, batch.rows.to(device)));
+}
+
+double Trainer::apply_gradient(double learning_rate) {
+  at::NoGradGuard no_grad;
+  const double norm = gradient_.norm().item<double>();
+  if (!std::isfinite(norm)) {
+    throw Error("train: the gradient of step " + std::to_string(step_) +
+                " is not finite. HINT: lower --learning-rate and resume from the last state");
+  }
+  if (norm > options_.clip) gradient_.mul_(options_.clip / norm);
+  first_moment_.lerp_(gradient_, 1.0 - kBeta1);
+  second_moment_.mul_(kBeta2).addcmul_(gradient_, gradient_, 1.0 - kBeta2);
+  const auto t = static_cast<double>(step_ + 1);
+  const double correction1 = 1.0 - std::pow(kBeta1, t);
+  const double correction2 = 1.0 - std::pow(kBeta2, t);
+  flat_.addcmul_(flat_, decay_, -learning_rate * options_.weight_decay);
+  const at::Tensor denominator = second_moment_.sqrt().div_(std::sqrt(correction2)).add_(kEpsilon);
+  flat_.addcdiv_(first_moment_, denominator, -learning_rate / correction1);
+  gradient_.zero_();
+  return norm;
+}
+
+StepReport Trainer::step() {
+  StepReport report;
+  report.step = step_;
+  report.learning_rate = learning_rate();
+  const TrainingBatch batch = next_batch(report);
+  report.rows = batch.tokens.numel();
+  const at::Device device(options_.device);
+  at::Tensor losses;
+  at::Tensor right;
+  {
+    const AutocastGuard autocast(options_.bfloat16, device.type());
+    const at::Tensor logits = forward(batch).to(at::kFloat);
+    const at::Tensor targets = batch.targets.to(device);
+    losses = at::cross_entropy_loss(logits, targets, {}, at::Reduction::None);
+    right = logits.detach().argmax(-1).eq(targets).cpu();
+    const at::Tensor loss = (losses * batch.weights.to(device)).sum();
+    report.loss = loss.item<double>();
+    at::autocast::set_autocast_enabled(device.type(), false);
+    loss.backward();
+  }
+  report.gradient_norm = apply_gradient(report.learning_rate);
+  const at::Tensor each = losses.detach().cpu().contiguous();
+  const float* value = each.const_data_ptr<float>();
+  const bool* hit = right.const_data_ptr<bool>();
+  double sum = 0.0;
+  std::int64_t count = 0;
+  for (std::size_t m = 0; m < batch.tasks.size(); ++m) {
+    if (batch.tasks[m] < 0) continue;
+    const auto task = static_cast<std::size_t>(batch.tasks[m]);
+    sum += static_cast<double>(value[m]);
+    ++count;
+    ++report.answer_rows[task];
+    report.answer_right[task] += hit[m] ? 1 : 0;
+  }
+  report.answer_loss = sum / static_cast<double>(std::max<std::int64_t>(count, 1));
+  ++step_;
+  tokens_seen_ += report.rows;
+  if (report.level == level_) {
+    recent_.push_back(report.answer_loss);
+    if (recent_.size() > kAdvanceBatches) recent_.pop_front();
+    const double mean =
+        std::accumulate(recent_.begin(), recent_.end(), 0.0) / static_cast<double>(recent_.size());
+    if (recent_.size() == kAdvanceBatches && mean < options_.advance_below &&
+        level_ < options_.last_level) {
+      ++level_;
+      recent_.clear();
+    }
+  }
+  return report;
+}
+
+}  // namespace blockscope

@@ -1,0 +1,105 @@
+// Training of the shipped model: one flat float32 vector of parameters that the model's weights are
+// views of, AdamW on it, and a curriculum over context lengths. Every batch is made from (seed,
+// step) alone, so a resumed run goes on bit for bit as if it had not stopped (same thread count).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "probe/block_diffusion_model.h"
+#include "probe/train/training_batch.h"
+
+namespace blockscope {
+
+enum class TrainStage { kBackbone, kDiffusion };
+const char* train_stage_name(TrainStage stage);
+
+struct TrainOptions {
+  TrainStage stage = TrainStage::kBackbone;
+  std::uint64_t seed = 1;
+  std::int64_t steps = 2000;  // of this stage
+  double learning_rate = 2e-3;
+  std::int64_t warmup = 50;        // steps of linear warm-up
+  double decay_fraction = 0.3;     // the last part of the steps: linear down to 2 %
+  double weight_decay = 0.01;      // matrices only
+  double clip = 1.0;               // gradient norm
+  std::int64_t batch_rows = 2048;  // rows per batch aimed at; at least 2 documents
+  double advance_below = 0.3;      // next context length when 40 batches' answer loss is below
+  int first_level = 0;             // curriculum level to start at: context 64 << level
+  int last_level = 4;
+  bool bfloat16 = false;       // autocast; parameters and optimiser stay float32
+  std::string device = "cpu";  // "cuda" is untested
+};
+
+/// What a step reports. Losses are means in nats.
+struct StepReport {
+  std::int64_t step = 0;
+  int level = 0;  // curriculum level of this batch
+  std::int64_t context_length = 0;
+  std::int64_t block_length = 0;  // 0 for the backbone
+  std::int64_t rows = 0;          // tokens that went through the model
+  double loss = 0.0;              // what was minimised
+  double answer_loss = 0.0;
+  double learning_rate = 0.0;
+  double gradient_norm = 0.0;
+  std::array<std::int64_t, kNumTasks> answer_rows{};
+  std::array<std::int64_t, kNumTasks> answer_right{};  // argmax equals target
+};
+
+class Trainer {
+ public:
+  Trainer(ModelConfig config, TrainOptions options, TaskTokens tokens);
+
+  /// Fresh weights: normal(0, 0.02), output projections scaled by 1/sqrt(2 * layers), norms 1.
+  void initialise();
+  /// Weights of a checkpoint folder (the backbone, to be turned into the diffusion model).
+  void load_weights(const std::filesystem::path& folder);
+
+  StepReport step();
+
+  /// Weights, optimiser, step and curriculum as one safetensors file (float32).
+  void save_state(const std::filesystem::path& path) const;
+  void load_state(const std::filesystem::path& path);
+  /// model.safetensors (bfloat16) and config.json, generation_config.json into `folder`; the
+  /// tokenizer's files are copied from `tokenizer_folder`.
+  void export_checkpoint(const std::filesystem::path& folder,
+                         const std::filesystem::path& tokenizer_folder) const;
+
+  std::int64_t steps_done() const { return step_; }
+  std::int64_t tokens_seen() const { return tokens_seen_; }
+  int level() const { return level_; }
+  const TrainOptions& options() const { return options_; }
+  const TaskTokens& tokens() const { return tokens_; }
+  const BlockDiffusionModel& model() const { return model_; }
+
+  /// Logits [M, vocab] of the batch's loss rows.
+  at::Tensor forward(const TrainingBatch& batch) const;
+
+ private:
+  TrainingBatch next_batch(StepReport& report) const;
+  double learning_rate() const;
+  double apply_gradient(double learning_rate);
+
+  ModelConfig config_;
+  TrainOptions options_;
+  TaskTokens tokens_;
+  at::Tensor flat_, gradient_, first_moment_, second_moment_;  // float32 [number of parameters]
+  at::Tensor decay_;                                           // 1 where weight decay applies
+  WeightMap weights_;                                          // views of flat_, leaves
+  BlockDiffusionModel model_;
+  std::int64_t step_ = 0;
+  std::int64_t tokens_seen_ = 0;
+  int level_ = 0;
+  std::deque<double> recent_;  // answer losses of the current level's batches, at most 40
+};
+
+/// The documents of one training batch at a curriculum level.
+DocumentSpec training_spec(int level, TaskRandom& random);
+
+}  // namespace blockscope

@@ -1,0 +1,169 @@
+// What the trainer reads and writes: starting weights, resumable state, the exported checkpoint.
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "decode_record/error.h"
+#include "probe/checkpoint/checkpoint.h"
+#include "probe/train/trainer.h"
+
+namespace blockscope {
+namespace {
+
+constexpr const char* kStateFormat = "blockscope-train-1";
+
+void write_json(const std::filesystem::path& path, const nlohmann::ordered_json& value) {
+  std::ofstream file(path);
+  file << value.dump(2) << "\n";
+  if (!file.flush()) throw Error(path.string() + ": could not be written");
+}
+
+/// config.json of the Hugging Face layout for the shapes in `config`.
+nlohmann::ordered_json config_json(const ModelConfig& config, TrainStage stage,
+                                   const TaskTokens& tokens) {
+  const bool diffusion = stage == TrainStage::kDiffusion;
+  nlohmann::ordered_json json;
+  json["architectures"] = {diffusion ? "SDARForCausalLM" : "Qwen3ForCausalLM"};
+  json["attention_bias"] = false;
+  json["attention_dropout"] = 0.0;
+  if (diffusion) {
+    json["block_size"] = 16;
+    json["mask_token_id"] = tokens.mask;
+  }
+  json["eos_token_id"] = tokens.end;
+  json["pad_token_id"] = tokens.end;
+  json["head_dim"] = config.head_dim;
+  json["hidden_act"] = "silu";
+  json["hidden_size"] = config.hidden_size;
+  json["initializer_range"] = 0.02;
+  json["intermediate_size"] = config.intermediate_size;
+  json["max_position_embeddings"] = config.max_position_embeddings;
+  json["model_type"] = diffusion ? "sdar" : "qwen3";
+  json["num_attention_heads"] = config.num_heads;
+  json["num_hidden_layers"] = config.num_layers;
+  json["num_key_value_heads"] = config.num_kv_heads;
+  json["rms_norm_eps"] = config.rms_norm_eps;
+  json["rope_scaling"] = nullptr;
+  json["rope_theta"] = config.rope.theta;
+  json["sliding_window"] = nullptr;
+  json["tie_word_embeddings"] = config.tie_word_embeddings;
+  json["torch_dtype"] = "bfloat16";
+  json["use_cache"] = true;
+  json["use_sliding_window"] = false;
+  json["vocab_size"] = config.vocab_size;
+  return json;
+}
+
+}  // namespace
+
+void Trainer::load_weights(const std::filesystem::path& folder) {
+  const Checkpoint checkpoint = Checkpoint::open(folder);
+  checkpoint.check_tensors(expected_tensors(config_));
+  const BlockDiffusionModel loaded = BlockDiffusionModel::load(checkpoint, at::kFloat);
+  at::NoGradGuard no_grad;
+  for (auto& [name, weight] : weights_) weight.copy_(loaded.weights().at(name));
+}
+
+void Trainer::save_state(const std::filesystem::path& path) const {
+  const std::vector<std::pair<const char*, at::Tensor>> vectors = {
+      {"weights", flat_}, {"first_moment", first_moment_}, {"second_moment", second_moment_}};
+  std::vector<SafetensorsWriter::Entry> entries;
+  for (const auto& [name, vector] : vectors) {
+    entries.push_back({name, TensorDtype::kF32, {vector.numel()}});
+  }
+  nlohmann::json recent = nlohmann::json::array();
+  for (const double value : recent_) recent.push_back(value);
+  SafetensorsWriter writer(path, entries,
+                           {{"format", kStateFormat},
+                            {"stage", train_stage_name(options_.stage)},
+                            {"seed", std::to_string(options_.seed)},
+                            {"step", std::to_string(step_)},
+                            {"tokens_seen", std::to_string(tokens_seen_)},
+                            {"level", std::to_string(level_)},
+                            {"recent", recent.dump()}});
+  for (const auto& [name, vector] : vectors) {
+    const at::Tensor host = vector.cpu().contiguous();
+    writer.write(name, host.const_data_ptr(), static_cast<std::size_t>(host.nbytes()));
+  }
+  writer.finish();
+}
+
+void Trainer::load_state(const std::filesystem::path& path) {
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  const auto text = [&](const std::string& key) -> std::string {
+    const auto found = file.metadata().find(key);
+    if (found == file.metadata().end()) {
+      throw CheckpointError(path.string() + ": expected metadata '" + key +
+                            "', got none. HINT: pass a state.safetensors of blockscope train");
+    }
+    return found->second;
+  };
+  const auto expect = [&](const std::string& key, const std::string& expected) {
+    if (text(key) != expected) {
+      throw CheckpointError(path.string() + ": expected " + key + " '" + expected + "', got '" +
+                            text(key) + "'. HINT: resume with the options of the first run");
+    }
+  };
+  expect("format", kStateFormat);
+  expect("stage", train_stage_name(options_.stage));
+  expect("seed", std::to_string(options_.seed));
+  for (auto& [name, vector] :
+       std::vector<std::pair<std::string, at::Tensor>>{{"weights", flat_},
+                                                       {"first_moment", first_moment_},
+                                                       {"second_moment", second_moment_}}) {
+    const TensorInfo* info = file.find(name);
+    const std::vector<std::int64_t> shape{vector.numel()};
+    if (info == nullptr || info->dtype != TensorDtype::kF32 || info->shape != shape) {
+      throw CheckpointError(path.string() + ": expected F32 tensor " + name + " " +
+                            shape_text(shape) + ". HINT: the model's shape has changed");
+    }
+    // from_blob wants a mutable pointer; the copy below only reads it.
+    void* data = const_cast<std::byte*>(info->data);
+    vector.copy_(at::from_blob(data, shape, at::kFloat));
+  }
+  try {
+    step_ = std::stoll(text("step"));
+    tokens_seen_ = std::stoll(text("tokens_seen"));
+    level_ = std::stoi(text("level"));
+    recent_.clear();
+    for (const auto& value : nlohmann::json::parse(text("recent"))) {
+      recent_.push_back(value.get<double>());
+    }
+  } catch (const std::exception& error) {
+    throw CheckpointError(path.string() + ": expected numbers in its metadata, got " +
+                          error.what());
+  }
+}
+
+void Trainer::export_checkpoint(const std::filesystem::path& folder,
+                                const std::filesystem::path& tokenizer_folder) const {
+  namespace fs = std::filesystem;
+  fs::create_directories(folder);
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}) {
+    if (fs::absolute(folder).lexically_normal() ==
+        fs::absolute(tokenizer_folder).lexically_normal())
+      break;
+    fs::copy_file(tokenizer_folder / name, folder / name, fs::copy_options::overwrite_existing);
+  }
+  const std::vector<ExpectedTensor> expected = expected_tensors(config_);
+  std::vector<SafetensorsWriter::Entry> entries;
+  for (const ExpectedTensor& tensor : expected) {
+    entries.push_back({tensor.name, TensorDtype::kBF16, tensor.shape});
+  }
+  SafetensorsWriter writer(folder / "model.safetensors", entries);
+  for (const ExpectedTensor& tensor : expected) {
+    const at::Tensor host = weights_.at(tensor.name).detach().cpu().to(at::kBFloat16).contiguous();
+    writer.write(tensor.name, host.const_data_ptr(), static_cast<std::size_t>(host.nbytes()));
+  }
+  writer.finish();
+  write_json(folder / "config.json", config_json(config_, options_.stage, tokens_));
+  nlohmann::ordered_json generation;
+  generation["eos_token_id"] = {tokens_.end};
+  generation["pad_token_id"] = tokens_.end;
+  write_json(folder / "generation_config.json", generation);
+}
+
+}  // namespace blockscope
