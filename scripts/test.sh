@@ -7,6 +7,9 @@ set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
+# Tests run side by side; idle OpenMP threads must sleep, not spin on each other's cores.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+
 passed=0
 failed=0
 skipped=0
