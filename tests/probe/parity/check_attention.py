@@ -32,6 +32,8 @@ CASES = [
     Case("G = 3, B = 8", "sdar-g3-tied", ["--denoising-steps", 8], lengths=(3, 17, 300)),
     Case("G = 2, sets over prefix + block", "sdar-g2", ["--denoising-steps", 3],
          normaliser="prefix+block"),
+    Case("D = 128, B = 32", "sdar-d128-b32",
+         ["--denoising-steps", 8], lengths=(70, 161), set_size=16),
     Case("B = 1", "sdar-g1-fp16", ["--block-length", 1], lengths=(1, 9), set_size=3),
     Case("G = 4, B = 5, one prompt of N = 0", "sdar-g4-bf16-sharded", [], lengths=(4, 26),
          set_size=40),

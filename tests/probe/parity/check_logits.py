@@ -3,6 +3,7 @@ block-causal mask against `blockscope check`, for every spec of checkpoints.py."
 
 import json
 import pathlib
+import textwrap
 
 import harness
 import torch
@@ -51,6 +52,17 @@ def check_spec(folder, name):
     return worst
 
 
+def check_the_help(folder):
+    """The Python lines of `blockscope check --help` write a reference that passes."""
+    lines = harness.run("check", "--help").splitlines()
+    first = next(i for i, line in enumerate(lines) if "import torch" in line)
+    last = next(i for i, line in enumerate(lines) if line.startswith("Exit codes"))
+    reference = folder / "ref.safetensors"
+    code = textwrap.dedent("\n".join(lines[first:last])).replace("ref.safetensors", str(reference))
+    exec(code, {"path": str(folder / "qwen3-g2")})
+    harness.run("check", folder / "qwen3-g2", "--reference", reference, "--dtype", "float32")
+
+
 def check_that_differences_are_found(folder):
     """One changed logit, the wrong mask, the wrong weights: exit code 1. Bad flags: 2."""
     name = "sdar-g2"
@@ -85,6 +97,7 @@ def main():
         folder = pathlib.Path(path)
         for name in SPECS:
             print(f"{name:24} max abs error {check_spec(folder, name):.2e} of the logit range")
+        check_the_help(folder)
         check_that_differences_are_found(folder)
 
 

@@ -48,6 +48,7 @@ CASES = [
          overrides={"mask_bias": 2.5, "block_length": 8}),
     Case("holes in a sequential run", "sdar-g2", 2, [5, 4, 13, 12, 21, 20, 29, 28], batch=4,
          overrides={"mask_bias": 3.5, "block_length": 8, "seed": 56}, strategies=ALL[:1]),
+    Case("block of 32", "sdar-d128-b32", 8, [5, 77], batch=2, strategies=ALL[1:]),
     Case("RoPE scaling and grouped heads", "sdar-yarn", 4, [6, 33], strategies=ALL[1:3]),
     Case("a prompt of several prefill passes", "sdar-g4-bf16-sharded", 5, [1103, 7], batch=2,
          overrides={"positions": 2048}, strategies=ALL[2:3]),

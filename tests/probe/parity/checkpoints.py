@@ -36,6 +36,8 @@ SPECS = {
                       positions=64, block_length=8, seed=6),
     "sdar-one-layer": dict(hidden=32, heads=2, kv_heads=1, head_dim=64, layers=1, vocab=100,
                            intermediate=48, block_length=5, seed=7),
+    "sdar-d128-b32": dict(hidden=96, heads=4, kv_heads=1, head_dim=128, theta=1e6, vocab=211,
+                          block_length=32, seed=13),
     "qwen3-g2": dict(model_type="qwen3", seed=8),
     "qwen3-linear-tied": dict(model_type="qwen3", tied=True, hidden=48, heads=8, kv_heads=4,
                               head_dim=16, rope=dict(rope_type="linear", factor=2.5), seed=9),
