@@ -3,12 +3,15 @@
 // right after the context: training uses all of them, a prompt is the context with one. No LibTorch
 // here.
 //
-//   Text: The old baker walked slowly to the market. Note: Anna amber river. ...
-//   Q: Anna            A: Anna amber river.                       needle, sentence (wordier needle)
-//   Q: Anna, Boris     A: Anna amber river, Boris stone oak.      multi_key
-//   Chain: kite        A: kite = lamp = moss =7.                  chain ("kite = lamp." in the
-//   text) Sum:3+4+9          A:3+4=7;7+9=16.                            arithmetic Copy: oak moss
-//   A: oak moss.                               copy Sort: q d k        A: d k q. sort
+// clang-format off
+//   Text: The old baker walked slowly to the market. Note: Anna amber river. kite = lamp. ...
+//   Q: Anna          A: Anna amber river.                     needle; sentence (in a wordier form)
+//   Q: Anna, Boris   A: Anna amber river, Boris stone oak.    multi_key
+//   Chain: kite      A: kite = lamp=7.                        chain
+//   Sum:3+4+9        A:3+4=7;7+9=16.                          arithmetic
+//   Copy: oak moss   A: oak moss.                             copy
+//   Sort: q d k      A: d k q.                                sort
+// clang-format on
 #pragma once
 
 #include <array>

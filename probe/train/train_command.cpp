@@ -129,6 +129,8 @@ void add_optimiser_options(CLI::App& command, TrainFlags& flags) {
   add("--advance-below", run.train.advance_below,
       "Next context length when 40 batches' mean answer loss is below")
       ->check(positive);
+  add("--diffusion-advance-below", run.diffusion_advance_below, "The same, diffusion stage")
+      ->check(positive);
   add("--precision", flags.precision, "Linear layers and attention (weights stay float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
 }

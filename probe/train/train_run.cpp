@@ -1,5 +1,6 @@
 #include "probe/train/train_run.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -151,7 +152,12 @@ bool run_stage(const TrainRunOptions& options, TrainStage stage, const fs::path&
   TrainOptions train = options.train;
   train.stage = stage;
   train.steps = diffusion ? options.diffusion_steps : options.backbone_steps;
-  if (diffusion) train.learning_rate = options.diffusion_learning_rate;
+  if (diffusion) {
+    train.learning_rate = options.diffusion_learning_rate;
+    train.advance_below = options.diffusion_advance_below;
+    // The backbone retrieves already; contexts of 64 would only leave the other tasks out.
+    train.first_level = std::min(std::max(train.first_level, 1), train.last_level);
+  }
   Trainer trainer(options.model, train,
                   load_task_tokens((options.tokenizer / "tokenizer.json").string()));
   const fs::path state = options.work / (std::string(train_stage_name(stage)) + ".safetensors");

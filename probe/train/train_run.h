@@ -14,9 +14,10 @@ struct TrainRunOptions {
   TrainOptions train;  // `stage` and `steps` are set per stage
   ModelConfig model;   // shapes
   bool backbone = true, diffusion = true;
-  std::int64_t backbone_steps = 3000;
-  std::int64_t diffusion_steps = 1500;
-  double diffusion_learning_rate = 1e-3;
+  std::int64_t backbone_steps = 4000;
+  std::int64_t diffusion_steps = 1100;
+  double diffusion_learning_rate = 1.5e-3;
+  double diffusion_advance_below = 0.5;               // all-mask blocks keep the mean loss higher
   std::filesystem::path out = "models/needle";        // the backbone goes to out/backbone
   std::filesystem::path tokenizer = "models/needle";  // folder with tokenizer.json
   std::filesystem::path work = "build/training";      // states and logs

@@ -170,6 +170,7 @@ TrainingBatch Trainer::next_batch(StepReport& report) const {
   report.context_length = std::int64_t{64} << level;
   NoiseSpec noise;
   noise.block_length = kBlockLengths[random.below(kBlockLengths.size())];
+  // A long context is worth a second noisy copy; a short one is cheaper to make anew.
   noise.copies = level == options_.last_level || level_ < options_.last_level ? 2 : 1;
   report.block_length = diffusion ? noise.block_length : 0;
   const std::int64_t per_document = report.context_length + (diffusion ? 800 : 160);

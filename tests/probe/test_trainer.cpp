@@ -156,6 +156,23 @@ TEST(TrainingBatches, ManyQuestionsOnOneContextEqualOnePromptEach) {
   EXPECT_GT(compared, 40);
 }
 
+TEST(TrainingBatches, AttentionInChunksEqualsOneCallOverTheWholeMask) {
+  const TaskTokens tokens = needle_tokens();
+  Trainer trainer(tiny_config(), tiny_options(TrainStage::kDiffusion), tokens);
+  trainer.initialise();
+  const at::NoGradGuard no_grad;
+  for (const std::int64_t block : {8, 32}) {
+    TaskRandom random(TaskSplit::kTrain, 9, static_cast<std::uint64_t>(block));
+    TrainingBatch batch = make_diffusion_batch({document_of(620), document_of(430)}, tokens,
+                                               {block, 2, 2}, random);
+    EXPECT_GT(batch.chunks.size(), 4U);
+    const at::Tensor chunked = trainer.forward(batch);
+    const std::int64_t length = batch.tokens.size(1);
+    batch.chunks = {{0, length, length, 0, 0}};
+    EXPECT_LT((chunked - trainer.forward(batch)).abs().max().item<float>(), 1e-5);
+  }
+}
+
 TEST(TrainingBatches, DiffusionLossRowsAreExactlyTheMaskedPositions) {
   const TaskTokens tokens = needle_tokens();
   for (const std::int64_t block : {8, 16, 32}) {
