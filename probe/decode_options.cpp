@@ -51,7 +51,8 @@ void check_decode_options(const DecodeOptions& options, const ModelConfig& confi
 namespace {
 
 /// Fits the recorded steps to this run: same blocks, positions inside them, only masks overwritten.
-void check_replay(const DecodeRequest& request, const DecodeOptions& options, int64_t total) {
+void check_replay(const DecodeRequest& request, const DecodeOptions& options, int64_t total,
+                  int64_t vocab_size) {
   const int64_t block_length = options.block_length();
   const auto refuse = [&](const ReplayStep& step, const std::string& what) {
     throw PromptError(fmt::format("--replay: sequence {}, block {}, step {}: {}. HINT: replay needs "
@@ -61,7 +62,10 @@ void check_replay(const DecodeRequest& request, const DecodeOptions& options, in
   int64_t block = static_cast<int64_t>(request.prompt.size()) / block_length;
   std::set<int64_t> filled;
   for (const ReplayStep& step : request.replay) {
-    if (step.block != block && step.block != block + 1) refuse(step, "blocks are not consecutive");
+    const bool first = &step == &request.replay.front();
+    if (step.block != block && (first || step.block != block + 1)) {
+      refuse(step, "blocks are not consecutive");
+    }
     block = step.block;
     for (size_t i = 0; i < step.positions.size(); ++i) {
       const int64_t position = step.positions[i];
@@ -71,6 +75,10 @@ void check_replay(const DecodeRequest& request, const DecodeOptions& options, in
       }
       if (!filled.insert(position).second) {
         refuse(step, fmt::format("position {} was already decided", position));
+      }
+      if (step.tokens[i] < 0 || step.tokens[i] >= vocab_size) {
+        refuse(step, fmt::format("token {} is not in this model's vocabulary of {}", step.tokens[i],
+                                 vocab_size));
       }
     }
   }
@@ -105,7 +113,7 @@ void check_request(const DecodeRequest& request, const DecodeOptions& options,
         "(max_position_embeddings). HINT: shorten the prompt or lower --gen-length",
         where, length, request.gen_length, total, config.max_position_embeddings));
   }
-  if (request.replayed) check_replay(request, options, total);
+  if (request.replayed) check_replay(request, options, total, config.vocab_size);
 }
 
 }  // namespace blockscope

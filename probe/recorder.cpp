@@ -276,6 +276,10 @@ void Recorder::finish_slot(Slot& slot, TraceRow& row) {
 }
 
 void Recorder::on_pass(const PassResult& result) {
+  const bool prefill = result.context.sequences.front().kind == PassKind::prefill;
+  // One entry per slot of the batch, also for sequences that are not recorded: on_remove moves the
+  // last slot, and that one must be the decoder's last.
+  if (!prefill) slots_.resize(result.context.sequences.size());
   for (size_t s = 0; s < result.context.sequences.size(); ++s) {
     const SequencePass& pass = result.context.sequences[s];
     if (!traced(pass)) continue;
