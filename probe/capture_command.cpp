@@ -6,12 +6,14 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <initializer_list>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "cmake/build_info/build_info.h"
 #include "decode_record/error.h"
+#include "decode_record/trace_reader.h"
 #include "kernels/ops.h"
 #include "probe/capture_plan.h"
 #include "probe/capture_run.h"
@@ -140,9 +142,33 @@ void print_totals(const CaptureTotals& totals, const std::string& path) {
   fmt::print("\n");
 }
 
+/// Everything that decides a token must be as in the run that was cut: a trace holds one run.
+void check_same_run(const std::string& partial, const TraceMeta& meta) {
+  const TraceMeta before = TraceReader(partial).info().meta;
+  const auto compare = [&](const std::string& old_text, const std::string& new_text,
+                           std::initializer_list<const char*> keys) {
+    const auto was = nlohmann::json::parse(old_text, nullptr, /*allow_exceptions=*/false);
+    const auto is = nlohmann::json::parse(new_text);
+    for (const char* key : keys) {
+      const nlohmann::json old_value = was.is_object() ? was.value(key, nlohmann::json()) : was;
+      const nlohmann::json new_value = is.value(key, nlohmann::json());
+      if (old_value == new_value) continue;
+      throw UsageError(fmt::format("--resume: {}: {} was {}, and is {} now. HINT: give the options "
+                                   "of the run that was cut, or another -o",
+                                   partial, key, old_value.dump(), new_value.dump()));
+    }
+  };
+  compare(before.model_json, meta.model_json, {"digest", "compute_dtype"});
+  compare(before.run_json, meta.run_json,
+          {"decoding", "policy", "tau", "reuse_file", "strategy", "block_length", "denoising_steps",
+           "threshold", "eb_threshold", "factor", "temperature", "top_k", "top_p", "seed",
+           "stop_ids", "batch_size", "shadow", "replay"});
+}
+
 TraceWriter open_writer(const CaptureFlags& flags, const std::string& output, const TraceMeta& meta,
                         ResumeState& state) {
   if (flags.resume && std::filesystem::exists(output + ".partial")) {
+    check_same_run(output + ".partial", meta);
     return TraceWriter::resume(output, meta, state);
   }
   TraceWriterOptions options;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -35,13 +36,16 @@ void check_equal(const nlohmann::json& value, const nlohmann::json& expected, co
 ReuseFile read_reuse_file(const std::string& path, const ModelConfig& config,
                           const std::string& checkpoint_digest) {
   std::ifstream stream(path, std::ios::binary);
-  if (!stream) refuse(path, "file", "a readable calibration file", "none");
+  if (!stream || !std::filesystem::is_regular_file(path)) {
+    refuse(path, "file", "a readable calibration file", "none");
+  }
   const std::string text{std::istreambuf_iterator<char>(stream), {}};
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded()) refuse(path, "file", "JSON", "text that does not parse");
   check_equal(member(json, "format", path), kFormat, "format", path);
   check_equal(member(json, "format_version", path), kFormatVersion, "format_version", path);
   const nlohmann::json& model = member(json, "model", path);
+  if (!model.is_object()) refuse(path, "model", "an object", model.dump().substr(0, 60));
   check_equal(member(model, "layers", path), config.num_layers, "model.layers", path);
   check_equal(member(model, "heads", path), config.num_heads, "model.heads", path);
   check_equal(member(model, "digest", path), checkpoint_digest, "model.digest", path);
