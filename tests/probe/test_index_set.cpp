@@ -1,0 +1,49 @@
+// Index lists of the command line.
+#include "probe/index_set.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "decode_record/error.h"
+
+namespace blockscope {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(IndexSet, HoldsRangesAndNumbersAscendingAndOnce) {
+  EXPECT_THAT(parse_index_set("0-3,7", "--layers", 0, 10), ElementsAre(0, 1, 2, 3, 7));
+  EXPECT_THAT(parse_index_set("7,1-2,2-3,7", "--layers", 0, 10), ElementsAre(1, 2, 3, 7));
+  EXPECT_THAT(parse_index_set("4", "--steps", 1), ElementsAre(4));
+  EXPECT_THAT(parse_index_set("", "--steps", 1), IsEmpty());
+}
+
+TEST(IndexSet, LetsAnOpenRangeRunToAKnownEnd) {
+  EXPECT_THAT(parse_index_set("6-", "--layers", 0, 9), ElementsAre(6, 7, 8));
+  EXPECT_THROW(parse_index_set("6-", "--steps", 1), UsageError);
+}
+
+TEST(IndexSet, NamesTheFlagAndThePartItRefuses) {
+  for (const char* text : {"10", "0-10", "-1", "3-1", "x", "1,,2", "1-2-3", "1 2", "0x1", ",",
+                           "99999999999999999999", "1.5", "9-"}) {
+    SCOPED_TRACE(text);
+    try {
+      parse_index_set(text, "--layers", 0, 9);
+      ADD_FAILURE() << "accepted";
+    } catch (const UsageError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("--layers"));
+    }
+  }
+  EXPECT_THROW(parse_index_set("0", "--steps", 1), UsageError);
+}
+
+TEST(IndexSet, RefusesARangeThatWouldFillTheMemory) {
+  EXPECT_THROW(parse_index_set("1-9000000000000000000", "--steps", 1), UsageError);
+}
+
+}  // namespace
+}  // namespace blockscope

@@ -1,0 +1,137 @@
+// A tiny random block-diffusion model built in code, and requests and options to decode with it.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "probe/block_diffusion_model.h"
+#include "probe/decoder.h"
+#include "tests/support/seed.h"
+
+namespace blockscope::testing {
+
+inline constexpr int64_t kTinyBlock = 4;
+inline constexpr int64_t kTinyVocab = 40;
+inline constexpr int64_t kTinyMask = 39;
+
+/// head_dim is not hidden_size / num_heads, and two query heads share a KV head.
+inline ModelConfig tiny_config() {
+  ModelConfig config;
+  config.model_type = "sdar";
+  config.architecture = "SDARForCausalLM";
+  config.num_layers = 2;
+  config.hidden_size = 24;
+  config.intermediate_size = 32;
+  config.num_heads = 4;
+  config.num_kv_heads = 2;
+  config.head_dim = 10;
+  config.vocab_size = kTinyVocab;
+  config.max_position_embeddings = 256;
+  config.rms_norm_eps = 1e-6;
+  config.qk_norm = true;
+  config.dtype = "float32";
+  config.mask_token_id = Resolved<std::int64_t>{kTinyMask, "test"};
+  config.block_length = Resolved<std::int64_t>{kTinyBlock, "test"};
+  return config;
+}
+
+/// Weights large enough that predictions depend on the whole prefix and no two logits tie.
+inline BlockDiffusionModel tiny_model(uint64_t seed = 1, const ModelConfig& config = tiny_config()) {
+  at::set_num_threads(1);  // waking threads costs more than these tensors
+  SeededRandom random(seed);
+  WeightMap weights;
+  for (const ExpectedTensor& tensor : expected_tensors(config)) {
+    at::Tensor values = at::empty(tensor.shape, at::kFloat);
+    float* data = values.data_ptr<float>();
+    const bool norm = tensor.name.find("norm") != std::string::npos;
+    for (int64_t i = 0; i < values.numel(); ++i) {
+      data[i] = static_cast<float>(norm ? 1.0 + 0.3 * random.normal() : 0.5 * random.normal());
+    }
+    weights.emplace(tensor.name, std::move(values));
+  }
+  return {config, std::move(weights)};
+}
+
+inline std::vector<int64_t> random_prompt(SeededRandom& random, int64_t length) {
+  std::vector<int64_t> prompt;
+  for (int64_t i = 0; i < length; ++i) prompt.push_back(random.integer(0, kTinyMask - 1));
+  return prompt;
+}
+
+inline DecodeRequest tiny_request(int64_t sequence, int64_t prompt_length, int64_t gen_length) {
+  SeededRandom random(1000 + static_cast<uint64_t>(sequence));
+  DecodeRequest request;
+  request.sequence = sequence;
+  request.prompt = random_prompt(random, prompt_length);
+  request.gen_length = gen_length;
+  request.prompt_hash = random.next();
+  return request;
+}
+
+inline DecodeOptions tiny_options() {
+  DecodeOptions options;
+  options.unmasking.block_length = kTinyBlock;
+  options.unmasking.denoising_steps = kTinyBlock;
+  options.mask_token_id = kTinyMask;
+  return options;
+}
+
+/// Every pass as the decoder showed it.
+struct PassLog : DecodeObserver {
+  struct Entry {
+    PassContext context;
+    int64_t length;
+    int64_t start;
+    std::vector<StepDecision> decisions;
+  };
+  std::vector<Entry> passes;
+
+  void on_pass(const PassResult& result) override {
+    passes.push_back({result.context, result.length, result.start, result.decisions});
+  }
+
+  /// The denoising passes of one sequence, as a replay takes them.
+  std::vector<ReplayStep> steps_of(int64_t sequence, int64_t block_length) const {
+    std::vector<ReplayStep> steps;
+    for (const Entry& entry : passes) {
+      for (size_t s = 0; s < entry.context.sequences.size(); ++s) {
+        const SequencePass& pass = entry.context.sequences[s];
+        if (pass.sequence != sequence || pass.kind != PassKind::denoise) continue;
+        ReplayStep step{pass.block, pass.step, {}, {}, {}};
+        for (const int64_t p : entry.decisions[s].transferred) {
+          const size_t at = static_cast<size_t>(p);
+          step.positions.push_back(pass.block * block_length + p);
+          step.tokens.push_back(entry.decisions[s].prediction.token[at]);
+          step.confidence.push_back(entry.decisions[s].prediction.confidence[at]);
+        }
+        steps.push_back(std::move(step));
+      }
+    }
+    return steps;
+  }
+};
+
+inline std::vector<DecodeOutcome> decode_all(const BlockDiffusionModel& model,
+                                             AttentionPolicy& policy, const DecodeOptions& options,
+                                             const std::vector<DecodeRequest>& requests,
+                                             DecodeObserver* observer = nullptr) {
+  int64_t next_pass = 0;
+  DecodeCallbacks callbacks;
+  callbacks.observer = observer;
+  return decode_batch(model, policy, options, requests, next_pass, callbacks);
+}
+
+inline std::vector<DecodeOutcome> decode_exact(const BlockDiffusionModel& model,
+                                               const DecodeOptions& options,
+                                               const std::vector<DecodeRequest>& requests,
+                                               DecodeObserver* observer = nullptr) {
+  const auto policy = make_exact_policy();
+  return decode_all(model, *policy, options, requests, observer);
+}
+
+}  // namespace blockscope::testing
