@@ -10,10 +10,24 @@
 namespace blockscope::h5 {
 namespace {
 
-/// Per thread, because the thread-safe library keeps one error stack per thread.
+/// Before any other call: no printing (per thread, as is the error stack of the thread-safe
+/// library), and no clean-up at exit. Handles close everything; the library's own clean-up crashes
+/// the process when a file could not be closed because its disk is full.
 void silence() {
-  thread_local const bool done = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr) >= 0;
-  (void)done;
+  static const bool no_exit_handler = H5dont_atexit() >= 0;
+  thread_local const bool no_printing = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr) >= 0;
+  (void)no_exit_handler;
+  (void)no_printing;
+}
+
+/// The library's message without addresses, times and buffers: "file write failed: File too large".
+std::string tidy(std::string text) {
+  constexpr std::string_view kMark = "error message = '";
+  const std::size_t mark = text.find(kMark);
+  const std::size_t colon = text.find(": ");
+  if (mark == std::string::npos || colon == std::string::npos) return text;
+  const std::size_t start = mark + kMark.size();
+  return text.substr(0, colon + 2) + text.substr(start, text.find('\'', start) - start);
 }
 
 std::string innermost_error() {
@@ -25,16 +39,18 @@ std::string innermost_error() {
   };
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_DOWNWARD, visit, &text);
   H5Eclear2(H5E_DEFAULT);
-  return text.empty() ? "unknown HDF5 error" : text;
+  return text.empty() ? "unknown HDF5 error" : tidy(std::move(text));
 }
 
 std::string hint_for(std::string_view error) {
-  if (error.find("lock") != std::string_view::npos) {
+  const auto says = [error](std::string_view word) {
+    return error.find(word) != std::string_view::npos;
+  };
+  if (says("unable to lock") || says("lock file") || says("file lock")) {
     return " HINT: another process holds the file, or the file system has no locks (NFS, Lustre): "
            "set HDF5_USE_FILE_LOCKING=FALSE in the environment.";
   }
-  if (error.find("No space left") != std::string_view::npos ||
-      error.find("errno = 28") != std::string_view::npos) {
+  if (says("No space left") || says("Disk quota") || says("File too large")) {
     return " HINT: the disk is full; free space or choose another place, then go on with --resume.";
   }
   return "";
@@ -181,7 +197,12 @@ File open_file(const std::string& path, OpenMode mode, bool clear_flags) {
   const H5Plist access(H5Pcreate(H5P_FILE_ACCESS));
   check(H5Pset_fclose_degree(access.get(), H5F_CLOSE_SEMI), path, "set up");
   unsigned flags = H5F_ACC_RDONLY;
-  if (mode == OpenMode::swmr_read) flags |= H5F_ACC_SWMR_READ;
+  if (mode == OpenMode::swmr_read) {
+    flags |= H5F_ACC_SWMR_READ;
+    // A checksum that is wrong may be a write under way: HDF5 reads again after 1 ns, 2 ns, 4 ns...
+    // Its default of 100 attempts sleeps for ever on a damaged file; 27 give up after 0.13 s.
+    check(H5Pset_metadata_read_attempts(access.get(), 27), path, "set up");
+  }
   if (mode == OpenMode::swmr_write) flags = H5F_ACC_RDWR | H5F_ACC_SWMR_WRITE;
   if (mode != OpenMode::read) {
     check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_LATEST, H5F_LIBVER_LATEST), path, "set up");

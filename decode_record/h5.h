@@ -34,6 +34,8 @@ class H5Handle {
   }
   hid_t get() const { return id_; }
   explicit operator bool() const { return id_ >= 0; }
+  /// Forgets the identifier without closing it.
+  void abandon() { id_ = H5I_INVALID_HID; }
   /// Closes now; false when HDF5 reports an error.
   bool close() { return id_ < 0 || Close(std::exchange(id_, H5I_INVALID_HID)) >= 0; }
 

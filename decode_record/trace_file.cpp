@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -67,6 +68,26 @@ TraceFile::WriterLock::WriterLock(const std::string& path)
   }
 }
 
+/// A full disk can leave fewer bytes than the superblock (version 3) claims, all of them behind the
+/// committed rows; HDF5 refuses such a file, so the missing ones become a hole.
+void TraceFile::WriterLock::restore_length() const {
+  constexpr off_t kEndOfFileField = 28;
+  constexpr std::int64_t kLargestGap = std::int64_t{1} << 30;
+  std::int64_t claimed = 0;
+  std::uint8_t version = 0;
+  struct stat status = {};
+  if (::pread(fd_, &version, 1, 8) != 1 || version != 3 || ::fstat(fd_, &status) != 0) return;
+  if (::pread(fd_, &claimed, sizeof(claimed), kEndOfFileField) != sizeof(claimed)) return;
+  const std::int64_t gap = claimed - status.st_size;
+  if (gap <= 0 || gap > kLargestGap) return;
+  if (::ftruncate(fd_, claimed) != 0) {
+    throw TraceError(
+        fmt::format("{}: can't restore the length of the file: {}. HINT: free space on "
+                    "the disk.",
+                    path_, std::strerror(errno)));
+  }
+}
+
 TraceFile::WriterLock::~WriterLock() {
   if (fd_ >= 0) ::close(fd_);
 }
@@ -89,6 +110,7 @@ TraceFile TraceFile::create(const std::string& path, const TraceMeta& meta, int 
 
 TraceFile TraceFile::reopen(const std::string& path, const TraceMeta& meta) {
   WriterLock lock(path);
+  lock.restore_length();
   h5::File file = h5::open_file(path, h5::OpenMode::swmr_write, true);
   check_same_layout(read_header(file), meta, path);
   TraceFile result(std::move(file), meta, std::move(lock));
@@ -330,6 +352,16 @@ void TraceFile::trim() {
     if (extents_[i] != lengths_[i]) set_axis_extent(axis_at(i), lengths_[i]);
   }
   h5::flush(file_);
+}
+
+void TraceFile::abandon() {
+  for (Column& target : columns_) {
+    if (target.dataset) target.dataset->handle.abandon();
+  }
+  for (auto& scale : bare_scales_) {
+    if (scale) scale->handle.abandon();
+  }
+  file_.handle.abandon();
 }
 
 void TraceFile::close() {

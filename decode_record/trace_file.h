@@ -65,6 +65,9 @@ class TraceFile {
   /// Cuts the room reserved on every axis.
   void trim();
   void close();
+  /// After a failed write: leaves the file as a kill would. Closing would write a superblock that
+  /// claims more bytes than a full disk has taken.
+  void abandon();
 
  private:
   struct Column {
@@ -76,14 +79,18 @@ class TraceFile {
   class WriterLock {
    public:
     explicit WriterLock(const std::string& path);
-    WriterLock(WriterLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+    WriterLock(WriterLock&& other) noexcept
+        : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
     WriterLock& operator=(WriterLock&& other) noexcept {
+      std::swap(path_, other.path_);
       std::swap(fd_, other.fd_);
       return *this;
     }
     ~WriterLock();
+    void restore_length() const;
 
    private:
+    std::string path_;
     int fd_ = -1;
   };
 

@@ -48,6 +48,8 @@ class TraceStore {
   void commit();
   /// Commits, marks the file complete if asked, trims it and closes it.
   void close(bool complete);
+  /// After an exception of any call above.
+  void abandon() { file_.abandon(); }
   /// After reopen(): drops what was not committed, marks cut sequences as aborted.
   ResumeState recover();
 

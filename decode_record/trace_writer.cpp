@@ -310,6 +310,7 @@ void TraceWriter::Impl::run(TraceStore store) {
   try {
     work(store);
   } catch (...) {
+    store.abandon();
     const std::lock_guard lock(mutex_);
     error_ = std::current_exception();
     queue_.clear();

@@ -8,6 +8,9 @@
 
 #include "decode_record/decode_record.h"
 
+// Deltas are written with only the fields they use.
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
+
 namespace blockscope {
 namespace {
 
