@@ -59,7 +59,7 @@ def decode(model, prompt: torch.Tensor, gen_length: int, block: int, mask_id: in
         everything = torch.zeros(1, 1, block, start + block, dtype=model.dtype)
         while (current == mask_id).any():
             logits = forward(current, start, everything).logits
-            cache.crop(start)
+            cache.crop(-block)  # a denoising pass keeps nothing
             probability, token = torch.softmax(logits.float(), -1).max(-1)
             probability = torch.where(current == mask_id, probability, -1.0)
             position = probability[0].argmax()
