@@ -1,0 +1,200 @@
+"""`blockscope capture` with bad input: one line that says what and where, the documented exit code,
+and nothing left under the final name."""
+
+import json
+import os
+import pathlib
+import unittest
+
+import capture_harness as harness
+from capture_harness import BLOCK, MASK, VOCAB, capture, run, temporary_folder, write_checkpoint
+
+USAGE, FAILED = 2, 1
+AS_ROOT = os.geteuid() == 0
+
+
+class BadInput(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.holder = temporary_folder()
+        cls.root = pathlib.Path(cls.holder.name)
+        cls.model = write_checkpoint(cls.root / "model")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.holder.cleanup()
+
+    def refused(self, code, words, *arguments, model=None, output=None, prompt=("--input-ids", "1,2,3"),
+                environment=None, lines=1):
+        """The command fails with `code`, on one line (or `lines`) that holds every word."""
+        output = output or self.root / "out.h5"
+        before = output.read_bytes() if output.exists() else None
+        result, out, err = capture(model or self.model, *prompt, "--gen-length", "4", "-o", output,
+                                   *arguments, environment=environment)
+        with self.subTest(words=words):
+            self.assertEqual(result, code, err)
+            self.assertEqual(out, "")
+            self.assertEqual(len(err.splitlines()), lines, err)
+            self.assertTrue(err.startswith("blockscope: error: "), err)
+            for word in [words] if isinstance(words, str) else words:
+                self.assertIn(word, err)
+            if before is None:
+                self.assertFalse(output.exists())
+            else:
+                self.assertEqual(output.read_bytes(), before)
+            self.assertFalse(pathlib.Path(f"{output}.partial").exists())
+        return err
+
+    def prompts_file(self, text):
+        path = self.root / "prompts.jsonl"
+        path.write_text(text)
+        return ("--prompts", path)
+
+    def damaged(self, name, content):
+        """A copy of the checkpoint in which one file is missing (None) or replaced."""
+        folder = self.root / f"damaged-{len(list(self.root.iterdir()))}"
+        folder.mkdir()
+        for file in self.model.iterdir():
+            if file.name != name:
+                (folder / file.name).symlink_to(file)
+        if content is not None:
+            (folder / name).write_bytes(content)
+        return folder
+
+    def test_an_output_that_exists_is_kept_without_force(self):
+        output = self.root / "there.h5"
+        output.write_bytes(b"precious")
+        self.refused(USAGE, ["there.h5", "--force"], output=output)
+        result, _, err = capture(self.model, "--input-ids", "1,2,3", "--gen-length", "4", "-o",
+                                 output, "--force")
+        self.assertEqual(result, 0, err)
+        self.assertEqual(len(harness.trajectories(output)), 1)
+
+    def test_a_partial_file_that_exists_is_kept_without_force_or_resume(self):
+        output = self.root / "cut.h5"
+        partial = self.root / "cut.h5.partial"
+        partial.write_bytes(b"precious")
+        result, _, err = capture(self.model, "--input-ids", "1,2,3", "-o", output)
+        self.assertEqual(result, USAGE)
+        self.assertIn("--resume", err)
+        self.assertEqual(partial.read_bytes(), b"precious")
+        self.assertFalse(output.exists())
+
+    def test_a_place_that_cannot_be_written(self):
+        self.refused(FAILED, "none/out.h5", output=self.root / "none" / "out.h5")
+        self.refused(FAILED, "/proc/out.h5", output=pathlib.Path("/proc/out.h5"))
+        if not AS_ROOT:
+            locked = self.root / "locked"
+            locked.mkdir(mode=0o500)
+            self.refused(FAILED, "locked/out.h5", output=locked / "out.h5")
+
+    def test_prompt_lines_that_are_malformed_are_named_by_number(self):
+        good = '{"input_ids": [1, 2]}\n'
+        for line in ["{\"input_ids\": [1, 2", "[]", '{"input_ids": "x"}', '{"input_ids": [1.5]}',
+                     '{"id": "nothing"}', '{"prompt": "a", "input_ids": [1]}',
+                     '{"input_ids": [1], "metric": "beauty", "answer": "x"}',
+                     '{"input_ids": [1], "gen_length": -4}', '{"prompt": 7}',
+                     '{"messages": []}', '{"messages": [{"role": "user"}]}']:
+            self.refused(FAILED, "prompts.jsonl:3", prompt=self.prompts_file(good + good + line + "\n"))
+
+    def test_prompts_that_do_not_fit_the_model(self):
+        self.refused(FAILED, "at least one token", prompt=("--prompt", ""))
+        self.refused(FAILED, ["prompts.jsonl:2", "list of 0"],
+                     prompt=self.prompts_file('{"input_ids": [1]}\n{"input_ids": []}\n'))
+        long = ",".join(["7"] * 510)
+        self.refused(FAILED, ["max_position_embeddings", "512"], prompt=("--input-ids", long))
+        self.refused(FAILED, ["token 1", str(VOCAB)], prompt=("--input-ids", f"3,{VOCAB}"))
+        self.refused(FAILED, "token 1", prompt=("--input-ids", "3,-5"))
+        self.refused(FAILED, ["token 2", "mask"], prompt=("--input-ids", f"3,4,{MASK}"))
+        self.refused(FAILED, "mask", prompt=("--prompt", "Say <|MASK|> twice"))
+        self.refused(FAILED, ["prompts.jsonl:1", "mask"],
+                     prompt=self.prompts_file(json.dumps({"input_ids": [1, MASK]})))
+        self.refused(USAGE, "--input-ids", prompt=("--input-ids", "3,x"))
+        self.refused(USAGE, "--prompt", prompt=())
+        self.refused(FAILED, "prompts.none", prompt=("--prompts", self.root / "prompts.none"))
+
+    def test_options_that_make_no_sense(self):
+        for words, arguments in [
+                (["--strategy", "greedy", "entropy_bounded"], ("--strategy", "greedy")),
+                ("--denoising-steps", ("--denoising-steps", BLOCK + 1)),
+                ("--threshold", ("--threshold", "1.5")),
+                ("--temperature", ("--temperature", "-1")),
+                ("--temperature", ("--temperature", "nan")),
+                ("--top-p", ("--top-p", "0")),
+                ("--batch-size", ("--batch-size", "0")),
+                ("--stop-id", ("--stop-id", VOCAB)),
+                ("--stop-id", ("--stop-id", MASK)),
+                ("--no-stop", ("--no-stop", "--stop-id", "5")),
+                ("--gen-length", ("--gen-length", "0")),
+                ("--dtype", ("--dtype", "float8")),
+                ("--policy", ("--policy", "magic")),
+                ("--tau", ("--policy", "flashblock", "--tau", "0")),
+                ("--reuse", ("--reuse", "reuse.json")),
+                ("--shadow", ("--shadow",)),
+                ("--layers", ("--layers", "0-2")),
+                ("--heads", ("--heads", "4")),
+                ("--steps", ("--steps", "0")),
+                ("--array-type", ("--array-type", "f64")),
+                ("record level", ("--record", "everything")),
+                ("--metric", ("--metric", "beauty")),
+                (["--resume", "--force"], ("--resume", "--force"))]:
+            self.refused(USAGE, words, *arguments)
+        for words, arguments in [("--mask-token-id", ("--mask-token-id", VOCAB)),
+                                 ("--block-length", ("--block-length", "0")),
+                                 ("other.h5", ("--replay", "other.h5"))]:
+            self.refused(FAILED, words, *arguments)
+
+    def test_a_reuse_file_for_another_model_is_refused_by_field(self):
+        path = self.root / "reuse.json"
+        file = {"format": "blockscope-reuse", "format_version": 1,
+                "model": {"layers": 2, "heads": 4, "digest": "0" * 64},
+                "reuse": [[True] * 4] * 2}
+        flags = ("--policy", "flashblock", "--reuse", path)
+        path.write_text(json.dumps(file))
+        self.refused(FAILED, "model.digest", *flags)
+        path.write_text(json.dumps(file | {"model": {"layers": 3, "heads": 4, "digest": ""}}))
+        self.refused(FAILED, "model.layers", *flags)
+        path.write_text("{")
+        self.refused(FAILED, "reuse.json", *flags)
+
+    def test_checkpoints_that_are_broken(self):
+        weights = (self.model / "model.safetensors").read_bytes()
+        config = json.loads((self.model / "config.json").read_text())
+        other = json.dumps(config | {"hidden_size": 40}).encode()
+        unknown = json.dumps(config | {"model_type": "mamba"}).encode()
+        for words, name, content in [
+                ("config.json", "config.json", None),
+                ("config.json", "config.json", b"{"),
+                (["model_type", "mamba"], "config.json", unknown),
+                ("model.safetensors", "model.safetensors", None),
+                ("model.safetensors", "model.safetensors", weights[:-4]),
+                ("model.safetensors", "model.safetensors", weights[:100]),
+                ("model.safetensors", "model.safetensors", b"\xff" * 64),
+                ("model.safetensors", "model.safetensors", b""),
+                ("tokenizer.json", "tokenizer.json", b'{"model": {"type": "BPE"'),
+                ("tokenizer.json", "tokenizer.json", b'{"model": {"type": "Unigram"}}')]:
+            self.refused(FAILED, words, model=self.damaged(name, content), prompt=("--prompt", "ab"))
+        # One line a tensor, at most ten, between the reason and how many more there are.
+        self.refused(FAILED, ["expected [260, 40]", "got [260, 32]"], lines=13,
+                     model=self.damaged("config.json", other))
+        self.refused(FAILED, "tokenizer.json", model=self.damaged("tokenizer.json", None),
+                     prompt=("--prompt", "ab"))
+        self.refused(FAILED, "nowhere/none", model="nowhere/none")
+
+    def test_without_a_tokenizer_token_ids_still_work(self):
+        folder = self.damaged("tokenizer.json", None)
+        output = self.root / "ids.h5"
+        result, _, err = capture(folder, "--input-ids", "1,2,3", "--gen-length", "4", "-o", output)
+        self.assertEqual(result, 0, err)
+        self.assertEqual(run("info", output)[0], 0)
+
+    def test_a_dry_run_writes_nothing(self):
+        output = self.root / "dry.h5"
+        result, _, err = capture(self.model, "--input-ids", "1,2", "-o", output, "--dry-run")
+        self.assertEqual(result, 0, err)
+        self.assertFalse(output.exists() or pathlib.Path(f"{output}.partial").exists())
+
+
+if __name__ == "__main__":
+    harness.require_binary()
+    unittest.main(verbosity=2)
