@@ -228,6 +228,8 @@ void capture(CaptureFlags flags, const Environment& environment, const std::stri
   if (flags.dry_run) return;
   if (!flags.no_space_check) check_free_space(output, cost.file_bytes);
 
+  // From here to the end of the file: a signal must not cut the writer short.
+  const InterruptGuard guard;
   ResumeState state;
   TraceWriter writer = open_writer(flags, output, recorder.meta, state);
   const CaptureRun run{model, decode, tokenizer_or_null, *policy, flags.decoding.batch_size,

@@ -45,7 +45,6 @@ class CaptureLoop {
   }
 
   CaptureTotals run() {
-    const InterruptGuard guard;
     const size_t batch = static_cast<size_t>(run_.batch_size);
     for (size_t first = 0; first < prompts_.size() && !totals_.interrupted; first += batch) {
       decode_from(first, std::min(prompts_.size(), first + batch));

@@ -43,6 +43,7 @@ struct CaptureTotals {
 
 /// `finished`: prompts a resumed trace already holds; they are decoded again only as members of a
 /// batch that was cut, so that the batch is the same as in an uninterrupted run, and not recorded.
+/// Asks the caller's InterruptGuard after every pass.
 CaptureTotals run_capture(const CaptureRun& run, const RecorderOptions& recorder_options,
                           const std::vector<RunPrompt>& prompts, const ResumeState& finished,
                           TraceWriter& writer,

@@ -10,7 +10,10 @@ constexpr std::array<int, 3> kSignals{SIGINT, SIGTERM, SIGUSR1};
 volatile std::sig_atomic_t received = 0;  // the one thing a handler may touch
 
 void handle(int signal) {
-  if (received != 0 && signal == SIGINT) std::signal(SIGINT, SIG_DFL);
+  if (received != 0 && signal == SIGINT) {
+    std::signal(SIGINT, SIG_DFL);
+    std::raise(SIGINT);  // blocked in here: ends the process when this handler returns
+  }
   received = signal;
 }
 
