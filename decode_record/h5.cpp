@@ -1,24 +1,13 @@
 #include "decode_record/h5.h"
 
 #include <fmt/format.h>
-#include <hdf5_hl.h>
 
-#include <cmath>
-#include <cstring>
 #include <limits>
+
+#include "decode_record/h5_check.h"
 
 namespace blockscope::h5 {
 namespace {
-
-/// Before any other call: no printing (per thread, as is the error stack of the thread-safe
-/// library), and no clean-up at exit. Handles close everything; the library's own clean-up crashes
-/// the process when a file could not be closed because its disk is full.
-void silence() {
-  static const bool no_exit_handler = H5dont_atexit() >= 0;
-  thread_local const bool no_printing = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr) >= 0;
-  (void)no_exit_handler;
-  (void)no_printing;
-}
 
 /// The library's message without addresses, times and buffers: "file write failed: File too large".
 std::string tidy(std::string text) {
@@ -56,7 +45,16 @@ std::string hint_for(std::string_view error) {
   return "";
 }
 
-[[noreturn]] void fail(std::string_view where, std::string_view what) {
+}  // namespace
+
+void silence() {
+  static const bool no_exit_handler = H5dont_atexit() >= 0;
+  thread_local const bool no_printing = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr) >= 0;
+  (void)no_exit_handler;
+  (void)no_printing;
+}
+
+void fail(std::string_view where, std::string_view what) {
   const std::string error = innermost_error();
   throw TraceError(fmt::format("{}: {}: {}.{}", where, what, error, hint_for(error)));
 }
@@ -69,6 +67,12 @@ hid_t check_id(hid_t id, std::string_view where, std::string_view what) {
 void check(herr_t status, std::string_view where, std::string_view what) {
   if (status < 0) fail(where, what);
 }
+
+std::string object_name(const File& file, std::string_view path) {
+  return fmt::format("{}:{}", file.path, path);
+}
+
+namespace {
 
 H5Type file_type(Element element) {
   silence();
@@ -121,48 +125,6 @@ void set_fill_value(const H5Plist& plist, Element element, const std::string& wh
     const void* value = element == Element::bf16 ? static_cast<const void*>(&nan16) : &nan;
     check(H5Pset_fill_value(plist.get(), type.get(), value), where, "set fill value");
   }
-}
-
-std::string object_name(const File& file, std::string_view path) {
-  return fmt::format("{}:{}", file.path, path);
-}
-
-H5Attribute open_attribute(const File& file, const std::string& path, const std::string& name) {
-  silence();
-  if (H5Aexists_by_name(file.handle.get(), path.c_str(), name.c_str(), H5P_DEFAULT) <= 0) {
-    H5Eclear2(H5E_DEFAULT);
-    return {};
-  }
-  H5Attribute attribute(
-      H5Aopen_by_name(file.handle.get(), path.c_str(), name.c_str(), H5P_DEFAULT, H5P_DEFAULT));
-  H5Eclear2(H5E_DEFAULT);
-  return attribute;
-}
-
-void write_raw_attribute(const File& file, const std::string& path, const std::string& name,
-                         hid_t type, const void* value) {
-  const std::string where = object_name(file, path);
-  const H5Space space(check_id(H5Screate(H5S_SCALAR), where, "create attribute " + name));
-  const H5Attribute attribute(
-      check_id(H5Acreate_by_name(file.handle.get(), path.c_str(), name.c_str(), type, space.get(),
-                                 H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
-               where, "create attribute " + name));
-  check(H5Awrite(attribute.get(), type, value), where, "write attribute " + name);
-}
-
-template <typename Value>
-std::optional<Value> read_number(const File& file, const std::string& path, const std::string& name,
-                                 H5T_class_t wanted, hid_t memory_type) {
-  const H5Attribute attribute = open_attribute(file, path, name);
-  if (!attribute) return std::nullopt;
-  const H5Type type(H5Aget_type(attribute.get()));
-  const H5Space space(H5Aget_space(attribute.get()));
-  Value value{};
-  const bool good = H5Tget_class(type.get()) == wanted &&
-                    H5Sget_simple_extent_npoints(space.get()) == 1 &&
-                    H5Aread(attribute.get(), memory_type, &value) >= 0;
-  H5Eclear2(H5E_DEFAULT);
-  return good ? std::optional<Value>(value) : std::nullopt;
 }
 
 }  // namespace
@@ -395,63 +357,6 @@ std::optional<std::uint64_t> contiguous_address(const Dataset& dataset) {
   H5Eclear2(H5E_DEFAULT);
   if (address == HADDR_UNDEF) return std::nullopt;
   return address;
-}
-
-void write_attribute(const File& file, const std::string& path, const std::string& name,
-                     std::string_view value) {
-  const H5Type type(H5Tcopy(H5T_C_S1));
-  check(H5Tset_size(type.get(), std::max<std::size_t>(value.size(), 1)), file.path, "string type");
-  check(H5Tset_strpad(type.get(), H5T_STR_NULLPAD), file.path, "string type");
-  check(H5Tset_cset(type.get(), H5T_CSET_UTF8), file.path, "string type");
-  const std::string padded = value.empty() ? std::string(1, '\0') : std::string(value);
-  write_raw_attribute(file, path, name, type.get(), padded.data());
-}
-
-void write_attribute(const File& file, const std::string& path, const std::string& name,
-                     std::int64_t value) {
-  write_raw_attribute(file, path, name, H5T_STD_I64LE, &value);
-}
-
-void write_attribute(const File& file, const std::string& path, const std::string& name,
-                     double value) {
-  write_raw_attribute(file, path, name, H5T_IEEE_F64LE, &value);
-}
-
-std::optional<std::string> read_string_attribute(const File& file, const std::string& path,
-                                                 const std::string& name) {
-  const H5Attribute attribute = open_attribute(file, path, name);
-  if (!attribute) return std::nullopt;
-  const H5Type type(H5Aget_type(attribute.get()));
-  const H5Space space(H5Aget_space(attribute.get()));
-  const bool fixed = H5Tget_class(type.get()) == H5T_STRING &&
-                     H5Tis_variable_str(type.get()) == 0 &&
-                     H5Sget_simple_extent_npoints(space.get()) == 1;
-  // A string attribute of ours is a word; a huge size comes from a damaged file.
-  const std::size_t size = fixed ? H5Tget_size(type.get()) : 0;
-  if (!fixed || size == 0 || size > 65536) return std::nullopt;
-  std::string value(size, '\0');
-  if (H5Aread(attribute.get(), type.get(), value.data()) < 0) return std::nullopt;
-  value.resize(std::strlen(value.c_str()));
-  return value;
-}
-
-std::optional<std::int64_t> read_int_attribute(const File& file, const std::string& path,
-                                               const std::string& name) {
-  return read_number<std::int64_t>(file, path, name, H5T_INTEGER, H5T_NATIVE_INT64);
-}
-
-std::optional<double> read_double_attribute(const File& file, const std::string& path,
-                                            const std::string& name) {
-  return read_number<double>(file, path, name, H5T_FLOAT, H5T_NATIVE_DOUBLE);
-}
-
-void make_scale(const Dataset& scale, const std::string& name) {
-  check(H5DSset_scale(scale.handle.get(), name.c_str()), scale.name, "make a dimension scale");
-}
-
-void attach_scale(const Dataset& dataset, const Dataset& scale, unsigned axis) {
-  check(H5DSattach_scale(dataset.handle.get(), scale.handle.get(), axis), dataset.name,
-        "attach the dimension scale " + scale.name);
 }
 
 }  // namespace blockscope::h5

@@ -13,10 +13,10 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
-#include <set>
 #include <thread>
 
 #include "decode_record/decode_record.h"
+#include "decode_record/trace_row_check.h"
 #include "decode_record/trace_store.h"
 
 namespace blockscope {
@@ -25,10 +25,6 @@ namespace {
 constexpr std::int64_t kLargestInt32 = std::numeric_limits<std::int32_t>::max();
 // What an item costs beside its arrays; keeps a run at level `trajectory` bounded too.
 constexpr std::size_t kItemBytes = 1024;
-
-[[noreturn]] void refuse(std::string_view what) {
-  throw UsageError(fmt::format("trace writer: {}", what));
-}
 
 std::size_t cost_of(const Item& item) {
   const auto* row = std::get_if<RowItem>(&item);
@@ -39,72 +35,16 @@ std::size_t cost_of(const Item& item) {
   return bytes;
 }
 
-void check_slice(const ArraySlice& slice, const TraceRow& row, const TraceMeta& meta) {
-  const DatasetSpec& spec = spec_of(slice.field);
-  const bool prefix = spec.storage == Storage::column_layer;
-  const bool recorders = prefix || (spec.per_row() && spec.field >= Field::prediction_token &&
-                                    spec.field != Field::prefix_end);
-  if (!recorders) refuse(fmt::format("{}: the writer fills this dataset itself", spec.path));
-  if (!exists_in(spec, meta)) {
-    refuse(
-        fmt::format("{}: not a dataset of a trace of level {}", spec.path, to_string(meta.level)));
-  }
-  std::size_t expected = row_bytes(spec, meta);
-  if (prefix) expected *= static_cast<std::size_t>(row.prefix_length);
-  if (slice.layer != kAllLayers) {
-    const std::int64_t layers = axis_length(Axis::layer, meta);
-    const bool has_layers = std::ranges::count(spec.axes, Axis::layer) != 0;
-    if (!has_layers || slice.layer < 0 || slice.layer >= layers) {
-      refuse(fmt::format("{}: expected a layer slot in [0, {}), got {}", spec.path,
-                         has_layers ? layers : 0, slice.layer));
-    }
-    expected /= static_cast<std::size_t>(layers);
-  }
-  if (slice.data.size != expected || (expected > 0 && slice.data.data == nullptr)) {
-    refuse(fmt::format("{}: expected {} bytes, got {}", spec.path, expected, slice.data.size));
-  }
-}
-
-void check_row(const TraceRow& row, const TraceMeta& meta) {
-  if (!row.valid.empty() && std::cmp_not_equal(row.valid.size(), meta.block_length)) {
-    refuse(
-        fmt::format("valid: expected {} positions, got {}", meta.block_length, row.valid.size()));
-  }
-  for (const std::int64_t value : {row.block_start, row.step, row.context_length, row.transferred,
-                                   row.masks_left, row.prefix_start, row.prefix_length}) {
-    if (value < 0 || value > kLargestInt32) {
-      refuse(fmt::format("row: expected counts and positions in [0, 2^31), got {}", value));
-    }
-  }
-  if (row.block < -1 || row.block > kLargestInt32) {
-    refuse(fmt::format("row: expected a block of -1 or more, got {}", row.block));
-  }
-  std::set<std::pair<Field, std::int64_t>> seen;
-  std::map<Field, int> whole;
-  for (const ArraySlice& slice : row.arrays) {
-    check_slice(slice, row, meta);
-    whole[slice.field] += slice.layer == kAllLayers ? 1 : 0;
-    if (!seen.emplace(slice.field, slice.layer).second) {
-      refuse(fmt::format("{}: the same values are given twice", spec_of(slice.field).path));
-    }
-  }
-  for (const auto& [field, layer] : seen) {
-    if (layer != kAllLayers && whole[field] != 0) {
-      refuse(fmt::format("{}: given both whole and by layer", spec_of(field).path));
-    }
-  }
-}
-
 std::string partial_name(const std::string& path) { return path + ".partial"; }
 
 void check_target(const std::string& path, bool force) {
   namespace fs = std::filesystem;
   std::error_code error;
-  if (path.empty()) refuse("expected the path of a trace, got an empty one");
-  if (fs::is_directory(path, error)) refuse(fmt::format("{}: is a directory", path));
+  if (path.empty()) refuse_input("expected the path of a trace, got an empty one");
+  if (fs::is_directory(path, error)) refuse_input(fmt::format("{}: is a directory", path));
   for (const std::string& name : {path, partial_name(path)}) {
     if (!force && fs::exists(name, error)) {
-      refuse(
+      refuse_input(
           fmt::format("{}: exists already. HINT: --force replaces it; --resume goes on with an "
                       "unfinished one.",
                       name));
@@ -191,18 +131,19 @@ class TraceWriter::Impl {
 SequenceState& TraceWriter::Impl::state_of(std::int64_t sequence) {
   const auto found = open_.find(sequence);
   if (found == open_.end()) {
-    refuse(fmt::format("sequence {}: expected one that was begun and has not ended", sequence));
+    refuse_input(
+        fmt::format("sequence {}: expected one that was begun and has not ended", sequence));
   }
   return found->second;
 }
 
 std::int64_t TraceWriter::Impl::begin_sequence(SequenceStart start) {
   if (start.gen_length < 0 || start.gen_length > kLargestInt32) {
-    refuse(fmt::format("gen_length: expected 0 to 2^31, got {}", start.gen_length));
+    refuse_input(fmt::format("gen_length: expected 0 to 2^31, got {}", start.gen_length));
   }
   for (const std::int64_t token : start.prompt) {
     if (token < 0 || token > kLargestInt32) {
-      refuse(fmt::format("prompt: expected token ids in [0, 2^31), got {}", token));
+      refuse_input(fmt::format("prompt: expected token ids in [0, 2^31), got {}", token));
     }
   }
   const std::int64_t index = num_sequences_;
@@ -248,7 +189,7 @@ void TraceWriter::Impl::end_sequence(std::int64_t sequence, SequenceEnd end) {
 
 void TraceWriter::Impl::rethrow() {
   if (error_) std::rethrow_exception(error_);
-  if (closed_) refuse("the trace is closed");
+  if (closed_) refuse_input("the trace is closed");
 }
 
 void TraceWriter::Impl::push(Item item) {
@@ -290,7 +231,7 @@ void TraceWriter::Impl::finish(bool complete) {
     rethrow();
   }
   if (complete && !open_.empty()) {
-    refuse(fmt::format("finish: sequence {} has no end", open_.begin()->first));
+    refuse_input(fmt::format("finish: sequence {} has no end", open_.begin()->first));
   }
   stop(complete ? Ending::complete : Ending::unfinished);
   rethrow();
@@ -391,7 +332,7 @@ TraceWriter TraceWriter::resume(std::string path, const TraceMeta& meta, ResumeS
   const std::string partial = partial_name(path);
   std::error_code error;
   if (!std::filesystem::exists(partial, error)) {
-    refuse(fmt::format("{}: no unfinished trace to resume", partial));
+    refuse_input(fmt::format("{}: no unfinished trace to resume", partial));
   }
   TraceStore store(TraceFile::reopen(partial, meta), meta);
   state = store.recover();
