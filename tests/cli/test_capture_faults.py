@@ -20,7 +20,8 @@ SAMPLED = ("--temperature", "1.0", "--seed", "3", "--strategy", "low_confidence_
 
 def committed(path):
     """-> rows reported as committed, after reading every one of them in every dataset."""
-    with h5py.File(path, "r", swmr=True) as file:
+    # Without a lock of its own: one held just then would keep a resumed run from opening the file.
+    with h5py.File(path, "r", swmr=True, locking=False) as file:
         rows = int(file["/steps/committed"][0])
         sequences = int(file["/sequences/committed"][0])
         end = file["/frames/delta_end"][:rows]
