@@ -15,6 +15,7 @@ TASKS = ("needle", "sentence", "multi_key", "chain", "arithmetic", "copy", "sort
 COLOURS = ("#1f77b4", "#17becf", "#2ca02c", "#9467bd", "#d62728", "#8c564b", "#ff7f0e")
 EVERY = 20  # steps of the log that become one line of the stored one
 WIDTH, HEIGHT, GAP = 420, 240, 60
+LEGEND = 80  # to the right of each panel
 
 
 def thin(path: pathlib.Path) -> list[dict[str, float]]:
@@ -58,7 +59,7 @@ def panel(x: int, y: int, title: str, top: float, steps: int, series) -> str:
     for index, (name, colour, points) in enumerate(series):
         line = " ".join(at(step, value) for step, value in points)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-        parts.append(f'<text x="{x + WIDTH - 76}" y="{y + 18 + 14 * index}" fill="{colour}">{name}'
+        parts.append(f'<text x="{x + WIDTH + 8}" y="{y + 18 + 14 * index}" fill="{colour}">{name}'
                      '</text>')
     return "\n".join(parts)
 
@@ -68,7 +69,7 @@ def draw(logs: dict[str, list[dict[str, str]]]) -> str:
     for column, stage in enumerate(STAGES):
         rows = logs[stage]
         steps = int(float(rows[-1]["step"]))
-        x = GAP + column * (WIDTH + GAP)
+        x = GAP + column * (WIDTH + LEGEND + GAP)
 
         def points(key: str) -> list[tuple[float, float]]:
             return [(float(row["step"]), float(row[key])) for row in rows if row[key] not in ("", None)]
@@ -79,7 +80,7 @@ def draw(logs: dict[str, list[dict[str, str]]]) -> str:
         accuracy = [(task, colour, points(task)) for task, colour in zip(TASKS, COLOURS)]
         title = f"{stage}: share of answer tokens right by step"
         parts.append(panel(x, 40 + HEIGHT + GAP, title, 1, steps, accuracy))
-    width, height = 2 * WIDTH + 3 * GAP, 2 * HEIGHT + 2 * GAP + 40
+    width, height = 2 * (WIDTH + LEGEND + GAP) + GAP, 2 * HEIGHT + 2 * GAP + 40
     return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
             'font-family="sans-serif" font-size="12">\n'
             f'<rect width="{width}" height="{height}" fill="white"/>\n' + "\n".join(parts)
