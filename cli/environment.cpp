@@ -21,8 +21,8 @@ int64_t number(const char* name, const std::string& text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size()) {
-    throw UsageError(fmt::format("{}: expected a number, got '{}'. HINT: unset it to run alone",
-                                 name, text));
+    throw UsageError(
+        fmt::format("{}: expected a number, got '{}'. HINT: unset it to run alone", name, text));
   }
   return value;
 }

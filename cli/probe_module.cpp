@@ -47,9 +47,8 @@ extern "C" int blockscope_probe_run(int argc, char** argv) {
   } catch (const CLI::Success& request) {  // --help
     return app.exit(request);
   } catch (const CLI::ParseError& error) {
-    return report(fmt::format("{}. HINT: blockscope {} --help", error.what(),
-                              argc > 1 ? argv[1] : ""),
-                  2);
+    return report(
+        fmt::format("{}. HINT: blockscope {} --help", error.what(), argc > 1 ? argv[1] : ""), 2);
   } catch (const blockscope::UsageError& error) {
     return report(error.what(), 2);
   } catch (const c10::Error& error) {

@@ -22,8 +22,8 @@ using EntryPoint = int (*)(int, char**);
 // Returns the entry point, or nullptr with the loader's reason in `problem`.
 EntryPoint load_entry_point(const std::filesystem::path& path, std::string& problem) {
   // Idle OpenMP threads of LibTorch spin by default. On a busy machine that is ruinous for the many
-  // short parallel regions of a decoding step (measured: 1 against 68 tokens/s on two loaded cores);
-  // libgomp reads the variable when it is loaded, and a user's own setting wins.
+  // short parallel regions of a decoding step (measured: 1 against 68 tokens/s on two loaded
+  // cores); libgomp reads the variable when it is loaded, and a user's own setting wins.
   setenv("OMP_WAIT_POLICY", "passive", /*overwrite=*/0);
   // RTLD_GLOBAL would let LibTorch's symbols take part in the lookups of everything loaded later.
   void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);

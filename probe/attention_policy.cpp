@@ -12,8 +12,13 @@ namespace {
 AttentionParts exact_attention(const AttentionInput& input, const ExternalKeys& external) {
   SplitAttention split = split_attention(input.q, external.key, external.value, external.length,
                                          input.k, input.v, input.scale);
-  return {std::move(split.out),      std::move(split.external), std::move(split.lse_external),
-          std::move(split.internal), std::move(split.lse_internal), {}, {}};
+  return {std::move(split.out),
+          std::move(split.external),
+          std::move(split.lse_external),
+          std::move(split.internal),
+          std::move(split.lse_internal),
+          {},
+          {}};
 }
 
 class ExactPolicy : public AttentionPolicy {
@@ -48,8 +53,9 @@ class FlashBlockPolicy : public AttentionPolicy {
       ReuseAttention reuse =
           reuse_attention(input.q, external.key, external.value, external.length, input.k, input.v,
                           cached.external, cached.lse, mask, input.scale);
-      parts = {std::move(reuse.out),      std::move(reuse.external), std::move(reuse.lse_external),
-               std::move(reuse.internal), std::move(reuse.lse_internal), mask,
+      parts = {std::move(reuse.out),          std::move(reuse.external),
+               std::move(reuse.lse_external), std::move(reuse.internal),
+               std::move(reuse.lse_internal), mask,
                std::move(reuse.keys_read)};
     } else {
       parts = exact_attention(input, external);

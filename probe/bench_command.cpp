@@ -37,8 +37,8 @@ struct BenchFlags {
 /// Seconds and counts of one decoded batch.
 struct Timing {
   double prefill = 0.0;
-  double blocks = 0.0;       // denoising and commit passes, recorder included
-  double finish = 0.0;       // until the trace is closed
+  double blocks = 0.0;  // denoising and commit passes, recorder included
+  double finish = 0.0;  // until the trace is closed
   int64_t block_passes = 0;
   int64_t denoising_passes = 0;
   int64_t tokens = 0;
@@ -102,7 +102,8 @@ std::vector<DecodeRequest> make_requests(const BenchFlags& flags, const DecodeOp
     request.gen_length = flags.decoding.gen_length;
     request.prompt_hash = static_cast<uint64_t>(s);
     for (int64_t i = 0; i < flags.context_length; ++i) {
-      const double u = uniform_draw(flags.decoding.sampling.seed, {static_cast<uint64_t>(s), 0, 0}, i);
+      const double u =
+          uniform_draw(flags.decoding.sampling.seed, {static_cast<uint64_t>(s), 0, 0}, i);
       int64_t id = static_cast<int64_t>(u * static_cast<double>(config.vocab_size));
       if (id == decode.mask_token_id) id = id == 0 ? 1 : id - 1;
       request.prompt.push_back(id);
@@ -113,9 +114,8 @@ std::vector<DecodeRequest> make_requests(const BenchFlags& flags, const DecodeOp
   return requests;
 }
 
-Timing run_once(const std::string& level, const LoadedModel& model,
-                const DecodeOptions& decode, const std::vector<DecodeRequest>& requests,
-                const std::string& path) {
+Timing run_once(const std::string& level, const LoadedModel& model, const DecodeOptions& decode,
+                const std::vector<DecodeRequest>& requests, const std::string& path) {
   Timing timing;
   std::optional<TraceWriter> writer;
   std::optional<Recorder> recorder;
@@ -177,7 +177,8 @@ nlohmann::json to_json(const std::string& level, const Timing& timing) {
 }
 
 void run_bench(const BenchFlags& flags, const Environment& environment) {
-  if (flags.runs < 1) throw UsageError(fmt::format("--runs: expected at least 1, got {}", flags.runs));
+  if (flags.runs < 1)
+    throw UsageError(fmt::format("--runs: expected at least 1, got {}", flags.runs));
   if (flags.context_length < 1) {
     throw UsageError(fmt::format("--context: expected at least 1, got {}", flags.context_length));
   }
@@ -187,8 +188,8 @@ void run_bench(const BenchFlags& flags, const Environment& environment) {
   const LoadedModel model = load_model(flags.model, environment);
   const DecodeOptions decode = decode_options(flags.decoding, model.config);
   const std::vector<DecodeRequest> requests = make_requests(flags, decode, model.config);
-  const std::filesystem::path folder =
-      flags.folder.empty() ? std::filesystem::temp_directory_path() : std::filesystem::path(flags.folder);
+  const std::filesystem::path folder = flags.folder.empty() ? std::filesystem::temp_directory_path()
+                                                            : std::filesystem::path(flags.folder);
   const std::string path = (folder / fmt::format("blockscope-bench-{}.h5", getpid())).string();
 
   run_once("off", model, decode, requests, path);  // warm-up, not counted

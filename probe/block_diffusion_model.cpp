@@ -122,15 +122,16 @@ at::Tensor BlockDiffusionModel::forward(const at::Tensor& tokens, const at::Tens
   for (int64_t index = 0; index < config_.num_layers; ++index) {
     const Layer& layer = layers_[static_cast<size_t>(index)];
     seams.before_layer(index, hidden);
-    hidden = hidden + attend(index, rms_norm(hidden, layer.input_norm, config_.rms_norm_eps,
-                                             before_cast),
+    hidden = hidden + attend(index,
+                             rms_norm(hidden, layer.input_norm, config_.rms_norm_eps, before_cast),
                              cos, sin, seams);
     const auto mlp = [&](const at::Tensor& x) {
       return at::linear(at::silu(at::linear(x, layer.gate_proj)) * at::linear(x, layer.up_proj),
                         layer.down_proj);
     };
-    hidden = hidden + seams.ffn(index, rms_norm(hidden, layer.post_attention_norm,
-                                                config_.rms_norm_eps, before_cast),
+    hidden = hidden + seams.ffn(index,
+                                rms_norm(hidden, layer.post_attention_norm, config_.rms_norm_eps,
+                                         before_cast),
                                 mlp);
   }
   hidden = rms_norm(hidden, norm_, config_.rms_norm_eps, before_cast);

@@ -44,11 +44,11 @@ class BlockDiffusionModel {
 
  private:
   struct Layer {
-    at::Tensor input_norm, post_attention_norm;                // [hidden_size]
-    at::Tensor q_proj, k_proj, v_proj, o_proj;                 // [out, in]
-    at::Tensor q_bias, k_bias, v_bias, o_bias;                 // [out], undefined without bias
-    at::Tensor q_norm, k_norm;                                 // [head_dim], undefined without
-    at::Tensor gate_proj, up_proj, down_proj;                  // [out, in]
+    at::Tensor input_norm, post_attention_norm;  // [hidden_size]
+    at::Tensor q_proj, k_proj, v_proj, o_proj;   // [out, in]
+    at::Tensor q_bias, k_bias, v_bias, o_bias;   // [out], undefined without bias
+    at::Tensor q_norm, k_norm;                   // [head_dim], undefined without
+    at::Tensor gate_proj, up_proj, down_proj;    // [out, in]
   };
 
   at::Tensor weight(const std::string& name) const;
@@ -58,9 +58,9 @@ class BlockDiffusionModel {
   ModelConfig config_;
   WeightMap weights_;
   std::vector<Layer> layers_;
-  at::Tensor embed_;      // [vocab_size, hidden_size]
-  at::Tensor norm_;       // [hidden_size]
-  at::Tensor lm_head_;    // [vocab_size, hidden_size], the embedding when tied
+  at::Tensor embed_;                    // [vocab_size, hidden_size]
+  at::Tensor norm_;                     // [hidden_size]
+  at::Tensor lm_head_;                  // [vocab_size, hidden_size], the embedding when tied
   at::Tensor inverse_frequencies_;      // [head_dim / 2] float32
   double rope_attention_factor_ = 1.0;  // multiplies cos and sin (yarn)
   bool norm_weight_before_cast_ = false;

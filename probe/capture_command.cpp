@@ -153,9 +153,10 @@ void check_same_run(const std::string& partial, const TraceMeta& meta) {
       const nlohmann::json old_value = was.is_object() ? was.value(key, nlohmann::json()) : was;
       const nlohmann::json new_value = is.value(key, nlohmann::json());
       if (old_value == new_value) continue;
-      throw UsageError(fmt::format("--resume: {}: {} was {}, and is {} now. HINT: give the options "
-                                   "of the run that was cut, or another -o",
-                                   partial, key, old_value.dump(), new_value.dump()));
+      throw UsageError(
+          fmt::format("--resume: {}: {} was {}, and is {} now. HINT: give the options "
+                      "of the run that was cut, or another -o",
+                      partial, key, old_value.dump(), new_value.dump()));
     }
   };
   compare(before.model_json, meta.model_json, {"digest", "compute_dtype"});
@@ -200,13 +201,14 @@ void capture(CaptureFlags flags, const Environment& environment, const std::stri
   const Tokenizer* tokenizer_or_null = tokenizer.has_value() ? &*tokenizer : nullptr;
   std::vector<RunPrompt> prompts;
   if (flags.replay.empty()) {
-    prompts = load_prompts(flags.prompts, model, tokenizer_or_null, flags.decoding.gen_length,
-                           decode);
+    prompts =
+        load_prompts(flags.prompts, model, tokenizer_or_null, flags.decoding.gen_length, decode);
   } else {
     if (!flags.prompts.prompts.empty() || !flags.prompts.file.empty() ||
         !flags.prompts.input_ids.empty()) {
-      throw UsageError("--replay: brings its own prompts; leave out --prompt, --prompts and "
-                       "--input-ids");
+      throw UsageError(
+          "--replay: brings its own prompts; leave out --prompt, --prompts and "
+          "--input-ids");
     }
     prompts = std::move(replay.prompts);
     for (const RunPrompt& prompt : prompts) check_request(prompt.request, decode, model.config);
@@ -232,7 +234,7 @@ void capture(CaptureFlags flags, const Environment& environment, const std::stri
   const InterruptGuard guard;
   ResumeState state;
   TraceWriter writer = open_writer(flags, output, recorder.meta, state);
-  const CaptureRun run{model, decode, tokenizer_or_null, *policy, flags.decoding.batch_size,
+  const CaptureRun run{model,      decode, tokenizer_or_null, *policy, flags.decoding.batch_size,
                        flags.quiet};
   const CaptureTotals totals =
       run_capture(run, recorder, prompts, state, writer, [&](const CaptureOutcome& result) {
@@ -240,9 +242,10 @@ void capture(CaptureFlags flags, const Environment& environment, const std::stri
       });
   if (totals.interrupted) {
     writer.suspend();
-    throw Error(fmt::format("interrupted by a signal: {} rows are safe in {}. HINT: the same "
-                            "command with --resume goes on",
-                            writer.committed(), writer.partial_path()));
+    throw Error(
+        fmt::format("interrupted by a signal: {} rows are safe in {}. HINT: the same "
+                    "command with --resume goes on",
+                    writer.committed(), writer.partial_path()));
   }
   writer.finish();
   print_totals(totals, output);
@@ -272,9 +275,8 @@ void add_capture_command(CLI::App& app, const Environment& environment,
   command->add_flag("--dry-run", flags->dry_run, "Print what would run and its size, then stop");
   command->add_flag("--no-space-check", flags->no_space_check, "Start without enough free space");
   command->add_flag("-q,--quiet", flags->quiet, "Only the last line");
-  command->callback([flags, environment, command_line] {
-    capture(*flags, environment, command_line);
-  });
+  command->callback(
+      [flags, environment, command_line] { capture(*flags, environment, command_line); });
 }
 
 }  // namespace blockscope

@@ -88,12 +88,11 @@ RecorderOptions recorder_options(const RecordFlags& flags, const PolicyFlags& po
                                  flags.set_normaliser));
   }
   if (flags.array_type != "bf16" && flags.array_type != "f32") {
-    throw UsageError(
-        fmt::format("--array-type: expected bf16 or f32, got '{}'", flags.array_type));
+    throw UsageError(fmt::format("--array-type: expected bf16 or f32, got '{}'", flags.array_type));
   }
   meta.set_size = meta.level >= RecordLevel::sets ? flags.set_size : 0;
-  meta.set_normaliser = flags.set_normaliser == "prefix" ? SetNormaliser::prefix
-                                                         : SetNormaliser::prefix_and_block;
+  meta.set_normaliser =
+      flags.set_normaliser == "prefix" ? SetNormaliser::prefix : SetNormaliser::prefix_and_block;
   meta.array_type = flags.array_type == "bf16" ? ArrayType::bf16 : ArrayType::f32;
   meta.has_shadow = policy.shadow;
   meta.model_json = model.model_json();
@@ -141,9 +140,8 @@ CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& d
     // Previous step, up to four reuse sources, step 1's queries: float32 [H, B, D] each; the log
     // probabilities of step 1: float32 [B, V].
     const int64_t per_layer = 7 * config.num_heads * block_length * config.head_dim * 4;
-    cost.recorder_bytes =
-        sequences * (static_cast<int64_t>(meta.layers.size()) * per_layer +
-                     block_length * config.vocab_size * 4);
+    cost.recorder_bytes = sequences * (static_cast<int64_t>(meta.layers.size()) * per_layer +
+                                       block_length * config.vocab_size * 4);
   }
   return cost;
 }

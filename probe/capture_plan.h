@@ -27,9 +27,9 @@ RecorderOptions recorder_options(const RecordFlags& flags, const PolicyFlags& po
                                  const LoadedModel& model, const DecodeOptions& decode);
 
 struct CaptureCost {
-  int64_t file_bytes = 0;       // of the trace, if every block takes all its steps
-  int64_t kv_cache_bytes = 0;   // of the largest batch
-  int64_t recorder_bytes = 0;   // history the recorder keeps of the largest batch
+  int64_t file_bytes = 0;      // of the trace, if every block takes all its steps
+  int64_t kv_cache_bytes = 0;  // of the largest batch
+  int64_t recorder_bytes = 0;  // history the recorder keeps of the largest batch
 };
 CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& decode,
                          const std::vector<RunPrompt>& prompts, int64_t batch_size,

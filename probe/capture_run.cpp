@@ -147,8 +147,8 @@ class CaptureLoop {
   int64_t next_pass_;
   std::map<int64_t, int64_t> trace_sequence_;  // by sequence of the run
   CaptureTotals totals_;
-  int64_t positions_due_ = 0;            // of all prompts still to decode
-  int64_t positions_done_ = 0;           // of finished ones, masks and early stops included
+  int64_t positions_due_ = 0;   // of all prompts still to decode
+  int64_t positions_done_ = 0;  // of finished ones, masks and early stops included
   int64_t transferred_of_finished_ = 0;
   std::chrono::steady_clock::time_point begin_;
 };

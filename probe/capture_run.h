@@ -34,7 +34,7 @@ struct CaptureTotals {
   int64_t sequences = 0;
   int64_t scored = 0;
   double score_sum = 0.0;
-  int64_t tokens = 0;      // transferred
+  int64_t tokens = 0;  // transferred
   int64_t denoising_rows = 0;
   int64_t passes = 0;
   double seconds = 0.0;

@@ -54,8 +54,8 @@ struct CheckFlags {
 /// The reference file: what another implementation was asked and what it answered.
 struct Reference {
   SafetensorsFile file;
-  std::vector<int64_t> tokens;  // [T]
-  int64_t block_length = 1;     // 1: causal
+  std::vector<int64_t> tokens;         // [T]
+  int64_t block_length = 1;            // 1: causal
   const TensorInfo* logits = nullptr;  // [T, V] or [1, T, V], mapped
 
   int64_t length() const { return static_cast<int64_t>(tokens.size()); }
@@ -63,9 +63,9 @@ struct Reference {
 
 struct PositionResult {
   int64_t position = 0;
-  int64_t token = 0;      // of the largest difference
-  double error = 0.0;     // largest |ours - reference| of the position; inf where one is not finite
-  int64_t argmax = 0;     // ours
+  int64_t token = 0;   // of the largest difference
+  double error = 0.0;  // largest |ours - reference| of the position; inf where one is not finite
+  int64_t argmax = 0;  // ours
   int64_t argmax_reference = 0;
 };
 
@@ -182,8 +182,8 @@ Reference open_reference(const std::string& path, const ModelConfig& config) {
 
 /// Rows [begin, begin + count) of the reference as float64 [count, V].
 at::Tensor reference_rows(const TensorInfo& info, int64_t vocab, int64_t begin, int64_t count) {
-  const at::ScalarType type = info.dtype == TensorDtype::kF64   ? at::kDouble
-                              : info.dtype == TensorDtype::kF16 ? at::kHalf
+  const at::ScalarType type = info.dtype == TensorDtype::kF64    ? at::kDouble
+                              : info.dtype == TensorDtype::kF16  ? at::kHalf
                               : info.dtype == TensorDtype::kBF16 ? at::kBFloat16
                                                                  : at::kFloat;
   const at::Tensor rows = at::empty({count, vocab}, type);
@@ -240,9 +240,8 @@ CheckReport compare_logits(const LoadedModel& loaded, const Reference& reference
 
 std::vector<PositionResult> worst_first(const CheckReport& report) {
   std::vector<PositionResult> worst = report.positions;
-  std::stable_sort(worst.begin(), worst.end(), [](const auto& a, const auto& b) {
-    return a.error > b.error;
-  });
+  std::stable_sort(worst.begin(), worst.end(),
+                   [](const auto& a, const auto& b) { return a.error > b.error; });
   worst.resize(std::min(worst.size(), kShownPositions));
   return worst;
 }
@@ -296,8 +295,7 @@ void print_json(const CheckReport& report, const Reference& reference, const Che
 
 void check(const CheckFlags& flags, const Environment& environment) {
   if (!(flags.tolerance >= 0.0) || !std::isfinite(flags.tolerance)) {
-    throw UsageError(
-        fmt::format("--tol: expected a finite number >= 0, got {}", flags.tolerance));
+    throw UsageError(fmt::format("--tol: expected a finite number >= 0, got {}", flags.tolerance));
   }
   const LoadedModel model = load_model(flags.model, environment);
   const Reference reference = open_reference(flags.reference, model.config);
@@ -311,8 +309,8 @@ void check(const CheckFlags& flags, const Environment& environment) {
 
 void add_check_command(CLI::App& app, const Environment& environment) {
   auto flags = std::make_shared<CheckFlags>();
-  CLI::App* command = app.add_subcommand(
-      "check", "Compare our logits with logits saved by another implementation");
+  CLI::App* command =
+      app.add_subcommand("check", "Compare our logits with logits saved by another implementation");
   command->footer(kHowToSave);
   add_model_flags(*command, flags->model);
   command

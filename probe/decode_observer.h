@@ -1,5 +1,5 @@
-// What a decoder shows to whoever watches it (the recorder, the evaluation). Observers get read-only
-// views and never steer: with or without one, the tokens are bit-identical.
+// What a decoder shows to whoever watches it (the recorder, the evaluation). Observers get
+// read-only views and never steer: with or without one, the tokens are bit-identical.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,11 +17,11 @@ namespace blockscope {
 /// context.sequences[s].
 struct AttentionView {
   const PassContext& context;
-  const AttentionInput& input;    // q, k, v of the block, after QK-norm and RoPE
-  const ExternalKeys& external;   // the committed prefix
-  const AttentionParts& used;     // what the policy used
-  const AttentionParts* exact;    // the exact values: `used` itself under `exact`, the shadow's
-                                  // when --shadow computes them, nullptr when nobody knows
+  const AttentionInput& input;   // q, k, v of the block, after QK-norm and RoPE
+  const ExternalKeys& external;  // the committed prefix
+  const AttentionParts& used;    // what the policy used
+  const AttentionParts* exact;   // the exact values: `used` itself under `exact`, the shadow's
+                                 // when --shadow computes them, nullptr when nobody knows
 };
 
 /// Keys and values that become part of a sequence's prefix: T positions from `start`.
@@ -41,10 +41,10 @@ struct StepDecision {
 
 struct PassResult {
   const PassContext& context;
-  int64_t length = 0;   // T, positions per sequence in this pass
-  int64_t start = 0;    // absolute first position (prefill only: others start at block * B)
-  int64_t pass_ns = 0;  // wall time of the pass without the observer's own work
-  int64_t attention_ns = 0;             // part of pass_ns spent in attention, all layers
+  int64_t length = 0;        // T, positions per sequence in this pass
+  int64_t start = 0;         // absolute first position (prefill only: others start at block * B)
+  int64_t pass_ns = 0;       // wall time of the pass without the observer's own work
+  int64_t attention_ns = 0;  // part of pass_ns spent in attention, all layers
   std::vector<StepDecision> decisions;  // [S]; empty ones for commit; empty vector for prefill
 };
 

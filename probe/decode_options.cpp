@@ -25,22 +25,24 @@ void check_decode_options(const DecodeOptions& options, const ModelConfig& confi
   check_sampling_options(options.sampling);
   if (options.autoregressive()) {
     if (options.block_length() != 1) {
-      throw UsageError(fmt::format("autoregressive decoding: expected block length 1, got {}. HINT: "
-                                   "pass --mask-token-id to decode block by block",
-                                   options.block_length()));
+      throw UsageError(
+          fmt::format("autoregressive decoding: expected block length 1, got {}. HINT: "
+                      "pass --mask-token-id to decode block by block",
+                      options.block_length()));
     }
   } else {
     check_unmasking_options(options.unmasking);
     if (options.mask_token_id >= config.vocab_size) {
-      throw UsageError(fmt::format("--mask-token-id: expected an id below the vocabulary size {}, "
-                                   "got {}",
-                                   config.vocab_size, options.mask_token_id));
+      throw UsageError(
+          fmt::format("--mask-token-id: expected an id below the vocabulary size {}, "
+                      "got {}",
+                      config.vocab_size, options.mask_token_id));
     }
   }
   for (const int64_t id : options.stop_ids) {
     if (id < 0 || id >= config.vocab_size) {
-      throw UsageError(fmt::format("--stop-id: expected an id in [0, {}), got {}",
-                                   config.vocab_size, id));
+      throw UsageError(
+          fmt::format("--stop-id: expected an id in [0, {}), got {}", config.vocab_size, id));
     }
     if (id == options.mask_token_id) {
       throw UsageError(fmt::format("--stop-id: {} is the mask token: every block would stop", id));
@@ -55,9 +57,10 @@ void check_replay(const DecodeRequest& request, const DecodeOptions& options, in
                   int64_t vocab_size) {
   const int64_t block_length = options.block_length();
   const auto refuse = [&](const ReplayStep& step, const std::string& what) {
-    throw PromptError(fmt::format("--replay: sequence {}, block {}, step {}: {}. HINT: replay needs "
-                                  "the block length, prompts and gen length of the recorded run",
-                                  request.sequence, step.block, step.step, what));
+    throw PromptError(
+        fmt::format("--replay: sequence {}, block {}, step {}: {}. HINT: replay needs "
+                    "the block length, prompts and gen length of the recorded run",
+                    request.sequence, step.block, step.step, what));
   };
   int64_t block = static_cast<int64_t>(request.prompt.size()) / block_length;
   std::set<int64_t> filled;
@@ -92,8 +95,8 @@ void check_request(const DecodeRequest& request, const DecodeOptions& options,
   const auto where = fmt::format("prompt {}", request.sequence);
   if (length == 0) throw PromptError(where + ": expected at least one token, got an empty prompt");
   if (request.gen_length < 1) {
-    throw UsageError(fmt::format("{}: expected a gen length of at least 1, got {}", where,
-                                 request.gen_length));
+    throw UsageError(
+        fmt::format("{}: expected a gen length of at least 1, got {}", where, request.gen_length));
   }
   for (size_t i = 0; i < request.prompt.size(); ++i) {
     const int64_t id = request.prompt[i];
@@ -102,8 +105,8 @@ void check_request(const DecodeRequest& request, const DecodeOptions& options,
                                     config.vocab_size, id));
     }
     if (id == options.mask_token_id) {
-      throw PromptError(fmt::format("{}: token {} is the mask token {}: a prompt must not hold masks",
-                                    where, i, id));
+      throw PromptError(fmt::format(
+          "{}: token {} is the mask token {}: a prompt must not hold masks", where, i, id));
     }
   }
   const int64_t total = cache_positions(length, request.gen_length, options);

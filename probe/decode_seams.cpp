@@ -9,8 +9,8 @@
 
 namespace blockscope {
 
-DecodeSeams::DecodeSeams(const DecodeSeamsOptions& options, AttentionPolicy& policy,
-                         KvCache& cache, DecodeObserver* observer)
+DecodeSeams::DecodeSeams(const DecodeSeamsOptions& options, AttentionPolicy& policy, KvCache& cache,
+                         DecodeObserver* observer)
     : options_(options), policy_(policy), cache_(cache), observer_(observer) {}
 
 void DecodeSeams::begin_prefill(const PassContext& context, int64_t slot, int64_t length) {
@@ -75,8 +75,7 @@ at::Tensor DecodeSeams::prefill_attention_of(const AttentionInput& input) {
 }
 
 at::Tensor DecodeSeams::block_attention(const AttentionInput& input) {
-  const ExternalKeys external{cache_.key(input.layer), cache_.value(input.layer),
-                              cache_.lengths()};
+  const ExternalKeys external{cache_.key(input.layer), cache_.value(input.layer), cache_.lengths()};
   const AttentionParts used = policy_.attend(input, external);
   for (size_t slot = 0; slot < context_->sequences.size(); ++slot) {
     if (stores(context_->sequences[slot])) {

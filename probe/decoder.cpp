@@ -17,11 +17,11 @@ namespace {
 struct SequenceState {
   const DecodeRequest* request = nullptr;
   DecodeOutcome outcome;
-  std::vector<int64_t> tokens;       // [total positions]
-  std::vector<int64_t> last_input;   // [B] input of the block's previous step
+  std::vector<int64_t> tokens;      // [total positions]
+  std::vector<int64_t> last_input;  // [B] input of the block's previous step
   int64_t prompt_length = 0;
   int64_t block = 0;
-  int64_t step = 0;                  // denoising steps done in this block
+  int64_t step = 0;  // denoising steps done in this block
   size_t replay_cursor = 0;
 };
 
@@ -78,8 +78,8 @@ class BatchDecoder {
     state.request = &request;
     state.outcome.sequence = request.sequence;
     state.prompt_length = static_cast<int64_t>(request.prompt.size());
-    const int64_t total = state.prompt_length + generated_positions(state.prompt_length,
-                                                                    request.gen_length, options_);
+    const int64_t total = state.prompt_length +
+                          generated_positions(state.prompt_length, request.gen_length, options_);
     state.tokens.assign(static_cast<size_t>(total), options_.mask_token_id);
     std::copy(request.prompt.begin(), request.prompt.end(), state.tokens.begin());
     state.block = prefill_length(state) / block_length_;
@@ -100,8 +100,8 @@ class BatchDecoder {
     for (int64_t begin = 0; begin < total && !interrupted_; begin += chunk) {
       const int64_t length = std::min(chunk, total - begin);
       PassContext context{next_pass_++, {}};
-      context.sequences.push_back({state.outcome.sequence, PassKind::prefill,
-                                   begin / block_length_, 0, begin, 0, 0, {}});
+      context.sequences.push_back(
+          {state.outcome.sequence, PassKind::prefill, begin / block_length_, 0, begin, 0, 0, {}});
       int64_t elapsed = 0;
       {
         const Stopwatch watch(elapsed);

@@ -19,12 +19,12 @@
 namespace blockscope {
 
 struct DecodeOptions {
-  UnmaskingOptions unmasking;      // block_length is the run's B
+  UnmaskingOptions unmasking;  // block_length is the run's B
   SamplingOptions sampling;
-  int64_t mask_token_id = -1;      // -1: autoregressive decoding, block_length must be 1
-  std::vector<int64_t> stop_ids;   // looked for after each block, in everything after the prompt
+  int64_t mask_token_id = -1;     // -1: autoregressive decoding, block_length must be 1
+  std::vector<int64_t> stop_ids;  // looked for after each block, in everything after the prompt
   bool shadow = false;
-  int64_t prefill_chunk = 512;     // positions per prefill pass, rounded down to whole blocks
+  int64_t prefill_chunk = 512;  // positions per prefill pass, rounded down to whole blocks
 
   bool autoregressive() const { return mask_token_id < 0; }
   int64_t block_length() const { return unmasking.block_length; }
@@ -40,8 +40,8 @@ struct ReplayStep {
 };
 
 struct DecodeRequest {
-  int64_t sequence = 0;            // index in the run
-  std::vector<int64_t> prompt;     // token ids, at least one
+  int64_t sequence = 0;         // index in the run
+  std::vector<int64_t> prompt;  // token ids, at least one
   int64_t gen_length = 0;
   uint64_t prompt_hash = 0;        // names the random stream
   bool replayed = false;           // take `replay` instead of own choices
@@ -53,7 +53,7 @@ struct DecodeOutcome {
   std::vector<int64_t> generated;  // every position after the prompt; masks where none was decided
   FinishReason reason = FinishReason::unfinished;
   int64_t denoising_steps = 0;
-  int64_t masks_left = 0;          // masks committed because T steps did not resolve them
+  int64_t masks_left = 0;  // masks committed because T steps did not resolve them
 };
 
 /// Positions after the prompt that a run fills: up to the end of the last block, so it can exceed
@@ -70,9 +70,9 @@ void check_request(const DecodeRequest& request, const DecodeOptions& options,
                    const ModelConfig& config);
 
 struct DecodeCallbacks {
-  DecodeObserver* observer = nullptr;                      // may be null
-  std::function<bool()> interrupted;                       // asked after every pass; may be empty
-  std::function<void(const DecodeOutcome&)> on_finished;   // as soon as a sequence ends
+  DecodeObserver* observer = nullptr;                     // may be null
+  std::function<bool()> interrupted;                      // asked after every pass; may be empty
+  std::function<void(const DecodeOutcome&)> on_finished;  // as soon as a sequence ends
 };
 
 /// Decodes the requests as one batch; `next_pass` counts the run's forward passes. Returns the

@@ -57,8 +57,8 @@ struct Tally {
 
 struct EvalReport {
   std::string model;
-  std::map<std::pair<std::string, int64_t>, Tally> cells;               // task, context
-  std::map<std::pair<int64_t, size_t>, Tally> depths;                   // context, depth bin
+  std::map<std::pair<std::string, int64_t>, Tally> cells;  // task, context
+  std::map<std::pair<int64_t, size_t>, Tally> depths;      // context, depth bin
   double seconds = 0.0;
 };
 
@@ -108,8 +108,8 @@ EvalReport evaluate_model(const EvalFlags& flags, ModelFlags model_flags,
     const size_t last = std::min(prompts.size(), first + batch);
     std::vector<DecodeRequest> requests;
     for (size_t i = first; i < last; ++i) {
-      requests.push_back(make_request(prompts[i], *tokenizer, static_cast<int64_t>(i),
-                                      flags.decoding.gen_length));
+      requests.push_back(
+          make_request(prompts[i], *tokenizer, static_cast<int64_t>(i), flags.decoding.gen_length));
       check_request(requests.back(), decode, model.config);
     }
     DecodeCallbacks callbacks;
@@ -122,10 +122,9 @@ EvalReport evaluate_model(const EvalFlags& flags, ModelFlags model_flags,
       const std::string text = generated_text(outcome.generated, decode, &*tokenizer);
       const bool correct = exact_match(text, prompt.answer) == 1.0;
       right += correct ? 1 : 0;
-      const int64_t masks = std::count(outcome.generated.begin(), outcome.generated.end(),
-                                       decode.mask_token_id);
-      const Tally tally{1, correct ? 1 : 0,
-                        static_cast<int64_t>(outcome.generated.size()) - masks,
+      const int64_t masks =
+          std::count(outcome.generated.begin(), outcome.generated.end(), decode.mask_token_id);
+      const Tally tally{1, correct ? 1 : 0, static_cast<int64_t>(outcome.generated.size()) - masks,
                         outcome.denoising_steps};
       const int64_t context = static_cast<int64_t>(prompt.context_length);
       report.cells[{kTaskNames[static_cast<size_t>(prompt.task)], context}].add(tally);
@@ -138,8 +137,7 @@ EvalReport evaluate_model(const EvalFlags& flags, ModelFlags model_flags,
                     fmt::format("{}/{} prompts · accuracy {:.3f}", last, prompts.size(),
                                 static_cast<double>(right) / static_cast<double>(last)));
   }
-  report.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
 }
 
@@ -175,10 +173,11 @@ void print_report(const EvalReport& report, const EvalFlags& flags) {
     }
     fmt::print("\n");
   }
-  fmt::print("all: {:.1f}% of {} prompts right, {:.2f} tokens a step, {:.1f} tokens/s\n",
-             total.accuracy() * 100.0, total.asked,
-             static_cast<double>(total.tokens) / static_cast<double>(std::max<int64_t>(total.steps, 1)),
-             static_cast<double>(total.tokens) / std::max(report.seconds, 1e-9));
+  fmt::print(
+      "all: {:.1f}% of {} prompts right, {:.2f} tokens a step, {:.1f} tokens/s\n",
+      total.accuracy() * 100.0, total.asked,
+      static_cast<double>(total.tokens) / static_cast<double>(std::max<int64_t>(total.steps, 1)),
+      static_cast<double>(total.tokens) / std::max(report.seconds, 1e-9));
 }
 
 nlohmann::json to_json(const EvalReport& report) {

@@ -1,6 +1,6 @@
-// The three seams of a forward pass (d2Cache's hooks: model forward, attention, FFN). The model knows
-// only this interface; attention policies, KV caches, the trainer's masked attention and later
-// token-selecting caches (dLLM-Cache, d2Cache) live behind it.
+// The three seams of a forward pass (d2Cache's hooks: model forward, attention, FFN). The model
+// knows only this interface; attention policies, KV caches, the trainer's masked attention and
+// later token-selecting caches (dLLM-Cache, d2Cache) live behind it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,7 +37,8 @@ class ForwardSeams {
     return mlp(x);
   }
 
-  /// The residual stream [S, T, hidden_size] that enters a layer (TransformerLens `hook_resid_pre`).
+  /// The residual stream [S, T, hidden_size] that enters a layer (TransformerLens
+  /// `hook_resid_pre`).
   virtual void before_layer(int64_t /*layer*/, const at::Tensor& /*hidden*/) {}
 
   /// After the final norm: may restore `hidden` to all positions.

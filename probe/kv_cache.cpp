@@ -25,8 +25,8 @@ void KvCache::store(int64_t layer, int64_t first_slot, const at::Tensor& k, cons
     const int64_t begin = length(slot);
     const int64_t count = k.size(2);
     if (begin + count > capacity_) {
-      throw std::logic_error(fmt::format("kv cache: {} + {} positions exceed the capacity {}", begin,
-                                         count, capacity_));
+      throw std::logic_error(fmt::format("kv cache: {} + {} positions exceed the capacity {}",
+                                         begin, count, capacity_));
     }
     key_[index].select(0, slot).narrow(1, begin, count).copy_(k.select(0, row));
     value_[index].select(0, slot).narrow(1, begin, count).copy_(v.select(0, row));
@@ -43,8 +43,9 @@ void KvCache::remove(int64_t slot) {
     const int64_t count = length(last);
     for (auto* side : {&key_, &value_}) {
       for (at::Tensor& tensor : *side) {
-        tensor.select(0, slot).narrow(1, 0, count).copy_(
-            tensor.select(0, last).narrow(1, 0, count));
+        tensor.select(0, slot)
+            .narrow(1, 0, count)
+            .copy_(tensor.select(0, last).narrow(1, 0, count));
       }
     }
     lengths_[static_cast<size_t>(slot)] = count;

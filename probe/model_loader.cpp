@@ -28,7 +28,8 @@ BlockDiffusionModel BlockDiffusionModel::load(const Checkpoint& checkpoint, at::
   for (const ExpectedTensor& expected : expected_tensors(checkpoint.config())) {
     const TensorInfo& info = checkpoint.at(expected.name);
     // from_blob wants a mutable pointer; the copy below only reads the read-only mapping.
-    auto* data = const_cast<std::byte*>(info.data);  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+    auto* data =
+        const_cast<std::byte*>(info.data);  // NOLINT(cppcoreguidelines-pro-type-const-cast)
     const at::Tensor mapped = at::from_blob(data, info.shape, at::dtype(scalar_type(info.dtype)));
     weights.emplace(expected.name, mapped.to(dtype, /*non_blocking=*/false, /*copy=*/true));
   }

@@ -10,7 +10,7 @@
 namespace blockscope {
 
 struct SequencePass {
-  int64_t sequence = 0;        // index of the sequence in the run
+  int64_t sequence = 0;  // index of the sequence in the run
   PassKind kind = PassKind::denoise;
   int64_t block = 0;           // absolute block index: positions [block * B, (block + 1) * B)
   int64_t step = 0;            // denoising step inside the block, from 1; 0 for prefill and commit
@@ -23,7 +23,7 @@ struct SequencePass {
 };
 
 struct PassContext {
-  int64_t pass = 0;  // number of the forward pass in the run, from 0
+  int64_t pass = 0;                     // number of the forward pass in the run, from 0
   std::vector<SequencePass> sequences;  // [S]
 };
 

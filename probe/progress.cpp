@@ -16,7 +16,8 @@ Progress::~Progress() { clear(); }
 void Progress::update(double done, const std::string& text) {
   if (quiet_) return;
   const auto now = Clock::now();
-  const auto interval = terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(5000);
+  const auto interval =
+      terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(5000);
   if (now - last_ < interval) return;
   last_ = now;
   done = std::clamp(done, 0.0, 1.0);

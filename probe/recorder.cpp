@@ -133,8 +133,7 @@ void Recorder::record_reuse_error(const SequencePass& pass, Slot& slot, LayerHis
   auto& out = slot.floats[Field::reuse_error];  // [tau, layer, head, sum]
   out.resize(kReuseTaus.size() * layers * heads * 4, kNaN);
   for (size_t t = 0; t < kReuseTaus.size(); ++t) {
-    const bool reuses =
-        !pass.first_step() && static_cast<float>(pass.changed) < kReuseTaus[t];
+    const bool reuses = !pass.first_step() && static_cast<float>(pass.changed) < kReuseTaus[t];
     if (!reuses) history.source[t] = external;
     const std::vector<ErrorSums> sums = reuse_error(history.source[t], external, internal);
     for (size_t h = 0; h < heads; ++h) {
@@ -165,10 +164,11 @@ void Recorder::record_shadow(const AttentionView& view, size_t s, int64_t layer_
                 view.exact->lse_external.select(0, row));
   const at::Tensor exact = view.exact->out.select(0, row).to(at::kFloat);
   const at::Tensor error = view.used.out.select(0, row).to(at::kFloat) - exact;
-  const at::Tensor relative = error.square().sum({-2, -1}).sqrt() /
-                              exact.square().sum({-2, -1}).sqrt().clamp_min(1e-30);
-  put_heads(slot, Field::shadow_output_error, layer_index,
-            {relative.const_data_ptr<float>(), relative.const_data_ptr<float>() + relative.numel()});
+  const at::Tensor relative =
+      error.square().sum({-2, -1}).sqrt() / exact.square().sum({-2, -1}).sqrt().clamp_min(1e-30);
+  put_heads(
+      slot, Field::shadow_output_error, layer_index,
+      {relative.const_data_ptr<float>(), relative.const_data_ptr<float>() + relative.numel()});
 }
 
 void Recorder::on_hidden(const PassContext& context, int64_t layer, const at::Tensor& hidden) {
@@ -239,8 +239,8 @@ FrameDelta Recorder::frame_delta(const SequencePass& pass, const StepDecision& d
   std::vector<int64_t> tokens;
   std::vector<float> confidence;
   const int64_t shift = options_.autoregressive ? 1 : 0;
-  const int64_t origin = pass.block * options_.meta.block_length + shift -
-                         traced_.at(pass.sequence).prompt_length;
+  const int64_t origin =
+      pass.block * options_.meta.block_length + shift - traced_.at(pass.sequence).prompt_length;
   for (const int64_t p : decision.transferred) {
     positions.push_back(origin + p);
     tokens.push_back(decision.prediction.token[static_cast<size_t>(p)]);
@@ -252,8 +252,8 @@ FrameDelta Recorder::frame_delta(const SequencePass& pass, const StepDecision& d
 void Recorder::add_prediction(const StepDecision& decision, TraceRow& row) const {
   std::vector<int32_t> tokens(decision.prediction.top1.begin(), decision.prediction.top1.end());
   row.arrays.push_back({Field::prediction_token, kAllLayers, make_buffer(std::move(tokens))});
-  row.arrays.push_back({Field::prediction_confidence, kAllLayers,
-                        make_buffer(decision.prediction.top1_confidence)});
+  row.arrays.push_back(
+      {Field::prediction_confidence, kAllLayers, make_buffer(decision.prediction.top1_confidence)});
 }
 
 void Recorder::finish_slot(Slot& slot, TraceRow& row) {
@@ -288,8 +288,8 @@ void Recorder::on_pass(const PassResult& result) {
     row.pass = result.context.pass;
     row.kind = pass.kind;
     row.block = pass.kind == PassKind::prefill ? -1 : pass.block;
-    row.block_start = pass.kind == PassKind::prefill ? result.start
-                                                     : pass.block * options_.meta.block_length;
+    row.block_start =
+        pass.kind == PassKind::prefill ? result.start : pass.block * options_.meta.block_length;
     row.step = pass.step;
     row.context_length = pass.context_length;
     row.transferred = pass.changed;

@@ -25,7 +25,7 @@ struct RecordFilter {
 };
 
 struct RecorderOptions {
-  TraceMeta meta;           // level, layers, heads, set size, normaliser, dtype
+  TraceMeta meta;  // level, layers, heads, set size, normaliser, dtype
   RecordFilter filter;
   bool exact_known = true;  // the policy is exact, or --shadow computes the exact values beside it
   bool autoregressive = false;
@@ -61,20 +61,20 @@ class Recorder : public DecodeObserver {
   };
   /// What later steps of a block are compared with, per recorded layer.
   struct LayerHistory {
-    HeadAttention last_external, last_internal;  // the previous step's exact values
+    HeadAttention last_external, last_internal;           // the previous step's exact values
     std::array<HeadAttention, kReuseTaus.size()> source;  // the pair rule tau would still hold
-    at::Tensor first_query;   // [H, B, D] unit vectors of step 1
-    at::Tensor first_hidden;  // [1, B, hidden_size] unit vectors of step 1
+    at::Tensor first_query;                               // [H, B, D] unit vectors of step 1
+    at::Tensor first_hidden;         // [1, B, hidden_size] unit vectors of step 1
     std::vector<int32_t> first_set;  // [kv_heads, k] of step 1
   };
   /// One slot of the batch: the block's history and the row being collected.
   struct Slot {
-    std::vector<LayerHistory> history;  // by recorded layer
-    at::Tensor first_log_p;             // [B, V] of step 1
-    std::map<Field, std::vector<float>> floats;    // whole-row datasets, [L, ...]
+    std::vector<LayerHistory> history;           // by recorded layer
+    at::Tensor first_log_p;                      // [B, V] of step 1
+    std::map<Field, std::vector<float>> floats;  // whole-row datasets, [L, ...]
     std::map<Field, std::vector<int32_t>> ints;
     std::map<Field, std::vector<uint8_t>> bytes;
-    std::vector<ArraySlice> arrays;     // per-layer datasets, already in file type
+    std::vector<ArraySlice> arrays;  // per-layer datasets, already in file type
   };
 
   bool at_least(RecordLevel level) const { return options_.meta.level >= level; }
@@ -111,9 +111,9 @@ class Recorder : public DecodeObserver {
 
   RecorderOptions options_;
   TraceWriter& writer_;
-  std::map<int64_t, TracedSequence> traced_;     // by sequence of the run
-  std::vector<int64_t> layer_indices_;           // model layer -> recorded layer or -1
-  at::Tensor heads_, kv_heads_;                  // recorded heads, undefined when all are
+  std::map<int64_t, TracedSequence> traced_;  // by sequence of the run
+  std::vector<int64_t> layer_indices_;        // model layer -> recorded layer or -1
+  at::Tensor heads_, kv_heads_;               // recorded heads, undefined when all are
   std::vector<Slot> slots_;
   Counters counters_;
   std::map<int64_t, std::vector<ArraySlice>> prefix_;  // by sequence: keys of the current pass

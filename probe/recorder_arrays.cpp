@@ -87,11 +87,12 @@ void Recorder::record_arrays(const AttentionView& view, size_t s, int64_t layer_
 
 void Recorder::record_sets(const AttentionView& view, int64_t layer_index) {
   if (!options_.exact_known || view.exact == nullptr) return;
-  const bool wanted = std::any_of(
-      view.context.sequences.begin(), view.context.sequences.end(), [&](const SequencePass& pass) {
-        // Step 1 is the anchor of every later recall, whatever the filter says.
-        return traced(pass) && (records(pass) || pass.first_step());
-      });
+  const bool wanted = std::any_of(view.context.sequences.begin(), view.context.sequences.end(),
+                                  [&](const SequencePass& pass) {
+                                    // Step 1 is the anchor of every later recall, whatever the
+                                    // filter says.
+                                    return traced(pass) && (records(pass) || pass.first_step());
+                                  });
   if (!wanted) return;
   const AttentionInput& input = view.input;
   const int64_t k = options_.meta.set_size;

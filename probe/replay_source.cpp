@@ -42,9 +42,10 @@ ReplaySource read_replay(const std::string& path) {
   const TraceReader reader(path);
   const TraceInfo& info = reader.info();
   if (info.meta.mask_token_id < 0) {
-    throw PromptError(fmt::format("{}: expected a block-diffusion trace to replay, got an "
-                                  "autoregressive one",
-                                  info.path));
+    throw PromptError(
+        fmt::format("{}: expected a block-diffusion trace to replay, got an "
+                    "autoregressive one",
+                    info.path));
   }
   ReplaySource source;
   source.block_length = info.meta.block_length;
@@ -69,8 +70,8 @@ ReplaySource read_replay(const std::string& path) {
     source.prompts.push_back(std::move(prompt));
   }
   if (source.prompts.empty()) {
-    throw PromptError(fmt::format("{}: expected at least one finished sequence to replay, got none",
-                                  info.path));
+    throw PromptError(
+        fmt::format("{}: expected at least one finished sequence to replay, got none", info.path));
   }
   return source;
 }

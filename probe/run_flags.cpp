@@ -19,8 +19,8 @@ at::ScalarType resolve_dtype(const std::string& flag, const std::string& config_
   if (name == "float32" || name.empty()) return at::kFloat;
   if (name == "bfloat16") return at::kBFloat16;
   if (name == "float16") return at::kHalf;
-  throw UsageError(fmt::format(
-      "--dtype: expected auto, float32, bfloat16 or float16, got '{}'", name));
+  throw UsageError(
+      fmt::format("--dtype: expected auto, float32, bfloat16 or float16, got '{}'", name));
 }
 
 }  // namespace
@@ -49,8 +49,8 @@ LoadedModel load_model(const ModelFlags& flags, const Environment& environment) 
   loaded.digest = checkpoint.digest();
   loaded.checkpoint_bytes = checkpoint.total_bytes();
   loaded.dtype = resolve_dtype(flags.dtype, loaded.config.dtype);
-  loaded.model = std::make_shared<BlockDiffusionModel>(
-      BlockDiffusionModel::load(checkpoint, loaded.dtype));
+  loaded.model =
+      std::make_shared<BlockDiffusionModel>(BlockDiffusionModel::load(checkpoint, loaded.dtype));
   return loaded;
 }
 
@@ -60,7 +60,7 @@ std::string LoadedModel::model_json() const {
       {"revision", source.revision},
       {"snapshot", source.snapshot},
       {"digest", digest},
-      {"compute_dtype", dtype == at::kFloat ? "float32"
+      {"compute_dtype", dtype == at::kFloat  ? "float32"
                         : dtype == at::kHalf ? "float16"
                                              : "bfloat16"},
       {"architecture", config.architecture},
@@ -90,8 +90,7 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
   app.add_option("--eb-threshold", flags.eb_threshold, "Summed entropy in nats, entropy_bounded")
       ->capture_default_str();
   app.add_option("--factor", flags.factor, "Fast-dLLM's factor f")->capture_default_str();
-  app.add_option("--temperature", flags.sampling.temperature, "0 is greedy")
-      ->capture_default_str();
+  app.add_option("--temperature", flags.sampling.temperature, "0 is greedy")->capture_default_str();
   app.add_option("--top-k", flags.sampling.top_k, "0: off")->capture_default_str();
   app.add_option("--top-p", flags.sampling.top_p, "1: off")->capture_default_str();
   app.add_option("--seed", flags.sampling.seed, "Seed of the random streams")
@@ -147,8 +146,7 @@ std::unique_ptr<AttentionPolicy> make_policy(const PolicyFlags& flags, const Loa
     return make_exact_policy();
   }
   if (flags.policy != "flashblock") {
-    throw UsageError(
-        fmt::format("--policy: expected exact or flashblock, got '{}'", flags.policy));
+    throw UsageError(fmt::format("--policy: expected exact or flashblock, got '{}'", flags.policy));
   }
   if (flags.tau < 1) {
     throw UsageError(fmt::format("--tau: expected at least 1, got {}", flags.tau));

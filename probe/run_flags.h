@@ -28,7 +28,7 @@ void add_model_flags(CLI::App& app, ModelFlags& flags);
 struct LoadedModel {
   ResolvedModel source;
   ModelConfig config;
-  std::string digest;       // Checkpoint::digest()
+  std::string digest;  // Checkpoint::digest()
   at::ScalarType dtype;
   uint64_t checkpoint_bytes = 0;
   std::shared_ptr<BlockDiffusionModel> model;

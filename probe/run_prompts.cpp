@@ -49,8 +49,9 @@ PromptSet gather(const PromptFlags& flags) {
   }
   for (const std::string& text : flags.input_ids) add(parse_ids(text));
   if (set.prompts.empty()) {
-    throw UsageError("no prompt given. HINT: --prompt TEXT, --prompts FILE.jsonl or "
-                     "--input-ids 1,2,3");
+    throw UsageError(
+        "no prompt given. HINT: --prompt TEXT, --prompts FILE.jsonl or "
+        "--input-ids 1,2,3");
   }
   if (flags.limit > 0 && set.prompts.size() > static_cast<size_t>(flags.limit)) {
     set.prompts.resize(static_cast<size_t>(flags.limit));
@@ -85,8 +86,8 @@ std::vector<RunPrompt> load_prompts(const PromptFlags& flags, const LoadedModel&
                                     const DecodeOptions& options) {
   const std::optional<Metric> default_metric = parse_metric(flags.metric);
   if (!default_metric.has_value()) {
-    throw UsageError(fmt::format("--metric: expected one of {}, got '{}'", metric_names(),
-                                 flags.metric));
+    throw UsageError(
+        fmt::format("--metric: expected one of {}, got '{}'", metric_names(), flags.metric));
   }
   const PromptSet set = gather(flags);
   for (const std::string& warning : set.warnings) fmt::print(stderr, "note: {}\n", warning);
@@ -103,14 +104,16 @@ std::vector<RunPrompt> load_prompts(const PromptFlags& flags, const LoadedModel&
     RunPrompt run;
     run.name = prompt.id;
     run.answers = prompt.answers;
-    if (!run.answers.empty()) run.metric = prompt.metric.has_value() ? prompt.metric : default_metric;
+    if (!run.answers.empty())
+      run.metric = prompt.metric.has_value() ? prompt.metric : default_metric;
     std::vector<TokenId> ids;
     if (const auto* given = std::get_if<std::vector<TokenId>>(&prompt.input)) {
       ids = *given;
     } else if (tokenizer == nullptr) {
-      throw CheckpointError(fmt::format("{}: expected tokenizer.json to read text prompts, got "
-                                        "none. HINT: pass --input-ids",
-                                        model.source.folder.string()));
+      throw CheckpointError(
+          fmt::format("{}: expected tokenizer.json to read text prompts, got "
+                      "none. HINT: pass --input-ids",
+                      model.source.folder.string()));
     } else {
       ids = tokenize_prompt(prompt, *tokenizer, chat.has_value() ? &*chat : nullptr, chat_options,
                             model.config.vocab_size);
@@ -122,9 +125,9 @@ std::vector<RunPrompt> load_prompts(const PromptFlags& flags, const LoadedModel&
     try {
       check_request(run.request, options, model.config);
     } catch (const PromptError& error) {
-      throw PromptError(prompt.line > 0 ? fmt::format("{}:{}: {}", flags.file, prompt.line,
-                                                      error.what())
-                                        : std::string(error.what()));
+      throw PromptError(prompt.line > 0
+                            ? fmt::format("{}:{}: {}", flags.file, prompt.line, error.what())
+                            : std::string(error.what()));
     }
     prompts.push_back(std::move(run));
   }
@@ -133,8 +136,8 @@ std::vector<RunPrompt> load_prompts(const PromptFlags& flags, const LoadedModel&
 
 std::string generated_text(const std::vector<int64_t>& generated, const DecodeOptions& options,
                            const Tokenizer* tokenizer) {
-  const auto stop = std::find_first_of(generated.begin(), generated.end(),
-                                       options.stop_ids.begin(), options.stop_ids.end());
+  const auto stop = std::find_first_of(generated.begin(), generated.end(), options.stop_ids.begin(),
+                                       options.stop_ids.end());
   std::vector<TokenId> ids;
   for (auto token = generated.begin(); token != stop; ++token) {
     if (*token != options.mask_token_id && *token >= 0) ids.push_back(static_cast<TokenId>(*token));

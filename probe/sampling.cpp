@@ -23,8 +23,8 @@ uint64_t mix(uint64_t x) {
 at::Tensor filter_logits(at::Tensor logits, const SamplingOptions& options) {
   constexpr double kMinusInf = -std::numeric_limits<double>::infinity();
   if (options.top_k > 0 && options.top_k < logits.size(-1)) {
-    const at::Tensor kth = std::get<0>(logits.topk(options.top_k, -1)).narrow(
-        -1, options.top_k - 1, 1);
+    const at::Tensor kth =
+        std::get<0>(logits.topk(options.top_k, -1)).narrow(-1, options.top_k - 1, 1);
     logits = logits.masked_fill(logits < kth, kMinusInf);
   }
   if (options.top_p < 1.0) {
@@ -74,8 +74,8 @@ std::vector<Element> slice(const at::Tensor& flat, int64_t begin, int64_t count)
 
 void check_sampling_options(const SamplingOptions& options) {
   if (!(options.temperature >= 0.0) || !std::isfinite(options.temperature)) {
-    throw UsageError(fmt::format("--temperature: expected a finite number >= 0 (0 is greedy), got {}",
-                                 options.temperature));
+    throw UsageError(fmt::format(
+        "--temperature: expected a finite number >= 0 (0 is greedy), got {}", options.temperature));
   }
   if (options.top_k < 0) {
     throw UsageError(fmt::format("--top-k: expected 0 (off) or more, got {}", options.top_k));
@@ -87,9 +87,9 @@ void check_sampling_options(const SamplingOptions& options) {
 
 double uniform_draw(uint64_t seed, const StreamId& stream, int64_t position) {
   uint64_t state = mix(seed);
-  for (const uint64_t part : {stream.prompt_hash, static_cast<uint64_t>(stream.block),
-                              static_cast<uint64_t>(stream.step),
-                              static_cast<uint64_t>(position)}) {
+  for (const uint64_t part :
+       {stream.prompt_hash, static_cast<uint64_t>(stream.block), static_cast<uint64_t>(stream.step),
+        static_cast<uint64_t>(position)}) {
     state = mix(state ^ part);
   }
   return static_cast<double>(state >> 11U) * 0x1.0p-53;

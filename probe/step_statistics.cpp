@@ -72,10 +72,10 @@ std::vector<ErrorSums> reuse_error(const HeadAttention& source, const HeadAttent
       ErrorSums& total = sums[static_cast<size_t>(head)];
       for (int64_t row = head * block; row < (head + 1) * block; ++row) {
         const int64_t at = row * channels;
-        const ErrorSums part = row_error(
-            source_output + at, external_weight(source_lse[row], internal_lse[row]),
-            external_output + at, external_weight(external_lse[row], internal_lse[row]),
-            internal_output + at, channels);
+        const ErrorSums part =
+            row_error(source_output + at, external_weight(source_lse[row], internal_lse[row]),
+                      external_output + at, external_weight(external_lse[row], internal_lse[row]),
+                      internal_output + at, channels);
         total.squared += part.squared;
         total.absolute += part.absolute;
         total.reference += part.reference;

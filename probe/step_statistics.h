@@ -31,8 +31,8 @@ struct ErrorSums {
   double dot = 0.0;        // sum ref * merged
 };
 
-/// `source` is the external pair a reuse rule would take; pass `external` itself for a step the rule
-/// recomputes. -> [H].
+/// `source` is the external pair a reuse rule would take; pass `external` itself for a step the
+/// rule recomputes. -> [H].
 std::vector<ErrorSums> reuse_error(const HeadAttention& source, const HeadAttention& external,
                                    const HeadAttention& internal);
 

@@ -10,7 +10,8 @@ class Stopwatch {
  public:
   explicit Stopwatch(int64_t& total_ns) : total_ns_(total_ns), begin_(Clock::now()) {}
   ~Stopwatch() {
-    total_ns_ += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin_).count();
+    total_ns_ +=
+        std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin_).count();
   }
   Stopwatch(const Stopwatch&) = delete;
   Stopwatch& operator=(const Stopwatch&) = delete;

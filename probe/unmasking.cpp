@@ -117,8 +117,7 @@ void check_unmasking_options(const UnmaskingOptions& options) {
                                  options.eb_threshold));
   }
   if (!(options.factor > 0.0) || !std::isfinite(options.factor)) {
-    throw UsageError(
-        fmt::format("--factor: expected a finite number > 0, got {}", options.factor));
+    throw UsageError(fmt::format("--factor: expected a finite number > 0, got {}", options.factor));
   }
 }
 
@@ -132,8 +131,8 @@ std::vector<int64_t> select_transfers(const UnmaskingOptions& options, int64_t s
                                       const std::vector<bool>& masked) {
   std::vector<int64_t> order = masked_positions(masked);
   if (order.empty()) return order;
-  const size_t due = std::min(static_cast<size_t>(num_transfer_tokens(options, step)),
-                              order.size());
+  const size_t due =
+      std::min(static_cast<size_t>(num_transfer_tokens(options, step)), order.size());
   const auto& confidence = prediction.confidence;
   const float threshold = static_cast<float>(options.threshold);
   size_t count = 0;

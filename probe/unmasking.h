@@ -44,9 +44,9 @@ int64_t num_transfer_tokens(const UnmaskingOptions& options, int64_t step);
 
 /// One sequence's block at one step; all vectors have block_length entries.
 struct BlockPrediction {
-  std::vector<int64_t> token;     // sampled or argmax token; the [MASK] id takes part
-  std::vector<float> confidence;  // softmax probability of `token`, before top-k/top-p
-  std::vector<float> entropy;     // nats over the vocabulary; only for kEntropyBounded
+  std::vector<int64_t> token;          // sampled or argmax token; the [MASK] id takes part
+  std::vector<float> confidence;       // softmax probability of `token`, before top-k/top-p
+  std::vector<float> entropy;          // nats over the vocabulary; only for kEntropyBounded
   std::vector<int64_t> top1;           // argmax token; equals `token` when greedy
   std::vector<float> top1_confidence;  // its softmax probability
 };

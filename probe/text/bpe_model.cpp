@@ -34,13 +34,15 @@ BpeModel BpeModel::from_json(const JsonView& json) {
   json.expect_object();
   // Old files have no type; the package then tries BPE first, and so do we.
   if (const auto type = json.find("type"); type && type->string() != "BPE") {
-    type->fail("\"BPE\"", "only byte-level BPE tokenizers are supported; give prompts as input_ids");
+    type->fail("\"BPE\"",
+               "only byte-level BPE tokenizers are supported; give prompts as input_ids");
   }
   if (const auto dropout = json.find("dropout"); dropout && dropout->raw() != 0.0) {
     dropout->fail("null", "with dropout the same text gives other ids at each call");
   }
   if (json.boolean_or("byte_fallback", false)) {
-    json.at("byte_fallback").fail("false", "this is a SentencePiece model; give prompts as input_ids");
+    json.at("byte_fallback")
+        .fail("false", "this is a SentencePiece model; give prompts as input_ids");
   }
   refuse_affix(json, "continuing_subword_prefix");
   refuse_affix(json, "end_of_word_suffix");
@@ -110,7 +112,9 @@ void BpeModel::read_merges(const JsonView& json) {
     const auto merged_id = token_to_id(joined);
     if (!left_id || !right_id || !merged_id) {
       fail(fmt::format("tokens of model.vocab (\"{}\" is missing)",
-                       !left_id ? left : !right_id ? right : std::string_view(joined)));
+                       !left_id    ? left
+                       : !right_id ? right
+                                   : std::string_view(joined)));
     }
     merges_[pair_key(*left_id, *right_id)] = {rank, *merged_id};  // the last one counts
     ++rank;
@@ -160,8 +164,8 @@ void BpeModel::Encoder::append_word(std::string_view word, std::vector<TokenId>&
     if (symbol.alive) ids.push_back(symbol.id);
   }
   if (is_short && cache_.size() < kMaxCachedWords) {
-    cache_.emplace(key, std::vector<TokenId>(ids.begin() + static_cast<std::ptrdiff_t>(first),
-                                             ids.end()));
+    cache_.emplace(
+        key, std::vector<TokenId>(ids.begin() + static_cast<std::ptrdiff_t>(first), ids.end()));
   }
 }
 
@@ -178,10 +182,11 @@ void BpeModel::Encoder::split_characters(std::string_view word) {
       if (after_unknown && model_.fuse_unk_) continue;
       id = model_.token_to_id(model_.unk_token_);
       if (!id) {
-        throw CheckpointError(fmt::format(
-            "{}: key model.unk_token: expected a token of model.vocab, got \"{}\", and the text has a "
-            "character that needs it",
-            model_.where_, model_.unk_token_));
+        throw CheckpointError(
+            fmt::format("{}: key model.unk_token: expected a token of model.vocab, got \"{}\", and "
+                        "the text has a "
+                        "character that needs it",
+                        model_.where_, model_.unk_token_));
       }
     }
     after_unknown = unknown;

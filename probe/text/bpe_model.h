@@ -1,6 +1,6 @@
 // The `model` of a tokenizer.json when its type is BPE: a vocabulary and ranked merges.
-// encode_word merges the pair of lowest rank first (leftmost among equals) until none is left, as in
-// "Neural Machine Translation of Rare Words with Subword Units" (Sennrich et al., 2016), with a
+// encode_word merges the pair of lowest rank first (leftmost among equals) until none is left, as
+// in "Neural Machine Translation of Rare Words with Subword Units" (Sennrich et al., 2016), with a
 // priority queue: O(n log n) for a word of n characters.
 #pragma once
 

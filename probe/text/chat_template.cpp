@@ -188,8 +188,9 @@ std::string ChatTemplate::render(const std::vector<ChatMessage>& messages,
           i, role));
     }
     if (const auto position = find_invalid_utf8(messages[i].content)) {
-      throw PromptError(fmt::format(
-          "messages[{}].content: expected UTF-8, got a malformed sequence at byte {}", i, *position));
+      throw PromptError(
+          fmt::format("messages[{}].content: expected UTF-8, got a malformed sequence at byte {}",
+                      i, *position));
     }
   }
   return impl_->render(messages, options);

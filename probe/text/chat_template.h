@@ -37,8 +37,8 @@ class ChatTemplate {
 
   /// Reads a checkpoint folder: chat_template.jinja wins over tokenizer_config.json's
   /// `chat_template` (a string, or a list whose entry "default" counts). The template sees the
-  /// named special tokens of tokenizer_config.json (bos_token, ...). Throws CheckpointError if there
-  /// is none or it is not ChatML.
+  /// named special tokens of tokenizer_config.json (bos_token, ...). Throws CheckpointError if
+  /// there is none or it is not ChatML.
   static ChatTemplate from_directory(const std::filesystem::path& directory);
 
   /// Nothing but the turns; for checkpoints without a template of their own.

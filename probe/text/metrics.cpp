@@ -79,9 +79,8 @@ void add_lcs_words(const std::vector<std::string>& x, const std::vector<std::str
   for (std::size_t i = 1; i <= x.size(); ++i) {
     for (std::size_t j = 1; j <= y.size(); ++j) {
       table[i * columns + j] =
-          x[i - 1] == y[j - 1]
-              ? table[(i - 1) * columns + j - 1] + 1
-              : std::max(table[(i - 1) * columns + j], table[i * columns + j - 1]);
+          x[i - 1] == y[j - 1] ? table[(i - 1) * columns + j - 1] + 1
+                               : std::max(table[(i - 1) * columns + j], table[i * columns + j - 1]);
     }
   }
   std::size_t i = x.size();

@@ -38,14 +38,15 @@ double f1_score(std::string_view prediction, std::string_view reference);
 
 /// ROUGE-L F as PyPI `rouge` 1.0.1 computes it (LongBench's rouge_score): both texts are cut at '.'
 /// into sentences and at white space into words; U is the set of words that lie on the longest
-/// common subsequence of some reference sentence with some predicted sentence; with n, m the numbers
-/// of distinct words of prediction and reference, P = |U| / n, R = |U| / m and
-/// F = 2 P R / (P + R + 1e-8). 0 if a text is empty or only dots. Case and punctuation count.
+/// common subsequence of some reference sentence with some predicted sentence; with n, m the
+/// numbers of distinct words of prediction and reference, P = |U| / n, R = |U| / m and F = 2 P R /
+/// (P + R + 1e-8). 0 if a text is empty or only dots. Case and punctuation count.
 double rouge_l(std::string_view prediction, std::string_view reference);
 
 /// Similarity over Unicode characters that LongBench's code_sim rounds to percent (`ratio` of
-/// python-Levenshtein): 2 LCS(a, b) / (|a| + |b|), that is 1 - insertions and deletions / (|a| + |b|);
-/// 1 for two empty texts. The text is compared as it is: code_sim's choice of a line is the caller's.
+/// python-Levenshtein): 2 LCS(a, b) / (|a| + |b|), that is 1 - insertions and deletions / (|a| +
+/// |b|); 1 for two empty texts. The text is compared as it is: code_sim's choice of a line is the
+/// caller's.
 double edit_similarity(std::string_view prediction, std::string_view reference);
 
 /// Best score over the references; 0 if there are none.

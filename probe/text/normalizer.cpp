@@ -79,8 +79,7 @@ void Normalizer::append(const JsonView& json, int depth) {
   } else if (type == "Lowercase") {
     steps_.emplace_back(Lowercase{});
   } else if (type == "Strip") {
-    steps_.emplace_back(
-        Strip{json.at("strip_left").boolean(), json.at("strip_right").boolean()});
+    steps_.emplace_back(Strip{json.at("strip_left").boolean(), json.at("strip_right").boolean()});
   } else if (type == "Prepend") {
     steps_.emplace_back(Prepend{json.at("prepend").string()});
   } else if (type == "Replace") {

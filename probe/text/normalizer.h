@@ -1,5 +1,5 @@
-// The `normalizer` of a tokenizer.json: Unicode normal forms and the simple rewrites that byte-level
-// tokenizers use. Any other type is refused by name.
+// The `normalizer` of a tokenizer.json: Unicode normal forms and the simple rewrites that
+// byte-level tokenizers use. Any other type is refused by name.
 #pragma once
 
 #include <string>

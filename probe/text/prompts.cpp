@@ -64,14 +64,15 @@ std::vector<ChatMessage> read_messages(const LineReader& line, const json& value
     for (const char* unsupported : {"tool_calls", "reasoning_content"}) {
       const auto found = item.find(unsupported);
       if (found != item.end() && !found->is_null()) {
-        line.fail(fmt::format("key {}.{}: not supported. HINT: render the prompt elsewhere and give "
-                              "it as \"prompt\"",
-                              key, unsupported));
+        line.fail(
+            fmt::format("key {}.{}: not supported. HINT: render the prompt elsewhere and give "
+                        "it as \"prompt\"",
+                        key, unsupported));
       }
     }
     ChatMessage message;
-    for (const auto& [name, target] : {std::pair{"role", &message.role},
-                                       std::pair{"content", &message.content}}) {
+    for (const auto& [name, target] :
+         {std::pair{"role", &message.role}, std::pair{"content", &message.content}}) {
       const auto found = item.find(name);
       if (found == item.end() || !found->is_string()) {
         line.fail(key + "." + name, "a string", found == item.end() ? json() : *found);
@@ -173,7 +174,8 @@ json parse_line(std::string_view text, const std::string& place) {
     throw PromptError(error.what());
   }
   if (!object.is_object()) {
-    throw PromptError(fmt::format("{}: expected a JSON object, got {}", place, describe_json(object)));
+    throw PromptError(
+        fmt::format("{}: expected a JSON object, got {}", place, describe_json(object)));
   }
   return object;
 }
@@ -262,8 +264,9 @@ std::vector<TokenId> tokenize_prompt(const Prompt& prompt, const Tokenizer& toke
     ids = tokenizer.encode(*text, true);
   } else if (const auto* messages = std::get_if<std::vector<ChatMessage>>(&prompt.input)) {
     if (chat == nullptr) {
-      fail("messages need a chat template, and the checkpoint has none. HINT: pass the text as "
-           "\"prompt\"");
+      fail(
+          "messages need a chat template, and the checkpoint has none. HINT: pass the text as "
+          "\"prompt\"");
     }
     ids = tokenizer.encode(chat->render(*messages, options), false);
   } else {
@@ -272,9 +275,10 @@ std::vector<TokenId> tokenize_prompt(const Prompt& prompt, const Tokenizer& toke
   if (ids.empty()) fail("expected at least one token, got none");
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= vocab_size) {
-      fail(fmt::format("token {}: expected an id from 0 to {}, got {}. HINT: tokenizer and model "
-                       "must belong together",
-                       i, vocab_size - 1, ids[i]));
+      fail(
+          fmt::format("token {}: expected an id from 0 to {}, got {}. HINT: tokenizer and model "
+                      "must belong together",
+                      i, vocab_size - 1, ids[i]));
     }
   }
   return ids;

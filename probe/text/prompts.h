@@ -28,12 +28,12 @@ namespace blockscope {
 using PromptInput = std::variant<std::string, std::vector<ChatMessage>, std::vector<TokenId>>;
 
 struct Prompt {
-  std::string id;   // as given, or "line-<n>" / "prompt-<n>"; unique within a set
+  std::string id;  // as given, or "line-<n>" / "prompt-<n>"; unique within a set
   PromptInput input;
-  std::vector<std::string> answers;   // empty: not scored
-  std::optional<Metric> metric;       // nullopt: the run's default
+  std::vector<std::string> answers;        // empty: not scored
+  std::optional<Metric> metric;            // nullopt: the run's default
   std::optional<std::int64_t> gen_length;  // nullopt: the run's default; else > 0
-  std::size_t line = 0;               // 1-based line of the file; 0 if it came from a flag
+  std::size_t line = 0;                    // 1-based line of the file; 0 if it came from a flag
 };
 
 struct PromptSet {

@@ -17,8 +17,8 @@ namespace blockscope {
 namespace {
 
 constexpr std::size_t kMaxPatternBytes = 16384;  // the longest pattern in use has under 1000
-// The first is Oniguruma's own default and thus the package's; the second also bounds a pattern that
-// fails slowly at every position of a long text.
+// The first is Oniguruma's own default and thus the package's; the second also bounds a pattern
+// that fails slowly at every position of a long text.
 constexpr unsigned long kRetriesPerMatch = 10'000'000;
 constexpr unsigned long kRetriesPerSearch = 100'000'000;
 
@@ -68,10 +68,11 @@ Regex::Regex(std::string_view pattern, const std::string& where) : where_(where)
   }
   if (code != ONIG_NORMAL) {
     handle_ = nullptr;
-    throw CheckpointError(fmt::format(
-        "{}: expected a regular expression that Oniguruma compiles, got an error: {}. HINT: the file "
-        "is damaged or was written for another engine",
-        where, error_text(code, &info)));
+    throw CheckpointError(
+        fmt::format("{}: expected a regular expression that Oniguruma compiles, got an error: {}. "
+                    "HINT: the file "
+                    "is damaged or was written for another engine",
+                    where, error_text(code, &info)));
   }
 }
 
@@ -107,12 +108,14 @@ class Searcher {
                                               ONIG_OPTION_NONE, param_.get());
     if (result == ONIG_MISMATCH) return std::nullopt;
     if (result < 0) {
-      throw PromptError(fmt::format(
-          "{}: this pattern needs too much work on a text of {} bytes at byte {}: {}. HINT: give the "
-          "prompt as input_ids",
-          where, text.size(), start, error_text(result)));
+      throw PromptError(
+          fmt::format("{}: this pattern needs too much work on a text of {} bytes at byte {}: {}. "
+                      "HINT: give the "
+                      "prompt as input_ids",
+                      where, text.size(), start, error_text(result)));
     }
-    return Span{static_cast<std::size_t>(region_->beg[0]), static_cast<std::size_t>(region_->end[0])};
+    return Span{static_cast<std::size_t>(region_->beg[0]),
+                static_cast<std::size_t>(region_->end[0])};
   }
 
  private:

@@ -29,8 +29,8 @@ class Regex {
   Regex(const Regex&) = delete;
   Regex& operator=(const Regex&) = delete;
 
-  /// First match at or after byte `start` of `text` (well-formed UTF-8); look-behind and anchors see
-  /// all of `text` and nothing else. Throws PromptError if the engine's bounds are exceeded.
+  /// First match at or after byte `start` of `text` (well-formed UTF-8); look-behind and anchors
+  /// see all of `text` and nothing else. Throws PromptError if the engine's bounds are exceeded.
   std::optional<Span> find(std::string_view text, std::size_t start) const;
 
   /// All matches from left to right; an empty match right after a match is skipped.

@@ -44,14 +44,15 @@ class Lexer {
 
  private:
   [[noreturn]] void fail(const std::string& what) const {
-    throw CheckpointError(
-        fmt::format("{}:{}: expected a chat template, got {}. HINT: render the prompt elsewhere and "
-                    "pass it as text",
-                    where_, line_at(position_), what));
+    throw CheckpointError(fmt::format(
+        "{}:{}: expected a chat template, got {}. HINT: render the prompt elsewhere and "
+        "pass it as text",
+        where_, line_at(position_), what));
   }
 
   std::size_t line_at(std::size_t position) const {
-    const auto end = source_.begin() + static_cast<std::ptrdiff_t>(std::min(position, source_.size()));
+    const auto end =
+        source_.begin() + static_cast<std::ptrdiff_t>(std::min(position, source_.size()));
     return 1 + static_cast<std::size_t>(std::count(source_.begin(), end, '\n'));
   }
 
@@ -101,7 +102,8 @@ class Lexer {
     const std::size_t begin = newline == std::string::npos ? 0 : newline + 1;
     const bool at_line_start =
         newline != std::string::npos || position_ == 0 || source_[position_ - 1] == '\n';
-    if (at_line_start && std::all_of(text.begin() + static_cast<std::ptrdiff_t>(begin), text.end(), is_blank)) {
+    if (at_line_start &&
+        std::all_of(text.begin() + static_cast<std::ptrdiff_t>(begin), text.end(), is_blank)) {
       text.resize(begin);
     }
   }

@@ -11,15 +11,15 @@
 namespace blockscope {
 
 enum class TemplateTokenKind {
-  kText,           // output as it is
-  kBeginBlock,     // {%
-  kEndBlock,       // %}
-  kBeginOutput,    // {{
-  kEndOutput,      // }}
+  kText,         // output as it is
+  kBeginBlock,   // {%
+  kEndBlock,     // %}
+  kBeginOutput,  // {{
+  kEndOutput,    // }}
   kName,
-  kString,         // text holds the value, escapes resolved
+  kString,  // text holds the value, escapes resolved
   kInteger,
-  kOperator,       // one of ( ) [ ] { } . , : | ~ + - * / % = == != < > <= >=
+  kOperator,  // one of ( ) [ ] { } . , : | ~ + - * / % = == != < > <= >=
   kEnd,
 };
 

@@ -41,10 +41,10 @@ class Parser {
   }
 
   [[noreturn]] void refuse(const std::string& what) const {
-    throw CheckpointError(
-        fmt::format("{}:{}: expected a ChatML template, got {}, which is not supported. HINT: render "
-                    "the prompt elsewhere and pass it as text",
-                    where_, current().line, what));
+    throw CheckpointError(fmt::format(
+        "{}:{}: expected a ChatML template, got {}, which is not supported. HINT: render "
+        "the prompt elsewhere and pass it as text",
+        where_, current().line, what));
   }
 
   bool at_operator(std::string_view text) const {
@@ -56,7 +56,8 @@ class Parser {
   bool accept_operator(std::string_view text) { return at_operator(text) && (advance(), true); }
   bool accept_name(std::string_view text) { return at_name(text) && (advance(), true); }
   void expect_operator(std::string_view text) {
-    if (!accept_operator(text)) refuse(fmt::format("\"{}\" instead of \"{}\"", current().text, text));
+    if (!accept_operator(text))
+      refuse(fmt::format("\"{}\" instead of \"{}\"", current().text, text));
   }
   std::string expect_name() {
     if (current().kind != TemplateTokenKind::kName) {
@@ -67,7 +68,8 @@ class Parser {
     return name;
   }
   void expect(TemplateTokenKind kind) {
-    if (current().kind != kind) refuse(fmt::format("\"{}\" before the end of a tag", current().text));
+    if (current().kind != kind)
+      refuse(fmt::format("\"{}\" before the end of a tag", current().text));
     advance();
   }
 

@@ -14,9 +14,9 @@ namespace blockscope {
 
 struct TemplateExpression {
   enum class Kind {
-    kString,     // text
-    kInteger,    // integer
-    kBoolean,    // integer 0 or 1
+    kString,   // text
+    kInteger,  // integer
+    kBoolean,  // integer 0 or 1
     kNone,
     kName,       // text
     kList,       // operands

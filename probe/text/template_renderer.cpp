@@ -52,7 +52,8 @@ class Renderer {
           break;
         case TemplateNode::Kind::kOutput:
           output_ += to_text(evaluate(*node.expression), *node.expression);
-          if (output_.size() > kMaxRenderedBytes) fail(*node.expression, "more than 64 MiB of text");
+          if (output_.size() > kMaxRenderedBytes)
+            fail(*node.expression, "more than 64 MiB of text");
           break;
         case TemplateNode::Kind::kIf:
           run_if(node);
@@ -245,8 +246,10 @@ class Renderer {
       if (text.size() > kMaxRenderedBytes) fail(expression, "more than 64 MiB of text");
       return Value(json(std::move(text)));
     }
-    if (name == "+") return Value(json(integer_of(left, expression) + integer_of(right, expression)));
-    if (name == "-") return Value(json(integer_of(left, expression) - integer_of(right, expression)));
+    if (name == "+")
+      return Value(json(integer_of(left, expression) + integer_of(right, expression)));
+    if (name == "-")
+      return Value(json(integer_of(left, expression) - integer_of(right, expression)));
     if (name == "==" || name == "!=") {
       const bool equal = left.json() != nullptr && right.json() != nullptr
                              ? *left.json() == *right.json()

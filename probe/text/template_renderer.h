@@ -14,8 +14,8 @@ namespace blockscope {
 inline constexpr std::size_t kMaxRenderedBytes = std::size_t{64} << 20;
 
 /// Renders `nodes` with the keys of `context` (an object) as variables. Throws PromptError
-/// ("<where>:<line>: ...") if the template raises an exception for these messages or uses a value in
-/// a way outside the subset.
+/// ("<where>:<line>: ...") if the template raises an exception for these messages or uses a value
+/// in a way outside the subset.
 std::string render_template(const std::vector<TemplateNode>& nodes, const nlohmann::json& context,
                             const std::string& where);
 

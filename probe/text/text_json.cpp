@@ -17,8 +17,9 @@ using nlohmann::json;
 std::string read_text_file(const std::filesystem::path& file) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(file, error)) {
-    throw CheckpointError(fmt::format("{}: expected a file, got {}", file.string(),
-                                      std::filesystem::exists(file, error) ? "something else" : "nothing"));
+    throw CheckpointError(
+        fmt::format("{}: expected a file, got {}", file.string(),
+                    std::filesystem::exists(file, error) ? "something else" : "nothing"));
   }
   const std::uintmax_t size = std::filesystem::file_size(file, error);
   if (!error && size > kMaxTextFileBytes) {
@@ -29,9 +30,10 @@ std::string read_text_file(const std::filesystem::path& file) {
   std::ostringstream text;
   text << stream.rdbuf();
   if (!stream) {
-    throw CheckpointError(fmt::format("{}: expected a readable file, got a read error. HINT: check "
-                                      "its permissions",
-                                      file.string()));
+    throw CheckpointError(
+        fmt::format("{}: expected a readable file, got a read error. HINT: check "
+                    "its permissions",
+                    file.string()));
   }
   return std::move(text).str();
 }
@@ -40,7 +42,8 @@ json parse_json(std::string_view text, const std::string& where) {
   try {
     return json::parse(text);
   } catch (const json::exception& error) {
-    // The library's message holds position and reason; its "[json.exception...]" prefix helps nobody.
+    // The library's message holds position and reason; its "[json.exception...]" prefix helps
+    // nobody.
     std::string reason = error.what();
     const std::size_t end = reason.find("] ");
     if (end != std::string::npos) reason = reason.substr(end + 2);

@@ -29,9 +29,9 @@ class JsonView {
   const std::string& where() const { return where_; }
   /// "<file>: key <path>", for messages.
   std::string place() const;
-  JsonView at(const std::string& key) const;                    // throws if absent; may be null
-  std::optional<JsonView> find(const std::string& key) const;   // nullopt if absent or null
-  std::vector<JsonView> elements() const;                       // throws if not a list
+  JsonView at(const std::string& key) const;                   // throws if absent; may be null
+  std::optional<JsonView> find(const std::string& key) const;  // nullopt if absent or null
+  std::vector<JsonView> elements() const;                      // throws if not a list
   void expect_object() const;
 
   std::string string() const;

@@ -1,5 +1,5 @@
-// Reads a checkpoint folder's tokenizer: tokenizer.json plus what `transformers` merges into it from
-// tokenizer_config.json, added_tokens.json and special_tokens_map.json; and the stop ids.
+// Reads a checkpoint folder's tokenizer: tokenizer.json plus what `transformers` merges into it
+// from tokenizer_config.json, added_tokens.json and special_tokens_map.json; and the stop ids.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -85,8 +85,10 @@ void merge_legacy_added_tokens(const JsonFile& file, Tokenizer::Impl& impl) {
 
 void set_named_ids(const JsonFile& file, Tokenizer::Impl& impl) {
   const std::pair<const char*, std::optional<TokenId> SpecialIds::*> names[] = {
-      {"bos_token", &SpecialIds::bos}, {"eos_token", &SpecialIds::eos},
-      {"pad_token", &SpecialIds::pad}, {"unk_token", &SpecialIds::unk},
+      {"bos_token", &SpecialIds::bos},
+      {"eos_token", &SpecialIds::eos},
+      {"pad_token", &SpecialIds::pad},
+      {"unk_token", &SpecialIds::unk},
       {"mask_token", &SpecialIds::mask}};
   for (const auto& [key, member] : names) {
     const std::optional<std::string> content = read_named_token(file.view(), key);

@@ -112,9 +112,9 @@ void Tokenizer::Impl::add_token(const AddedToken& token, const std::string& plac
   const std::string_view owner =
       same_id != nullptr ? std::string_view(same_id->content) : model.id_to_token(token.id);
   if ((same_id != nullptr || model.has_token(token.id)) && owner != token.content) {
-    throw CheckpointError(fmt::format(
-        "{}: expected an id of its own for \"{}\", got {}, which belongs to \"{}\"", place,
-        token.content, token.id, owner));
+    throw CheckpointError(
+        fmt::format("{}: expected an id of its own for \"{}\", got {}, which belongs to \"{}\"",
+                    place, token.content, token.id, owner));
   }
   if (!has_id(token.id) && token.id != next_added_id()) {
     warnings.push_back(fmt::format(

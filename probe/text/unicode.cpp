@@ -143,21 +143,23 @@ std::string normalize_unicode(std::string_view text, NormalForm form) {
   if (is_ascii(text)) return std::string(text);
   const bool compat = form == NormalForm::kNfkc || form == NormalForm::kNfkd;
   const bool compose = form == NormalForm::kNfc || form == NormalForm::kNfkc;
-  const auto options = static_cast<utf8proc_option_t>(
-      UTF8PROC_STABLE | (compat ? UTF8PROC_COMPAT : 0) |
-      (compose ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE));
+  const auto options =
+      static_cast<utf8proc_option_t>(UTF8PROC_STABLE | (compat ? UTF8PROC_COMPAT : 0) |
+                                     (compose ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE));
 
-  // utf8proc_map would do all of this, with an ordering of marks that is quadratic in a run of them.
+  // utf8proc_map would do all of this, with an ordering of marks that is quadratic in a run of
+  // them.
   std::vector<utf8proc_int32_t> points;
   points.reserve(text.size());
   std::array<utf8proc_int32_t, 32> expansion{};  // the longest decomposition has 18
   int boundary = 0;
   for (std::size_t i = 0; i < text.size();) {
     const auto code_point = static_cast<utf8proc_int32_t>(next_code_point(text, i));
-    const utf8proc_ssize_t count =
-        utf8proc_decompose_char(code_point, expansion.data(),
-                                static_cast<utf8proc_ssize_t>(expansion.size()), options, &boundary);
-    points.insert(points.end(), expansion.begin(), expansion.begin() + std::max<std::ptrdiff_t>(count, 0));
+    const utf8proc_ssize_t count = utf8proc_decompose_char(
+        code_point, expansion.data(), static_cast<utf8proc_ssize_t>(expansion.size()), options,
+        &boundary);
+    points.insert(points.end(), expansion.begin(),
+                  expansion.begin() + std::max<std::ptrdiff_t>(count, 0));
   }
   for (auto begin = points.begin(); begin != points.end();) {
     if (combining_class(*begin) == 0) {

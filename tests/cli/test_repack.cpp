@@ -73,7 +73,8 @@ TEST(Repack, ACompressedTraceHoldsTheSameValuesInFewerBytes) {
   EXPECT_EQ(run_blockscope({"diff", folder.file("a.h5"), folder.file("b.h5")}).exit_code, 0);
   EXPECT_LT(bytes_of(folder.file("b.h5")).size(), before.size());
   EXPECT_EQ(bytes_of(folder.file("a.h5")), before) << "the input is never changed";
-  EXPECT_THAT(run_blockscope({"info", folder.file("b.h5"), "--datasets"}).out, HasSubstr("deflated"));
+  EXPECT_THAT(run_blockscope({"info", folder.file("b.h5"), "--datasets"}).out,
+              HasSubstr("deflated"));
   const TraceReader a(folder.file("a.h5"));
   const TraceReader b(folder.file("b.h5"));
   EXPECT_TRUE(b.info().complete);

@@ -1,6 +1,6 @@
-// tests/data/trace_schema_1.h5 was captured when schema 1 was released and never changes: every later
-// version must read it. The expected values below were read from it with h5py.
-// It was made with (a newer capture of the same prompts is not expected to be identical):
+// tests/data/trace_schema_1.h5 was captured when schema 1 was released and never changes: every
+// later version must read it. The expected values below were read from it with h5py. It was made
+// with (a newer capture of the same prompts is not expected to be identical):
 //   blockscope capture models/needle --prompts tests/data/trace_schema_1.jsonl --gen-length 12
 //     --block-length 8 --record full --layers 1,4 --heads 0-2 --set-size 8 -q
 //     -o tests/data/trace_schema_1.h5

@@ -1,6 +1,6 @@
 // Any bytes as tokenizer.json (the part before the first form feed) and as text (the rest), with a
-// good tokenizer.json if the first part is empty: either an Error, or ids in range whose decoding is
-// valid UTF-8 and whose pieces join to it. The text is also read as a chat template.
+// good tokenizer.json if the first part is empty: either an Error, or ids in range whose decoding
+// is valid UTF-8 and whose pieces join to it. The text is also read as a chat template.
 #include <cstdint>
 #include <cstdlib>
 #include <optional>

@@ -109,7 +109,8 @@ TEST(FlashBlockPolicy, LeavesTheCachedPairWhenItReusesAndReplacesItWhenItRecompu
 
 TEST(FlashBlockPolicy, FollowsTheMaskPerLayerAndHead) {
   at::manual_seed(4);
-  const std::vector<std::vector<bool>> mask{{true, false, true, true}, {false, false, false, false}};
+  const std::vector<std::vector<bool>> mask{{true, false, true, true},
+                                            {false, false, false, false}};
   const auto policy = make_flashblock_policy({kLayers, kHeads, 5, mask});
   Pass first(1, 6);
   first.at_step(0, 1, 0);

@@ -28,8 +28,7 @@ TEST(Decoder, EqualsDecodingWithoutACacheForEveryPlaceOfThePromptsEnd) {
       SCOPED_TRACE(::testing::Message() << "model " << seed << ", prompt of " << length);
       const DecodeRequest request = tiny_request(0, length, 9);
       const DecodeOutcome got = decode_exact(model, tiny_options(), {request})[0];
-      EXPECT_EQ(got.generated,
-                recompute_blocks(model, request.prompt, 9, kTinyBlock, kTinyMask));
+      EXPECT_EQ(got.generated, recompute_blocks(model, request.prompt, 9, kTinyBlock, kTinyMask));
       EXPECT_EQ(got.masks_left, count_masks(got.generated));
       EXPECT_EQ(got.reason, FinishReason::length);
       EXPECT_EQ((length + static_cast<int64_t>(got.generated.size())) % kTinyBlock, 0);
@@ -154,8 +153,8 @@ TEST(Decoder, StopsAfterTheBlockThatHoldsAStopIdAndKeepsItWhole) {
   EXPECT_EQ(got.reason, FinishReason::stop);
   ASSERT_EQ(got.generated.size(), whole.generated.size());
   const int64_t decided = rest + kTinyBlock;
-  EXPECT_TRUE(std::equal(got.generated.begin(), got.generated.begin() + decided,
-                         whole.generated.begin()));
+  EXPECT_TRUE(
+      std::equal(got.generated.begin(), got.generated.begin() + decided, whole.generated.begin()));
   EXPECT_TRUE(std::all_of(got.generated.begin() + decided, got.generated.end(),
                           [](int64_t token) { return token == kTinyMask; }));
 }
@@ -235,8 +234,7 @@ TEST(Decoder, StopsAtOnceWhenInterruptedAndSaysSo) {
     EXPECT_EQ(next_pass, limit);
     EXPECT_EQ(told.size(), 2U);
     EXPECT_EQ(outcomes[1].reason, FinishReason::interrupted);
-    EXPECT_EQ(outcomes[0].reason,
-              limit < 12 ? FinishReason::interrupted : FinishReason::length);
+    EXPECT_EQ(outcomes[0].reason, limit < 12 ? FinishReason::interrupted : FinishReason::length);
   }
 }
 

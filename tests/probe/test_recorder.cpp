@@ -176,7 +176,8 @@ TEST_F(RecorderTest, SimilarityAndMassCompareAStepWithTheOneBeforeInItsBlock) {
         for (int64_t i = 0; i < kTinyBlock; ++i) {
           const RowAttention out = now.external(head, i);
           const RowAttention in = now.internal(head, i);
-          cos_external += cosine_reference(out.output, before.external(head, i).output) / kTinyBlock;
+          cos_external +=
+              cosine_reference(out.output, before.external(head, i).output) / kTinyBlock;
           cos_internal += cosine_reference(in.output, before.internal(head, i).output) / kTinyBlock;
           share += std::exp(out.lse) / (std::exp(in.lse) + std::exp(out.lse)) / kTinyBlock;
         }

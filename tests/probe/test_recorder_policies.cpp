@@ -134,8 +134,8 @@ TEST_F(RecorderPolicyTest, TheReuseErrorIsZeroWhereTheRuleRecomputesAndGrowsFrom
     if (steps.kind[at] != static_cast<uint8_t>(PassKind::denoise)) continue;
     const auto error = run.trace.read_floats(Field::reuse_error, row, 1);  // [tau, L, H, sum]
     for (size_t tau = 0; tau < kReuseTaus.size(); ++tau) {
-      const bool reuses = steps.step[at] > 1 &&
-                          static_cast<float>(steps.transferred[at]) < kReuseTaus[tau];
+      const bool reuses =
+          steps.step[at] > 1 && static_cast<float>(steps.transferred[at]) < kReuseTaus[tau];
       for (size_t head = 0; head < 2 * 4; ++head) {
         const float* sums = &error[(tau * 8 + head) * 4];
         EXPECT_GT(sums[2], 0.0F);

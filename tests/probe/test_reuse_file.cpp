@@ -77,7 +77,10 @@ TEST_F(ReuseFileTest, NamesTheFieldThatDiffersFromThisModel) {
       {"model", [](Json& j) { j.erase("model"); }},
       {"digest", [](Json& j) { j["model"].erase("digest"); }},
       {"reuse", [](Json& j) { j.erase("reuse"); }},
-      {"reuse", [](Json& j) { j["reuse"].push_back({true, true, true}); }},
+      {"reuse",
+       [](Json& j) {
+         j["reuse"].push_back({true, true, true});
+       }},
       {"reuse[1]", [](Json& j) { j["reuse"][1].push_back(true); }},
       {"reuse[0][2]", [](Json& j) { j["reuse"][0][2] = 1; }},
       {"reuse[1]", [](Json& j) { j["reuse"][1] = "all"; }},

@@ -169,7 +169,8 @@ TEST(Sampling, ADrawDoesNotDependOnThePlaceInTheBatch) {
   options.seed = 9;
   const auto together = predict_tokens(logits, options, streams, false);
   const at::Tensor turned = logits.flip({0}).contiguous();
-  const auto reversed = predict_tokens(turned, options, {streams[2], streams[1], streams[0]}, false);
+  const auto reversed =
+      predict_tokens(turned, options, {streams[2], streams[1], streams[0]}, false);
   for (int64_t s = 0; s < 3; ++s) {
     const size_t at = static_cast<size_t>(s);
     const auto alone = predict_tokens(logits.narrow(0, s, 1), options, {streams[at]}, false);
@@ -180,10 +181,10 @@ TEST(Sampling, ADrawDoesNotDependOnThePlaceInTheBatch) {
 }
 
 TEST(Sampling, StreamsDifferInEveryPartOfTheirName) {
-  const std::set<double> draws{
-      uniform_draw(0, {1, 2, 3}, 4), uniform_draw(1, {1, 2, 3}, 4), uniform_draw(0, {2, 2, 3}, 4),
-      uniform_draw(0, {1, 3, 3}, 4), uniform_draw(0, {1, 2, 4}, 4), uniform_draw(0, {1, 2, 3}, 5),
-      uniform_draw(0, {2, 1, 3}, 4), uniform_draw(0, {1, 2, 4}, 3)};
+  const std::set<double> draws{uniform_draw(0, {1, 2, 3}, 4), uniform_draw(1, {1, 2, 3}, 4),
+                               uniform_draw(0, {2, 2, 3}, 4), uniform_draw(0, {1, 3, 3}, 4),
+                               uniform_draw(0, {1, 2, 4}, 4), uniform_draw(0, {1, 2, 3}, 5),
+                               uniform_draw(0, {2, 1, 3}, 4), uniform_draw(0, {1, 2, 4}, 3)};
   EXPECT_EQ(draws.size(), 8U);
 }
 

@@ -163,8 +163,8 @@ TEST(TrainingBatches, AttentionInChunksEqualsOneCallOverTheWholeMask) {
   const at::NoGradGuard no_grad;
   for (const std::int64_t block : {8, 32}) {
     TaskRandom random(TaskSplit::kTrain, 9, static_cast<std::uint64_t>(block));
-    TrainingBatch batch = make_diffusion_batch({document_of(620), document_of(430)}, tokens,
-                                               {block, 2, 2}, random);
+    TrainingBatch batch =
+        make_diffusion_batch({document_of(620), document_of(430)}, tokens, {block, 2, 2}, random);
     EXPECT_GT(batch.chunks.size(), 4U);
     const at::Tensor chunked = trainer.forward(batch);
     const std::int64_t length = batch.tokens.size(1);

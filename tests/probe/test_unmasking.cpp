@@ -15,8 +15,8 @@
 namespace blockscope {
 namespace {
 
-using testing::SeededRandom;
 using ::testing::ElementsAre;
+using testing::SeededRandom;
 
 UnmaskingOptions options_of(Strategy strategy, int64_t block_length, int64_t steps) {
   UnmaskingOptions options;
@@ -99,12 +99,12 @@ TEST(UnmaskingStatic, TakesTheMostConfidentMasks) {
 
 TEST(UnmaskingStatic, BreaksTiesToTheLowerPosition) {
   const UnmaskingOptions options = options_of(Strategy::kLowConfidenceStatic, 6, 3);
-  EXPECT_THAT(select_transfers(options, 0, with_confidence({.5F, .5F, .5F, .5F, .5F, .5F}),
-                               all_masked(6)),
-              ElementsAre(0, 1));
-  EXPECT_THAT(select_transfers(options, 0, with_confidence({.1F, .5F, .5F, .9F, .5F, .5F}),
-                               all_masked(6)),
-              ElementsAre(1, 3));
+  EXPECT_THAT(
+      select_transfers(options, 0, with_confidence({.5F, .5F, .5F, .5F, .5F, .5F}), all_masked(6)),
+      ElementsAre(0, 1));
+  EXPECT_THAT(
+      select_transfers(options, 0, with_confidence({.1F, .5F, .5F, .9F, .5F, .5F}), all_masked(6)),
+      ElementsAre(1, 3));
 }
 
 TEST(UnmaskingStatic, TakesNoMoreThanTheMasksLeftHoweverConfidentTheTokensAre) {
@@ -165,12 +165,12 @@ TEST(UnmaskingFactor, StopsAtTheFirstRankBelowItsThreshold) {
   // factor 1: rank 2 needs 2/3, rank 3 needs 3/4, rank 4 needs 4/5.
   UnmaskingOptions options = options_of(Strategy::kFactor, 5, 5);
   options.factor = 1.0;
-  EXPECT_THAT(select_transfers(options, 0, with_confidence({.1F, .7F, .74F, .9F, .1F}),
-                               all_masked(5)),
-              ElementsAre(2, 3));
-  EXPECT_THAT(select_transfers(options, 0, with_confidence({.6F, .9F, .1F, .2F, .3F}),
-                               all_masked(5)),
-              ElementsAre(1));
+  EXPECT_THAT(
+      select_transfers(options, 0, with_confidence({.1F, .7F, .74F, .9F, .1F}), all_masked(5)),
+      ElementsAre(2, 3));
+  EXPECT_THAT(
+      select_transfers(options, 0, with_confidence({.6F, .9F, .1F, .2F, .3F}), all_masked(5)),
+      ElementsAre(1));
 }
 
 TEST(UnmaskingFactor, TakesTheLastRankAsWellWhenOnlyThatOneFails) {
@@ -267,8 +267,10 @@ TEST(UnmaskingOptionsCheck, NamesTheFlagThatMakesNoSense) {
   using O = UnmaskingOptions;
   const double nan = std::numeric_limits<double>::quiet_NaN();
   EXPECT_EQ(refused([](O&) {}), "accepted");
-  EXPECT_THAT(refused([](O& o) { o.denoising_steps = 9; }), ::testing::HasSubstr("--denoising-steps"));
-  EXPECT_THAT(refused([](O& o) { o.denoising_steps = 0; }), ::testing::HasSubstr("--denoising-steps"));
+  EXPECT_THAT(refused([](O& o) { o.denoising_steps = 9; }),
+              ::testing::HasSubstr("--denoising-steps"));
+  EXPECT_THAT(refused([](O& o) { o.denoising_steps = 0; }),
+              ::testing::HasSubstr("--denoising-steps"));
   EXPECT_THAT(refused([](O& o) { o.block_length = 0; }), ::testing::HasSubstr("--block-length"));
   EXPECT_THAT(refused([](O& o) { o.threshold = 1.01; }), ::testing::HasSubstr("--threshold"));
   EXPECT_THAT(refused([&](O& o) { o.threshold = nan; }), ::testing::HasSubstr("--threshold"));

@@ -27,8 +27,9 @@ class DenseSeams : public ForwardSeams {
     const at::Tensor block = at::arange(q.size(2)).div(block_length_, "floor");
     const at::Tensor hidden = block.unsqueeze(0) > block.unsqueeze(1);
     const at::Tensor scores = at::matmul(q, k.transpose(-1, -2)) * input.scale;
-    return at::matmul(at::softmax(scores.masked_fill(
-                                      hidden, -std::numeric_limits<double>::infinity()), -1), v)
+    return at::matmul(at::softmax(
+                          scores.masked_fill(hidden, -std::numeric_limits<double>::infinity()), -1),
+                      v)
         .to(input.q.scalar_type());
   }
 
@@ -71,8 +72,7 @@ inline std::vector<int64_t> recompute_blocks(const BlockDiffusionModel& model,
     for (int64_t step = 0; step < block_length; ++step) {
       if (std::count(begin, begin + block_length, mask) == 0) break;
       const std::vector<int64_t> visible(tokens.begin(), begin + block_length);
-      const at::Tensor p =
-          at::softmax(last_logits(model, visible, block_length, block_length), -1);
+      const at::Tensor p = at::softmax(last_logits(model, visible, block_length, block_length), -1);
       int64_t best = -1;
       for (int64_t i = 0; i < block_length; ++i) {
         if (*(begin + i) != mask) continue;

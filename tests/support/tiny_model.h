@@ -41,7 +41,8 @@ inline ModelConfig tiny_config() {
 }
 
 /// Weights large enough that predictions depend on the whole prefix and no two logits tie.
-inline BlockDiffusionModel tiny_model(uint64_t seed = 1, const ModelConfig& config = tiny_config()) {
+inline BlockDiffusionModel tiny_model(uint64_t seed = 1,
+                                      const ModelConfig& config = tiny_config()) {
   at::set_num_threads(1);  // waking threads costs more than these tensors
   SeededRandom random(seed);
   WeightMap weights;

@@ -115,16 +115,37 @@ TEST(ChatTemplate, RefusesBrokenAndHostileTemplatesWithALine) {
   chain += " }}";
   std::string nested;
   for (int i = 0; i < 10000; ++i) nested += "{% if true %}";
-  const std::string texts[] = {
-      "{{", "{% if %}", "{% if true %}", "{% endif %}", "{% for x in messages %}", "{% else %}",
-      "{% if true %}{% else %}{% else %}{% endif %}", "{{ 'abc }}", "{# never closed",
-      "{% macro f() %}{% endmacro %}", "{% include 'x' %}", "{{ a $ b }}", "{{ 99999999999999 }}",
-      "{{ '\\ud800' }}", "{{ messages[1:2:3:4] }}", "{{ a.b.c }}", "{{ messages | map('x') }}",
-      "{{ cycler() }}", "{{ ''.__class__.__mro__ }}", "{{ ''.__class__() }}", "{% raw %}x{% endraw %}",
-      "{% for a in 5 %}{% endfor %}", "{{ messages }}", "\xFF", deep, chain, nested,
-      "{% for a in messages * 2 %}{% endfor %}",
-      "{% for a, b in messages %}{% endfor %}", "{{ raise_exception('no') }}",
-      "{% set x = 1 %}{% set x.y = 2 %}"};
+  const std::string texts[] = {"{{",
+                               "{% if %}",
+                               "{% if true %}",
+                               "{% endif %}",
+                               "{% for x in messages %}",
+                               "{% else %}",
+                               "{% if true %}{% else %}{% else %}{% endif %}",
+                               "{{ 'abc }}",
+                               "{# never closed",
+                               "{% macro f() %}{% endmacro %}",
+                               "{% include 'x' %}",
+                               "{{ a $ b }}",
+                               "{{ 99999999999999 }}",
+                               "{{ '\\ud800' }}",
+                               "{{ messages[1:2:3:4] }}",
+                               "{{ a.b.c }}",
+                               "{{ messages | map('x') }}",
+                               "{{ cycler() }}",
+                               "{{ ''.__class__.__mro__ }}",
+                               "{{ ''.__class__() }}",
+                               "{% raw %}x{% endraw %}",
+                               "{% for a in 5 %}{% endfor %}",
+                               "{{ messages }}",
+                               "\xFF",
+                               deep,
+                               chain,
+                               nested,
+                               "{% for a in messages * 2 %}{% endfor %}",
+                               "{% for a, b in messages %}{% endfor %}",
+                               "{{ raise_exception('no') }}",
+                               "{% set x = 1 %}{% set x.y = 2 %}"};
   for (const std::string& text : texts) {
     EXPECT_THROW(ChatTemplate::recognise(text, "x.jinja"), CheckpointError) << text.substr(0, 80);
   }

@@ -70,8 +70,8 @@ TEST(EditSimilarity, CrossesTheEndsOfMachineWords) {
   for (const std::size_t size : {63U, 64U, 65U, 127U, 128U, 129U, 1000U}) {
     const std::string same(size, 'a');
     EXPECT_DOUBLE_EQ(edit_similarity(same, same), 1.0) << size;
-    EXPECT_DOUBLE_EQ(edit_similarity(same + "b", same), 2.0 * static_cast<double>(size) /
-                                                            static_cast<double>(2 * size + 1));
+    EXPECT_DOUBLE_EQ(edit_similarity(same + "b", same),
+                     2.0 * static_cast<double>(size) / static_cast<double>(2 * size + 1));
   }
 }
 

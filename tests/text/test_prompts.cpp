@@ -30,17 +30,20 @@ std::string error_of(const std::string& text) {
 }
 
 const Tokenizer& tokenizer() {
-  static const Tokenizer instance = Tokenizer::from_file(
-      std::string(BLOCKSCOPE_SOURCE_DIR) + "/tests/data/tokenizers/llama3.json");
+  static const Tokenizer instance = Tokenizer::from_file(std::string(BLOCKSCOPE_SOURCE_DIR) +
+                                                         "/tests/data/tokenizers/llama3.json");
   return instance;
 }
 
 TEST(ReadPrompts, AcceptsEveryKindOfInput) {
-  const PromptSet set = read(
-      R"({"prompt": "a", "id": "x", "answer": "b", "metric": "f1", "gen_length": 32})" "\n"
-      R"({"text": "c", "doc_id": 7, "answer": ["d", "e"]})" "\n"
-      R"({"messages": [{"role": "user", "content": "f"}]})" "\n"
-      R"({"input_ids": [1, 2, 3]})");
+  const PromptSet set =
+      read(R"({"prompt": "a", "id": "x", "answer": "b", "metric": "f1", "gen_length": 32})"
+           "\n"
+           R"({"text": "c", "doc_id": 7, "answer": ["d", "e"]})"
+           "\n"
+           R"({"messages": [{"role": "user", "content": "f"}]})"
+           "\n"
+           R"({"input_ids": [1, 2, 3]})");
   ASSERT_EQ(set.prompts.size(), 4U);
   EXPECT_EQ(set.prompts[0].id, "x");
   EXPECT_EQ(std::get<std::string>(set.prompts[0].input), "a");
@@ -57,7 +60,8 @@ TEST(ReadPrompts, AcceptsEveryKindOfInput) {
 }
 
 TEST(ReadPrompts, ToleratesByteOrderMarkCrlfAndBlankLines) {
-  const PromptSet set = read("\xEF\xBB\xBF{\"prompt\": \"a\"}\r\n\r\n  \t\n{\"prompt\": \"b\"}\r\n");
+  const PromptSet set =
+      read("\xEF\xBB\xBF{\"prompt\": \"a\"}\r\n\r\n  \t\n{\"prompt\": \"b\"}\r\n");
   ASSERT_EQ(set.prompts.size(), 2U);
   EXPECT_EQ(set.prompts[1].line, 4U);
 }
@@ -141,7 +145,7 @@ TEST(TokenizePrompt, RefusesIdsTheModelDoesNotHave) {
 
 TEST(PromptHash, IsFnv1aOverLittleEndianIds) {
   EXPECT_EQ(fnv1a_64(""), 0xcbf29ce484222325U);
-  EXPECT_EQ(fnv1a_64("a"), 0xaf63dc4c8601ec8cU);       // published test vectors
+  EXPECT_EQ(fnv1a_64("a"), 0xaf63dc4c8601ec8cU);  // published test vectors
   EXPECT_EQ(fnv1a_64("foobar"), 0x85944171f73967e8U);
   const TokenId ids[] = {0x6f6f66 | 0x62000000, 0x7261};  // "foob" "ar\0\0"
   EXPECT_EQ(prompt_hash(ids), fnv1a_64(std::string_view("foobar\0\0", 8)));

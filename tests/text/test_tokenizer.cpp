@@ -99,7 +99,8 @@ TEST_P(FixtureTokenizer, EncodesAMegabyteRunInLinearTime) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Styles, FixtureTokenizer, testing::Values("qwen2", "gpt2", "llama3", "mixed"),
+INSTANTIATE_TEST_SUITE_P(Styles, FixtureTokenizer,
+                         testing::Values("qwen2", "gpt2", "llama3", "mixed"),
                          [](const auto& style) { return style.param; });
 
 TEST(Tokenizer, RoundTripsTextThatIsNormalised) {
@@ -113,7 +114,8 @@ TEST(Tokenizer, RoundTripsTextThatIsNormalised) {
 
 TEST(Tokenizer, RefusesTextThatIsNotUtf8) {
   const Tokenizer tokenizer = Tokenizer::from_file(kFolder + "qwen2.json");
-  for (const std::string text : {"ab\xFF", "\xC0\x80", "\xED\xA0\x80", "\xF4\x90\x80\x80", "\xE2\x82"}) {
+  for (const std::string text :
+       {"ab\xFF", "\xC0\x80", "\xED\xA0\x80", "\xF4\x90\x80\x80", "\xE2\x82"}) {
     EXPECT_THROW(tokenizer.encode(text), PromptError);
   }
   try {

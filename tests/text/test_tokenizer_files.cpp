@@ -1,5 +1,5 @@
-// Broken and hostile tokenizer files end in a CheckpointError that names the key; and the merging of
-// a checkpoint folder's side files follows `transformers`.
+// Broken and hostile tokenizer files end in a CheckpointError that names the key; and the merging
+// of a checkpoint folder's side files follows `transformers`.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -84,13 +84,18 @@ TEST(TokenizerFile, NamesKeyAndValueOfEveryMistake) {
       {"key model.merges[1]: expected tokens of model.vocab (\"ba\" is missing)",
        [](json& d) { d["model"]["merges"].push_back("b a"); }},
       {"key model.merges[1]: expected tokens of model.vocab (\"q\" is missing)",
-       [](json& d) { d["model"]["merges"].push_back({"a", "q"}); }},
+       [](json& d) {
+         d["model"]["merges"].push_back({"a", "q"});
+       }},
       {"key model.merges[1]: expected two tokens with one space",
        [](json& d) { d["model"]["merges"].push_back("ab"); }},
       {"key model.merges[1]: expected \"left right\"",
-       [](json& d) { d["model"]["merges"].push_back({"a", "b", "c"}); }},
+       [](json& d) {
+         d["model"]["merges"].push_back({"a", "b", "c"});
+       }},
       {"key version: expected \"1.0\", got \"2.0\"", [](json& d) { d["version"] = "2.0"; }},
-      {"key normalizer.type: expected one of NFC", [](json& d) { d["normalizer"]["type"] = "Nmt"; }},
+      {"key normalizer.type: expected one of NFC",
+       [](json& d) { d["normalizer"]["type"] = "Nmt"; }},
       {"key normalizer.normalizers[0].type: expected one of NFC",
        [](json& d) {
          d["normalizer"] = {{"type", "Sequence"}, {"normalizers", {{{"type", "BertNormalizer"}}}}};
@@ -99,18 +104,24 @@ TEST(TokenizerFile, NamesKeyAndValueOfEveryMistake) {
        [](json& d) { d["pre_tokenizer"]["type"] = "Metaspace"; }},
       {"key pre_tokenizer.pattern.Regex: expected a regular expression",
        [](json& d) {
-         d["pre_tokenizer"] = {{"type", "Split"}, {"pattern", {{"Regex", "(a"}}},
-                               {"behavior", "Isolated"}, {"invert", false}};
+         d["pre_tokenizer"] = {{"type", "Split"},
+                               {"pattern", {{"Regex", "(a"}}},
+                               {"behavior", "Isolated"},
+                               {"invert", false}};
        }},
       {"key pre_tokenizer.behavior: expected Removed",
        [](json& d) {
-         d["pre_tokenizer"] = {{"type", "Split"}, {"pattern", {{"String", "a"}}},
-                               {"behavior", "isolated"}, {"invert", false}};
+         d["pre_tokenizer"] = {{"type", "Split"},
+                               {"pattern", {{"String", "a"}}},
+                               {"behavior", "isolated"},
+                               {"invert", false}};
        }},
       {"key decoder.type: expected one of ByteLevel",
        [](json& d) { d["decoder"]["type"] = "WordPiece"; }},
       {"key post_processor.type: expected one of ByteLevel",
-       [](json& d) { d["post_processor"] = {{"type", "RobertaProcessing"}}; }},
+       [](json& d) {
+         d["post_processor"] = {{"type", "RobertaProcessing"}};
+       }},
       {"key post_processor.special_tokens.<s>.ids[0]: expected the id of a token, got 99",
        [](json& d) {
          d["post_processor"] = {
@@ -155,8 +166,10 @@ TEST(TokenizerFile, RefusesSequencesNestedWithoutEnd) {
 
 TEST(TokenizerFile, BoundsBacktracking) {
   json document = minimal();
-  document["pre_tokenizer"] = {{"type", "Split"}, {"pattern", {{"Regex", "(a+)+$|(a|a)*b"}}},
-                               {"behavior", "Isolated"}, {"invert", false}};
+  document["pre_tokenizer"] = {{"type", "Split"},
+                               {"pattern", {{"Regex", "(a+)+$|(a|a)*b"}}},
+                               {"behavior", "Isolated"},
+                               {"invert", false}};
   const Tokenizer tokenizer = Tokenizer::from_json(document.dump(), "tokenizer.json");
   EXPECT_THROW(tokenizer.encode(std::string(60, 'a') + "c"), PromptError);
 }
@@ -208,7 +221,8 @@ TEST_F(TokenizerFolder, AddsTokensThatOnlyTheConfigHas) {
 
 TEST_F(TokenizerFolder, LetsTheConfigsFlagsWin) {
   write("tokenizer_config.json",
-        {{"added_tokens_decoder", {{"4", {{"content", "<e>"}, {"rstrip", true}, {"special", true}}}}}});
+        {{"added_tokens_decoder",
+          {{"4", {{"content", "<e>"}, {"rstrip", true}, {"special", true}}}}}});
   EXPECT_THAT(Tokenizer::from_directory(folder_).encode("<e>  a"), ElementsAre(4, 0));
 }
 

@@ -26,9 +26,10 @@ using nlohmann::json;
 
 json run_tokenizer(const json& request) {
   const auto path = request.at("tokenizer").get<std::string>();
-  const Tokenizer tokenizer = path.ends_with(".json") ? Tokenizer::from_file(path)
-                                                      : Tokenizer::from_directory(path);
-  json answer = {{"ids", json::array()}, {"decoded", json::array()}, {"decoded_skip", json::array()}};
+  const Tokenizer tokenizer =
+      path.ends_with(".json") ? Tokenizer::from_file(path) : Tokenizer::from_directory(path);
+  json answer = {
+      {"ids", json::array()}, {"decoded", json::array()}, {"decoded_skip", json::array()}};
   for (const json& text : request.at("texts")) {
     answer["ids"].push_back(
         tokenizer.encode(text.get<std::string>(), request.at("special").get<bool>()));
