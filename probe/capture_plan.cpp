@@ -9,8 +9,8 @@
 #include <numeric>
 
 #include "decode_record/error.h"
+#include "decode_record/index_set.h"
 #include "decode_record/trace_layout.h"
-#include "probe/index_set.h"
 #include "probe/kv_cache.h"
 #include "probe/progress.h"
 

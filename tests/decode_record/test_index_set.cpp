@@ -1,5 +1,5 @@
 // Index lists of the command line.
-#include "probe/index_set.h"
+#include "decode_record/index_set.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "probe/index_set.h"
+#include "decode_record/index_set.h"
 
 #include <fmt/format.h>
 
