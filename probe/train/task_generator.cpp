@@ -228,13 +228,14 @@ class Writer {
     static const TaskWord minus = task_words().index("-");
     static const TaskWord equals = task_words().index("=");
     static const TaskWord semicolon = task_words().index(";");
+    constexpr std::size_t kMostTotal = 19;
     const std::size_t terms = random_.between(2, 4);
     std::size_t total = random_.below(10);
     Words key = number(total);
     Words answer;
     for (std::size_t i = 1; i < terms; ++i) {
       const std::size_t term = random_.below(10);
-      const bool subtract = total >= term && random_.below(3) == 0;
+      const bool subtract = total + term > kMostTotal || (total >= term && random_.below(3) == 0);
       if (i > 1) answer.push_back(semicolon);
       const Words operation{subtract ? minus : plus, task_words().digits[term]};
       append(key, operation);
@@ -257,7 +258,7 @@ class Writer {
   void ask_sort() {
     Words pool = task_words().letters;  // in alphabetical order, so indices sort as letters do
     random_.shuffle(pool);
-    pool.resize(random_.between(4, 10));
+    pool.resize(random_.between(4, 8));
     Words sorted = pool;
     std::sort(sorted.begin(), sorted.end());
     ask(Task::kSort, words_of({"Sort", ":"}), pool, sorted, {});

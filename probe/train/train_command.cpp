@@ -131,6 +131,9 @@ void add_optimiser_options(CLI::App& command, TrainFlags& flags) {
       ->check(positive);
   add("--diffusion-advance-below", run.diffusion_advance_below, "The same, diffusion stage")
       ->check(positive);
+  add("--drill-share", run.train.drill_share,
+      "Share of batches with short contexts and many sums and sorts, after context 64")
+      ->check(CLI::Range(0.0, 1.0));
   add("--precision", flags.precision, "Linear layers and attention (weights stay float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
 }

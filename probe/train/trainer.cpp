@@ -21,9 +21,9 @@ constexpr double kEpsilon = 1e-8;
 constexpr std::size_t kAdvanceBatches = 40;
 // Share of the batches at the current level while the curriculum climbs; the rest repeats earlier
 // levels. On the last level most batches are short again: they are cheap, and what is left to learn
-// (sorting, sums) does not need a long context.
+// does not need a long context. Drill batches are counted apart.
 constexpr double kClimbingShare = 0.7;
-constexpr double kLastLevelShare = 0.2;
+constexpr double kLastLevelShare = 0.3;
 constexpr std::array<std::int64_t, 3> kBlockLengths = {8, 16, 32};
 
 /// bfloat16 autocast for the linear layers while it lives.
@@ -98,16 +98,29 @@ DocumentSpec training_spec(int level, TaskRandom& random) {
     return questions[static_cast<std::size_t>(task)];
   };
   at_task(Task::kNeedle) = level == 0 ? 4 : 3;
-  at_task(Task::kCopy) = 1;
+  // Copying is where attention learns first to find a word and to go on after it; the needles
+  // follow.
+  at_task(Task::kCopy) = level == 0 ? 3 : 1;
   if (level > 0) {
     spec.sentences = std::max<std::size_t>(1, most / 8);
     spec.chains = level < 2 ? 1 : 2;
     at_task(Task::kSentence) = 1;
     at_task(Task::kMultiKey) = 1;
     at_task(Task::kChain) = spec.chains;
-    at_task(Task::kArithmetic) = 4;
-    at_task(Task::kSort) = 4;
+    at_task(Task::kArithmetic) = 2;
+    at_task(Task::kSort) = 2;
   }
+  return spec;
+}
+
+DocumentSpec drill_spec(TaskRandom& random) {
+  DocumentSpec spec;
+  spec.context_length = random.between(24, 64);
+  spec.needles = 2;
+  spec.questions[static_cast<std::size_t>(Task::kNeedle)] = 1;
+  spec.questions[static_cast<std::size_t>(Task::kCopy)] = 1;
+  spec.questions[static_cast<std::size_t>(Task::kArithmetic)] = 6;
+  spec.questions[static_cast<std::size_t>(Task::kSort)] = 6;
   return spec;
 }
 
@@ -162,7 +175,10 @@ TrainingBatch Trainer::next_batch(StepReport& report) const {
                     static_cast<std::uint64_t>(step_));
   int level = level_;
   const double share = level == options_.last_level ? kLastLevelShare : kClimbingShare;
-  if (level > options_.first_level && random.uniform() >= share) {
+  const bool drill = level > 0 && random.uniform() < options_.drill_share;
+  if (drill) {
+    level = 0;
+  } else if (level > options_.first_level && random.uniform() >= share) {
     level = static_cast<int>(random.between(static_cast<std::size_t>(options_.first_level),
                                             static_cast<std::size_t>(level_ - 1)));
   }
@@ -173,11 +189,14 @@ TrainingBatch Trainer::next_batch(StepReport& report) const {
   // A long context is worth a second noisy copy; a short one is cheaper to make anew.
   noise.copies = level == options_.last_level || level_ < options_.last_level ? 2 : 1;
   report.block_length = diffusion ? noise.block_length : 0;
-  const std::int64_t per_document = report.context_length + (diffusion ? 800 : 160);
+  // About the rows of a document's questions; a drill has twice as many.
+  const std::int64_t per_document =
+      report.context_length + (diffusion ? 800 : 160) * (drill ? 3 : 2) / 2;
   const std::int64_t count = std::clamp<std::int64_t>(options_.batch_rows / per_document, 2, 16);
   std::vector<TaskDocument> documents;
   for (std::int64_t i = 0; i < count; ++i) {
-    documents.push_back(make_document(training_spec(level, random), random));
+    documents.push_back(
+        make_document(drill ? drill_spec(random) : training_spec(level, random), random));
   }
   return diffusion ? make_diffusion_batch(documents, tokens_, noise, random)
                    : make_backbone_batch(documents, tokens_);

@@ -31,6 +31,7 @@ struct TrainOptions {
   double clip = 1.0;               // gradient norm
   std::int64_t batch_rows = 2048;  // rows per batch aimed at; at least 2 documents
   double advance_below = 0.3;      // next context length when 40 batches' answer loss is below
+  double drill_share = 0.4;        // share of drill batches once the curriculum is past level 0
   int first_level = 0;             // curriculum level to start at: context 64 << level
   int last_level = 4;
   bool bfloat16 = false;       // autocast; parameters and optimiser stay float32
@@ -99,7 +100,10 @@ class Trainer {
   std::deque<double> recent_;  // answer losses of the current level's batches, at most 40
 };
 
-/// The documents of one training batch at a curriculum level.
+/// A document of a training batch at a curriculum level.
 DocumentSpec training_spec(int level, TaskRandom& random);
+/// A document of a drill batch: at most 64 words, and mostly sums and sorting, which do not depend
+/// on them. Several times as many sums a second as in documents of the curriculum.
+DocumentSpec drill_spec(TaskRandom& random);
 
 }  // namespace blockscope
