@@ -62,4 +62,8 @@ Environment read_environment() {
   return environment;
 }
 
+GnuplotPlace gnuplot_place() {
+  return {.program = variable("BLOCKSCOPE_GNUPLOT"), .search_path = variable("PATH")};
+}
+
 }  // namespace blockscope

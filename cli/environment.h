@@ -1,11 +1,15 @@
 // Reads the environment variables the runtime honours.
 #pragma once
 
+#include "analysis/gnuplot.h"
 #include "probe/environment.h"
 
 namespace blockscope {
 
 /// Throws UsageError when a launcher's rank variables are not numbers or contradict each other.
 Environment read_environment();
+
+/// Where figures find gnuplot: BLOCKSCOPE_GNUPLOT and PATH.
+GnuplotPlace gnuplot_place();
 
 }  // namespace blockscope
