@@ -33,6 +33,12 @@ class PromptError : public Error {
   using Error::Error;
 };
 
+/// A calibration file that can't be read, written or used with this model.
+class CalibrationError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// A trace file that can't be read or written; the subclasses let a caller act differently.
 class TraceError : public Error {
  public:

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "decode_record/error.h"
-#include "probe/reuse_file.h"
+#include "decode_record/reuse_file.h"
 
 namespace blockscope {
 namespace {
@@ -153,7 +153,9 @@ std::unique_ptr<AttentionPolicy> make_policy(const PolicyFlags& flags, const Loa
   }
   FlashBlockOptions options{model.config.num_layers, model.config.num_heads, flags.tau, {}};
   if (!flags.reuse_file.empty()) {
-    options.reuse = read_reuse_file(flags.reuse_file, model.config, model.digest).reuse;
+    const ReuseModel this_model{model.config.num_layers, model.config.num_heads,
+                                model.config.num_kv_heads, model.digest};
+    options.reuse = read_reuse_file(flags.reuse_file, this_model).reuse;
   }
   return make_flashblock_policy(std::move(options));
 }

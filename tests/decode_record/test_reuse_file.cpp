@@ -1,0 +1,223 @@
+// The calibration file: what fits is read, what is malformed, contradicts itself or was made for
+// another model is refused by its place in the file; what is written is read back.
+#include "decode_record/reuse_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "decode_record/error.h"
+#include "tests/decode_record/trace_fixture.h"
+
+namespace blockscope {
+namespace {
+
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+using Changes = std::vector<std::pair<std::string, std::function<void(Json&)>>>;
+
+const std::string kDigest(64, 'a');
+const std::string kOther(64, 'b');
+const ReuseModel kModel{2, 4, 2, kDigest};
+
+Json by_hand() {
+  return {{"format", "blockscope-reuse"},
+          {"format_version", 1},
+          {"model", {{"layers", 2}, {"heads", 4}, {"digest", kDigest}}},
+          {"reuse", {{true, false, true, true}, {false, false, true, false}}}};
+}
+
+ReusePoint point(double gamma, double l2) { return {gamma, 4, 0.25, 0.5, l2, 0.001, l2 / 3.0, 77}; }
+
+/// What calibrate writes, one head not recorded.
+ReuseFile calibrated() {
+  ReuseFile file;
+  file.model = kModel;
+  file.gamma = 0.9;
+  file.tau = 2;
+  file.statistic = "mean cosine of adjacent steps";
+  file.computed_from = "/attention/external";
+  file.traces = {{"run.h5", kDigest, kOther, 12, 3, 4}, {"old.h5", "", kOther, 1, 1, 1}};
+  file.similarity = {{0.1 + 0.2, 0.9, 0.95, 1.0}, {-1.0, kNotMeasured, 0.99, 0.91}};
+  file.standard_deviation = {{0.1, 0.2, kNotMeasured, 0.0}, {0.1, kNotMeasured, 0.1, 0.1}};
+  file.standard_error = file.standard_deviation;
+  file.p5 = {{0.1, 0.5, 0.8, 1.0}, {-1.0, kNotMeasured, 0.9, 0.8}};
+  file.count = {{5, 5, 1, 5}, {5, 0, 5, 5}};
+  file.reuse = reuse_mask(file.similarity, 0.9, ReuseGranularity::head, 2);
+  file.predicted = {point(0.9, 1.0 / 3.0), 12, 6, 1'000'000'000'000, 750'000'000'000};
+  file.curves = {{1, {point(-1.0, kNotMeasured)}}, {2, {point(-0.5, 0.1), point(0.9, 0.2)}}};
+  return file;
+}
+
+std::string refusal(const std::string& text, const std::optional<ReuseModel>& wanted = {}) {
+  try {
+    parse_reuse_file(text, "r.json", wanted);
+  } catch (const CalibrationError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+void expect_refusals(const Json& good, const Changes& cases,
+                     const std::optional<ReuseModel>& wanted = {}) {
+  ASSERT_EQ(refusal(good.dump(), wanted), "accepted");
+  for (const auto& [place, change] : cases) {
+    SCOPED_TRACE(place);
+    Json json = good;
+    change(json);
+    EXPECT_THAT(refusal(json.dump(), wanted), HasSubstr("r.json: " + place + ": expected"));
+  }
+}
+
+TEST(ReuseFileTest, AFileMadeByHandNeedsOnlyTheModelAndTheMask) {
+  const ReuseFile file = parse_reuse_file(by_hand().dump(), "r.json", kModel);
+  EXPECT_EQ(file.reuse, (HeadMatrix<bool>{{true, false, true, true}, {false, false, true, false}}));
+  EXPECT_FALSE(file.gamma || file.tau || file.predicted);
+  EXPECT_TRUE(file.similarity.empty() && file.traces.empty() && file.curves.empty());
+}
+
+TEST(ReuseFileTest, NamesTheFieldThatDiffersFromThisModel) {
+  Json good = by_hand();
+  good["model"]["kv_heads"] = 2;
+  expect_refusals(good,
+                  {{"model.layers", [](Json& j) { j["model"]["layers"] = 3; }},
+                   {"model.heads", [](Json& j) { j["model"]["heads"] = 5; }},
+                   {"model.kv_heads", [](Json& j) { j["model"]["kv_heads"] = 4; }},
+                   {"model.digest", [](Json& j) { j["model"]["digest"] = kOther; }}},
+                  kModel);
+  good["model"]["digest"] = kOther;
+  EXPECT_THAT(refusal(good.dump(), kModel),
+              testing::AllOf(HasSubstr(kDigest), HasSubstr("got \"" + kOther + "\"")));
+  EXPECT_EQ(refusal(good.dump()), "accepted");  // some model's file is a good file
+}
+
+TEST(ReuseFileTest, RefusesWhatIsMalformedByItsPlace) {
+  expect_refusals(by_hand(), {{"format", [](Json& j) { j["format"] = "other"; }},
+                              {"format", [](Json& j) { j.erase("format"); }},
+                              {"format_version", [](Json& j) { j["format_version"] = 2; }},
+                              {"format_version", [](Json& j) { j["format_version"] = "1"; }},
+                              {"model", [](Json& j) { j.erase("model"); }},
+                              {"model", [](Json& j) { j["model"] = 5; }},
+                              {"model.layers", [](Json& j) { j["model"]["layers"] = 0; }},
+                              {"model.heads", [](Json& j) { j["model"]["heads"] = 1e300; }},
+                              {"model.heads", [](Json& j) { j["model"]["heads"] = UINT64_MAX; }},
+                              {"model.kv_heads", [](Json& j) { j["model"]["kv_heads"] = 3; }},
+                              {"model.digest", [](Json& j) { j["model"].erase("digest"); }},
+                              {"model.digest", [](Json& j) { j["model"]["digest"] = "abc"; }},
+                              {"reuse", [](Json& j) { j.erase("reuse"); }},
+                              {"reuse", [](Json& j) { j["reuse"] = Json::array(); }},
+                              {"reuse[1]", [](Json& j) { j["reuse"][1].push_back(true); }},
+                              {"reuse[1]", [](Json& j) { j["reuse"][1] = "all"; }},
+                              {"reuse[0][2]", [](Json& j) { j["reuse"][0][2] = 1; }}});
+}
+
+TEST(ReuseFileTest, RefusesMeasurementsThatAreOutOfRangeOrContradictTheMask) {
+  const auto set = [](const char* pointer, const Json& value) {
+    return [=](Json& json) { json[Json::json_pointer(pointer)] = value; };
+  };
+  expect_refusals(
+      Json::parse(to_json(calibrated())),
+      {{"gamma", set("/gamma", 1.5)},
+       {"gamma", set("/gamma", nullptr)},
+       {"tau", set("/tau", 0)},
+       {"tau", set("/tau", 1.5)},
+       {"granularity", set("/granularity", "layer")},
+       {"similarity[0][1]", set("/similarity/0/1", 1.01)},
+       {"similarity[0][1]", set("/similarity/0/1", "high")},
+       {"similarity[1]", [](Json& j) { j["similarity"][1].erase(0); }},
+       {"standard_error[0][0]", set("/standard_error/0/0", -1)},
+       {"count[0][0]", set("/count/0/0", -1)},
+       {"traces[0].rows", set("/traces/0/rows", -1)},
+       {"traces[0].prompts", set("/traces/0/prompts", "x")},
+       {"predictions.chosen.byte_saving", set("/predictions/chosen/byte_saving", 1.5)},
+       {"predictions.chosen.reusing_steps", set("/predictions/chosen/reusing_steps", 13)},
+       {"predictions.curves[1].points[1].gamma", set("/predictions/curves/1/points/0/gamma", 0.9)},
+       {"predictions.curves[1].tau", set("/predictions/curves/1/tau", 1)},
+       // The mask must be what gamma and the similarities say, strictly greater.
+       {"reuse[0][2]", set("/reuse/0/2", false)},
+       {"reuse[0][1]", set("/reuse/0/1", true)},
+       {"reuse[1][1]", set("/reuse/1/1", true)},
+       {"reuse[0][2]", set("/gamma", 0.95)},
+       {"reuse[1][2]", set("/similarity/1/2", 0.5)}});
+  Json group = Json::parse(to_json(calibrated()));
+  group["granularity"] = "kv-group";
+  EXPECT_EQ(refusal(group.dump()), "accepted");  // both of head 2, 3 are above in both layers
+  group["model"].erase("kv_heads");
+  EXPECT_THAT(refusal(group.dump()), HasSubstr("r.json: model.kv_heads: expected a value"));
+}
+
+TEST(ReuseFileTest, RefusesTextsThatAreNoJsonOrNoNumbers) {
+  EXPECT_THAT(refusal("{\"format\": "), HasSubstr("r.json"));
+  EXPECT_THAT(refusal(""), HasSubstr("r.json"));
+  EXPECT_THAT(refusal("[1, 2]"), HasSubstr("expected an object"));
+  EXPECT_THAT(refusal(std::string(100000, '[')), HasSubstr("r.json"));
+  std::string text = to_json(calibrated());
+  text.replace(text.find("0.95"), 4, "NaN");
+  EXPECT_THAT(refusal(text), HasSubstr("does not parse"));
+  text = to_json(calibrated());
+  text.replace(text.find("0.95"), 4, "1e999");
+  EXPECT_NE(refusal(text), "accepted");
+}
+
+TEST(ReuseFileTest, TheMaskIsStrictAndAGroupReusesAsAWhole) {
+  const HeadMatrix<double> similarity{{0.9, 0.91, 0.95, 0.99}, {kNotMeasured, 1.0, 1.0, -1.0}};
+  EXPECT_EQ(reuse_mask(similarity, 0.9, ReuseGranularity::head, 2),
+            (HeadMatrix<bool>{{false, true, true, true}, {false, true, true, false}}));
+  EXPECT_EQ(reuse_mask(similarity, 0.9, ReuseGranularity::kv_group, 2),
+            (HeadMatrix<bool>{{false, false, true, true}, {false, false, false, false}}));
+  EXPECT_EQ(reuse_mask(similarity, -1.0, ReuseGranularity::kv_group, 1),
+            (HeadMatrix<bool>{{true, true, true, true}, {false, false, false, false}}));
+}
+
+TEST(ReuseFileTest, ReadsBackEveryBitOfWhatItWrote) {
+  const fixture::TempDir folder;
+  const std::string path = folder.file("reuse.json");
+  const ReuseFile file = calibrated();
+  write_reuse_file(path, file);
+  const ReuseFile back = read_reuse_file(path, kModel);
+  EXPECT_EQ(to_json(back), to_json(file));
+  EXPECT_EQ(back.similarity[0][0], 0.1 + 0.2);
+  EXPECT_TRUE(std::isnan(back.similarity[1][1]));
+  EXPECT_EQ(back.reuse, file.reuse);
+  EXPECT_EQ(back.predicted->point.relative_l2, 1.0 / 3.0);
+  EXPECT_EQ(back.predicted->external_keys_read, 750'000'000'000);
+  EXPECT_EQ(back.curves[1].points[1].terms, 77);
+  EXPECT_EQ(back.traces[1].model_digest, "");
+  EXPECT_EQ(back.count, file.count);
+}
+
+TEST(ReuseFileTest, WritesWholeFilesOrNone) {
+  const fixture::TempDir folder;
+  const std::string path = folder.file("reuse.json");
+  std::ofstream(path) << "mine";
+  EXPECT_THROW(write_reuse_file(path, calibrated()), CalibrationError);
+  EXPECT_EQ(std::filesystem::file_size(path), 4U);
+  ReuseFile bad = calibrated();
+  bad.similarity[0][0] = 2.0;
+  EXPECT_THROW(write_reuse_file(path, bad, true), CalibrationError);
+  EXPECT_EQ(std::filesystem::file_size(path), 4U);
+  write_reuse_file(path, calibrated(), true);
+  EXPECT_EQ(to_json(read_reuse_file(path)), to_json(calibrated()));
+  EXPECT_THROW(write_reuse_file(folder.file("none/reuse.json"), calibrated()), CalibrationError);
+  EXPECT_THROW(write_reuse_file(folder.path(), calibrated(), true), CalibrationError);
+  std::size_t files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    EXPECT_EQ(entry.path().filename(), "reuse.json");
+    ++files;
+  }
+  EXPECT_EQ(files, 1U);
+  EXPECT_THROW(read_reuse_file(folder.file("none.json")), CalibrationError);
+  EXPECT_THROW(read_reuse_file(folder.path()), CalibrationError);
+}
+
+}  // namespace
+}  // namespace blockscope
