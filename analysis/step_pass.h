@@ -1,9 +1,11 @@
-// One pass over one or more traces that feeds any number of metrics: every array is read once, in
-// the order of the file, however many metrics want it, and memory does not grow with the file.
+// One pass over one or more traces that feeds any number of metrics: every array is read once,
+// however many metrics want it, and memory does not grow with the file.
 //
-// A thread reads; workers call the metrics. Calls for one layer come in the order of the rows and
-// from one thread at a time; calls for different layers run at the same time. So a metric keeps its
-// sums per layer and needs no locks, and its result does not depend on the number of threads.
+// The calling thread reads; workers call the metrics. Calls for one layer come block by block (in
+// the order of list_blocks, also where a batch interleaves the rows of its sequences), steps
+// ascending, and from one thread at a time; calls for different layers run at the same time. So a
+// metric keeps its sums per layer and needs no locks, and its result does not depend on the number
+// of threads.
 #pragma once
 
 #include <cstdint>
@@ -49,6 +51,9 @@ class StepView {
   virtual std::size_t layer() const = 0;                    ///< recorded slot
   virtual std::span<const std::uint8_t> valid() const = 0;  ///< [B], 1: the position exists
   virtual std::int64_t num_valid() const = 0;
+  /// The same of previous() and first(); empty when there is none.
+  virtual std::span<const std::uint8_t> previous_valid() const = 0;
+  virtual std::span<const std::uint8_t> first_valid() const = 0;
 
   /// Values of a field that the metric listed in fields(). Datasets with a layer axis: this layer's
   /// part, without the row and layer axes (A_out: [H, B, D]); others: the whole row.
@@ -59,6 +64,8 @@ class StepView {
   /// The arrays of the last step of this block that the rule "recompute iff M >= tau" recomputed,
   /// this step included; empty when a gap hides it. tau as in Needs::taus.
   virtual ArrayView source(Field field, double tau) const = 0;
+  /// The step of these arrays; nullptr when a gap hides it.
+  virtual const StepRef* source(double tau) const = 0;
 };
 
 /// What a metric wants to be fed with.
@@ -86,7 +93,7 @@ class StepMetric {
 struct PassOptions {
   RowSelection rows;
   std::optional<std::vector<std::int64_t>> layers;    ///< the model's indices; unset: all recorded
-  std::size_t threads = 0;                            ///< 0: one per core
+  std::size_t threads = 0;                            ///< workers; 0: one per core
   std::size_t memory_bytes = std::size_t{256} << 20;  ///< for arrays held at one time
   /// Called now and then from the reading thread with rows done and rows in all; false stops the
   /// pass with InterruptedError.
@@ -114,7 +121,9 @@ class TraceGroup {
   TraceShape shape_;
 };
 
-/// Feeds all metrics with all traces of the group and returns their results in the same order.
+/// Feeds all metrics with all traces of the group and returns their results in the same order. With
+/// options.layers, arrays with a layer axis keep only those layers. Throws what the metrics and the
+/// reader throw, and UsageError when a layer was not recorded.
 std::vector<MetricResult> run_pass(const TraceGroup& traces,
                                    const std::vector<std::unique_ptr<StepMetric>>& metrics,
                                    const PassOptions& options = {});

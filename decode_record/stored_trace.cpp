@@ -143,8 +143,8 @@ std::int64_t StoredTrace::cell(Field field) const {
   return value;
 }
 
-std::vector<std::byte> StoredTrace::read(Field field, std::int64_t first, std::int64_t count,
-                                         std::int64_t layer) const {
+StoredTrace::Box StoredTrace::box(Field field, std::int64_t first, std::int64_t count,
+                                  std::int64_t layer) const {
   const DatasetSpec& spec = spec_of(field);
   const h5::Dataset& target = dataset(field);
   const std::int64_t rows_there = extent(field);
@@ -174,9 +174,25 @@ std::vector<std::byte> StoredTrace::read(Field field, std::int64_t first, std::i
   if (bytes > kLargestRead) {
     throw TraceError(fmt::format("{}: {} rows are too many to read at once", target.name, count));
   }
-  std::vector<std::byte> values(bytes);
-  if (bytes != 0) h5::read_words(target, start, shape, values.data());
+  return Box{std::move(start), std::move(shape), bytes};
+}
+
+std::vector<std::byte> StoredTrace::read(Field field, std::int64_t first, std::int64_t count,
+                                         std::int64_t layer) const {
+  const Box part = box(field, first, count, layer);
+  std::vector<std::byte> values(part.bytes);
+  if (part.bytes != 0) h5::read_words(dataset(field), part.start, part.shape, values.data());
   return values;
+}
+
+void StoredTrace::read_into(Field field, std::int64_t first, std::int64_t count, std::int64_t layer,
+                            std::span<std::byte> out) const {
+  const Box part = box(field, first, count, layer);
+  if (out.size() != part.bytes) {
+    throw UsageError(fmt::format("{}: expected a buffer of {} bytes, got {}", dataset(field).name,
+                                 part.bytes, out.size()));
+  }
+  if (part.bytes != 0) h5::read_words(dataset(field), part.start, part.shape, out.data());
 }
 
 bool StoredTrace::chunk_written(Field field, std::int64_t row, std::int64_t layer) const {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,6 +52,9 @@ class StoredTrace {
   static constexpr std::int64_t kAllLayersOfRow = -1;
   std::vector<std::byte> read(Field field, std::int64_t first, std::int64_t count,
                               std::int64_t layer) const;
+  /// The same into `out`, which must have the size of the values.
+  void read_into(Field field, std::int64_t first, std::int64_t count, std::int64_t layer,
+                 std::span<std::byte> out) const;
   bool chunk_written(Field field, std::int64_t row, std::int64_t layer) const;
 
   template <typename Value>
@@ -64,7 +68,14 @@ class StoredTrace {
     std::optional<h5::Dataset> dataset;
     bool stale = false;
   };
+  /// The part of a dataset that a read asks for.
+  struct Box {
+    std::vector<hsize_t> start;
+    std::vector<hsize_t> shape;
+    std::size_t bytes = 0;
+  };
   h5::Dataset& dataset(Field field) const;
+  Box box(Field field, std::int64_t first, std::int64_t count, std::int64_t layer) const;
 
   ReadOnlyFile bytes_;
   h5::File file_;

@@ -206,6 +206,10 @@ SequenceInfo TraceReader::sequence(std::int64_t index) const {
   return info;
 }
 
+std::vector<std::uint8_t> TraceReader::aborted() const {
+  return impl_->raw.column<std::uint8_t>(Field::sequence_aborted, 0, impl_->info.num_sequences);
+}
+
 std::vector<std::int64_t> TraceReader::rows_of(std::int64_t sequence) const {
   return impl_->rows_of(sequence).all;
 }
@@ -236,6 +240,15 @@ std::vector<std::int32_t> TraceReader::read_ints_at(Field field, std::int64_t ro
   const h5::Element element = checked_element(impl_->raw, field, false);
   impl_->check_rows(row, 1);
   return to_ints(impl_->raw.read(field, row, 1, layer), element);
+}
+
+void TraceReader::read_raw(Field field, std::int64_t first_row, std::int64_t count,
+                           std::int64_t layer, std::span<std::byte> out) const {
+  if (!spec_of(field).per_row()) {
+    throw UsageError(fmt::format("{}: not a dataset with a row axis", spec_of(field).path));
+  }
+  impl_->check_rows(first_row, count);
+  impl_->raw.read_into(field, first_row, count, layer, out);
 }
 
 bool TraceReader::written(Field field, std::int64_t row, std::int64_t layer) const {

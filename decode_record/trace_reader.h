@@ -4,8 +4,10 @@
 // readers of a process share HDF5's one lock, so use them from one thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -65,6 +67,8 @@ class TraceReader {
   bool has(Field field) const;
   StepColumns steps(std::int64_t first_row, std::int64_t count) const;
   SequenceInfo sequence(std::int64_t index) const;
+  /// Per sequence: 1 when it was cut by a kill and decoded again under another index.
+  std::vector<std::uint8_t> aborted() const;
   /// Rows of a sequence, ascending.
   std::vector<std::int64_t> rows_of(std::int64_t sequence) const;
 
@@ -75,6 +79,12 @@ class TraceReader {
   /// The same for one row and one recorded layer (index into meta.layers).
   std::vector<float> read_floats_at(Field field, std::int64_t row, std::int64_t layer) const;
   std::vector<std::int32_t> read_ints_at(Field field, std::int64_t row, std::int64_t layer) const;
+  /// Rows [first_row, first_row + count) as they lie in the file (bfloat16 words are not widened)
+  /// into the caller's buffer, which must have exactly their size; one recorded layer of a dataset
+  /// with a layer axis, or kAllLayersOfRow.
+  static constexpr std::int64_t kAllLayersOfRow = -1;
+  void read_raw(Field field, std::int64_t first_row, std::int64_t count, std::int64_t layer,
+                std::span<std::byte> out) const;
   /// Whether the row's values of this dataset were written (they are fill values otherwise).
   bool written(Field field, std::int64_t row, std::int64_t layer) const;
 

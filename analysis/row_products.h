@@ -1,0 +1,32 @@
+// The inner loops behind cosines: a·b, a·a and b·b of pairs of rows, straight from bfloat16 or
+// float32 words, accumulated in several float32 lanes. Compiled once per instruction set; the files
+// include no library header, so that no inline function of a wide instruction set leaks out.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace blockscope {
+
+/// Sums of one pair of rows.
+struct RowProducts {
+  float dot;       ///< a . b
+  float square_a;  ///< a . a
+  float square_b;  ///< b . b
+};
+
+/// a, b: [rows, dim], no alignment needed; out: [rows].
+struct RowProductKernels {
+  const char* instruction_set;
+  void (*bf16)(const uint16_t* a, const uint16_t* b, size_t rows, size_t dim, RowProducts* out);
+  void (*f32)(const float* a, const float* b, size_t rows, size_t dim, RowProducts* out);
+};
+
+extern const RowProductKernels kRowProductsBaseline;
+extern const RowProductKernels kRowProductsAvx2;
+extern const RowProductKernels kRowProductsAvx512;
+
+/// What this processor can run, the fastest first; `count` of them, at least one.
+const RowProductKernels* const* available_row_products(size_t* count);
+
+}  // namespace blockscope
