@@ -40,7 +40,8 @@ std::string hint_for(std::string_view error) {
            "set HDF5_USE_FILE_LOCKING=FALSE in the environment.";
   }
   if (says("No space left") || says("Disk quota") || says("File too large")) {
-    return " HINT: the disk is full; free space or choose another place, then go on with --resume.";
+    return " HINT: the disk is full; free space or choose another place (a capture goes on with "
+           "--resume).";
   }
   return "";
 }
@@ -85,6 +86,8 @@ H5Type file_type(Element element) {
       return H5Type(H5Tcopy(H5T_STD_I64LE));
     case Element::f32:
       return H5Type(H5Tcopy(H5T_IEEE_F32LE));
+    case Element::f64:
+      return H5Type(H5Tcopy(H5T_IEEE_F64LE));
     case Element::bf16:
       break;
   }
@@ -107,6 +110,7 @@ H5Plist uncached(const std::string& where) {
 H5Space box(const Dataset& dataset, std::span<const hsize_t> start,
             std::span<const hsize_t> count) {
   H5Space space(check_id(H5Dget_space(dataset.handle.get()), dataset.name, "get the extent"));
+  if (start.empty()) return space;  // a scalar
   check(H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, start.data(), nullptr, count.data(),
                             nullptr),
         dataset.name, "select rows");
@@ -122,7 +126,10 @@ void set_fill_value(const H5Plist& plist, Element element, const std::string& wh
     // Given as raw words: HDF5's conversion of a NaN to a custom float is not needed then.
     const H5Type type = file_type(element);
     const std::uint16_t nan16 = 0x7FC0;
-    const void* value = element == Element::bf16 ? static_cast<const void*>(&nan16) : &nan;
+    const double nan64 = std::numeric_limits<double>::quiet_NaN();
+    const void* value = &nan;
+    if (element == Element::bf16) value = &nan16;
+    if (element == Element::f64) value = &nan64;
     check(H5Pset_fill_value(plist.get(), type.get(), value), where, "set fill value");
   }
 }
@@ -136,6 +143,7 @@ std::size_t size_of(Element element) {
     case Element::bf16:
       return 2;
     case Element::i64:
+    case Element::f64:
       return 8;
     case Element::i32:
     case Element::f32:

@@ -54,8 +54,9 @@ static_assert(std::is_nothrow_move_constructible_v<H5File> &&
               !std::is_copy_constructible_v<H5File>);
 static_assert(std::is_nothrow_move_assignable_v<H5File> && !std::is_copy_assignable_v<H5File>);
 
-/// Element types of trace files. `bf16` is a 16-bit HDF5 float that any HDF5 reads as float.
-enum class Element : std::uint8_t { u8, i32, i64, f32, bf16 };
+/// Element types. `bf16` is a 16-bit HDF5 float that any HDF5 reads as float; `f64` is for results,
+/// no trace has it.
+enum class Element : std::uint8_t { u8, i32, i64, f32, bf16, f64 };
 std::size_t size_of(Element element);
 
 /// A file with its path, for messages.
@@ -141,6 +142,12 @@ std::optional<std::int64_t> read_int_attribute(const File& file, const std::stri
                                                const std::string& name);
 std::optional<double> read_double_attribute(const File& file, const std::string& path,
                                             const std::string& name);
+
+/// A group and the groups above it; nothing happens where it exists.
+void create_group(const File& file, const std::string& path);
+/// A one-dimensional dataset of UTF-8 strings of any length.
+Dataset write_strings(const File& file, const std::string& path,
+                      std::span<const std::string> values);
 
 /// Makes `scale` a dimension scale called `name` and attaches it to an axis.
 void make_scale(const Dataset& scale, const std::string& name);

@@ -1,4 +1,4 @@
-// Attributes and dimension scales of h5.h.
+// Attributes, dimension scales, groups and texts of h5.h.
 #include <fmt/format.h>
 #include <hdf5_hl.h>
 
@@ -97,6 +97,37 @@ std::optional<std::int64_t> read_int_attribute(const File& file, const std::stri
 std::optional<double> read_double_attribute(const File& file, const std::string& path,
                                             const std::string& name) {
   return read_number<double>(file, path, name, H5T_FLOAT, H5T_NATIVE_DOUBLE);
+}
+
+void create_group(const File& file, const std::string& path) {
+  if (exists(file, path)) return;
+  const std::string where = object_name(file, path);
+  const H5Plist links(H5Pcreate(H5P_LINK_CREATE));
+  check(H5Pset_create_intermediate_group(links.get(), 1), where, "create groups");
+  const H5Group group(
+      check_id(H5Gcreate2(file.handle.get(), path.c_str(), links.get(), H5P_DEFAULT, H5P_DEFAULT),
+               where, "create the group"));
+}
+
+Dataset write_strings(const File& file, const std::string& path,
+                      std::span<const std::string> values) {
+  silence();
+  const std::string where = object_name(file, path);
+  const H5Type type(H5Tcopy(H5T_C_S1));
+  check(H5Tset_size(type.get(), H5T_VARIABLE), where, "string type");
+  check(H5Tset_cset(type.get(), H5T_CSET_UTF8), where, "string type");
+  const hsize_t count = values.size();
+  const H5Space space(check_id(H5Screate_simple(1, &count, nullptr), where, "create"));
+  H5Dataset handle(check_id(H5Dcreate2(file.handle.get(), path.c_str(), type.get(), space.get(),
+                                       H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
+                            where, "create"));
+  std::vector<const char*> texts;
+  for (const std::string& value : values) texts.push_back(value.c_str());
+  if (count > 0) {
+    check(H5Dwrite(handle.get(), type.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, texts.data()), where,
+          "write");
+  }
+  return Dataset{std::move(handle), where, Element::u8, {count}, {}, false};
 }
 
 void make_scale(const Dataset& scale, const std::string& name) {

@@ -17,6 +17,8 @@ std::string element_name(h5::Element element) {
       return "i64";
     case h5::Element::f32:
       return "f32";
+    case h5::Element::f64:
+      return "f64";
     case h5::Element::bf16:
       break;
   }

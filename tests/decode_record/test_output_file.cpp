@@ -1,0 +1,134 @@
+// Output files: whole under their name, or not there at all.
+#include "decode_record/output_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "decode_record/array_file.h"
+#include "decode_record/error.h"
+#include "tests/decode_record/trace_fixture.h"
+
+namespace blockscope {
+namespace {
+
+namespace fs = std::filesystem;
+using fixture::TempDir;
+using ::testing::HasSubstr;
+
+std::string contents(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::size_t files_in(const std::string& folder) {
+  return static_cast<std::size_t>(
+      std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
+}
+
+/// No file of this process may grow beyond `bytes`, as on a full disk.
+class FullDisk {
+ public:
+  explicit FullDisk(rlim_t bytes) {
+    std::signal(SIGXFSZ, SIG_IGN);
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  FullDisk(const FullDisk&) = delete;
+  FullDisk& operator=(const FullDisk&) = delete;
+  ~FullDisk() { ::setrlimit(RLIMIT_FSIZE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+TEST(OutputFile, AppearsUnderItsNameOnlyWhenItIsCommitted) {
+  const TempDir folder;
+  const std::string path = folder.file("a.csv");
+  {
+    OutputFile output(path, false);
+    output.write("whole\n");
+    EXPECT_FALSE(fs::exists(path));
+    output.commit();
+  }
+  EXPECT_EQ(contents(path), "whole\n");
+  EXPECT_EQ(files_in(folder.path()), 1u);
+}
+
+TEST(OutputFile, LeavesNothingBehindWithoutCommit) {
+  const TempDir folder;
+  {
+    OutputFile output(folder.file("a.csv"), false);
+    output.write("half");
+    OutputFile moved = std::move(output);
+  }
+  EXPECT_EQ(files_in(folder.path()), 0u);
+}
+
+TEST(OutputFile, KeepsWhatIsThereUnlessToldToReplaceIt) {
+  const TempDir folder;
+  const std::string path = folder.file("a.csv");
+  std::ofstream(path) << "mine";
+  EXPECT_THROW(OutputFile(path, false), UsageError);
+  { const OutputFile forced(path, true); }
+  EXPECT_EQ(contents(path), "mine") << "replaced only by commit()";
+  OutputFile output(path, true);
+  output.write("new");
+  output.commit();
+  EXPECT_EQ(contents(path), "new");
+}
+
+TEST(OutputFile, RefusesFoldersDevicesAndPlacesThatAreNotThere) {
+  const TempDir folder;
+  EXPECT_THROW(OutputFile(folder.path(), true), Error);
+  EXPECT_THROW(OutputFile("/dev/null", true), Error);
+  try {
+    OutputFile(folder.file("absent/a.csv"), false);
+    ADD_FAILURE() << "accepted";
+  } catch (const UsageError&) {
+    ADD_FAILURE() << "not the user's words but the disk is at fault";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("No such file or directory"));
+  }
+}
+
+TEST(OutputFile, AFullDiskIsAnErrorAndLeavesNothing) {
+  const TempDir folder;
+  const std::string path = folder.file("a.csv");
+  {
+    const FullDisk disk(1000);
+    OutputFile output(path, false);
+    EXPECT_THROW(output.write(std::string(2000, 'x')), Error);
+  }
+  EXPECT_EQ(files_in(folder.path()), 0u);
+}
+
+TEST(ArrayFile, AFullDiskIsAnErrorWhateverWasWrittenLast) {
+  const TempDir folder;
+  const std::vector<double> values(1000, 1.0);
+  int failures = 0;
+  for (const rlim_t limit : {100u, 1000u, 4000u, 9000u, 12000u, 16000u}) {
+    const FullDisk disk(limit);
+    OutputFile output(folder.file("a.h5"), false);
+    try {
+      ArrayFile file(output.temporary());
+      file.add_group("/metric", {{"title", std::string("Title")}});
+      file.add_axis("/metric/x", std::span<const double>(values));
+      file.add_array("/metric/y", {"/metric/x"}, std::span<const double>(values), {});
+      file.close();
+    } catch (const TraceError&) {
+      ++failures;
+    }
+  }
+  EXPECT_EQ(failures, 6);
+  EXPECT_EQ(files_in(folder.path()), 0u);
+}
+
+}  // namespace
+}  // namespace blockscope
