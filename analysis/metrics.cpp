@@ -4,7 +4,12 @@
 
 #include <algorithm>
 
+#include "analysis/decoding.h"
+#include "analysis/estimation_accuracy.h"
+#include "analysis/query_statistics.h"
+#include "analysis/recall.h"
 #include "analysis/similarity_metric.h"
+#include "analysis/union_size.h"
 #include "decode_record/error.h"
 
 namespace blockscope {
@@ -13,6 +18,20 @@ const std::vector<MetricInfo>& all_metrics() {
   static const std::vector<MetricInfo> metrics{
       {"similarity", "cosine of A_out and A_in between adjacent steps", "summary", true,
        make_similarity_metric},
+      {"recall", "share of the first step's top-k set that later steps still select", "sets", true,
+       [](const MetricOptions& options) { return std::make_unique<RecallMetric>(options); }},
+      {"union_size", "union of the tokens' top-k sets, mean and distribution", "sets", true,
+       [](const MetricOptions& options) { return std::make_unique<UnionSizeMetric>(options); }},
+      {"est_acc", "share of each token's top-k set that the block's set holds", "full", true,
+       [](const MetricOptions&) { return std::make_unique<EstimationAccuracyMetric>(); }},
+      {"query_statistics", "five stages from predictions to top-k sets, against step 1", "summary",
+       true,
+       [](const MetricOptions& options) {
+         return std::make_unique<QueryStatisticsMetric>(options);
+       }},
+      {"decoding", "tokens per step, confidence, when positions settle, M, accuracy", "trajectory",
+       true,
+       [](const MetricOptions& options) { return std::make_unique<DecodingMetric>(options); }},
   };
   return metrics;
 }

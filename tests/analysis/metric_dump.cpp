@@ -1,7 +1,9 @@
 // Runs metrics over traces and prints their results as JSON, for the Python oracles:
 //   metric_dump METRICS TRACE... [--threads N] [--memory BYTES] [--layers 0,2] [--sequences ...]
 //               [--blocks ...] [--from-summary] [--taus 2,inf] [--set-sizes 4,8]
-// METRICS: names separated by commas. NaN and infinities are strings.
+//               [--backbone TRACE]
+// METRICS: names separated by commas, query_comparison (with --backbone) or decoding_curves.
+// NaN and infinities are strings.
 #include <cmath>
 #include <iostream>
 #include <map>
@@ -10,7 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "analysis/decoding_curves.h"
 #include "analysis/metrics.h"
+#include "analysis/query_comparison.h"
 #include "analysis/step_pass.h"
 
 namespace blockscope {
@@ -59,6 +63,7 @@ struct Arguments {
   std::vector<std::string> traces;
   PassOptions pass;
   MetricOptions metrics;
+  std::string backbone;
 };
 
 Arguments parse(int argc, char** argv) {
@@ -92,6 +97,8 @@ Arguments parse(int argc, char** argv) {
       arguments.pass.rows.blocks = parse_list<std::int64_t>(value);
     } else if (flag == "--taus") {
       arguments.metrics.taus = parse_list<double>(value);
+    } else if (flag == "--backbone") {
+      arguments.backbone = value;
     } else if (flag == "--set-sizes") {
       arguments.metrics.set_sizes = parse_list<std::int64_t>(value);
     } else {
@@ -103,6 +110,22 @@ Arguments parse(int argc, char** argv) {
 
 int run(int argc, char** argv) {
   const Arguments arguments = parse(argc, argv);
+  if (arguments.names.front() == "query_comparison") {
+    const TraceGroup trained(arguments.traces);
+    const TraceGroup backbone({arguments.backbone});
+    std::cout << to_json(
+                     compare_query_statistics(trained, backbone, arguments.metrics, arguments.pass))
+              << '\n';
+    return 0;
+  }
+  if (arguments.names.front() == "decoding_curves") {
+    json curves = json::array();
+    for (const MetricResult& result : decoding_curves(TraceGroup(arguments.traces))) {
+      curves.push_back(to_json(result));
+    }
+    std::cout << curves << '\n';
+    return 0;
+  }
   std::vector<std::unique_ptr<StepMetric>> metrics;
   for (const std::string& name : arguments.names) {
     metrics.push_back(metric_by_name(name).make(arguments.metrics));

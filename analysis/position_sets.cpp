@@ -1,0 +1,126 @@
+#include "analysis/position_sets.h"
+
+#include <algorithm>
+#include <string>
+
+#include "decode_record/error.h"
+
+namespace blockscope {
+namespace {
+
+// -1 (padding) becomes 0; anything below becomes too large.
+std::uint32_t shifted(std::int32_t position) { return static_cast<std::uint32_t>(position) + 1U; }
+
+/// Largest position + 1; 0 for padding alone. Checks every entry.
+std::size_t checked_extent(std::span<const std::int32_t> set) {
+  std::uint32_t largest = 0;
+  for (const std::int32_t p : set) largest = std::max(largest, shifted(p));
+  if (largest > static_cast<std::uint32_t>(RankTable::kMaxPosition) + 1U) {
+    throw Error("expected positions from -1 (padding) to " +
+                std::to_string(RankTable::kMaxPosition) + ", got " +
+                std::to_string(static_cast<std::int32_t>(largest - 1U)));
+  }
+  return largest;
+}
+
+[[noreturn]] void throw_repeated(std::int32_t position) {
+  throw Error("expected distinct positions in a set, got " + std::to_string(position) + " twice");
+}
+
+}  // namespace
+
+std::size_t set_length(std::span<const std::int32_t> set) {
+  return static_cast<std::size_t>(std::find(set.begin(), set.end(), -1) - set.begin());
+}
+
+void RankTable::assign(std::span<const std::int32_t> set) {
+  const std::size_t extent = checked_extent(set);
+  for (const std::int32_t p : members_) table_[static_cast<std::size_t>(p)] = 0;
+  members_.clear();
+  if (table_.size() < extent) table_.resize(extent, 0);
+  std::int32_t rank = 0;
+  for (const std::int32_t p : set) {
+    ++rank;
+    if (p < 0) continue;
+    std::int32_t& entry = table_[static_cast<std::size_t>(p)];
+    if (entry != 0) throw_repeated(p);
+    entry = rank;
+    members_.push_back(p);
+  }
+}
+
+void count_shared(const RankTable& a, std::span<const std::int32_t> b,
+                  std::span<std::uint8_t> shared) {
+  constexpr std::uint8_t kMet = 0x80;  // on A's ranks while counting: this member of A was in B
+  std::fill(shared.begin(), shared.end(), std::uint8_t{0});
+  std::int32_t rank_b = 0;
+  for (const std::int32_t p : b) {
+    const std::int32_t rank_a = a.rank(p);
+    if (rank_a >= 0) {
+      std::uint8_t& member = shared[static_cast<std::size_t>(rank_a)];
+      if ((member & kMet) != 0) throw_repeated(p);
+      member |= kMet;
+      ++shared[static_cast<std::size_t>(std::max(rank_a, rank_b))];
+    }
+    ++rank_b;
+  }
+  for (std::uint8_t& count : shared) count &= static_cast<std::uint8_t>(~kMet);
+}
+
+std::int64_t UnionCounter::count(std::span<const std::int32_t> sets) {
+  const std::size_t extent = checked_extent(sets) + 1;
+  if (seen_.size() < extent) seen_.resize(extent, 0);
+  // Stores without reading back, then one sweep over the table: faster than counting on the way,
+  // unless the table is much longer than the list.
+  std::uint8_t* seen = seen_.data();
+  for (const std::int32_t p : sets) seen[shifted(p)] = 1;
+  seen[0] = 0;
+  std::int64_t distinct = 0;
+  if (extent <= 8 * sets.size()) {
+    for (std::size_t begin = 0; begin < extent; begin += 128) {
+      const std::size_t end = std::min(extent, begin + 128);
+      std::uint8_t part = 0;  // at most 128: fits, and vectorises without widening
+      for (std::size_t i = begin; i < end; ++i) part = static_cast<std::uint8_t>(part + seen[i]);
+      distinct += part;
+    }
+    std::fill_n(seen, extent, std::uint8_t{0});
+    return distinct;
+  }
+  for (const std::int32_t p : sets) {
+    distinct += seen[shifted(p)];
+    seen[shifted(p)] = 0;
+  }
+  return distinct;
+}
+
+void OverlapCounter::mark(std::span<const std::int32_t> set, std::uint64_t bit) {
+  const std::size_t extent = checked_extent(set);
+  if (table_.size() < extent) table_.resize(extent, 0);
+  for (const std::int32_t p : set) {
+    if (p < 0) continue;
+    std::uint64_t& entry = table_[static_cast<std::size_t>(p)];
+    if ((entry & bit) != 0) throw_repeated(p);
+    entry |= bit;
+    members_.push_back(p);
+  }
+}
+
+void OverlapCounter::assign(std::span<const std::int32_t> a, std::span<const std::int32_t> b) {
+  for (const std::int32_t p : members_) table_[static_cast<std::size_t>(p)] = 0;
+  members_.clear();
+  mark(a, 1);
+  mark(b, std::uint64_t{1} << 32);
+}
+
+OverlapCounter::Counts OverlapCounter::count(std::span<const std::int32_t> set) const {
+  std::uint64_t sum = 0;
+  const std::size_t size = table_.size();
+  const std::uint64_t* table = table_.data();
+  for (const std::int32_t p : set) {
+    const auto index = static_cast<std::uint32_t>(p);
+    sum += index < size ? table[index] : 0;
+  }
+  return {static_cast<std::int64_t>(sum & 0xffffffffU), static_cast<std::int64_t>(sum >> 32)};
+}
+
+}  // namespace blockscope

@@ -1,0 +1,242 @@
+#include "analysis/recall.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "analysis/exact_values.h"
+
+namespace blockscope {
+namespace {
+
+std::string normaliser_of(const TraceReader& trace) {
+  return trace.info().meta.set_normaliser == SetNormaliser::prefix ? "prefix" : "prefix+block";
+}
+
+std::string trivial(std::int64_t size) {
+  return "rows with N <= k (k = " + std::to_string(size) + ")";
+}
+
+/// Runs `body`; what it throws about a set says where the set is.
+template <class Body>
+void at_set(const std::string& path, const StepView& step, std::size_t kv_head, const Body& body) {
+  try {
+    body();
+  } catch (const CorruptTrace&) {
+    throw;
+  } catch (const Error& error) {
+    throw CorruptTrace(path + ":/sets/topk: row " + std::to_string(step.now().row) +
+                       ", layer slot " + std::to_string(step.layer()) + ", KV head slot " +
+                       std::to_string(kv_head) + ": " + error.what());
+  }
+}
+
+}  // namespace
+
+std::vector<std::int64_t> resolve_set_sizes(const std::vector<std::int64_t>& wanted,
+                                            std::int64_t set_size) {
+  std::vector<std::int64_t> sizes = wanted;
+  if (sizes.empty()) {
+    for (std::int64_t size = 1; size < set_size; size *= 2) sizes.push_back(size);
+    sizes.push_back(set_size);
+  }
+  for (const std::int64_t size : sizes) {
+    if (size < 1 || size > set_size) {
+      throw UsageError("set size: expected 1 to " + std::to_string(set_size) +
+                       ", the k of the trace's sets, got " + std::to_string(size) +
+                       ". HINT: capture with a larger --set-size");
+    }
+  }
+  std::sort(sizes.begin(), sizes.end());
+  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
+  return sizes;
+}
+
+double set_recall(RankTable& table, std::span<const std::int32_t> first,
+                  std::span<const std::int32_t> now, std::vector<std::uint8_t>& scratch) {
+  if (set_length(first) < first.size() || set_length(now) < now.size()) {
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  table.assign(first);
+  scratch.resize(first.size());
+  count_shared(table, now, scratch);
+  return static_cast<double>(std::accumulate(scratch.begin(), scratch.end(), std::int64_t{0})) /
+         static_cast<double>(first.size());
+}
+
+void RecallMetric::begin_shape(const TraceShape& shape) {
+  shape_ = shape;
+  sizes_ = options_.from_summary ? std::vector<std::int64_t>{shape.set_size}
+                                 : resolve_set_sizes(options_.set_sizes, shape.set_size);
+  layers_.resize(shape.layers.size());
+  for (Layer& layer : layers_) layer.shared.resize(static_cast<std::size_t>(shape.set_size));
+  const std::size_t columns = shape.kv_heads.size() * sizes_.size();
+  for (StepGrid* grid : {&recall_, &covered_, &at_most_, &own_}) {
+    *grid = StepGrid(shape.layers.size(), columns);
+  }
+  left_out_ = LayerCounts(shape.layers.size());
+}
+
+Needs RecallMetric::begin_trace(const TraceReader& trace, const TraceShape& shape) {
+  require_field(trace, Field::set_topk, "recall");
+  exact_fields(trace);
+  if (layers_.empty()) {
+    begin_shape(shape);
+    normaliser_ = normaliser_of(trace);
+  } else if (normaliser_ != normaliser_of(trace)) {
+    throw UsageError(trace.info().path + ": set_normaliser is " + normaliser_of(trace) +
+                     ", that of the traces before is " + normaliser_ +
+                     ". HINT: analyse them one by one");
+  }
+  path_ = trace.info().path;
+  if (options_.from_summary) return {{Field::set_recall, Field::set_covered}, false, false, {}};
+  return {{Field::set_topk, Field::set_probability}, false, true, {}};
+}
+
+void RecallMetric::add_block(const BlockSteps& block) {
+  if (block.steps.size() == 1) ++short_blocks_;
+}
+
+void RecallMetric::add(const StepView& step) {
+  if (step.now().step <= 1) return;
+  const std::size_t layer = step.layer();
+  for (const std::int64_t size : sizes_) {
+    if (step.now().context_length <= size) left_out_.row(layer, trivial(size));
+  }
+  if (step.now().context_length <= sizes_.front()) return;
+  if (options_.from_summary) return add_stored(step);
+  if (step.first() == nullptr) return left_out_.row(layer, kBehindGap);
+  if (step.now(Field::set_topk).empty() || step.first(Field::set_topk).empty()) {
+    return left_out_.row(layer, "steps without sets");
+  }
+  for (std::size_t kv_head = 0; kv_head < shape_.kv_heads.size(); ++kv_head) {
+    at_set(path_, step, kv_head, [&] { add_head(step, kv_head); });
+  }
+}
+
+void RecallMetric::add_stored(const StepView& step) {
+  const ArrayView recall = step.now(Field::set_recall);
+  const ArrayView covered = step.now(Field::set_covered);
+  for (std::size_t kv_head = 0; kv_head < shape_.kv_heads.size(); ++kv_head) {
+    if (recall) recall_.add(step.layer(), kv_head, step.now().step, recall.floats()[kv_head]);
+    if (covered) own_.add(step.layer(), kv_head, step.now().step, covered.floats()[kv_head]);
+  }
+}
+
+void RecallMetric::add_head(const StepView& step, std::size_t kv_head) {
+  const auto k = static_cast<std::size_t>(shape_.set_size);
+  Layer& layer = layers_[step.layer()];
+  const auto first = step.first(Field::set_topk).ints().subspan(kv_head * k, k);
+  const auto now = step.now(Field::set_topk).ints().subspan(kv_head * k, k);
+  const std::size_t length = std::min(set_length(first), set_length(now));
+  layer.first.assign(first);
+  count_shared(layer.first, now, layer.shared);
+  std::int64_t shared = 0;
+  std::size_t rank = 0;
+  for (std::size_t i = 0; i < sizes_.size(); ++i) {
+    const auto size = static_cast<std::size_t>(sizes_[i]);
+    if (step.now().context_length <= sizes_[i]) break;  // larger ones are trivial as well
+    if (size > length) {
+      left_out_.values(step.layer(), "sets with fewer than k members although N > k");
+      break;
+    }
+    for (; rank < size; ++rank) shared += layer.shared[rank];
+    recall_.add(step.layer(), kv_head * sizes_.size() + i, step.now().step,
+                static_cast<double>(shared) / static_cast<double>(size));
+  }
+  const ArrayView probability = step.now(Field::set_probability);
+  if (probability)
+    add_covered(step, kv_head, now, probability.floats().subspan(kv_head * k, k), length);
+}
+
+void RecallMetric::add_covered(const StepView& step, std::size_t kv_head,
+                               std::span<const std::int32_t> now,
+                               std::span<const float> probability, std::size_t length) {
+  const RankTable& first = layers_[step.layer()].first;
+  std::vector<double>& by_rank =
+      layers_[step.layer()].by_rank;  // p_t of step 1's rank, 0: fell out
+  by_rank.assign(now.size(), 0.0);
+  std::vector<std::uint8_t>& kept = layers_[step.layer()].shared;
+  std::fill(kept.begin(), kept.end(), std::uint8_t{0});
+  for (std::size_t j = 0; j < now.size(); ++j) {
+    const std::int32_t rank = first.rank(now[j]);
+    if (rank < 0) continue;
+    by_rank[static_cast<std::size_t>(rank)] = static_cast<double>(probability[j]);
+    kept[static_cast<std::size_t>(rank)] = 1;
+  }
+  const double smallest = static_cast<double>(probability[length == 0 ? 0 : length - 1]);
+  double covered = 0.0;
+  double own = 0.0;
+  std::int64_t fell_out = 0;
+  std::size_t rank = 0;
+  for (std::size_t i = 0; i < sizes_.size(); ++i) {
+    const auto size = static_cast<std::size_t>(sizes_[i]);
+    if (size > length || step.now().context_length <= sizes_[i]) break;
+    for (; rank < size; ++rank) {
+      covered += by_rank[rank];
+      own += static_cast<double>(probability[rank]);
+      fell_out += kept[rank] == 0 ? 1 : 0;
+    }
+    const std::size_t column = kv_head * sizes_.size() + i;
+    covered_.add(step.layer(), column, step.now().step, covered);
+    at_most_.add(step.layer(), column, step.now().step,
+                 covered + static_cast<double>(fell_out) * smallest);
+    own_.add(step.layer(), column, step.now().step, own);
+  }
+}
+
+ResultArray RecallMetric::means(const StepGrid& grid, const std::string& name,
+                                const std::string& description) {
+  ResultArray array;
+  array.name = name;
+  array.unit = "share";
+  array.description = description;
+  array.axes = {shape_.layer_axis(), shape_.kv_head_axis(), {"step", {}, {}}, {"k", {}, {}}};
+  const std::int64_t steps = grid.num_steps();
+  for (std::int64_t s = 1; s <= steps; ++s) array.axes[2].index.push_back(static_cast<double>(s));
+  for (const std::int64_t size : sizes_) array.axes[3].index.push_back(static_cast<double>(size));
+  for (std::size_t layer = 0; layer < shape_.layers.size(); ++layer) {
+    for (std::size_t kv_head = 0; kv_head < shape_.kv_heads.size(); ++kv_head) {
+      for (std::int64_t s = 1; s <= steps; ++s) {
+        for (std::size_t i = 0; i < sizes_.size(); ++i) {
+          const RunningMean& cell = grid.cell(layer, kv_head * sizes_.size() + i, s);
+          array.values.push_back(cell.mean());
+          array.terms.push_back(cell.terms());
+        }
+      }
+    }
+  }
+  return array;
+}
+
+MetricResult RecallMetric::finish() {
+  MetricResult result;
+  result.metric = "recall";
+  result.title = "Recall of the first step's top-k set";
+  result.formula = "r(t) = |S*(1) n S*(t)| / k, t > 1";
+  result.source = "MAGE, Fig. 2, eqs. 2-3";
+  result.computed_from =
+      options_.from_summary ? "/sets/recall, /sets/covered" : "/sets/topk, /sets/probability";
+  const std::string over = " (probability over " + normaliser_ + ")";
+  result.arrays.push_back(means(recall_, "recall", "share of step 1's set still in this step's"));
+  if (!options_.from_summary) {
+    result.arrays.push_back(means(covered_, "covered",
+                                  "probability on step 1's set at this step, as far as it is in "
+                                  "this step's stored set: a lower bound" +
+                                      over));
+    result.arrays.push_back(means(at_most_, "covered_at_most",
+                                  "upper bound: each missing position counts as the k-th" + over));
+  }
+  result.arrays.push_back(
+      means(own_, "covered_by_own", "probability on this step's own set" + over));
+  left_out_.add_to(result.left_out);
+  if (short_blocks_ > 0) result.left_out[kOneStep] = short_blocks_;
+  std::int64_t non_finite = 0;
+  for (const StepGrid* grid : {&recall_, &covered_, &at_most_, &own_}) {
+    non_finite += grid->non_finite();
+  }
+  if (non_finite > 0) result.left_out[kNonFinite] = non_finite;
+  return result;
+}
+
+}  // namespace blockscope

@@ -1,0 +1,123 @@
+#include "analysis/position_sets.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "decode_record/error.h"
+#include "tests/support/seed.h"
+
+namespace blockscope {
+namespace {
+
+using Set = std::vector<std::int32_t>;
+using testing::SeededRandom;
+
+Set random_set(SeededRandom& random, std::int32_t positions, std::size_t size) {
+  Set all(static_cast<std::size_t>(positions));
+  std::iota(all.begin(), all.end(), 0);
+  for (std::size_t i = 0; i < size; ++i) {
+    const auto j = random.integer(static_cast<std::int64_t>(i), positions - 1);
+    std::swap(all[i], all[static_cast<std::size_t>(j)]);
+  }
+  all.resize(size);
+  return all;
+}
+
+std::int64_t shared_prefix(const Set& a, const Set& b, std::size_t k) {
+  const std::set<std::int32_t> first(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(k));
+  return std::count_if(b.begin(), b.begin() + static_cast<std::ptrdiff_t>(k),
+                       [&](std::int32_t p) { return first.count(p) > 0; });
+}
+
+TEST(PositionSets, SharedRanksGiveTheIntersectionOfEveryPrefix) {
+  SeededRandom random(11);
+  RankTable table;
+  for (int round = 0; round < 50; ++round) {
+    const auto k = static_cast<std::size_t>(random.integer(1, 70));
+    const auto positions =
+        static_cast<std::int32_t>(random.integer(static_cast<std::int64_t>(k), 300));
+    const Set a = random_set(random, positions, k);
+    const Set b = random_set(random, positions, k);
+    table.assign(a);
+    std::vector<std::uint8_t> shared(k, 9);
+    count_shared(table, b, shared);
+    std::int64_t sum = 0;
+    for (std::size_t size = 1; size <= k; ++size) {
+      sum += shared[size - 1];
+      ASSERT_EQ(sum, shared_prefix(a, b, size)) << "round " << round << " k' " << size;
+    }
+  }
+}
+
+TEST(PositionSets, ATableForgetsTheSetBefore) {
+  RankTable table;
+  table.assign(Set{500, 3});
+  table.assign(Set{7});
+  EXPECT_EQ(table.rank(500), -1);
+  EXPECT_EQ(table.rank(3), -1);
+  EXPECT_EQ(table.rank(7), 0);
+  EXPECT_EQ(table.rank(-1), -1);
+  EXPECT_EQ(table.rank(1 << 30), -1);
+}
+
+TEST(PositionSets, PaddingIsNoMember) {
+  RankTable table;
+  table.assign(Set{4, 2, -1, -1});
+  std::vector<std::uint8_t> shared(4);
+  count_shared(table, Set{2, 4, -1, -1}, shared);
+  EXPECT_THAT(shared, ::testing::ElementsAre(0, 2, 0, 0));
+  EXPECT_EQ(set_length(Set{4, 2, -1, -1}), 2U);
+  EXPECT_EQ(set_length(Set{}), 0U);
+  EXPECT_EQ(set_length(Set{1}), 1U);
+}
+
+TEST(PositionSets, RepeatedAndImpossiblePositionsAreErrors) {
+  RankTable table;
+  EXPECT_THROW(table.assign(Set{3, 3}), Error);
+  EXPECT_THROW(table.assign(Set{-2}), Error);
+  EXPECT_THROW(table.assign(Set{RankTable::kMaxPosition + 1}), Error);
+  table.assign(Set{0, 1, 2});
+  std::vector<std::uint8_t> shared(3);
+  EXPECT_THROW(count_shared(table, Set{0, 0, 0}, shared), Error);
+  UnionCounter unions;
+  EXPECT_THROW(unions.count(Set{5, -7}), Error);
+  EXPECT_EQ(unions.count(Set{5, 5}), 1) << "the counter survives an error";
+}
+
+TEST(PositionSets, UnionCountsDistinctPositionsForDenseAndSparseTables) {
+  SeededRandom random(12);
+  UnionCounter counter;
+  for (const std::int32_t positions : {1, 2, 127, 128, 129, 1000, 1 << 20}) {
+    for (const std::size_t entries : {std::size_t{1}, std::size_t{40}, std::size_t{3000}}) {
+      Set list;
+      for (std::size_t i = 0; i < entries; ++i) {
+        list.push_back(static_cast<std::int32_t>(random.integer(-1, positions - 1)));
+      }
+      std::set<std::int32_t> expected(list.begin(), list.end());
+      expected.erase(-1);
+      ASSERT_EQ(counter.count(list), static_cast<std::int64_t>(expected.size()))
+          << positions << " positions, " << entries << " entries";
+    }
+  }
+  EXPECT_EQ(counter.count(Set{}), 0);
+  EXPECT_EQ(counter.count(Set{-1, -1}), 0);
+}
+
+TEST(PositionSets, OverlapCountsMembersOfBothSets) {
+  OverlapCounter counter;
+  counter.assign(Set{1, 2, 3, -1}, Set{3, 4});
+  const auto counts = counter.count(Set{3, 4, 2, 90, -1});
+  EXPECT_EQ(counts.a, 2);
+  EXPECT_EQ(counts.b, 2);
+  counter.assign(Set{90}, Set{});
+  EXPECT_EQ(counter.count(Set{3, 90}).a, 1);
+  EXPECT_EQ(counter.count(Set{3, 90}).b, 0);
+  EXPECT_THROW(counter.assign(Set{1, 1}, Set{}), Error);
+}
+
+}  // namespace
+}  // namespace blockscope
