@@ -26,4 +26,11 @@ void sum_cosines(const ArrayView& a, const ArrayView& b, std::size_t columns,
                  std::span<const std::uint8_t> valid_a, std::span<const std::uint8_t> valid_b,
                  std::vector<CosineSum>& out);
 
+/// Cosines of all pairs of positions: out[i * positions + j] = cos(a_i, b_j) with the columns
+/// concatenated to vectors of columns * dim channels; NaN where a position is not valid, a vector
+/// has no length, or a value is not finite. Shapes and errors as above.
+void cross_cosines(const ArrayView& a, const ArrayView& b, std::size_t columns,
+                   std::span<const std::uint8_t> valid_a, std::span<const std::uint8_t> valid_b,
+                   std::vector<float>& out);
+
 }  // namespace blockscope

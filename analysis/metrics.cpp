@@ -6,6 +6,7 @@
 
 #include "analysis/decoding.h"
 #include "analysis/estimation_accuracy.h"
+#include "analysis/external_mass_metric.h"
 #include "analysis/query_statistics.h"
 #include "analysis/recall.h"
 #include "analysis/similarity_metric.h"
@@ -32,6 +33,12 @@ const std::vector<MetricInfo>& all_metrics() {
       {"decoding", "tokens per step, confidence, when positions settle, M, accuracy", "trajectory",
        true,
        [](const MetricOptions& options) { return std::make_unique<DecodingMetric>(options); }},
+      {"similarity_states", "the same of queries, keys, values and hidden states", "outputs", false,
+       [](const MetricOptions&) { return make_state_similarity_metric(); }},
+      {"token_matrix", "token x token cosines of A_out and A_in between adjacent steps", "outputs",
+       false, [](const MetricOptions&) { return make_token_matrix_metric(); }},
+      {"external_mass", "share of the attention that goes to the prefix", "summary", true,
+       make_external_mass_metric},
   };
   return metrics;
 }

@@ -20,6 +20,14 @@ struct RowProductKernels {
   const char* instruction_set;
   void (*bf16)(const uint16_t* a, const uint16_t* b, size_t rows, size_t dim, RowProducts* out);
   void (*f32)(const float* a, const float* b, size_t rows, size_t dim, RowProducts* out);
+
+  /// All dot products of the rows of a with those of b: out[i * rows + j] = a_i . b_j, where a row
+  /// is the concatenation of `segments` pieces of `dim` elements, `stride` elements apart
+  /// ([head, position, channel] with the heads concatenated: stride = positions * channels).
+  void (*cross_bf16)(const uint16_t* a, const uint16_t* b, size_t rows, size_t dim, size_t segments,
+                     size_t stride, float* out);
+  void (*cross_f32)(const float* a, const float* b, size_t rows, size_t dim, size_t segments,
+                    size_t stride, float* out);
 };
 
 extern const RowProductKernels kRowProductsBaseline;

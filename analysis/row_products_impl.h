@@ -90,8 +90,80 @@ void all_rows(const Element* a, const Element* b, size_t rows, size_t dim, RowPr
   for (size_t r = 0; r < rows; ++r) out[r] = one_row(a + r * dim, b + r * dim, dim);
 }
 
+/// The first and the second floats of a load (see add_pairs).
+struct Pair {
+  Floats even, odd;
+};
+
+inline Pair load_pair(const uint16_t* from) {
+  const Words words = load<Words>(from);
+  return {as_floats(words << 16U), as_floats(words & 0xFFFF0000U)};
+}
+
+inline Pair load_pair(const float* from) {
+  return {load<Floats>(from), load<Floats>(from + kLanes)};
+}
+
+/// RowsA x RowsB dot products at once: every load is used several times.
+template <size_t RowsA, size_t RowsB, typename Element>
+void cross_tile(const Element* a, const Element* b, size_t dim, size_t segments, size_t stride,
+                float* out, size_t out_stride) {
+  Floats sums[RowsA][RowsB] = {};
+  float tails[RowsA][RowsB] = {};
+  for (size_t segment = 0; segment < segments; ++segment, a += stride, b += stride) {
+    size_t d = 0;
+    for (; d + 2 * kLanes <= dim; d += 2 * kLanes) {
+      Pair right[RowsB];
+      for (size_t j = 0; j < RowsB; ++j) right[j] = load_pair(b + j * dim + d);
+      for (size_t i = 0; i < RowsA; ++i) {
+        const Pair left = load_pair(a + i * dim + d);
+        for (size_t j = 0; j < RowsB; ++j) {
+          sums[i][j] += left.even * right[j].even;
+          sums[i][j] += left.odd * right[j].odd;
+        }
+      }
+    }
+    for (; d < dim; ++d) {
+      for (size_t i = 0; i < RowsA; ++i) {
+        for (size_t j = 0; j < RowsB; ++j) {
+          tails[i][j] += widen(a[i * dim + d]) * widen(b[j * dim + d]);
+        }
+      }
+    }
+  }
+  for (size_t i = 0; i < RowsA; ++i) {
+    for (size_t j = 0; j < RowsB; ++j) out[i * out_stride + j] = sum(sums[i][j]) + tails[i][j];
+  }
+}
+
+/// A strip of RowsA rows of a against all rows of b.
+template <size_t RowsA, typename Element>
+void cross_strip(const Element* a, const Element* b, size_t rows, size_t dim, size_t segments,
+                 size_t stride, float* out) {
+  size_t j = 0;
+  for (; j + 2 <= rows; j += 2) {
+    cross_tile<RowsA, 2>(a, b + j * dim, dim, segments, stride, out + j, rows);
+  }
+  for (; j < rows; ++j) {
+    cross_tile<RowsA, 1>(a, b + j * dim, dim, segments, stride, out + j, rows);
+  }
+}
+
+template <typename Element>
+void cross(const Element* a, const Element* b, size_t rows, size_t dim, size_t segments,
+           size_t stride, float* out) {
+  size_t i = 0;
+  for (; i + 4 <= rows; i += 4) {
+    cross_strip<4>(a + i * dim, b, rows, dim, segments, stride, out + i * rows);
+  }
+  for (; i < rows; ++i) {
+    cross_strip<1>(a + i * dim, b, rows, dim, segments, stride, out + i * rows);
+  }
+}
+
 constexpr RowProductKernels make_row_products(const char* instruction_set) {
-  return RowProductKernels{instruction_set, &all_rows<uint16_t>, &all_rows<float>};
+  return RowProductKernels{instruction_set, &all_rows<uint16_t>, &all_rows<float>, &cross<uint16_t>,
+                           &cross<float>};
 }
 
 }  // namespace

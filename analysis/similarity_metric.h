@@ -18,4 +18,10 @@ std::unique_ptr<StepMetric> make_similarity_metric(const MetricOptions& options)
 /// [layer, step].
 std::unique_ptr<StepMetric> make_state_similarity_metric();
 
+/// `token_matrix` [layer, position, next_position]: mean over step pairs of the cosine between
+/// position i at a step and position j at the next, heads concatenated, of A_out and A_in
+/// (FlashBlock, Fig. 1). Cosines without a value (NaN, infinity, a vector of length 0) are left
+/// out.
+std::unique_ptr<StepMetric> make_token_matrix_metric();
+
 }  // namespace blockscope

@@ -1,0 +1,257 @@
+#include "tests/analysis/trace_maker.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "tests/analysis/trace_rows.h"
+
+namespace blockscope::testing {
+namespace {
+
+std::size_t u(std::int64_t value) { return static_cast<std::size_t>(value); }
+
+bool among(const std::vector<std::int64_t>& list, std::int64_t value) {
+  return list.empty() || std::ranges::find(list, value) != list.end();
+}
+
+TraceMeta make_meta(const TraceMakerOptions& o) {
+  TraceMeta meta;
+  meta.num_layers = o.layers;
+  meta.num_heads = o.heads;
+  meta.num_kv_heads = o.kv_heads;
+  meta.head_dim = o.head_dim;
+  meta.hidden_size = o.hidden_size;
+  meta.vocab_size = kVocabulary + 1;
+  meta.mask_token_id = kVocabulary;
+  meta.softmax_scale = 1.0 / std::sqrt(static_cast<double>(o.head_dim));
+  meta.block_length = o.block_length;
+  meta.level = o.level;
+  meta.record_everything();
+  if (!o.record_layers.empty()) meta.layers = o.record_layers;
+  if (!o.record_heads.empty()) meta.heads = o.record_heads;
+  if (!o.record_kv_heads.empty()) meta.kv_heads = o.record_kv_heads;
+  meta.set_size = o.set_size;
+  meta.set_normaliser = o.set_normaliser;
+  meta.has_shadow = o.shadow;
+  meta.array_type = o.array_type;
+  meta.model_json = fmt::format(R"({{"name":"made","digest":"{}"}})", o.digest);
+  meta.run_json = fmt::format(R"({{"policy":"{}","tau":{}}})", o.policy, o.tau);
+  for (std::int64_t i = 0; i <= kVocabulary; ++i) meta.pieces.push_back(fmt::format("t{} ", i));
+  return meta;
+}
+
+/// One sequence, row by row.
+class Sequence {
+ public:
+  Sequence(const TraceMakerOptions& o, const TraceMeta& meta, TraceWriter& writer, std::int64_t i)
+      : o_(o),
+        meta_(meta),
+        writer_(writer),
+        random_(o.seed * 1000003 + static_cast<std::uint64_t>(i)),
+        model_(o, random_()),
+        rows_(o, meta) {
+    prompt_ = o.prompt + (o.unequal ? i : 0);
+    blocks_ = o.unequal && o.blocks > 1 ? 1 + (o.blocks - 1 + i) % o.blocks : o.blocks;
+    SequenceStart start;
+    start.name = fmt::format("made-{}", i);
+    for (std::int64_t t = 0; t < prompt_; ++t) start.prompt.push_back((t * 5 + i) % kVocabulary);
+    start.gen_length = blocks_ * o.block_length;
+    start.answer = fmt::format("answer {}", i);
+    start.metric = "exact_match";
+    index_ = writer.begin_sequence(std::move(start));
+  }
+
+  /// False: the sequence is over.
+  bool write_row(std::int64_t pass) {
+    if (!prefilled_) {
+      prefill(pass);
+    } else if (step_ < steps_) {
+      denoise(pass);
+    } else if (steps_ > 0) {
+      commit(pass);
+    }
+    if (steps_ == 0 && block_ < blocks_) begin_block();
+    return block_ < blocks_;
+  }
+
+  bool in_middle_of_last_block() const {
+    return block_ + 1 == blocks_ && steps_ > 0 && 2 * step_ >= steps_ && step_ > 0;
+  }
+
+  void end() { writer_.end_sequence(index_, {FinishReason::length, "text", 1.0F}); }
+
+ private:
+  TraceRow new_row(std::int64_t pass, PassKind kind) const {
+    TraceRow row;
+    row.sequence = index_;
+    row.pass = pass;
+    row.kind = kind;
+    row.block = kind == PassKind::prefill ? -1 : block_;
+    row.block_start = kind == PassKind::prefill ? 0 : prompt_ + block_ * o_.block_length;
+    row.context_length = kind == PassKind::prefill ? 0 : model_.context_length();
+    row.pass_time_ns = 1000 + pass;
+    return row;
+  }
+
+  void add_prefix(TraceRow& row, const SequenceModel::Committed& committed, std::int64_t start,
+                  std::int64_t count) const {
+    if (o_.level != RecordLevel::full || count == 0) return;
+    row.prefix_start = start;
+    row.prefix_length = count;
+    for (std::size_t slot = 0; slot < meta_.layers.size(); ++slot) {
+      const auto layer = u(meta_.layers[slot]);
+      for (const auto& [field, all] : {std::pair{Field::prefix_key, &committed.key[layer]},
+                                       std::pair{Field::prefix_value, &committed.value[layer]}}) {
+        Values kept;
+        for (std::int64_t row_kv = 0; row_kv < count * o_.kv_heads; ++row_kv) {
+          if (std::ranges::find(meta_.kv_heads, row_kv % o_.kv_heads) == meta_.kv_heads.end()) {
+            continue;
+          }
+          const auto first = all->begin() + static_cast<std::ptrdiff_t>(row_kv * o_.head_dim);
+          kept.insert(kept.end(), first, first + static_cast<std::ptrdiff_t>(o_.head_dim));
+        }
+        row.arrays.push_back(
+            {field, static_cast<std::int64_t>(slot), to_file_type(kept, spec_of(field), meta_)});
+      }
+    }
+  }
+
+  void prefill(std::int64_t pass) {
+    prefilled_ = true;
+    if (prompt_ == 0) return;
+    const auto committed = model_.commit_random(prompt_);
+    TraceRow row = new_row(pass, PassKind::prefill);
+    add_prefix(row, committed, 0, prompt_);
+    writer_.append_row(std::move(row));
+  }
+
+  void begin_block() {
+    std::uniform_int_distribution<std::int64_t> length(1, o_.steps);
+    steps_ = o_.unequal ? length(random_) : o_.steps;
+    step_ = 0;
+    changed_ = 0;
+    masked_.assign(u(o_.block_length), true);
+    model_.begin_block();
+    rows_.begin_block();
+  }
+
+  void denoise(std::int64_t pass) {
+    ++step_;
+    const ModelStep& step = model_.next_step();
+    TraceRow row = new_row(pass, PassKind::denoise);
+    row.step = step_;
+    row.transferred = changed_;
+    row.masks_left = std::ranges::count(masked_, true);
+    row.valid.assign(u(o_.block_length), 1);
+    std::fill(row.valid.end() - o_.invalid, row.valid.end(), std::uint8_t{0});
+    row.recorded = among(o_.record_steps, step_) && among(o_.record_blocks, block_);
+    const RowValues values = rows_.next(step, row.context_length, changed_, masked_);
+    if (row.recorded) {
+      row.arrays = to_slices(values, meta_, o_, random_);
+    } else {
+      RowValues predictions;
+      for (const Field field : {Field::prediction_token, Field::prediction_confidence}) {
+        predictions[field] = values.at(field);
+      }
+      TraceMakerOptions clean = o_;
+      clean.nan = clean.inf = clean.zero = 0.0;
+      row.arrays = to_slices(predictions, meta_, clean, random_);
+    }
+    row.delta = decide(step);
+    writer_.append_row(std::move(row));
+  }
+
+  /// Some masks become tokens, all that are left in the last step.
+  FrameDelta decide(const ModelStep& step) {
+    const std::int64_t left = std::ranges::count(masked_, true);
+    std::uniform_int_distribution<std::int64_t> some(0, std::min<std::int64_t>(left, 3));
+    changed_ = step_ == steps_ ? left : some(random_);
+    std::vector<std::int64_t> positions;
+    std::vector<std::int64_t> tokens;
+    std::vector<float> confidence;
+    for (std::size_t i = 0; std::cmp_less(positions.size(), changed_); ++i) {
+      if (!masked_[i]) continue;
+      masked_[i] = false;
+      positions.push_back(block_ * o_.block_length + static_cast<std::int64_t>(i));
+      tokens.push_back(step.top1[i]);
+      confidence.push_back(0.5F);
+    }
+    return make_transfer(std::move(positions), std::move(tokens), std::move(confidence));
+  }
+
+  void commit(std::int64_t pass) {
+    TraceRow row = new_row(pass, PassKind::commit);
+    row.transferred = changed_;
+    add_prefix(row, model_.commit_block(), row.block_start, o_.block_length);
+    writer_.append_row(std::move(row));
+    ++block_;
+    steps_ = 0;
+  }
+
+  const TraceMakerOptions& o_;
+  const TraceMeta& meta_;
+  TraceWriter& writer_;
+  std::mt19937_64 random_;
+  SequenceModel model_;
+  RowMaker rows_;
+  std::int64_t index_ = 0, prompt_ = 0, blocks_ = 0, block_ = 0, steps_ = 0, step_ = 0;
+  std::int64_t changed_ = 0;  // M of the next step
+  std::vector<bool> masked_;
+  bool prefilled_ = false;
+};
+
+using Sequences = std::vector<std::unique_ptr<Sequence>>;
+
+/// Sequences of a batch, a row of each in turn; those that are over leave it. True: stopped early,
+/// in the middle of the last sequence's last block.
+bool write_batch(Sequences batch, std::int64_t& pass, bool stop_early) {
+  while (!batch.empty()) {
+    for (auto at = batch.begin(); at != batch.end();) {
+      if ((*at)->write_row(pass)) {
+        if (stop_early && batch.size() == 1 && (*at)->in_middle_of_last_block()) return true;
+        ++at;
+      } else {
+        (*at)->end();
+        at = batch.erase(at);
+      }
+    }
+    ++pass;
+  }
+  return false;
+}
+
+}  // namespace
+
+void make_trace(const std::string& path, const TraceMakerOptions& options) {
+  const TraceMeta meta = make_meta(options);
+  auto writer = std::make_unique<TraceWriter>(path, meta, TraceWriterOptions{.force = true});
+  const bool cut = options.partial || options.aborted;
+  std::int64_t pass = 0;
+  bool stopped = false;
+  Sequences batch;
+  for (std::int64_t i = 0; i < options.sequences; ++i) {
+    batch.push_back(std::make_unique<Sequence>(options, meta, *writer, i));
+    if (options.interleaved && i + 1 < options.sequences) continue;
+    stopped = write_batch(std::exchange(batch, {}), pass, cut && i + 1 == options.sequences);
+  }
+  if (!stopped && !options.partial) {
+    writer->finish();
+    return;
+  }
+  writer->suspend();
+  if (!options.aborted) return;
+  ResumeState state;
+  TraceWriter again = TraceWriter::resume(path, meta, state);
+  pass = state.next_pass;
+  batch.push_back(std::make_unique<Sequence>(options, meta, again, options.sequences - 1));
+  write_batch(std::move(batch), pass, false);
+  again.finish();
+}
+
+}  // namespace blockscope::testing

@@ -1,0 +1,53 @@
+// Turns steps of a SequenceModel into the datasets of a row. Internal to make_trace.
+#pragma once
+
+#include <map>
+#include <random>
+#include <vector>
+
+#include "decode_record/trace_writer.h"
+#include "tests/analysis/trace_model.h"
+
+namespace blockscope::testing {
+
+/// Values of a row, [layer, ...] in the order of the file for datasets with layers.
+using RowValues = std::map<Field, Values>;
+
+/// Follows a block: the datasets of each of its steps.
+class RowMaker {
+ public:
+  RowMaker(const TraceMakerOptions& options, const TraceMeta& meta) : o_(options), meta_(meta) {}
+  void begin_block() { number_ = 0; }
+  /// `masked`: [B]; M = `transferred`. Everything the trace's level has.
+  RowValues next(const ModelStep& step, std::int64_t context_length, std::int64_t transferred,
+                 const std::vector<bool>& masked);
+
+ private:
+  void put_attention(std::size_t layer, RowValues& row);
+  void put_sets(std::size_t layer, RowValues& row) const;
+  void put_summary(std::size_t layer, RowValues& row) const;
+  void put_reuse_error(std::size_t layer, RowValues& row) const;
+  void put_predictions(const std::vector<bool>& masked, RowValues& row) const;
+  /// Appends the recorded heads of [H, ...].
+  void append_heads(Values& to, const Values& from, const std::vector<std::int64_t>& heads,
+                    std::int64_t all) const;
+  bool reuses(double tau) const { return number_ > 1 && static_cast<double>(transferred_) < tau; }
+  Values merged(const LayerStep& internal, const LayerStep& external) const;
+
+  const TraceMakerOptions& o_;
+  const TraceMeta& meta_;
+  std::int64_t number_ = 0;  // step in its block
+  std::int64_t context_ = 0, transferred_ = 0;
+  ModelStep now_, previous_, first_, used_;
+  std::map<double, ModelStep> source_;
+};
+
+/// The row's slices in the file's element types, with NaN, infinities and zero vectors as options
+/// ask for.
+std::vector<ArraySlice> to_slices(const RowValues& row, const TraceMeta& meta,
+                                  const TraceMakerOptions& options, std::mt19937_64& random);
+
+/// Values in the file's element type.
+Buffer to_file_type(const Values& values, const DatasetSpec& spec, const TraceMeta& meta);
+
+}  // namespace blockscope::testing
