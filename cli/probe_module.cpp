@@ -14,6 +14,7 @@
 #include "probe/check_command.h"
 #include "probe/eval_command.h"
 #include "probe/train/train_command.h"
+#include "probe/verify/verify_command.h"
 
 namespace {
 
@@ -40,6 +41,7 @@ extern "C" int blockscope_probe_run(int argc, char** argv) {
     blockscope::add_eval_command(app, environment);
     blockscope::add_train_command(app);
     blockscope::add_bench_command(app, environment);
+    blockscope::add_verify_command(app, environment, blockscope::gnuplot_place());
     app.parse(argc, argv);
     return 0;
   } catch (const CLI::RuntimeError& error) {

@@ -1,4 +1,4 @@
-// The runtime commands (capture, check, train, eval, bench) need LibTorch, which takes about half
+// The runtime commands (capture, check, train, eval, verify, bench) need LibTorch, which takes about half
 // a second to load. They live in libblockscope_probe.so, opened with dlopen when one is called.
 //
 // The module's one entry point is
@@ -19,11 +19,12 @@ struct RuntimeCommand {
   std::string_view description;
 };
 
-inline constexpr std::array<RuntimeCommand, 5> kRuntimeCommands{{
+inline constexpr std::array<RuntimeCommand, 6> kRuntimeCommands{{
     {"capture", "Decode prompts with a checkpoint and record a trace"},
     {"check", "Compare our logits with logits saved by another implementation"},
     {"train", "Train a small block-diffusion model from scratch"},
     {"eval", "Score a checkpoint on generated tasks"},
+    {"verify", "Measure what a calibration file saves and what it costs"},
     {"bench", "Time decoding, recording and the kernels"},
 }};
 

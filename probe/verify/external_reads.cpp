@@ -1,0 +1,129 @@
+#include "probe/verify/external_reads.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "probe/decode_observer.h"
+
+namespace blockscope {
+namespace {
+
+int64_t sum(const std::vector<int64_t>& values) {
+  return std::accumulate(values.begin(), values.end(), int64_t{0});
+}
+
+void add_each(std::vector<int64_t>& to, const std::vector<int64_t>& from) {
+  to.resize(std::max(to.size(), from.size()), 0);
+  for (size_t i = 0; i < from.size(); ++i) to[i] += from[i];
+}
+
+double share(int64_t part, int64_t whole) {
+  return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
+}
+
+}  // namespace
+
+ExternalReads::ExternalReads(const ReadShape& read_shape)
+    : shape(read_shape),
+      rows(static_cast<size_t>(shape.num_layers * shape.num_kv_heads)),
+      rows_read(rows.size()),
+      head_rows(static_cast<size_t>(shape.num_layers * shape.num_heads)),
+      head_skipped(head_rows.size()) {}
+
+ExternalReads& ExternalReads::operator+=(const ExternalReads& other) {
+  if (shape == ReadShape{}) shape = other.shape;
+  add_each(rows, other.rows);
+  add_each(rows_read, other.rows_read);
+  add_each(head_rows, other.head_rows);
+  add_each(head_skipped, other.head_skipped);
+  commit_rows += other.commit_rows;
+  return *this;
+}
+
+int64_t ExternalReads::total_rows() const { return sum(rows); }
+int64_t ExternalReads::total_read() const { return sum(rows_read); }
+
+double ExternalReads::saving() const { return share(total_rows() - total_read(), total_rows()); }
+
+double ExternalReads::saving_with_commits() const {
+  return share(total_rows() - total_read(), total_rows() + commit_rows);
+}
+
+double ExternalReads::flops(int64_t block_length, int64_t head_dim) const {
+  return 4.0 * static_cast<double>(block_length) * static_cast<double>(head_dim) *
+         static_cast<double>(sum(head_rows));
+}
+
+double ExternalReads::flops_avoided(int64_t block_length, int64_t head_dim) const {
+  return 4.0 * static_cast<double>(block_length) * static_cast<double>(head_dim) *
+         static_cast<double>(sum(head_skipped));
+}
+
+void add_measured(const AttentionView& view, ExternalReads& reads) {
+  const int64_t heads = reads.shape.num_heads;
+  const int64_t kv_heads = reads.shape.num_kv_heads;
+  const size_t kv_base = static_cast<size_t>(view.input.layer * kv_heads);
+  const size_t head_base = static_cast<size_t>(view.input.layer * heads);
+  // Undefined: the policy read every key, and no head reused.
+  const AttentionParts& used = view.used;
+  const int64_t* keys_read =
+      used.keys_read.defined() ? used.keys_read.const_data_ptr<int64_t>() : nullptr;
+  const bool* reused = used.reused.defined() ? used.reused.const_data_ptr<bool>() : nullptr;
+  for (size_t s = 0; s < view.context.sequences.size(); ++s) {
+    const SequencePass& pass = view.context.sequences[s];
+    const int64_t length = pass.context_length;
+    if (pass.kind == PassKind::commit) {
+      reads.commit_rows += length * kv_heads;
+      continue;
+    }
+    for (size_t k = 0; k < static_cast<size_t>(kv_heads); ++k) {
+      reads.rows[kv_base + k] += length;
+      const int64_t read =
+          keys_read == nullptr ? length : keys_read[s * static_cast<size_t>(kv_heads) + k];
+      reads.rows_read[kv_base + k] += read;
+    }
+    for (size_t h = 0; h < static_cast<size_t>(heads); ++h) {
+      reads.head_rows[head_base + h] += length;
+      const bool skipped = reused != nullptr && reused[s * static_cast<size_t>(heads) + h];
+      reads.head_skipped[head_base + h] += skipped ? length : 0;
+    }
+  }
+}
+
+ExternalReads predicted_reads(const std::vector<PassRow>& rows, int64_t tau, const ReuseMask& mask,
+                              const ReadShape& shape) {
+  int64_t all = 0;       // key rows of one KV head over the denoising steps
+  int64_t reusable = 0;  // those of steps at which the rule lets the mask reuse
+  int64_t commits = 0;
+  for (const PassRow& row : rows) {
+    if (row.commit) {
+      commits += row.context_length;
+      continue;
+    }
+    all += row.context_length;
+    if (row.step > 1 && row.changed < tau) reusable += row.context_length;
+  }
+  ExternalReads reads(shape);
+  reads.commit_rows = commits * shape.num_layers * shape.num_kv_heads;
+  const int64_t group = shape.num_heads / shape.num_kv_heads;
+  for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
+    const std::vector<bool>& heads = mask[static_cast<size_t>(layer)];
+    for (int64_t h = 0; h < shape.num_heads; ++h) {
+      const size_t at = static_cast<size_t>(layer * shape.num_heads + h);
+      reads.head_rows[at] = all;
+      reads.head_skipped[at] = heads[static_cast<size_t>(h)] ? reusable : 0;
+    }
+    for (int64_t k = 0; k < shape.num_kv_heads; ++k) {
+      const auto first = heads.begin() + k * group;
+      const bool whole = std::all_of(first, first + group, [](bool reuse) { return reuse; });
+      const size_t at = static_cast<size_t>(layer * shape.num_kv_heads + k);
+      reads.rows[at] = all;
+      reads.rows_read[at] = whole ? all - reusable : all;
+    }
+  }
+  return reads;
+}
+
+}  // namespace blockscope

@@ -1,0 +1,46 @@
+#include "probe/verify/free_run.h"
+
+namespace blockscope {
+
+FreeRunObserver::FreeRunObserver(int64_t block_length, const ReadShape& shape)
+    : reads(shape), block_length_(block_length) {}
+
+void FreeRunObserver::on_attention(const AttentionView& view) { add_measured(view, reads); }
+
+void FreeRunObserver::on_pass(const PassResult& result) {
+  total_ns += result.pass_ns;
+  if (result.context.sequences.front().kind == PassKind::prefill) return;
+  attention_ns += result.attention_ns;
+  ++block_passes;
+  const int64_t read = reads.total_read() - read_before_;
+  read_before_ += read;
+  bool all_denoise = true;
+  double context_length = 0.0;
+  for (size_t s = 0; s < result.context.sequences.size(); ++s) {
+    const SequencePass& pass = result.context.sequences[s];
+    SequenceRun& sequence = sequences[pass.sequence];
+    const bool commit = pass.kind == PassKind::commit;
+    all_denoise = all_denoise && !commit;
+    context_length += static_cast<double>(pass.context_length);
+    sequence.rows.push_back({commit, pass.block, pass.step, pass.context_length, pass.changed});
+    if (commit) continue;
+    const StepDecision& decision = result.decisions[s];
+    ReplayStep step{pass.block, pass.step, {}, {}, {}};
+    for (const int64_t p : decision.transferred) {
+      const size_t at = static_cast<size_t>(p);
+      step.positions.push_back(pass.block * block_length_ + p);
+      step.tokens.push_back(decision.prediction.token[at]);
+      step.confidence.push_back(decision.prediction.confidence[at]);
+    }
+    ++denoising_steps;
+    tokens += static_cast<int64_t>(step.tokens.size());
+    sequence.steps.push_back(std::move(step));
+  }
+  if (!all_denoise) return;
+  const double count = static_cast<double>(result.context.sequences.size());
+  const double kv_heads = static_cast<double>(reads.rows.size());  // of all layers
+  steps.push_back({context_length / count, static_cast<double>(read) / (kv_heads * count),
+                   static_cast<double>(result.attention_ns) * 1e-6 / count});
+}
+
+}  // namespace blockscope

@@ -1,0 +1,50 @@
+// One free run of some prompts under one policy: its trajectory, what it read and how long it took.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "probe/decode_observer.h"
+#include "probe/decoder.h"
+#include "probe/verify/external_reads.h"
+
+namespace blockscope {
+
+/// One sequence as it was decoded.
+struct SequenceRun {
+  std::vector<int64_t> generated;  // DecodeOutcome::generated
+  std::vector<ReplayStep> steps;   // what a replay takes
+  std::vector<PassRow> rows;       // denoising and commit passes
+};
+
+/// Attention of one pass in which every sequence denoised, per sequence.
+struct StepTime {
+  double context_length = 0.0;  // mean N over the sequences
+  double keys_read = 0.0;       // mean over sequences, layers and KV heads
+  double milliseconds = 0.0;
+};
+
+/// Watches a run; the time it takes itself is in none of the numbers.
+class FreeRunObserver : public DecodeObserver {
+ public:
+  FreeRunObserver(int64_t block_length, const ReadShape& shape);
+
+  void on_attention(const AttentionView& view) override;
+  void on_pass(const PassResult& result) override;
+
+  std::map<int64_t, SequenceRun> sequences;  // by sequence of the run; `generated` is not filled
+  std::vector<StepTime> steps;
+  ExternalReads reads;
+  int64_t attention_ns = 0;  // denoising and commit passes
+  int64_t total_ns = 0;      // all passes
+  int64_t block_passes = 0;
+  int64_t denoising_steps = 0;
+  int64_t tokens = 0;
+
+ private:
+  int64_t block_length_;
+  int64_t read_before_ = 0;  // key rows read in all passes before this one
+};
+
+}  // namespace blockscope

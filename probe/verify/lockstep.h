@@ -1,0 +1,37 @@
+// Replays one trajectory with two policies at once, pass by pass, so that they can be compared
+// without keeping a run in memory: the exact run goes ahead by one layer at most.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <vector>
+
+#include "probe/decode_observer.h"
+#include "probe/decoder.h"
+
+namespace blockscope {
+
+/// Sees the second policy's run beside what the exact run had at the same pass and layer. Entry s
+/// of every tensor belongs to context.sequences[s], in both runs.
+class LockstepVisitor {
+ public:
+  virtual ~LockstepVisitor() = default;
+  /// exact_out [S, H, B, D] float32: the exact run's attention output, A_in and A_out merged.
+  /// view.exact is what exact attention gives for the queries of the second run.
+  virtual void on_attention(const AttentionView& view, const at::Tensor& exact_out) = 0;
+  /// logits and exact_logits [S', B, V]; entry i belongs to context.sequences[slots[i]].
+  virtual void on_logits(const PassContext& context, const std::vector<int64_t>& slots,
+                         const at::Tensor& logits, const at::Tensor& exact_logits) = 0;
+};
+
+/// Every request must be a replay. The exact run decodes in a thread of its own. What either run
+/// throws comes out here; `interrupted` ends both, and true is returned then.
+bool replay_in_lockstep(const BlockDiffusionModel& model, AttentionPolicy& policy,
+                        const DecodeOptions& options, const std::vector<DecodeRequest>& requests,
+                        LockstepVisitor& visitor, const std::function<bool()>& interrupted);
+
+/// A_in and A_out merged (FlashBlock eq. 9) -> [S, H, T, D] float32, whatever the dtype of `out`.
+at::Tensor merged_output(const AttentionParts& parts);
+
+}  // namespace blockscope

@@ -1,0 +1,234 @@
+#include "probe/verify/verify_command.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "decode_record/error.h"
+#include "decode_record/output_file.h"
+#include "kernels/ops.h"
+#include "probe/interrupt.h"
+#include "probe/progress.h"
+#include "probe/verify/verify_figure.h"
+#include "probe/verify/verify_report.h"
+#include "probe/verify/verify_run.h"
+#include "probe/verify/verify_settings.h"
+
+namespace blockscope {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct VerifyFlags {
+  ModelFlags model;
+  PromptFlags prompts;
+  DecodingFlags decoding;
+  SettingFlags setting;
+  int64_t repeats = 3;
+  std::string output;
+  std::string csv;
+  std::string figures;
+  bool json = false;
+  bool force = false;
+  bool quiet = false;
+};
+
+void check_flags(const VerifyFlags& flags) {
+  check_setting_flags(flags.setting);
+  if (flags.repeats < 1) {
+    throw UsageError(fmt::format("--repeats: expected at least 1, got {}", flags.repeats));
+  }
+}
+
+/// A result that took an hour must have a place to go: asked before the first pass.
+std::optional<OutputFile> open_output(const std::string& path, bool replace) {
+  if (path.empty()) return std::nullopt;
+  return OutputFile(path, replace);
+}
+
+void finish_output(std::optional<OutputFile>& file, const std::string& text) {
+  if (!file.has_value()) return;
+  file->write(text);
+  file->commit();
+}
+
+void check_figures(const VerifyFlags& flags, const GnuplotPlace& place) {
+  if (flags.figures.empty()) return;
+  Gnuplot{place};  // missing: say so now, not after the run
+  if (fs::exists(flags.figures) && !fs::is_directory(flags.figures)) {
+    throw UsageError(fmt::format("--figures: {}: expected a folder, got a file", flags.figures));
+  }
+  for (const char* name : kVerifyFigures) {
+    for (const char* ending : {".svg", ".pdf"}) {
+      const fs::path path = fs::path(flags.figures) / (std::string(name) + ending);
+      if (flags.force || !fs::exists(path)) continue;
+      throw UsageError(
+          fmt::format("--figures: {} exists. HINT: another folder, or --force", path.string()));
+    }
+  }
+}
+
+void write_figures(const std::string& folder, const std::vector<Figure>& figures,
+                   const GnuplotPlace& place) {
+  const Gnuplot gnuplot(place);
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw Error(fmt::format("{}: can't be created: {}", folder, error.message()));
+  for (const Figure& figure : figures) {
+    const RenderedFigure rendered = gnuplot.render(figure, {.svg = true, .pdf = true});
+    const std::string path = (fs::path(folder) / figure.name).string();
+    for (const auto& [ending, text] :
+         {std::pair{".svg", &rendered.svg}, std::pair{".pdf", &rendered.pdf}}) {
+      std::optional<OutputFile> file = open_output(path + ending, true);
+      finish_output(file, *text);
+    }
+  }
+}
+
+std::string decoding_line(const DecodingFlags& flags, const DecodeOptions& decode) {
+  return fmt::format("{}, B {}, at most {} steps a block, gen length {}, {}, seed {}",
+                     strategy_name(decode.unmasking.strategy), decode.block_length(),
+                     decode.unmasking.denoising_steps, flags.gen_length,
+                     flags.sampling.temperature == 0.0
+                         ? "greedy"
+                         : fmt::format("temperature {:g}", flags.sampling.temperature),
+                     flags.sampling.seed);
+}
+
+std::string dtype_name(at::ScalarType dtype) {
+  if (dtype == at::kHalf) return "float16";
+  return dtype == at::kBFloat16 ? "bfloat16" : "float32";
+}
+
+VerifyFacts facts_of(const VerifyFlags& flags, const LoadedModel& model,
+                     const DecodeOptions& decode, const std::vector<RunPrompt>& prompts) {
+  VerifyFacts facts;
+  facts.model = flags.model.model;
+  facts.digest = model.digest;
+  facts.dtype = dtype_name(model.dtype);
+  facts.reuse_file = flags.setting.reuse_file;
+  facts.prompts = flags.prompts.file;
+  facts.decoding = decoding_line(flags.decoding, decode);
+  facts.instruction_set = instruction_set();
+  std::set<std::string> metrics;
+  facts.shortest_prompt = static_cast<int64_t>(prompts.front().request.prompt.size());
+  for (const RunPrompt& prompt : prompts) {
+    const auto length = static_cast<int64_t>(prompt.request.prompt.size());
+    facts.shortest_prompt = std::min(facts.shortest_prompt, length);
+    facts.longest_prompt = std::max(facts.longest_prompt, length);
+    if (prompt.metric.has_value()) metrics.emplace(metric_name(*prompt.metric));
+  }
+  facts.metric = metrics.size() == 1 ? *metrics.begin() : "score";
+  facts.threads = at::get_num_threads();
+  facts.batch_size = flags.decoding.batch_size;
+  facts.repeats = flags.repeats;
+  facts.block_length = decode.block_length();
+  facts.head_dim = model.config.head_dim;
+  facts.element_bytes = static_cast<int64_t>(at::elementSize(model.dtype));
+  return facts;
+}
+
+void verify(const VerifyFlags& flags, const Environment& environment, const GnuplotPlace& place) {
+  check_flags(flags);
+  check_figures(flags, place);
+  std::optional<OutputFile> output = open_output(flags.output, flags.force);
+  std::optional<OutputFile> csv = open_output(flags.csv, flags.force);
+  LoadedModel model = load_model(flags.model, environment);
+  const DecodeOptions decode = decode_options(flags.decoding, model.config);
+  if (decode.autoregressive()) {
+    throw UsageError(fmt::format(
+        "verify: {}: expected a block-diffusion model, got an autoregressive one: it has no "
+        "denoising steps to reuse between. HINT: --mask-token-id and --block-length",
+        flags.model.model));
+  }
+  const ModelConfig& config = model.config;
+  const ReuseFile file = read_reuse_file(
+      flags.setting.reuse_file,
+      ReuseModel{config.num_layers, config.num_heads, config.num_kv_heads, model.digest});
+  const std::vector<ReuseSetting> settings =
+      reuse_settings(flags.setting, file, config.num_kv_heads);
+  const std::optional<Tokenizer> tokenizer = load_tokenizer(model);
+  const Tokenizer* tokenizer_or_null = tokenizer.has_value() ? &*tokenizer : nullptr;
+  const std::vector<RunPrompt> prompts =
+      load_prompts(flags.prompts, model, tokenizer_or_null, flags.decoding.gen_length, decode);
+  int64_t longest = 0;
+  for (const RunPrompt& prompt : prompts) {
+    longest = std::max(longest, cache_positions(static_cast<int64_t>(prompt.request.prompt.size()),
+                                                prompt.request.gen_length, decode));
+  }
+  model.model->set_longest_sequence(longest);
+
+  const InterruptGuard guard;
+  Progress progress(flags.quiet);
+  const VerifyInput input{
+      model, decode, prompts, tokenizer_or_null, flags.decoding.batch_size, flags.repeats};
+  const VerifyResult result = verify_reuse(
+      input, settings, [&](double done, const std::string& text) { progress.update(done, text); });
+  progress.clear();
+
+  const VerifyFacts facts = facts_of(flags, model, decode, prompts);
+  const std::string json = verify_json(result, facts);
+  finish_output(output, json);
+  finish_output(csv, verify_csv(result, facts));
+  if (flags.json) {
+    fmt::print("{}", json);
+  } else {
+    fmt::print("{}{}{}", detail_text(result, facts), sweep_text(result), verdict_text(result));
+  }
+  std::fflush(stdout);
+  if (!flags.figures.empty()) {
+    write_figures(flags.figures, verify_figures(result, facts.block_length), place);
+  }
+}
+
+}  // namespace
+
+void add_verify_command(CLI::App& app, const Environment& environment,
+                        const GnuplotPlace& gnuplot_place) {
+  auto flags = std::make_shared<VerifyFlags>();
+  flags->decoding.gen_length = 32;
+  CLI::App* command =
+      app.add_subcommand("verify", "Measure what a calibration file saves and what it costs");
+  command->footer(
+      "Example: blockscope verify models/needle --reuse reuse.json \\\n"
+      "           --prompts models/needle/demo.jsonl --threads 1\n"
+      "With --sweep --figures DIR it draws the accuracy against the saving. The exit code says "
+      "that\n"
+      "it was measured, not that it was good: read the last lines.");
+  add_model_flags(*command, flags->model);
+  command->add_option("--reuse", flags->setting.reuse_file, "Calibration file with the heads")
+      ->required();
+  command->add_option("--tau", flags->setting.tau,
+                      "Reuse when fewer than tau tokens changed (default: the file's, else 2)");
+  command->add_flag("--sweep", flags->setting.sweep,
+                    "Also every tau beside every gamma, masks from the file's similarities");
+  command->add_option("--taus", flags->setting.taus, "Values of the sweep")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--gammas", flags->setting.gammas, "Values of the sweep")
+      ->delimiter(',')
+      ->capture_default_str();
+  command
+      ->add_option("--repeats", flags->repeats,
+                   "Free runs of each side, interleaved, for the times")
+      ->capture_default_str();
+  add_prompt_flags(*command, flags->prompts);
+  add_decoding_flags(*command, flags->decoding);
+  command->add_option("-o,--output", flags->output, "Write everything as JSON");
+  command->add_option("--csv", flags->csv, "Write one line per setting");
+  command->add_option("--figures", flags->figures, "Folder for the pictures, SVG and PDF");
+  command->add_flag("--json", flags->json, "Print the JSON instead of the text");
+  command->add_flag("--force", flags->force, "Replace existing results");
+  command->add_flag("-q,--quiet", flags->quiet, "No progress");
+  command->callback(
+      [flags, environment, gnuplot_place] { verify(*flags, environment, gnuplot_place); });
+}
+
+}  // namespace blockscope

@@ -1,0 +1,255 @@
+#include "probe/verify/verify_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <vector>
+
+#include "probe/progress.h"
+
+namespace blockscope {
+namespace {
+
+/// 0.1234 -> "12.3 %".
+std::string percent(double share) { return fmt::format("{:.1f} %", share * 100.0); }
+
+std::string accuracy(const PairedScores& scores, double mean) {
+  return scores.count == 0 ? "n/a" : percent(mean);
+}
+
+/// Three columns: a name, dense, reuse, and what is to be said about them.
+class Lines {
+ public:
+  void title(const std::string& text) { fmt::format_to(out(), "\n{}\n", text); }
+  void row(const std::string& name, const std::string& dense, const std::string& reuse,
+           const std::string& note = "") {
+    const std::string line = fmt::format("  {:<26}{:>16}{:>16}   {}", name, dense, reuse, note);
+    text_ += line.substr(0, line.find_last_not_of(' ') + 1) + '\n';
+  }
+  void line(const std::string& text) { text_ += "  " + text + '\n'; }
+  std::string take() { return std::move(text_); }
+  std::back_insert_iterator<std::string> out() { return std::back_inserter(text_); }
+
+ private:
+  std::string text_;
+};
+
+std::string seconds(const std::vector<double>& repetitions) {
+  const Spread spread = spread_of(repetitions);
+  return fmt::format("{:.3f} s", spread.median);
+}
+
+std::string range(const std::vector<double>& repetitions) {
+  const Spread spread = spread_of(repetitions);
+  return fmt::format("[{:.3f}, {:.3f}]", spread.low, spread.high);
+}
+
+std::string setting_name(const ReuseSetting& setting) {
+  return setting.gamma.has_value() ? fmt::format("tau {}, gamma {:g}", setting.tau, *setting.gamma)
+                                   : fmt::format("tau {}", setting.tau);
+}
+
+std::string divergence_note(const SettingResult& result) {
+  if (result.divergences.empty()) return "the same tokens at the same steps everywhere";
+  std::vector<double> steps, positions;
+  double step_sum = 0.0, position_sum = 0.0;
+  for (const Divergence& divergence : result.divergences) {
+    steps.push_back(static_cast<double>(divergence.step));
+    positions.push_back(static_cast<double>(divergence.position));
+    step_sum += steps.back();
+    position_sum += positions.back();
+  }
+  const double n = static_cast<double>(steps.size());
+  return fmt::format(
+      "{} of {} sequences, at step {:g} (median; mean {:.1f}), position {:g} ({:.1f})",
+      steps.size(), result.agreement.sequences, spread_of(steps).median, step_sum / n,
+      spread_of(positions).median, position_sum / n);
+}
+
+void add_free_running(const VerifyResult& all, const SettingResult& result,
+                      const VerifyFacts& facts, Lines& lines) {
+  const PairedScores& scores = result.scores;
+  const FreeRun& dense = all.dense;
+  const FreeRun& reuse = result.run;
+  lines.title(fmt::format("{:<28}{:>16}{:>16}", "Free-running", "dense", "reuse"));
+  lines.row(fmt::format("accuracy ({})", facts.metric), accuracy(scores, scores.mean_a),
+            accuracy(scores, scores.mean_b),
+            scores.count == 0 ? "no prompt has an answer"
+                              : fmt::format("n {}: {} worse, {} better", scores.count, scores.worse,
+                                            scores.better));
+  lines.row("tokens equal", "", percent(result.agreement.share_equal()),
+            fmt::format("{} of {}; {} of {} sequences identical", result.agreement.equal,
+                        result.agreement.positions, result.agreement.identical,
+                        result.agreement.sequences));
+  lines.row("first divergence", "", "", divergence_note(result));
+  lines.row("denoising steps", fmt::format("{}", dense.denoising_steps),
+            fmt::format("{}", reuse.denoising_steps));
+  const Spread& speedup = result.attention_speedup;
+  lines.row("attention", seconds(dense.times.attention), seconds(reuse.times.attention),
+            fmt::format("{:.2f}x as fast per pass [{:.2f}, {:.2f}], median [range] of {} "
+                        "interleaved repetitions",
+                        speedup.median, speedup.low, speedup.high, facts.repeats));
+  lines.row("", range(dense.times.attention), range(reuse.times.attention),
+            "denoising and commit passes");
+  lines.row("whole run", seconds(dense.times.total), seconds(reuse.times.total),
+            "with prefill, without measuring");
+  lines.row("", range(dense.times.total), range(reuse.times.total));
+  lines.row("external bytes read", format_bytes(facts.bytes(dense.reads.total_read())),
+            format_bytes(facts.bytes(reuse.reads.total_read())),
+            fmt::format("{} not read; {} when commit passes count", percent(reuse.reads.saving()),
+                        percent(reuse.reads.saving_with_commits())));
+}
+
+void add_keys(const SettingResult& result, const VerifyFacts& facts, Lines& lines) {
+  const ExternalReads& reads = result.fidelity.reads;
+  const bool equal = reads == result.predicted;
+  lines.line(fmt::format("external keys read        {} of {} key rows, {} of {}: {} not read",
+                         reads.total_read(), reads.total_rows(),
+                         format_bytes(facts.bytes(reads.total_read())),
+                         format_bytes(facts.bytes(reads.total_rows())), percent(reads.saving())));
+  lines.line(fmt::format("  predicted by the rule   {} key rows: {}", result.predicted.total_read(),
+                         equal ? "equal, for every layer and head" : "DIFFERENT"));
+  if (result.setting.file_predicts.has_value()) {
+    lines.line(fmt::format("  predicted by the file   {} not read, from the traces it was made of",
+                           percent(*result.setting.file_predicts)));
+  }
+  const double flops = reads.flops(facts.block_length, facts.head_dim);
+  const double avoided = reads.flops_avoided(facts.block_length, facts.head_dim);
+  lines.line(
+      fmt::format("FLOPs avoided             {:.4g} of {:.4g} GFLOP ({}), QK^T and PV over "
+                  "external keys",
+                  avoided * 1e-9, flops * 1e-9, percent(flops > 0.0 ? avoided / flops : 0.0)));
+}
+
+void add_error_line(const std::string& name, const ErrorTotals& totals, const std::string& note,
+                    Lines& lines) {
+  lines.line(fmt::format("  {:<24}relative L2 {:.3e}   L1 {:.3e}   {}", name, totals.relative_l2(),
+                         totals.l1(), note));
+}
+
+void add_replay(const SettingResult& result, const VerifyFacts& facts, Lines& lines) {
+  const Fidelity& fidelity = result.fidelity;
+  const KlSummary& kl = fidelity.kl;
+  lines.title("Under replay of the dense run");
+  lines.line(fmt::format("KL(dense || reuse)        mean {:.3e}   p95 {:.3e}   max {:.3e}   nats",
+                         kl.mean, kl.p95, kl.max));
+  const double same =
+      kl.count == 0 ? 1.0 : static_cast<double>(fidelity.same_top1) / static_cast<double>(kl.count);
+  lines.line(fmt::format("                          {} masked positions, same top-1 at {}",
+                         kl.count, percent(same)));
+  std::string by_step;
+  for (const KlSummary& step : fidelity.kl_by_step) {
+    by_step += fmt::format("{}{}: {:.1e}", by_step.empty() ? "" : ", ", step.step, step.mean);
+  }
+  lines.line(fmt::format("  mean by step            {}", by_step));
+  lines.line("attention output          all heads of all layers");
+  add_error_line("first-order", sum_of(fidelity.first_order_reused),
+                 "same queries, heads and steps that reuse", lines);
+  add_error_line("first-order, all", sum_of(fidelity.first_order),
+                 "same queries, all heads and steps", lines);
+  add_error_line("propagated", sum_of(fidelity.propagated),
+                 "against the dense run, all heads and steps", lines);
+  add_keys(result, facts, lines);
+}
+
+ErrorTotals layer_sum(const std::vector<ErrorTotals>& totals, int64_t layer, int64_t heads) {
+  const auto first = totals.begin() + layer * heads;
+  return sum_of({first, first + heads});
+}
+
+void add_layers(const SettingResult& result, Lines& lines) {
+  const ReadShape& shape = result.fidelity.reads.shape;
+  const ExternalReads& reads = result.fidelity.reads;
+  lines.title(
+      "Layer   heads that reuse   prefix not read   first-order L2   propagated L2   (replay)");
+  for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
+    const auto& heads = result.setting.reuse[static_cast<size_t>(layer)];
+    int64_t rows = 0;
+    int64_t read = 0;
+    for (int64_t k = layer * shape.num_kv_heads; k < (layer + 1) * shape.num_kv_heads; ++k) {
+      rows += reads.rows[static_cast<size_t>(k)];
+      read += reads.rows_read[static_cast<size_t>(k)];
+    }
+    const double saved =
+        rows == 0 ? 0.0 : static_cast<double>(rows - read) / static_cast<double>(rows);
+    fmt::format_to(
+        lines.out(), "{:>5}   {:>16}   {:>15}   {:>14.3e}   {:>13.3e}\n", layer,
+        fmt::format("{} of {}", std::count(heads.begin(), heads.end(), true), heads.size()),
+        percent(saved),
+        layer_sum(result.fidelity.first_order, layer, shape.num_heads).relative_l2(),
+        layer_sum(result.fidelity.propagated, layer, shape.num_heads).relative_l2());
+  }
+}
+
+}  // namespace
+
+Spread attention_per_pass(const FreeRun& run) {
+  std::vector<double> milliseconds;
+  for (const double total : run.times.attention) {
+    const auto passes = static_cast<double>(std::max<int64_t>(run.times.block_passes, 1));
+    milliseconds.push_back(total * 1e3 / passes);
+  }
+  return spread_of(std::move(milliseconds));
+}
+
+int64_t whole_groups(const ReuseSetting& setting, const ReadShape& shape) {
+  const int64_t group = shape.num_heads / shape.num_kv_heads;
+  int64_t count = 0;
+  for (const std::vector<bool>& layer : setting.reuse) {
+    for (auto head = layer.begin(); head != layer.end(); head += group) {
+      count += std::all_of(head, head + group, [](bool reuse) { return reuse; });
+    }
+  }
+  return count;
+}
+
+std::string detail_text(const VerifyResult& result, const VerifyFacts& facts) {
+  const SettingResult& own = result.settings.front();
+  const ReadShape& shape = own.fidelity.reads.shape;
+  Lines lines;
+  fmt::format_to(lines.out(), "{} ({}): {} prompts of {} to {} tokens; {}; {} thread{}, batch {}\n",
+                 facts.model, facts.dtype, result.prompts, facts.shortest_prompt,
+                 facts.longest_prompt, facts.decoding, facts.threads, facts.threads == 1 ? "" : "s",
+                 facts.batch_size);
+  fmt::format_to(lines.out(),
+                 "{}: {}; {} of {} query heads reuse, {} of {} KV heads with their whole group\n",
+                 facts.reuse_file, setting_name(own.setting), own.setting.heads(),
+                 shape.num_layers * shape.num_heads, whole_groups(own.setting, shape),
+                 shape.num_layers * shape.num_kv_heads);
+  add_free_running(result, own, facts, lines);
+  add_replay(own, facts, lines);
+  add_layers(own, lines);
+  return lines.take();
+}
+
+std::string sweep_text(const VerifyResult& result) {
+  if (result.settings.size() < 2) return "";
+  std::string text =
+      "\nSweep: prefix bytes not read and attention time are free-running medians, KL is under "
+      "replay\n tau  gamma  heads  accuracy  tokens equal   KL (nats)   predicted  replayed  "
+      "free-running  attention ms/pass\n";
+  const auto add = [&](const std::string& tau, const std::string& gamma, const std::string& heads,
+                       const std::string& score, const std::string& equal, const std::string& kl,
+                       const std::string& predicted, const std::string& replayed,
+                       const std::string& free, double milliseconds) {
+    fmt::format_to(std::back_inserter(text),
+                   "{:>4} {:>6} {:>6}  {:>8}  {:>12}  {:>10}  {:>10}  {:>8}  {:>12}  {:>17.3f}\n",
+                   tau, gamma, heads, score, equal, kl, predicted, replayed, free, milliseconds);
+  };
+  const PairedScores& any = result.settings.front().scores;
+  add("", "dense", "0", accuracy(any, any.mean_a), "", "", "", "", "",
+      attention_per_pass(result.dense).median);
+  for (size_t i = 1; i < result.settings.size(); ++i) {
+    const SettingResult& row = result.settings[i];
+    add(fmt::format("{}", row.setting.tau), fmt::format("{:g}", row.setting.gamma.value_or(0.0)),
+        fmt::format("{}", row.setting.heads()), accuracy(row.scores, row.scores.mean_b),
+        percent(row.agreement.share_equal()), fmt::format("{:.2e}", row.fidelity.kl.mean),
+        percent(row.predicted.saving()), percent(row.fidelity.reads.saving()),
+        percent(row.run.reads.saving()), attention_per_pass(row.run).median);
+  }
+  return text;
+}
+
+}  // namespace blockscope

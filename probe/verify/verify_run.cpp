@@ -1,0 +1,256 @@
+#include "probe/verify/verify_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "decode_record/error.h"
+#include "probe/interrupt.h"
+#include "probe/verify/free_run.h"
+
+namespace blockscope {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+bool interrupted() { return InterruptGuard::signal() != 0; }
+
+/// Everything collected about one policy; `setting` null: dense.
+struct Arm {
+  const ReuseSetting* setting = nullptr;
+  FreeRun run;
+  std::vector<SequenceRun> sequences;  // by prompt, of the first repetition
+  std::vector<StepTime> steps;         // of all repetitions
+  std::unique_ptr<FidelityMeter> meter;
+  ExternalReads predicted;
+};
+
+class VerifyLoop {
+ public:
+  VerifyLoop(const VerifyInput& input, const std::vector<ReuseSetting>& settings,
+             const VerifyProgress& progress)
+      : input_(input), settings_(settings), progress_(progress) {
+    const ModelConfig& config = input.model.config;
+    shape_ = {config.num_layers, config.num_heads, config.num_kv_heads};
+    add_arm(nullptr);
+    for (const ReuseSetting& setting : settings) {
+      const auto same = std::find_if(arms_.begin() + 1, arms_.end(), [&](const Arm& arm) {
+        return arm.setting->tau == setting.tau && arm.setting->reuse == setting.reuse;
+      });
+      arm_of_.push_back(static_cast<size_t>(same - arms_.begin()));
+      if (same == arms_.end()) add_arm(&setting);
+    }
+  }
+
+  VerifyResult run() {
+    const size_t batch = static_cast<size_t>(input_.batch_size);
+    for (size_t first = 0; first < input_.prompts.size(); first += batch) {
+      const size_t last = std::min(input_.prompts.size(), first + batch);
+      std::vector<DecodeRequest> requests;
+      for (size_t i = first; i < last; ++i) requests.push_back(input_.prompts[i].request);
+      decode_freely(requests);
+      replay(requests);
+    }
+    return finish();
+  }
+
+ private:
+  void add_arm(const ReuseSetting* setting) {
+    Arm arm;
+    arm.setting = setting;
+    arm.run.reads = arm.predicted = ExternalReads(shape_);
+    arm.run.times.attention.resize(static_cast<size_t>(input_.repeats));
+    arm.run.times.total.resize(static_cast<size_t>(input_.repeats));
+    arm.sequences.resize(input_.prompts.size());
+    if (setting != nullptr) arm.meter = std::make_unique<FidelityMeter>(shape_);
+    arms_.push_back(std::move(arm));
+  }
+
+  std::unique_ptr<AttentionPolicy> policy_of(const Arm& arm) const {
+    if (arm.setting == nullptr) return make_exact_policy();
+    return make_flashblock_policy(
+        {shape_.num_layers, shape_.num_heads, arm.setting->tau, arm.setting->reuse});
+  }
+
+  /// Every repetition starts with another arm, so that none is always the one that warms up.
+  void decode_freely(const std::vector<DecodeRequest>& requests) {
+    for (int64_t repetition = 0; repetition < input_.repeats; ++repetition) {
+      for (size_t turn = 0; turn < arms_.size(); ++turn) {
+        const size_t index = (turn + static_cast<size_t>(repetition)) % arms_.size();
+        decode_once(requests, repetition, arms_[index]);
+        tick(static_cast<double>(requests.size()), "decoding");
+      }
+    }
+  }
+
+  void decode_once(const std::vector<DecodeRequest>& requests, int64_t repetition, Arm& arm) {
+    FreeRunObserver observer(input_.decode.block_length(), shape_);
+    DecodeCallbacks callbacks;
+    callbacks.observer = &observer;
+    callbacks.interrupted = interrupted;
+    const auto policy = policy_of(arm);
+    int64_t next_pass = 0;
+    const std::vector<DecodeOutcome> outcomes =
+        decode_batch(*input_.model.model, *policy, input_.decode, requests, next_pass, callbacks);
+    stop_if_interrupted();
+    const size_t r = static_cast<size_t>(repetition);
+    arm.run.times.attention[r] += static_cast<double>(observer.attention_ns) * 1e-9;
+    arm.run.times.total[r] += static_cast<double>(observer.total_ns) * 1e-9;
+    arm.steps.insert(arm.steps.end(), observer.steps.begin(), observer.steps.end());
+    if (repetition > 0) return;
+    arm.run.times.block_passes += observer.block_passes;
+    arm.run.denoising_steps += observer.denoising_steps;
+    arm.run.tokens += observer.tokens;
+    arm.run.reads += observer.reads;
+    for (const DecodeOutcome& outcome : outcomes) {
+      SequenceRun& sequence = arm.sequences[static_cast<size_t>(outcome.sequence)];
+      sequence = std::move(observer.sequences[outcome.sequence]);
+      sequence.generated = outcome.generated;
+    }
+  }
+
+  void replay(const std::vector<DecodeRequest>& requests) {
+    std::vector<DecodeRequest> replayed = requests;
+    std::vector<PassRow> rows;
+    for (DecodeRequest& request : replayed) {
+      const SequenceRun& dense = arms_.front().sequences[static_cast<size_t>(request.sequence)];
+      request.replayed = true;
+      request.replay = dense.steps;
+      rows.insert(rows.end(), dense.rows.begin(), dense.rows.end());
+    }
+    for (Arm& arm : arms_) {
+      if (arm.setting == nullptr) continue;
+      const auto policy = policy_of(arm);
+      replay_in_lockstep(*input_.model.model, *policy, input_.decode, replayed, *arm.meter,
+                         interrupted);
+      stop_if_interrupted();
+      arm.predicted += predicted_reads(rows, arm.setting->tau, arm.setting->reuse, shape_);
+      tick(kReplayCost * static_cast<double>(requests.size()), "replaying");
+    }
+  }
+
+  void stop_if_interrupted() const {
+    if (interrupted()) throw Error("verify: interrupted by a signal, nothing was written");
+  }
+
+  /// `cost` in decoded prompts.
+  void tick(double cost, const char* what) {
+    done_ += cost;
+    const double arms = static_cast<double>(arms_.size());
+    const double prompts = static_cast<double>(input_.prompts.size());
+    const double total =
+        prompts * (arms * static_cast<double>(input_.repeats) + (arms - 1.0) * kReplayCost);
+    const double share = done_ / total;
+    progress_(share, fmt::format("{} · {:.0f}/{} prompts, {} settings", what,
+                                 std::floor(share * prompts), prompts, arms_.size() - 1));
+  }
+
+  std::vector<double> scores_of(const Arm& arm) const {
+    std::vector<double> scores;
+    for (size_t i = 0; i < input_.prompts.size(); ++i) {
+      const RunPrompt& prompt = input_.prompts[i];
+      scores.push_back(
+          prompt.metric.has_value()
+              ? score(*prompt.metric,
+                      generated_text(arm.sequences[i].generated, input_.decode, input_.tokenizer),
+                      prompt.answers)
+              : kNaN);
+    }
+    return scores;
+  }
+
+  /// Half-octaves of context length: fine enough for a curve, coarse enough for a median.
+  static std::vector<ContextTime> binned(const std::vector<StepTime>& steps) {
+    std::map<int64_t, std::vector<StepTime>> bins;
+    for (const StepTime& step : steps) {
+      bins[std::llround(2.0 * std::log2(step.context_length + 1.0))].push_back(step);
+    }
+    std::vector<ContextTime> times;
+    for (const auto& [bin, members] : bins) {
+      ContextTime time;
+      std::vector<double> milliseconds;
+      for (const StepTime& step : members) {
+        time.context_length += step.context_length / static_cast<double>(members.size());
+        time.keys_read += step.keys_read / static_cast<double>(members.size());
+        milliseconds.push_back(step.milliseconds);
+      }
+      time.milliseconds = spread_of(std::move(milliseconds));
+      time.steps = static_cast<int64_t>(members.size());
+      times.push_back(time);
+    }
+    return times;
+  }
+
+  SettingResult result_of(const ReuseSetting& setting, const Arm& arm) const {
+    const Arm& dense = arms_.front();
+    SettingResult result;
+    result.setting = setting;
+    result.run = arm.run;
+    result.scores = paired_scores(dense.run.scores, arm.run.scores);
+    result.fidelity = arm.meter->result();
+    result.predicted = arm.predicted;
+    for (size_t i = 0; i < input_.prompts.size(); ++i) {
+      const SequenceRun& a = dense.sequences[i];
+      const SequenceRun& b = arm.sequences[i];
+      compare_tokens(a.generated, b.generated, input_.decode.stop_ids, result.agreement);
+      const auto length = static_cast<int64_t>(input_.prompts[i].request.prompt.size());
+      const auto divergence = first_divergence(a.steps, b.steps, length);
+      if (divergence) result.divergences.push_back(*divergence);
+    }
+    std::vector<double> ratios;
+    for (size_t r = 0; r < arm.run.times.attention.size(); ++r) {
+      ratios.push_back(dense.run.times.attention[r] /
+                       static_cast<double>(dense.run.times.block_passes) /
+                       std::max(arm.run.times.attention[r], 1e-12) *
+                       static_cast<double>(arm.run.times.block_passes));
+    }
+    result.attention_speedup = spread_of(std::move(ratios));
+    return result;
+  }
+
+  VerifyResult finish() {
+    for (Arm& arm : arms_) {
+      arm.run.scores = scores_of(arm);
+      arm.run.context_times = binned(arm.steps);
+    }
+    VerifyResult result;
+    result.prompts = static_cast<int64_t>(input_.prompts.size());
+    result.dense = arms_.front().run;
+    for (size_t i = 0; i < settings_.size(); ++i) {
+      result.settings.push_back(result_of(settings_[i], arms_[arm_of_[i]]));
+    }
+    return result;
+  }
+
+  // A replay decodes twice, with the exact attention beside the policy.
+  static constexpr double kReplayCost = 2.5;
+
+  const VerifyInput& input_;
+  const std::vector<ReuseSetting>& settings_;
+  const VerifyProgress& progress_;
+  ReadShape shape_;
+  std::vector<Arm> arms_;       // dense first
+  std::vector<size_t> arm_of_;  // by setting
+  double done_ = 0.0;
+};
+
+}  // namespace
+
+int64_t ReuseSetting::heads() const {
+  int64_t count = 0;
+  for (const std::vector<bool>& layer : reuse)
+    count += std::count(layer.begin(), layer.end(), true);
+  return count;
+}
+
+VerifyResult verify_reuse(const VerifyInput& input, const std::vector<ReuseSetting>& settings,
+                          const VerifyProgress& progress) {
+  return VerifyLoop(input, settings, progress).run();
+}
+
+}  // namespace blockscope

@@ -1,0 +1,79 @@
+#include "probe/verify/verify_settings.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "decode_record/error.h"
+
+namespace blockscope {
+namespace {
+
+/// The saving of prefix bytes that the file promises at (tau, gamma), if it has that point.
+std::optional<double> predicted_by_file(const ReuseFile& file, int64_t tau, double gamma) {
+  for (const ReuseCurve& curve : file.curves) {
+    if (curve.tau != tau) continue;
+    for (const ReusePoint& point : curve.points) {
+      if (std::fabs(point.gamma - gamma) < 1e-9) return point.byte_saving;
+    }
+  }
+  return std::nullopt;
+}
+
+ReuseSetting own_setting(const SettingFlags& flags, const ReuseFile& file) {
+  constexpr int64_t kDefaultTau = 2;  // FlashBlock's default
+  ReuseSetting setting;
+  setting.tau = flags.tau.value_or(file.tau.value_or(kDefaultTau));
+  setting.gamma = file.gamma;
+  setting.reuse = file.reuse;
+  if (file.predicted.has_value() && file.tau == setting.tau) {
+    setting.file_predicts = file.predicted->point.byte_saving;
+  } else if (file.gamma.has_value()) {
+    setting.file_predicts = predicted_by_file(file, setting.tau, *file.gamma);
+  }
+  return setting;
+}
+
+}  // namespace
+
+void check_setting_flags(const SettingFlags& flags) {
+  const auto check_tau = [](const char* flag, int64_t tau) {
+    if (tau < 1) throw UsageError(fmt::format("{}: expected at least 1, got {}", flag, tau));
+  };
+  if (flags.tau.has_value()) check_tau("--tau", *flags.tau);
+  if (!flags.sweep) return;
+  if (flags.taus.empty() || flags.gammas.empty()) {
+    throw UsageError("--sweep: expected at least one value in --taus and in --gammas, got none");
+  }
+  for (const int64_t tau : flags.taus) check_tau("--taus", tau);
+  for (const double gamma : flags.gammas) {
+    if (gamma >= -1.0 && gamma <= 1.0) continue;
+    throw UsageError(
+        fmt::format("--gammas: expected a cosine similarity in [-1, 1], got {}", gamma));
+  }
+}
+
+std::vector<ReuseSetting> reuse_settings(const SettingFlags& flags, const ReuseFile& file,
+                                         int64_t num_kv_heads) {
+  std::vector<ReuseSetting> settings{own_setting(flags, file)};
+  if (!flags.sweep) return settings;
+  if (file.similarity.empty()) {
+    throw CalibrationError(
+        fmt::format("{}: similarity: expected [layers][heads] to make masks from, got none. HINT: "
+                    "`blockscope calibrate` writes it; without it leave out --sweep",
+                    flags.reuse_file));
+  }
+  for (const int64_t tau : flags.taus) {
+    for (const double gamma : flags.gammas) {
+      ReuseSetting setting;
+      setting.tau = tau;
+      setting.gamma = gamma;
+      setting.reuse = reuse_mask(file.similarity, gamma, file.granularity, num_kv_heads);
+      setting.file_predicts = predicted_by_file(file, tau, gamma);
+      settings.push_back(std::move(setting));
+    }
+  }
+  return settings;
+}
+
+}  // namespace blockscope

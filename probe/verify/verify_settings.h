@@ -1,0 +1,30 @@
+// From a calibration file and the command line to the settings that verify measures.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "decode_record/reuse_file.h"
+#include "probe/verify/verify_result.h"
+
+namespace blockscope {
+
+struct SettingFlags {
+  std::string reuse_file;
+  std::optional<int64_t> tau;  // overrides the file's; 2 without either
+  bool sweep = false;
+  std::vector<int64_t> taus{1, 2, 3, 4};
+  std::vector<double> gammas{0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99};
+};
+
+/// Throws UsageError: tau below 1, gamma outside [-1, 1], an empty list.
+void check_setting_flags(const SettingFlags& flags);
+
+/// The file's own mask first; with `sweep`, every tau beside every gamma after it, masks made from
+/// the file's similarities by its granularity. Throws CalibrationError when a sweep finds none.
+std::vector<ReuseSetting> reuse_settings(const SettingFlags& flags, const ReuseFile& file,
+                                         int64_t num_kv_heads);
+
+}  // namespace blockscope

@@ -1,0 +1,64 @@
+// The last lines of verify, which a person remembers.
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "probe/verify/verify_report.h"
+
+namespace blockscope {
+namespace {
+
+std::string points(double share) { return fmt::format("{:.1f} points", share * 100.0); }
+
+/// Faster only when every repetition says so; else the machine's noise is as large as the gain.
+std::string time_verdict(const SettingResult& own) {
+  const Spread& speedup = own.attention_speedup;
+  const std::string range = fmt::format("{:.2f}x as fast a pass [{:.2f}, {:.2f}]", speedup.median,
+                                        speedup.low, speedup.high);
+  if (speedup.low > 1.0) return "attention ran " + range;
+  if (speedup.high < 1.0) return "attention ran SLOWER: " + range;
+  return "no attention time beyond this machine's noise: " + range;
+}
+
+std::string noise_verdict(const PairedScores& scores) {
+  if (scores.count == 0) {
+    return "no prompt has an answer, so nothing is known about accuracy. HINT: JSONL lines with "
+           "\"answer\"";
+  }
+  if (scores.better + scores.worse == 0) {
+    return fmt::format(
+        "no prompt scored differently; with {} prompts up to {} could, at 95 % confidence",
+        scores.count,
+        scores.count < 3 ? "all" : fmt::format("{:.1f} %", 100.0 * scores.rule_of_three()));
+  }
+  const std::string counts = fmt::format(
+      "{} prompts scored worse and {} better, a difference of {:+.1f} points with a "
+      "standard error of {}",
+      scores.worse, scores.better, (scores.mean_b - scores.mean_a) * 100.0,
+      points(scores.error_difference));
+  return counts +
+         (scores.within_noise()
+              ? fmt::format(
+                    "; within sampling error (sign test p = {:.2g}): these prompts can't tell",
+                    scores.sign_test)
+              : fmt::format("; beyond sampling error (sign test p = {:.2g})", scores.sign_test));
+}
+
+}  // namespace
+
+std::string verdict_text(const VerifyResult& result) {
+  const SettingResult& own = result.settings.front();
+  const PairedScores& scores = own.scores;
+  const std::string accuracy =
+      scores.count == 0 ? "accuracy n/a"
+                        : fmt::format("accuracy {:.1f} % -> {:.1f} % (n {})", scores.mean_a * 100.0,
+                                      scores.mean_b * 100.0, scores.count);
+  return fmt::format(
+      "\nSaved: {:.1f} % of the external key bytes were not read in denoising steps; {}\n"
+      "Cost:  {}, {:.1f} % of the tokens equal, KL {:.2e} nats a masked position\n"
+      "Noise: {}\n",
+      own.run.reads.saving() * 100.0, time_verdict(own), accuracy,
+      own.agreement.share_equal() * 100.0, own.fidelity.kl.mean, noise_verdict(scores));
+}
+
+}  // namespace blockscope
