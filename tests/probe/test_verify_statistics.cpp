@@ -1,0 +1,175 @@
+// What verify says about two runs, on cases small enough to work out by hand.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "probe/verify/agreement.h"
+#include "probe/verify/external_reads.h"
+
+namespace blockscope {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+TEST(TokenAgreementTest, ComparesUpToTheFirstStopTokenOfEitherRun) {
+  TokenAgreement agreement;
+  compare_tokens({5, 6, 9, 1, 1}, {5, 6, 9, 2, 2}, {9}, agreement);  // filler behind the stop
+  EXPECT_EQ(agreement.positions, 3);
+  EXPECT_EQ(agreement.equal, 3);
+  EXPECT_EQ(agreement.identical, 1);
+  // The first run stops after 2 tokens, the second after 5: its last 3 have no counterpart.
+  compare_tokens({5, 9, 0, 0, 0}, {5, 6, 7, 8, 9}, {9}, agreement);
+  EXPECT_EQ(agreement.positions, 8);
+  EXPECT_EQ(agreement.equal, 4);
+  EXPECT_EQ(agreement.identical, 1);
+  EXPECT_EQ(agreement.sequences, 2);
+  EXPECT_DOUBLE_EQ(agreement.share_equal(), 0.5);
+  EXPECT_DOUBLE_EQ(agreement.share_identical(), 0.5);
+}
+
+TEST(TokenAgreementTest, WithoutAStopTokenComparesEverything) {
+  TokenAgreement agreement;
+  compare_tokens({1, 2, 3}, {1, 4, 3}, {}, agreement);
+  EXPECT_EQ(agreement.positions, 3);
+  EXPECT_EQ(agreement.equal, 2);
+}
+
+ReplayStep step(int64_t block, std::vector<int64_t> positions, std::vector<int64_t> tokens) {
+  return {block, 1, std::move(positions), std::move(tokens), {}};
+}
+
+TEST(FirstDivergenceTest, FindsTheStepAndTheLowestPosition) {
+  const std::vector<ReplayStep> a{step(2, {8}, {1}), step(2, {9, 11}, {2, 3}), step(3, {12}, {4})};
+  EXPECT_FALSE(first_divergence(a, a, 8).has_value());
+
+  std::vector<ReplayStep> other_token = a;
+  other_token[1].tokens[1] = 7;
+  auto found = first_divergence(a, other_token, 8);
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->step, 2);
+  EXPECT_EQ(found->position, 3);  // 11 - 8
+
+  std::vector<ReplayStep> other_position = a;
+  other_position[1].positions[0] = 10;  // 9 is only in a, 10 only here
+  found = first_divergence(a, other_position, 8);
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->step, 2);
+  EXPECT_EQ(found->position, 1);
+
+  const std::vector<ReplayStep> shorter(a.begin(), a.begin() + 2);
+  for (const auto& runs : {std::pair{a, shorter}, std::pair{shorter, a}}) {
+    found = first_divergence(runs.first, runs.second, 8);
+    ASSERT_TRUE(found.has_value());
+    EXPECT_EQ(found->step, 3);
+    EXPECT_EQ(found->position, 4);
+  }
+}
+
+TEST(FirstDivergenceTest, TheOrderWithinAStepDoesNotMatter) {
+  EXPECT_FALSE(
+      first_divergence({step(0, {1, 2}, {5, 6})}, {step(0, {2, 1}, {6, 5})}, 0).has_value());
+}
+
+TEST(PairedScoresTest, CountsWhatBothRunsScored) {
+  const PairedScores scores = paired_scores({1, 1, 0, 1, kNaN, 0}, {1, 0, 1, 0, 1, kNaN});
+  EXPECT_EQ(scores.count, 4);
+  EXPECT_EQ(scores.worse, 2);
+  EXPECT_EQ(scores.better, 1);
+  EXPECT_DOUBLE_EQ(scores.mean_a, 0.75);
+  EXPECT_DOUBLE_EQ(scores.mean_b, 0.5);
+  // Differences 0, -1, 1, -1: variance (3 - 1/4) / 3 = 11/12, over 4 prompts.
+  EXPECT_NEAR(scores.error_difference, std::sqrt(11.0 / 12.0 / 4.0), 1e-12);
+  // Scores 1, 1, 0, 1: variance (3 - 9/4) / 3 = 1/4.
+  EXPECT_NEAR(scores.error_a, std::sqrt(0.25 / 4.0), 1e-12);
+}
+
+TEST(PairedScoresTest, TheSignTestIsTheBinomialTail) {
+  const auto p_of = [](int worse, int better, int equal) {
+    std::vector<double> a, b;
+    for (int i = 0; i < worse; ++i) a.push_back(1), b.push_back(0);
+    for (int i = 0; i < better; ++i) a.push_back(0), b.push_back(1);
+    for (int i = 0; i < equal; ++i) a.push_back(1), b.push_back(1);
+    return paired_scores(a, b);
+  };
+  EXPECT_DOUBLE_EQ(p_of(0, 0, 9).sign_test, 1.0);
+  EXPECT_NEAR(p_of(1, 0, 9).sign_test, 1.0, 1e-12);  // 2 / 2
+  EXPECT_NEAR(p_of(5, 0, 50).sign_test, 2.0 / 32.0, 1e-12);
+  EXPECT_TRUE(p_of(5, 0, 50).within_noise());
+  EXPECT_NEAR(p_of(6, 0, 50).sign_test, 2.0 / 64.0, 1e-12);
+  EXPECT_FALSE(p_of(6, 0, 50).within_noise());
+  EXPECT_NEAR(p_of(8, 2, 0).sign_test, 2.0 * (1 + 10 + 45) / 1024.0, 1e-12);
+  EXPECT_NEAR(p_of(2, 8, 0).sign_test, p_of(8, 2, 0).sign_test, 1e-12);
+  EXPECT_NEAR(p_of(3, 3, 0).sign_test, 1.0, 1e-12);
+  EXPECT_GT(p_of(900, 100, 0).sign_test, 0.0);  // 1000 coins: no underflow to nonsense
+  EXPECT_LT(p_of(900, 100, 0).sign_test, 1e-100);
+}
+
+TEST(PairedScoresTest, NothingScoredIsSaidSo) {
+  const PairedScores scores = paired_scores({kNaN}, {kNaN});
+  EXPECT_EQ(scores.count, 0);
+  EXPECT_DOUBLE_EQ(scores.sign_test, 1.0);
+}
+
+TEST(SpreadTest, MedianAndRange) {
+  EXPECT_DOUBLE_EQ(spread_of({3, 1, 2}).median, 2.0);
+  EXPECT_DOUBLE_EQ(spread_of({4, 1, 2, 3}).median, 2.5);
+  EXPECT_DOUBLE_EQ(spread_of({4, 1, 2, 3}).low, 1.0);
+  EXPECT_DOUBLE_EQ(spread_of({4, 1, 2, 3}).high, 4.0);
+  EXPECT_DOUBLE_EQ(spread_of({}).median, 0.0);
+}
+
+TEST(QuantileTest, InterpolatesAsNumpyDoes) {
+  std::vector<float> values{3, 1, 2, 4};
+  EXPECT_DOUBLE_EQ(quantile_of(values, 0.5), 2.5);
+  EXPECT_NEAR(quantile_of(values, 0.95), 3.85, 1e-12);  // numpy.quantile([1, 2, 3, 4], .95)
+  EXPECT_DOUBLE_EQ(quantile_of(values, 1.0), 4.0);
+  std::vector<float> one{7};
+  EXPECT_DOUBLE_EQ(quantile_of(one, 0.95), 7.0);
+}
+
+// Two blocks: N = 8 and N = 12. M of the later steps: 1, 3, 0 and 2.
+std::vector<PassRow> two_blocks() {
+  return {{false, 2, 1, 8, 0}, {false, 2, 2, 8, 1},  {false, 2, 3, 8, 3},  {false, 2, 4, 8, 0},
+          {true, 2, 0, 8, 4},  {false, 3, 1, 12, 0}, {false, 3, 2, 12, 2}, {true, 3, 0, 12, 2}};
+}
+
+TEST(PredictedReadsTest, FollowsTheRuleStepByStep) {
+  const ReadShape shape{1, 2, 1};
+  const ReuseMask all{{true, true}};
+  const auto read = [&](int64_t tau) {
+    return predicted_reads(two_blocks(), tau, all, shape).total_read();
+  };
+  // Denoising steps read 4 * 8 + 2 * 12 = 56 keys densely; a first step always reads.
+  EXPECT_EQ(predicted_reads(two_blocks(), 1, all, shape).total_rows(), 56);
+  EXPECT_EQ(read(1), 48);  // only the step with M = 0
+  EXPECT_EQ(read(2), 40);  // and M = 1
+  EXPECT_EQ(read(3), 28);  // and M = 2, in the second block
+  EXPECT_EQ(read(4), 20);  // and M = 3: the two first steps remain
+  EXPECT_EQ(read(100), 20);
+  EXPECT_EQ(predicted_reads(two_blocks(), 2, all, shape).commit_rows, 20);
+}
+
+TEST(PredictedReadsTest, AKvHeadIsReadUnlessItsWholeGroupReuses) {
+  const ReadShape shape{2, 4, 2};
+  const ReuseMask mask{{true, true, true, false}, {false, false, true, true}};
+  const ExternalReads reads = predicted_reads(two_blocks(), 4, mask, shape);
+  EXPECT_EQ(reads.rows, (std::vector<int64_t>{56, 56, 56, 56}));
+  EXPECT_EQ(reads.rows_read, (std::vector<int64_t>{20, 56, 56, 20}));
+  EXPECT_EQ(reads.head_skipped, (std::vector<int64_t>{36, 36, 36, 0, 0, 0, 36, 36}));
+  EXPECT_DOUBLE_EQ(reads.saving(), 72.0 / 224.0);
+  EXPECT_DOUBLE_EQ(reads.saving_with_commits(), 72.0 / (224.0 + 4 * 20.0));
+  // FLOPs belong to query heads: 5 of 8 heads skip 36 of 56 keys, 4 * B * D each.
+  EXPECT_DOUBLE_EQ(reads.flops(16, 48), 4.0 * 16 * 48 * 8 * 56);
+  EXPECT_DOUBLE_EQ(reads.flops_avoided(16, 48), 4.0 * 16 * 48 * 5 * 36);
+}
+
+TEST(PredictedReadsTest, NoRowsNoSaving) {
+  const ExternalReads reads = predicted_reads({}, 2, {{true}}, {1, 1, 1});
+  EXPECT_EQ(reads.total_rows(), 0);
+  EXPECT_DOUBLE_EQ(reads.saving(), 0.0);
+  EXPECT_DOUBLE_EQ(reads.saving_with_commits(), 0.0);
+}
+
+}  // namespace
+}  // namespace blockscope
