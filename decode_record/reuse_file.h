@@ -61,7 +61,7 @@ struct ReusePoint {
   double relative_l2 = kNotMeasured;            ///< sqrt(sum e^2 / sum ref^2)
   double mean_l1 = kNotMeasured;                ///< mean |e| per channel
   double relative_l2_all_steps = kNotMeasured;  ///< as relative_l2, over every denoising step
-  std::int64_t terms = 0;  ///< positions (per head) behind relative_l2, mean_l1
+  std::int64_t terms = 0;  ///< outputs of a head at a position behind relative_l2, mean_l1
 };
 
 /// The points of one tau by rising gamma.
@@ -114,9 +114,8 @@ ReuseFile parse_reuse_file(std::string_view text, const std::string& name,
                            const std::optional<ReuseModel>& wanted = {});
 
 std::string to_json(const ReuseFile& file);
-/// Checks the file as a reader would, then writes beside `path` and renames: no half-written file
-/// under the final name. Throws CalibrationError when `path` exists (unless `force`) or can't be
-/// written.
+/// Checks the content as a reader would (CalibrationError), then writes as OutputFile does: whole
+/// or not at all; UsageError when `path` exists and not `force`.
 void write_reuse_file(const std::string& path, const ReuseFile& file, bool force = false);
 
 }  // namespace blockscope

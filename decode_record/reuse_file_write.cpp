@@ -1,16 +1,9 @@
-#include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstdio>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "decode_record/error.h"
+#include "decode_record/output_file.h"
 #include "decode_record/reuse_file.h"
 
 namespace blockscope {
@@ -116,10 +109,6 @@ void print(const ordered_json& json, const std::string& indent, std::string& out
   out += "\n" + indent + (json.is_array() ? "]" : "}");
 }
 
-[[noreturn]] void cannot_write(const std::string& path) {
-  throw CalibrationError(fmt::format("{}: can't be written: {}", path, std::strerror(errno)));
-}
-
 }  // namespace
 
 std::string to_json(const ReuseFile& file) {
@@ -129,31 +118,11 @@ std::string to_json(const ReuseFile& file) {
 }
 
 void write_reuse_file(const std::string& path, const ReuseFile& file, bool force) {
-  namespace fs = std::filesystem;
   const std::string text = to_json(file);
   parse_reuse_file(text, path);
-  std::error_code error;
-  if (!force && fs::exists(path, error)) {
-    throw CalibrationError(
-        fmt::format("{}: the output exists. HINT: pass --force to replace it", path));
-  }
-  const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
-  errno = 0;
-  std::ofstream stream(temporary, std::ios::binary | std::ios::trunc);
-  stream << text;
-  stream.close();
-  if (!stream) {
-    const int reason = errno;
-    fs::remove(temporary, error);
-    errno = reason;
-    cannot_write(path);
-  }
-  if (std::rename(temporary.c_str(), path.c_str()) != 0) {
-    const int reason = errno;
-    fs::remove(temporary, error);
-    errno = reason;
-    cannot_write(path);
-  }
+  OutputFile output(path, force);
+  output.write(text);
+  output.commit();
 }
 
 }  // namespace blockscope

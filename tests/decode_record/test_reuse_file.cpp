@@ -199,7 +199,7 @@ TEST(ReuseFileTest, WritesWholeFilesOrNone) {
   const fixture::TempDir folder;
   const std::string path = folder.file("reuse.json");
   std::ofstream(path) << "mine";
-  EXPECT_THROW(write_reuse_file(path, calibrated()), CalibrationError);
+  EXPECT_THROW(write_reuse_file(path, calibrated()), UsageError);
   EXPECT_EQ(std::filesystem::file_size(path), 4U);
   ReuseFile bad = calibrated();
   bad.similarity[0][0] = 2.0;
@@ -207,8 +207,8 @@ TEST(ReuseFileTest, WritesWholeFilesOrNone) {
   EXPECT_EQ(std::filesystem::file_size(path), 4U);
   write_reuse_file(path, calibrated(), true);
   EXPECT_EQ(to_json(read_reuse_file(path)), to_json(calibrated()));
-  EXPECT_THROW(write_reuse_file(folder.file("none/reuse.json"), calibrated()), CalibrationError);
-  EXPECT_THROW(write_reuse_file(folder.path(), calibrated(), true), CalibrationError);
+  EXPECT_THROW(write_reuse_file(folder.file("none/reuse.json"), calibrated()), Error);
+  EXPECT_THROW(write_reuse_file(folder.path(), calibrated(), true), Error);
   std::size_t files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
     EXPECT_EQ(entry.path().filename(), "reuse.json");
