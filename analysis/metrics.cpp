@@ -9,6 +9,7 @@
 #include "analysis/external_mass_metric.h"
 #include "analysis/query_statistics.h"
 #include "analysis/recall.h"
+#include "analysis/reuse_error.h"
 #include "analysis/similarity_metric.h"
 #include "analysis/union_size.h"
 #include "decode_record/error.h"
@@ -39,6 +40,8 @@ const std::vector<MetricInfo>& all_metrics() {
        false, [](const MetricOptions&) { return make_token_matrix_metric(); }},
       {"external_mass", "share of the attention that goes to the prefix", "summary", true,
        make_external_mass_metric},
+      {"reuse_error", "one-step error of reusing A_out, for every tau", "summary", true,
+       make_reuse_error},
   };
   return metrics;
 }
