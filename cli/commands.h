@@ -17,6 +17,8 @@ void add_info_command(CLI::App& app);
 void add_diff_command(CLI::App& app);
 /// The decoding trajectory as CSV or JSON.
 void add_export_command(CLI::App& app);
+/// The heads that may reuse external attention, chosen from traces.
+void add_calibrate_command(CLI::App& app);
 /// Compresses, repairs and merges traces.
 void add_repack_command(CLI::App& app);
 

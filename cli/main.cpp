@@ -18,7 +18,8 @@ namespace {
 using blockscope::UsageError;
 
 constexpr void (*kAddCommand[])(CLI::App&) = {
-    blockscope::add_info_command,   blockscope::add_diff_command,   blockscope::add_export_command,
+    blockscope::add_info_command,   blockscope::add_diff_command,
+    blockscope::add_export_command, blockscope::add_calibrate_command,
     blockscope::add_repack_command, blockscope::add_doctor_command,
 };
 

@@ -1,0 +1,256 @@
+// blockscope calibrate: from traces to the calibration file of `capture --policy flashblock
+// --reuse`, with what the choice saves and costs and what other choices would.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "analysis/calibration.h"
+#include "cli/commands.h"
+#include "decode_record/error.h"
+#include "decode_record/output_file.h"
+#include "probe/interrupt.h"
+#include "probe/progress.h"
+
+namespace blockscope {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr std::size_t kTablePoints = 12;
+
+struct CalibrateFlags {
+  std::vector<std::string> traces;
+  std::string output;
+  CalibrationRequest request;
+  std::string granularity = "head";
+  CalibrationOptions options;
+  bool force = false;
+  bool json = false;
+  bool quiet = false;
+};
+
+std::string percent(double share) { return fmt::format("{:.2f} %", 100.0 * share); }
+std::string error_text(double error) {
+  return std::isnan(error) ? "-" : fmt::format("{:.3g}", error);
+}
+
+/// Fails now instead of after a long pass.
+void check_output(const CalibrateFlags& flags) {
+  std::error_code error;
+  for (const std::string& trace : flags.traces) {
+    if (std::filesystem::equivalent(trace, flags.output, error)) {
+      throw UsageError(fmt::format("--output {}: is one of the traces", flags.output));
+    }
+  }
+  const OutputFile output(flags.output, flags.force);
+}
+
+void print_sample(const CalibrationSums& sums) {
+  std::int64_t sequences = 0;
+  std::int64_t blocks = 0;
+  for (const ReuseTrace& trace : sums.traces) {
+    sequences += trace.sequences;
+    blocks += trace.blocks;
+  }
+  fmt::print("{} trace{}: {} sequences, {} blocks, {} denoising steps with a prefix\n",
+             sums.traces.size(), sums.traces.size() == 1 ? "" : "s", sequences, blocks, sums.steps);
+  for (const auto& [reason, count] : sums.left_out) fmt::print("left out: {} {}\n", count, reason);
+}
+
+void print_layers(const CalibrationSums& sums, const Calibration& chosen) {
+  fmt::print("\nsimilarity of A_out between adjacent steps (mean cosine)\n");
+  fmt::print("{:>6} {:>9} {:>9} {:>9} {:>9} {:>12} {:>8}\n", "layer", "mean", "least", "most",
+             "least p5", "largest SE", "reuse");
+  for (std::size_t layer = 0; layer < sums.similarity.size(); ++layer) {
+    double sum = 0.0, least = 2.0, most = -2.0, p5 = 2.0, error = kNotMeasured;
+    std::size_t heads = 0;
+    for (std::size_t head = 0; head < sums.similarity[layer].size(); ++head) {
+      const double similarity = sums.similarity[layer][head];
+      if (std::isnan(similarity)) continue;
+      ++heads;
+      sum += similarity;
+      least = std::min(least, similarity);
+      most = std::max(most, similarity);
+      p5 = std::min(p5, sums.p5[layer][head]);
+      error = std::fmax(error, sums.standard_error[layer][head]);
+    }
+    if (heads == 0) continue;  // not recorded
+    fmt::print("{:>6} {:>9.4f} {:>9.4f} {:>9.4f} {:>9.4f} {:>12} {:>4}/{:<3}\n", layer,
+               sum / static_cast<double>(heads), least, most, p5, error_text(error),
+               std::count(chosen.reuse[layer].begin(), chosen.reuse[layer].end(), true),
+               chosen.reuse[layer].size());
+  }
+}
+
+void print_point(const ReusePoint& point, std::int64_t tau, bool chosen) {
+  fmt::print("{} {:>9} {:>4} {:>7} {:>12} {:>12} {:>12} {:>12}\n", chosen ? "->" : "  ",
+             fmt::format("{:.6g}", point.gamma), tau, point.heads, percent(point.byte_saving),
+             percent(point.flop_saving), error_text(point.relative_l2), error_text(point.mean_l1));
+}
+
+/// Other gammas at the chosen tau, then the chosen gamma at other taus.
+void print_trade_off(const CalibrationSums& sums, const Calibration& chosen) {
+  const ReusePredictor predictor(sums, chosen.granularity);
+  fmt::print(
+      "\npredicted over these traces: prefix bytes not read, FLOPs not spent, one-step error "
+      "where reused\n");
+  fmt::print("   {:>9} {:>4} {:>7} {:>12} {:>12} {:>12} {:>12}\n", "gamma", "tau", "heads", "bytes",
+             "FLOPs", "relative L2", "mean |e|");
+  bool printed = false;
+  for (const double gamma : predictor.gammas(kTablePoints)) {
+    if (!printed && gamma >= chosen.gamma) {
+      print_point(chosen.predicted.point, chosen.tau, true);
+      printed = true;
+    }
+    if (gamma != chosen.gamma) print_point(predictor.at(gamma, chosen.tau), chosen.tau, false);
+  }
+  if (!printed) print_point(chosen.predicted.point, chosen.tau, true);
+  fmt::print("\n");
+  for (const TauSums& tau : sums.taus) {
+    print_point(predictor.at(chosen.gamma, tau.tau), tau.tau, tau.tau == chosen.tau);
+  }
+}
+
+void warn(const Calibration& chosen) {
+  const SampleTrust& trust = chosen.trust;
+  if (trust.undecided > 0) {
+    fmt::print(
+        stderr,
+        "blockscope: warning: gamma {:.6g} lies within 2 standard errors of the similarity of "
+        "{} of {} heads (largest standard error {}, fewest step pairs {}): another sample "
+        "may decide otherwise. HINT: more prompts, or a gamma further away\n",
+        chosen.gamma, trust.undecided, trust.measured, error_text(trust.largest_error),
+        trust.fewest_pairs);
+  }
+  if (chosen.predicted.point.heads == 0) {
+    fmt::print(stderr,
+               "blockscope: warning: no head has a similarity above {:.6g}: nothing will be "
+               "reused\n",
+               chosen.gamma);
+  } else if (chosen.predicted.external_keys_read == chosen.predicted.external_keys &&
+             chosen.predicted.reusing_steps > 0) {
+    fmt::print(stderr,
+               "blockscope: warning: no KV head has all of its query heads above gamma: every "
+               "prefix byte is still read. HINT: --saving, or a smaller gamma\n");
+  } else if (chosen.predicted.reusing_steps == 0) {
+    fmt::print(stderr,
+               "blockscope: warning: every step of these traces changes {} or more tokens: "
+               "tau {} never reuses\n",
+               chosen.tau, chosen.tau);
+  }
+}
+
+ordered_json to_document(const CalibrateFlags& flags, const CalibrationSums& sums,
+                         const Calibration& chosen, const ReuseFile& file) {
+  ordered_json left_out = ordered_json::object();
+  for (const auto& [reason, count] : sums.left_out) left_out[reason] = count;
+  const SampleTrust& trust = chosen.trust;
+  return {{"output", flags.output},
+          {"calibration", ordered_json::parse(to_json(file))},
+          {"left_out", left_out},
+          {"sample",
+           {{"measured_heads", trust.measured},
+            {"undecided_heads", trust.undecided},
+            {"largest_standard_error", std::isnan(trust.largest_error)
+                                           ? ordered_json(nullptr)
+                                           : ordered_json(trust.largest_error)},
+            {"fewest_step_pairs", trust.fewest_pairs}}}};
+}
+
+CalibrationSums accumulate(CalibrateFlags& flags) {
+  const TraceGroup traces(flags.traces);
+  if (traces.shape().model_digest.empty()) {
+    throw TraceError(fmt::format(
+        "{}: /model/json: expected the checkpoint's digest, got none: a calibration must say which "
+        "weights it is for",
+        flags.traces.front()));
+  }
+  const InterruptGuard interrupt;
+  Progress progress(flags.quiet);
+  flags.options.taus.push_back(flags.request.tau);
+  flags.options.pass.progress = [&progress](std::int64_t done, std::int64_t total) {
+    progress.update(
+        static_cast<double>(done) / static_cast<double>(std::max<std::int64_t>(total, 1)),
+        fmt::format("{} of {} steps", done, total));
+    return InterruptGuard::signal() == 0;
+  };
+  CalibrationSums sums = accumulate_calibration(traces, flags.options);
+  progress.clear();
+  return sums;
+}
+
+void calibrate(CalibrateFlags flags) {
+  flags.request.granularity = parse_reuse_granularity(flags.granularity);
+  if (flags.request.tau < 1) {
+    throw UsageError(fmt::format("--tau: expected at least 1, got {}", flags.request.tau));
+  }
+  check_request(flags.request);
+  check_output(flags);
+  const CalibrationSums sums = accumulate(flags);
+  const Calibration chosen = choose(sums, flags.request);
+  const ReuseFile file = to_reuse_file(sums, chosen);
+  write_reuse_file(flags.output, file, flags.force);
+  warn(chosen);
+  if (flags.json) {
+    fmt::print("{}\n", to_document(flags, sums, chosen, file).dump(2));
+    return;
+  }
+  if (flags.quiet) return;
+  print_sample(sums);
+  print_layers(sums, chosen);
+  print_trade_off(sums, chosen);
+  const ReusePrediction& predicted = chosen.predicted;
+  fmt::print(
+      "\n{}: {} of {} heads reuse with gamma {:.6g} ({}); with tau {} at {} of {} steps, {} of "
+      "{} external keys are read\n",
+      flags.output, predicted.point.heads, sums.model.layers * sums.model.heads, chosen.gamma,
+      to_string(chosen.granularity), chosen.tau, predicted.reusing_steps, predicted.steps,
+      predicted.external_keys_read, predicted.external_keys);
+}
+
+}  // namespace
+
+void add_calibrate_command(CLI::App& app) {
+  auto* command = app.add_subcommand(
+      "calibrate", "Choose the heads that may reuse external attention, from traces");
+  auto flags = std::make_shared<CalibrateFlags>();
+  command->add_option("traces", flags->traces, "Traces of one model, with exact values")
+      ->required();
+  command->add_option("-o,--output", flags->output, "Calibration file to write")->required();
+  auto* choice = command->add_option_group("choice", "What decides gamma, exactly one:");
+  choice->add_option("--gamma", flags->request.gamma,
+                     "Reuse heads whose similarity is greater, -1 to 1");
+  choice->add_option("--saving", flags->request.saving,
+                     "Largest gamma that saves this share of the prefix bytes");
+  choice->add_option("--max-error", flags->request.max_error,
+                     "Smallest gamma within this relative L2 error where reused");
+  command->add_option("--tau", flags->request.tau, "Reuse at steps that change fewer tokens")
+      ->capture_default_str();
+  command
+      ->add_option("--granularity", flags->granularity,
+                   "head: each query head for itself; kv-group: all heads of a KV head or none")
+      ->capture_default_str();
+  command->add_flag("--from-summary", flags->options.from_summary,
+                    "Read the summaries of the trace even where it has the arrays");
+  command->add_option("--threads", flags->options.pass.threads, "CPU threads (0: all)")
+      ->capture_default_str();
+  command->add_flag("--force", flags->force, "Replace an existing output");
+  command->add_flag("--json", flags->json, "Print one JSON object");
+  command->add_flag("--quiet", flags->quiet, "Print warnings and errors only");
+  command->footer(
+      "Traces need exact values at --record summary or above: --policy exact, or --shadow.\n"
+      "Example: blockscope calibrate run.h5 -o reuse.json --gamma 0.9\n"
+      "         blockscope capture MODEL --prompts tasks.jsonl --policy flashblock --tau 2 \\\n"
+      "           --reuse reuse.json -o fast.h5");
+  command->callback([flags] { calibrate(*flags); });
+}
+
+}  // namespace blockscope

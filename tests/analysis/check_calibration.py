@@ -1,0 +1,251 @@
+"""`calibrate` against float64 numpy on traces of odd shapes: every number of the file it writes,
+the schema, and what it refuses. Usage: check_calibration.py MAKE_TRACE"""
+
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import numpy as np
+from json_schema import problems
+import reuse_oracle as oracle
+
+BINARY = os.environ["BLOCKSCOPE_BINARY"]
+MAKE_TRACE = sys.argv.pop()
+SCHEMA = json.loads((pathlib.Path(__file__).parents[2] / "docs/reuse.schema.json").read_text())
+DIGEST = "0123456789abcdef" * 4
+TAUS = (1, 2, 3, 4)
+
+# Each: flags of make_trace for every trace that is calibrated together.
+CASES = {
+    "plain": ["--unequal --interleaved --sequences 3 --steps 6 --blocks 3"],
+    "one of everything": ["--layers 1 --heads 1 --kv-heads 1 --head-dim 1 --block-length 1 "
+                          "--sequences 1 --blocks 1 --steps 3 --array-type f32 --set-size 1"],
+    "block of one": ["--block-length 1 --steps 5 --heads 6 --kv-heads 3 --array-type f32"],
+    "float32, odd head_dim": ["--head-dim 13 --steps 7 --array-type f32 --correlation 0.5"],
+    "gaps and some heads": ["--steps 7 --blocks 4 --record-steps 1,2,4,5,6 --record-layers 0,2 "
+                            "--record-heads 1,2,3"],
+    "positions that don't exist": ["--invalid 1 --steps 6 --unequal"],
+    "no prefix at first": ["--prompt 0 --blocks 3 --steps 5"],
+    "NaN, infinity, zero": ["--nan 0.1 --inf 0.05 --zero 0.1 --steps 8 --sequences 4"],
+    "cut off": ["--partial --steps 6 --blocks 3"],
+    "resumed": ["--aborted --steps 6 --blocks 3"],
+    "shadow of a policy": ["--policy flashblock --tau 3 --shadow --steps 8 --blocks 3"],
+    "summaries only": ["--level summary --steps 6 --blocks 3 --unequal"],
+    "unequal traces": ["--steps 3 --seed 5 --sequences 1 --blocks 1",
+                       "--steps 9 --seed 6 --unequal --sequences 4",
+                       "--steps 5 --seed 7 --prompt 40"],
+}
+
+
+class Calibration(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="blockscope-calibrate-")
+        self.addCleanup(self.folder.cleanup)
+        self.root = pathlib.Path(self.folder.name)
+
+    def make(self, flags="", digest=DIGEST):
+        path = self.root / f"t{len(list(self.root.iterdir()))}.h5"
+        subprocess.run([MAKE_TRACE, path, "--digest", digest, *flags.split()], check=True)
+        return path if path.exists() else path.with_name(path.name + ".partial")
+
+    def command(self, *arguments):
+        return subprocess.run([BINARY, "calibrate", *[str(a) for a in arguments]],
+                              capture_output=True, text=True, timeout=120)
+
+    def calibrate(self, traces, *flags):
+        output = self.root / "reuse.json"
+        done = self.command(*traces, "-o", output, "--force", *flags)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        file = json.loads(output.read_text())
+        self.assertEqual(problems(SCHEMA, file), [])
+        return file
+
+    def close(self, got, wanted, what):
+        got = np.array(got, dtype=np.float64)  # null -> nan
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-7, equal_nan=True, err_msg=what)
+
+    def check_statistics(self, file, traces, from_summary):
+        layers, heads, kv_heads = traces[0].shape
+        self.assertEqual(file["model"], {"layers": layers, "heads": heads, "kv_heads": kv_heads,
+                                         "digest": DIGEST})
+        pairs = {}
+        for trace in traces:
+            for key, values in oracle.pairs_of(trace, from_summary).items():
+                pairs.setdefault(key, []).extend(values)
+        names = ["similarity", "standard_deviation", "standard_error", "p5", "count"]
+        wanted = {name: np.full((layers, heads), np.nan) for name in names}
+        wanted["count"][:] = 0
+        for (layer, head), values in pairs.items():
+            at = traces[0].layers[layer], traces[0].heads[head]
+            for name, value in zip(names, oracle.statistics(values)):
+                wanted[name][at] = value
+        for name in names:
+            self.close(file[name], wanted[name], name)
+
+    def check_curves(self, file, traces, from_summary):
+        layers, heads, kv_heads = traces[0].shape
+        similarity = np.array(file["similarity"], dtype=np.float64)
+        kv_group = file["granularity"] == "kv-group"
+        for curve in file["predictions"]["curves"]:
+            tau = curve["tau"]
+            savings = oracle.savings_of(traces, tau)
+            errors = [oracle.errors_of(trace, tau, from_summary)[0] for trace in traces]
+            for point in curve["points"]:
+                mask = oracle.mask_of(similarity, point["gamma"], heads // kv_heads, kv_group)
+                self.check_point(point, mask, traces[0], savings, errors)
+            gammas = [point["gamma"] for point in curve["points"]]
+            self.assertEqual(gammas, sorted(set(gammas)))
+            self.assertEqual(curve["points"][-1]["heads"], 0)
+            every = oracle.mask_of(similarity, -1, heads // kv_heads, kv_group).sum()
+            self.assertEqual(curve["points"][0]["heads"], every)
+        chosen = file["predictions"]["chosen"]
+        mask = oracle.mask_of(similarity, file["gamma"], heads // kv_heads, kv_group)
+        np.testing.assert_array_equal(mask, file["reuse"])
+        totals, steps = savings = oracle.savings_of(traces, file["tau"])
+        errors = [oracle.errors_of(trace, file["tau"], from_summary)[0] for trace in traces]
+        self.check_point(chosen, mask, traces[0], savings, errors)
+        self.assertEqual([chosen["steps"], chosen["reusing_steps"]], steps.tolist())
+        spared = mask.reshape(layers, kv_heads, -1).all(-1).sum()
+        self.assertEqual(chosen["external_keys"], totals[0] * layers * kv_heads)
+        self.assertEqual(chosen["external_keys_read"],
+                         totals[0] * layers * kv_heads - totals[2] * spared)
+
+    def check_point(self, point, mask, trace, savings, errors):
+        layers, heads, kv_heads = trace.shape
+        totals = savings[0]
+        self.assertEqual(point["heads"], mask.sum())
+        whole = mask.reshape(layers, kv_heads, -1).all(-1).mean()
+        self.close(point["byte_saving"], totals[2] / totals[0] * whole, "bytes")
+        self.close(point["flop_saving"], totals[3] / totals[1] * mask.mean(), "flops")
+        if None in errors:  # this tau is not in the summaries
+            self.assertIsNone(point["relative_l2"])
+            self.assertIsNone(point["relative_l2_all_steps"])
+            return
+        reused, fresh, masked = oracle.Sums(), oracle.Sums(), oracle.Sums()
+        for cells in errors:
+            for (layer, head), (where_reused, where_fresh) in cells.items():
+                reused.add(where_reused.values, where_reused.terms)
+                fresh.add(where_fresh.values, where_fresh.terms)
+                if mask[trace.layers[layer], trace.heads[head]]:
+                    masked.add(where_reused.values, where_reused.terms)
+        channels = trace.file["/model"].attrs["head_dim"]
+        self.assertEqual(point["terms"], reused.terms)
+        divide = lambda a, b: a / b if reused.terms else math.nan
+        self.close(point["relative_l2"], divide(masked.values[0], reused.values[2]) ** 0.5, "L2")
+        self.close(point["mean_l1"], divide(masked.values[1], reused.terms * channels), "L1")
+        both = reused.values[2] + fresh.values[2]
+        self.close(point["relative_l2_all_steps"], (masked.values[0] / both) ** 0.5, "L2, all")
+
+    def test_every_number_of_the_file(self):
+        for name, flags in CASES.items():
+            paths = [self.make(flag) for flag in flags]
+            traces = [oracle.Trace(path) for path in paths]
+            modes = [False, True] if traces[0].has_arrays else [True]
+            for from_summary in modes:
+                for tau, granularity in ((2, "head"), (4, "kv-group"), (6, "head")):
+                    with self.subTest(name, from_summary=from_summary, tau=tau):
+                        flags = ["--gamma", 0.9, "--tau", tau, "--granularity", granularity]
+                        flags += ["--from-summary"] if from_summary else []
+                        file = self.calibrate(paths, *flags)
+                        self.check_statistics(file, traces, from_summary)
+                        self.check_curves(file, traces, from_summary)
+                        taus = [curve["tau"] for curve in file["predictions"]["curves"]]
+                        self.assertEqual(taus, sorted({*TAUS, tau}))
+
+    def test_the_order_of_traces_and_the_number_of_threads_change_nothing(self):
+        paths = [self.make(flag) for flag in CASES["unequal traces"]]
+        one = self.calibrate(paths, "--gamma", 0.5, "--threads", 1)
+        self.assertEqual(one, self.calibrate(paths, "--gamma", 0.5, "--threads", 3))
+        other = self.calibrate(paths[::-1], "--gamma", 0.5)
+        for name in ("similarity", "standard_error", "p5"):
+            self.close(other[name], np.array(one[name], float), name)
+        self.assertEqual([t["file"] for t in one["traces"]], [p.name for p in paths])
+
+    def test_saving_takes_the_largest_gamma_and_error_the_smallest(self):
+        path = self.make("--heads 8 --kv-heads 8 --steps 8 --sequences 3 --correlation 0.7")
+        curves = self.calibrate([path], "--gamma", 0)["predictions"]["curves"]
+        for tau in (2, 4):
+            points = next(c["points"] for c in curves if c["tau"] == tau)
+            middle = points[len(points) // 2]
+            self.assertGreater(middle["byte_saving"], 0)
+            file = self.calibrate([path], "--saving", middle["byte_saving"] - 1e-9, "--tau", tau)
+            self.assertEqual(file["reuse"], self.mask_at(file, middle["gamma"]))
+            file = self.calibrate([path], "--max-error", middle["relative_l2"] + 1e-9,
+                                  "--tau", tau)
+            self.assertEqual(file["reuse"], self.mask_at(file, middle["gamma"]))
+
+    def mask_at(self, file, gamma):
+        return (np.array(file["similarity"]) > gamma).tolist()
+
+    def test_gamma_is_strict(self):
+        path = self.make("--steps 5")
+        similarity = self.calibrate([path], "--gamma", 0)["similarity"]
+        file = self.calibrate([path], "--gamma", repr(similarity[1][2]))
+        self.assertFalse(file["reuse"][1][2])
+        self.assertEqual(file["reuse"], self.mask_at(file, similarity[1][2]))
+
+    def test_a_sample_too_small_to_trust_is_said(self):
+        path = self.make("--steps 2 --blocks 1 --sequences 1")
+        done = self.command(path, "-o", self.root / "small.json", "--gamma", 0.9)
+        self.assertIn("warning: gamma 0.9 lies within 2 standard errors", done.stderr)
+        self.assertIn("of 12 of 12 heads", done.stderr)  # a single pair has no standard error
+
+    def refused(self, code, words, *arguments, output="out.json"):
+        before = sorted(self.root.iterdir())
+        done = self.command(*arguments, "-o", self.root / output)
+        self.assertEqual(done.returncode, code, f"{arguments}: {done.stdout}{done.stderr}")
+        for word in [words] if isinstance(words, str) else words:
+            self.assertIn(word, done.stderr)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        self.assertEqual(sorted(self.root.iterdir()), before)
+
+    def test_flags_that_make_no_sense(self):
+        path = self.make()
+        for words, flags in [
+                ("exactly one", []), ("exactly one", ["--gamma", 0.5, "--saving", 0.5]),
+                ("--gamma", ["--gamma", 1.5]), ("--gamma", ["--gamma", "-1.01"]),
+                ("--gamma", ["--gamma", "nan"]), ("--gamma", ["--gamma", "high"]),
+                ("--saving", ["--saving", 0]), ("--saving", ["--saving", 1.1]),
+                ("--max-error", ["--max-error", -0.1]), ("--max-error", ["--max-error", "inf"]),
+                ("--tau", ["--gamma", 0.5, "--tau", 0]),
+                ("--granularity", ["--gamma", 0.5, "--granularity", "layer"])]:
+            self.refused(2, words, path, *flags)
+        (self.root / "there.json").write_text("mine")
+        self.refused(2, "--force", path, "--gamma", 0.5, output="there.json")
+        self.refused(1, "folder.json", path, "--gamma", 0.5, output="no/such/folder.json")
+        self.refused(2, "one of the traces", path, "--gamma", 0.5, output=path.name)
+        self.refused(2, "one of the traces", path, "--gamma", 0.5, "--force", output=path.name)
+        self.assertEqual((self.root / "there.json").read_text(), "mine")
+
+    def test_what_is_out_of_reach_is_said_with_what_is_not(self):
+        path = self.make("--steps 6")
+        self.refused(2, ["--saving: 99.00 %", "--tau 4"], path, "--saving", 0.99)
+        self.refused(2, ["--max-error", "smallest is"], path, "--max-error", 1e-9, "--tau", 4)
+
+    def test_traces_that_can_not_be_calibrated_on(self):
+        good = self.make()
+        flags = ("--gamma", 0.5)
+        cases = [(1, ["policy `flashblock`", "--shadow"], [self.make("--policy flashblock")]),
+                 (1, ["/summary/reuse_error", "`--record summary`"],
+                  [self.make("--level trajectory")]),
+                 (1, "needs two recorded steps", [self.make("--steps 1")]),
+                 (1, "digest", [self.make(digest="")]),
+                 (2, "number of heads", [good, self.make("--heads 8")]),
+                 (2, "digest", [good, self.make(digest="f" * 64)]),
+                 (1, "none.h5", [self.root / "none.h5"])]
+        (self.root / "text.h5").write_text("no trace")
+        cases.append((1, "text.h5", [good, self.root / "text.h5"]))
+        for code, words, paths in cases:
+            self.refused(code, words, *paths, *flags)
+
+
+if __name__ == "__main__":
+    if not os.access(BINARY, os.X_OK):
+        print(f"skipped: no binary at '{BINARY}'; build the target blockscope")
+        sys.exit(77)
+    unittest.main()
