@@ -110,7 +110,7 @@ def step_sums(trace, row, source):
                          (error**2, np.abs(error), true**2, got * true)])
 
 
-def errors_of(trace, tau, from_summary):
+def errors_of(trace, tau, from_summary, only_step=None):
     """-> {(layer slot, head slot): (Sums where reused, Sums where recomputed)}, hidden steps."""
     cells = {(l, h): (Sums(), Sums()) for l in range(len(trace.layers))
              for h in range(len(trace.heads))}
@@ -122,6 +122,8 @@ def errors_of(trace, tau, from_summary):
             if not reuses:
                 source = row if trace.recorded[row] else None
             if not trace.recorded[row] or trace.N[row] == 0:
+                continue
+            if only_step not in (None, trace.step[row]):
                 continue
             if from_summary:
                 known = {2: 0, 3: 1, 4: 2, np.inf: 3}
