@@ -9,6 +9,8 @@
 
 namespace blockscope {
 
+/// The papers' metrics from traces, as tables and files.
+void add_analyze_command(CLI::App& app);
 /// What this machine and this build can do, a verdict per line.
 void add_doctor_command(CLI::App& app);
 /// What a trace holds.

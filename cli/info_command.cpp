@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "analysis/available_metrics.h"
+#include "analysis/metrics.h"
 #include "cli/commands.h"
 #include "decode_record/error.h"
 #include "decode_record/trace_inventory.h"
@@ -33,14 +35,14 @@ struct Mean {
   }
 };
 
-struct SummaryField {
-  Field field;
-  const char* name;
+/// Metrics of analysis/, from what the recorder summed up, and the names of their arrays.
+struct SummaryMean {
+  const char* metric;
+  const char* array;
 };
-constexpr std::array<SummaryField, 3> kSummaries{
-    {{Field::similarity_external, "similarity_external"},
-     {Field::similarity_internal, "similarity_internal"},
-     {Field::external_mass, "external_mass"}}};
+constexpr std::array<SummaryMean, 3> kSummaries{{{"similarity", "similarity_external"},
+                                                 {"similarity", "similarity_internal"},
+                                                 {"external_mass", "external_mass"}}};
 
 struct LayerMeans {
   std::int64_t layer = 0;
@@ -57,29 +59,35 @@ struct Summary {
   std::vector<LayerMeans> layers;
 };
 
-/// Only later denoising steps with a prefix have an external part to compare with.
-bool counts(const StepColumns& steps, std::size_t i) {
-  return static_cast<PassKind>(steps.kind[i]) == PassKind::denoise && steps.step[i] > 1 &&
-         steps.context_length[i] > 0 && steps.recorded[i] != 0;
+/// Means over heads, positions and the denoising steps after a block's first, with a prefix.
+ResultArray layer_means(const MetricResult& result, const char* name) {
+  const ResultArray& array = result.array(name);
+  std::vector<double> later = array.axes.at(array.axis("step")).index;
+  // Similarity is that of a step and the next one; the mass of the first step is left out here.
+  if (result.metric == "external_mass") std::erase(later, 1.0);
+  return mean_over_others(select(array, "step", later), {"layer"});
 }
 
-void add_means(const TraceReader& reader, const StepColumns& steps, Summary& summary) {
-  const TraceMeta& meta = reader.info().meta;
-  const std::size_t heads = meta.heads.size();
-  const auto block = static_cast<std::size_t>(meta.block_length);
-  const auto valid = reader.read_ints(Field::step_valid, steps.first_row, steps.count);
-  for (std::size_t which = 0; which < kSummaries.size(); ++which) {
-    if (!reader.has(kSummaries[which].field)) continue;
-    const auto values = reader.read_floats(kSummaries[which].field, steps.first_row, steps.count);
-    for (std::size_t row = 0; row < static_cast<std::size_t>(steps.count); ++row) {
-      if (!counts(steps, row)) continue;
-      const auto* first = valid.data() + row * block;
-      const auto positions = static_cast<double>(std::count(first, first + block, 1));
+/// Fills Summary::layers; what the trace can't give (a level without summaries, a policy whose
+/// values are not exact) stays without terms.
+void add_means(const std::string& path, Summary& summary) {
+  const TraceGroup trace({path});
+  MetricOptions options;
+  options.from_summary = true;
+  const MetricChoice choice = available_metrics(trace, options);
+  for (const MetricInfo* info : choice.metrics) {
+    const auto wanted = [&](const SummaryMean& mean) { return info->name == mean.metric; };
+    if (std::ranges::none_of(kSummaries, wanted)) continue;
+    std::vector<std::unique_ptr<StepMetric>> metrics;
+    metrics.push_back(info->make(options));
+    const MetricResult result = run_pass(trace, metrics).front();
+    for (std::size_t i = 0; i < kSummaries.size(); ++i) {
+      if (!wanted(kSummaries[i])) continue;
+      const ResultArray means = layer_means(result, kSummaries[i].array);
       for (std::size_t layer = 0; layer < summary.layers.size(); ++layer) {
-        for (std::size_t head = 0; head < heads; ++head) {
-          const double value = values[(row * summary.layers.size() + layer) * heads + head];
-          if (!std::isnan(value)) summary.layers[layer].means[which].add(value, positions);
-        }
+        if (means.terms[layer] == 0) continue;
+        summary.layers[layer].means[i].add(means.values[layer],
+                                           static_cast<double>(means.terms[layer]));
       }
     }
   }
@@ -105,8 +113,8 @@ Summary summarise(const TraceReader& reader) {
         summary.transferred += static_cast<std::int64_t>(row.transfer_index.size());
       }
     }
-    if (info.meta.level >= RecordLevel::summary) add_means(reader, steps, summary);
   }
+  add_means(info.path, summary);
   for (std::int64_t index = 0; index < info.num_sequences; ++index) {
     const SequenceInfo sequence = reader.sequence(index);
     if (!sequence.aborted && !std::isnan(sequence.score)) {
@@ -164,7 +172,7 @@ ordered_json to_json(const TraceInfo& info, const Summary& summary,
   for (const LayerMeans& layer : summary.layers) {
     ordered_json item = {{"layer", layer.layer}};
     for (std::size_t i = 0; i < kSummaries.size(); ++i) {
-      item[kSummaries[i].name] = mean_json(layer.means[i]);
+      item[kSummaries[i].array] = mean_json(layer.means[i]);
     }
     root["layers"].push_back(item);
   }

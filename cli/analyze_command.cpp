@@ -1,0 +1,258 @@
+// `blockscope analyze`: the metrics of analysis/ over traces, as tables and as files for figures.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/App.hpp>
+#include <CLI/Error.hpp>
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <memory>
+#include <string>
+
+#include "analysis/available_metrics.h"
+#include "analysis/query_comparison.h"
+#include "analysis/result_selection.h"
+#include "analysis/result_table.h"
+#include "cli/analyze_flags.h"
+#include "cli/analyze_matrix.h"
+#include "cli/analyze_output.h"
+#include "cli/commands.h"
+#include "cli/pass_progress.h"
+#include "cmake/build_info/build_info.h"
+#include "decode_record/error.h"
+
+namespace blockscope {
+namespace {
+
+void print_metrics() {
+  fmt::print("{:<18} {:<11} {:<8} {}\n", "metric", "--record", "default", "what");
+  for (const MetricInfo& metric : all_metrics()) {
+    fmt::print("{:<18} {:<11} {:<8} {}\n", metric.name, metric.level,
+               metric.by_default ? "yes" : "no", metric.description);
+  }
+}
+
+/// What the selection leaves of the traces.
+struct Extent {
+  std::int64_t sequences = 0, blocks = 0, steps = 0;
+};
+
+Extent extent_of(const TraceGroup& traces, const RowSelection& rows) {
+  Extent extent;
+  for (std::size_t i = 0; i < traces.size(); ++i) {
+    std::vector<std::int64_t> sequences;
+    for (const BlockSteps& block : list_blocks(traces.trace(i), rows)) {
+      sequences.push_back(block.sequence);
+      extent.blocks += 1;
+      extent.steps += static_cast<std::int64_t>(block.steps.size());
+    }
+    std::ranges::sort(sequences);
+    const auto repeated = std::ranges::unique(sequences);
+    extent.sequences += static_cast<std::int64_t>(sequences.size() - repeated.size());
+  }
+  return extent;
+}
+
+/// Throws when there is no denoising step to look at.
+Extent require_steps(const TraceGroup& traces, const AnalyzeFlags& flags,
+                     const RowSelection& rows) {
+  const Extent all = extent_of(traces, {});
+  if (all.steps == 0) {
+    throw TraceError(fmt::format("{}: nothing to analyse: {} rows committed, no denoising step",
+                                 flags.traces.front(), traces.trace(0).info().num_rows));
+  }
+  const Extent extent = extent_of(traces, rows);
+  if (extent.steps > 0) return extent;
+  throw UsageError(fmt::format(
+      "--sequence, --block: the selection matches nothing. HINT: there are {} sequences with {} "
+      "blocks; `blockscope info` tells more",
+      all.sequences, all.blocks));
+}
+
+/// --head and --step, after the pass. Returns what they could not narrow.
+std::vector<std::string> narrow(std::vector<MetricResult>& results,
+                                const AnalyzeSelection& selection) {
+  std::vector<std::string> notes;
+  const auto keep = [&](const char* flag, const std::string& axis,
+                        const Indices& wanted) -> SelectionOutcome {
+    if (!wanted) return {.matched = true, .there = {}, .whole = {}};
+    SelectionOutcome outcome = keep_elements(results, axis, {wanted->begin(), wanted->end()});
+    if (!outcome.matched && !outcome.there.empty()) {
+      throw UsageError(fmt::format("{}: the selection matches nothing; there are {}", flag,
+                                   fmt::join(outcome.there, ",")));
+    }
+    return outcome;
+  };
+  const SelectionOutcome steps = keep("--step", "step", selection.steps);
+  if (!steps.whole.empty()) {
+    notes.push_back(
+        fmt::format("over all steps, whatever --step says: {}", fmt::join(steps.whole, ", ")));
+  }
+  const SelectionOutcome heads = keep("--head", "head", selection.heads);
+  const SelectionOutcome kv_heads = keep("--head", "kv_head", selection.kv_heads);
+  std::vector<std::string> whole;
+  std::ranges::set_intersection(heads.whole, kv_heads.whole, std::back_inserter(whole));
+  if (!whole.empty()) {
+    notes.push_back(
+        fmt::format("over all heads, whatever --head says: {}", fmt::join(whole, ", ")));
+  }
+  return notes;
+}
+
+class Analysis {
+ public:
+  explicit Analysis(const AnalyzeFlags& flags) : flags_(flags), output_(flags) {}
+
+  void run() {
+    const InterruptGuard guard;
+    const TraceGroup traces(flags_.traces);
+    begin_document(traces);
+    if (!flags_.matrix.empty()) {
+      document_.results.push_back(similarity_matrix(traces, flags_));
+    } else if (!flags_.backbone.empty()) {
+      compare(traces);
+    } else {
+      measure(traces);
+    }
+    if (output_.prints_tables()) print();
+    output_.write(document_);
+  }
+
+ private:
+  void begin_document(const TraceGroup& traces) {
+    document_.program =
+        fmt::format("blockscope {} ({})", build_info().version, build_info().git_describe);
+    for (std::size_t i = 0; i < traces.size(); ++i) {
+      document_.traces.push_back(traces.trace(i).info().path);
+    }
+    document_.model_digest = traces.shape().model_digest;
+    document_.selection = given_selection(flags_);
+  }
+
+  PassOptions pass_options(const AnalyzeSelection& selection, PassProgress& progress) const {
+    PassOptions options;
+    options.rows = selection.rows;
+    options.layers = selection.layers;
+    options.threads = flags_.threads;
+    options.memory_bytes = flags_.memory_mib << 20U;
+    options.progress = progress.callback();
+    return options;
+  }
+
+  std::vector<const MetricInfo*> choose_metrics(const TraceGroup& traces,
+                                                const MetricOptions& options) {
+    std::vector<const MetricInfo*> metrics;
+    for (const std::string& name : flags_.metrics) {
+      const MetricInfo* metric = &metric_by_name(name);
+      if (std::ranges::find(metrics, metric) == metrics.end()) metrics.push_back(metric);
+    }
+    if (!metrics.empty()) return metrics;
+    MetricChoice choice = available_metrics(traces, options);
+    document_.unavailable = std::move(choice.unavailable);
+    if (choice.metrics.empty()) {
+      throw TraceError(document_.unavailable.empty() ? "no metric is on by default"
+                                                     : document_.unavailable.front().reason);
+    }
+    return choice.metrics;
+  }
+
+  void measure(const TraceGroup& traces) {
+    const AnalyzeSelection selection = parse_selection(flags_, traces.shape());
+    const MetricOptions options = metric_options(flags_);
+    for (const std::string& name : flags_.metrics) metric_by_name(name);
+    extent_ = require_steps(traces, flags_, selection.rows);
+    const auto infos = choose_metrics(traces, options);
+    const std::size_t layers =
+        selection.layers ? selection.layers->size() : traces.shape().layers.size();
+    PassProgress progress(flags_.quiet, check_metrics(traces, infos, options, layers));
+    std::vector<std::unique_ptr<StepMetric>> metrics;
+    for (const MetricInfo* info : infos) metrics.push_back(info->make(options));
+    stoppable(
+        [&] { document_.results = run_pass(traces, metrics, pass_options(selection, progress)); },
+        progress);
+    notes_ = narrow(document_.results, selection);
+  }
+
+  void compare(const TraceGroup& traces) {
+    const TraceGroup backbone({flags_.backbone});
+    const AnalyzeSelection selection = parse_selection(flags_, traces.shape());
+    extent_ = require_steps(traces, flags_, selection.rows);
+    document_.traces.push_back(backbone.trace(0).info().path);
+    document_.selection.emplace_back("--backbone", flags_.backbone);
+    PassProgress progress(flags_.quiet, 0);
+    stoppable(
+        [&] {
+          document_.results.push_back(compare_query_statistics(
+              traces, backbone, metric_options(flags_), pass_options(selection, progress)));
+        },
+        progress);
+    notes_ = narrow(document_.results, selection);
+  }
+
+  template <typename Work>
+  static void stoppable(Work work, PassProgress& progress) {
+    try {
+      work();
+      progress.finish();
+    } catch (const InterruptedError&) {
+      progress.finish();
+      fmt::print(stderr, "blockscope: stopped by a signal; nothing was written\n");
+      throw CLI::RuntimeError(PassProgress::exit_code());
+    }
+  }
+
+  void print() const {
+    fmt::print("{}\n", fmt::join(document_.traces, "\n"));
+    if (extent_.steps > 0) {
+      fmt::print("{} sequences, {} blocks, {} denoising steps\n", extent_.sequences, extent_.blocks,
+                 extent_.steps);
+    }
+    TableOptions options;
+    options.by = flags_.by;
+    options.width = AnalyzeOutput::terminal_width();
+    if (!flags_.by.empty()) options.max_rows = std::numeric_limits<std::size_t>::max();
+    for (const MetricResult& result : document_.results) {
+      fmt::print("\n{}", result_table(result, options));
+    }
+    for (const std::string& note : notes_) fmt::print("\nnote: {}\n", note);
+    if (!document_.unavailable.empty()) fmt::print("\nnot computed:\n");
+    for (const UnavailableMetric& metric : document_.unavailable) {
+      fmt::print("  {}: {}\n", metric.metric, metric.reason);
+    }
+    if (!output_.exports()) {
+      fmt::print("\n--csv, --json and --hdf5 write every value; --by head shows heads\n");
+    }
+  }
+
+  const AnalyzeFlags& flags_;
+  AnalyzeOutput output_;
+  AnalysisDocument document_;
+  Extent extent_;
+  std::vector<std::string> notes_;
+};
+
+void run_analyze(const AnalyzeFlags& flags) {
+  if (flags.list) return print_metrics();
+  if (flags.traces.empty()) {
+    throw UsageError("analyze: expected at least one trace. HINT: blockscope analyze run.h5");
+  }
+  if (!flags.matrix.empty() && (!flags.metrics.empty() || !flags.backbone.empty())) {
+    throw UsageError("--matrix: can't be combined with --metric or --backbone");
+  }
+  if (!flags.backbone.empty() && (!flags.metrics.empty() || flags.traces.size() != 1)) {
+    throw UsageError("--backbone: takes one trace and no --metric");
+  }
+  Analysis(flags).run();
+}
+
+}  // namespace
+
+void add_analyze_command(CLI::App& app) {
+  auto* command = app.add_subcommand("analyze", "Compute the papers' metrics from traces");
+  auto flags = std::make_shared<AnalyzeFlags>();
+  add_analyze_flags(*command, *flags);
+  command->callback([flags] { run_analyze(*flags); });
+}
+
+}  // namespace blockscope

@@ -1,0 +1,177 @@
+#include "cli/analyze_flags.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "decode_record/error.h"
+#include "decode_record/index_set.h"
+
+namespace blockscope {
+namespace {
+
+constexpr const char* kExamples =
+    "Examples:\n"
+    "  blockscope analyze run.h5\n"
+    "  blockscope analyze run.h5 --metric similarity --layer 0-3 --by head\n"
+    "  blockscope analyze run.r*.h5 --csv run.csv --hdf5 run-analysis.h5\n"
+    "  blockscope analyze run.h5 --metric recall --set-sizes 8,16,32 --json - | jq .metrics[0]\n"
+    "  blockscope analyze run.h5 --backbone backbone.h5\n"
+    "  blockscope analyze run.h5 --matrix token --field external --layer 3 --step 1 --csv "
+    "fig1.csv\n"
+    "Index lists look like 0-3,7. Means are weighted by the number of terms, which every table "
+    "and\n"
+    "export says; docs/glossary.md explains the names.";
+
+std::vector<std::int64_t> indices_of(const std::string& text, const std::string& flag,
+                                     const std::vector<std::int64_t>& there, std::int64_t end) {
+  const auto wanted = parse_index_set(text, flag, 0, end);
+  for (const std::int64_t index : wanted) {
+    if (std::ranges::find(there, index) != there.end()) continue;
+    throw UsageError(fmt::format("{}: {} was not recorded. HINT: the trace has {}", flag, index,
+                                 fmt::join(there, ",")));
+  }
+  return wanted;
+}
+
+double parse_tau(const std::string& text) {
+  if (text == "inf") return std::numeric_limits<double>::infinity();
+  try {
+    std::size_t used = 0;
+    const double tau = std::stod(text, &used);
+    if (used == text.size() && tau > 0.0 && std::isfinite(tau)) return tau;
+  } catch (const std::logic_error&) {  // no number, or one beyond a double
+  }
+  throw UsageError(fmt::format("--taus: expected numbers above 0 or inf, got '{}'", text));
+}
+
+void add_output_flags(CLI::App& command, AnalyzeFlags& flags) {
+  const std::string group = "Output";
+  command
+      .add_option("--by", flags.by, "Rows of the tables, or rows,columns: layer, head, step, k ...")
+      ->delimiter(',')
+      ->expected(1, 2)
+      ->group(group);
+  command.add_option("--csv", flags.csv, "All values, one row per cell (-: standard output)")
+      ->group(group);
+  command.add_option("--json", flags.json, "All values as one JSON object (-: standard output)")
+      ->group(group);
+  command.add_option("--hdf5", flags.hdf5, "All values as HDF5; xarray shows the axes by name")
+      ->group(group);
+  command.add_flag("--force", flags.force, "Replace existing outputs")->group(group);
+  command.add_flag("-q,--quiet", flags.quiet, "No tables and no progress")->group(group);
+}
+
+void add_selection_flags(CLI::App& command, AnalyzeFlags& flags) {
+  const std::string group = "Selection";
+  command.add_option("--layer,--layers", flags.layers, "Layers, such as 0-3,7")->group(group);
+  command
+      .add_option("--head,--heads", flags.heads,
+                  "Query heads; of sets, keys and values the KV heads that they use")
+      ->group(group);
+  command.add_option("--step,--steps", flags.steps, "Denoising steps of a block, from 1")
+      ->group(group);
+  command.add_option("--block,--blocks", flags.blocks, "Blocks of a sequence, from 0")
+      ->group(group);
+  command.add_option("--sequence,--sequences", flags.sequences, "Sequences of a trace, from 0")
+      ->group(group);
+}
+
+void add_matrix_flags(CLI::App& command, AnalyzeFlags& flags) {
+  const std::string group = "One similarity matrix";
+  command
+      .add_option("--matrix", flags.matrix,
+                  "token: token x token between two steps; step: step x step of a block")
+      ->check(CLI::IsMember({"token", "step"}))
+      ->group(group);
+  command.add_option("--field", flags.field, "Of what")
+      ->check(CLI::IsMember({"external", "internal", "query", "hidden", "key", "value"}))
+      ->group(group);
+  command.add_option("--row-a", flags.row_a, "First row of the trace (instead of --step)")
+      ->check(CLI::NonNegativeNumber)
+      ->group(group);
+  command.add_option("--row-b", flags.row_b, "Second row of the trace")
+      ->check(CLI::NonNegativeNumber)
+      ->group(group);
+}
+
+}  // namespace
+
+void add_analyze_flags(CLI::App& command, AnalyzeFlags& flags) {
+  command.add_option("traces", flags.traces, "Traces of one model, finished or .partial");
+  command
+      .add_option("--metric,--metrics", flags.metrics,
+                  "Names, separated by commas (default: all that the traces have the data for)")
+      ->delimiter(',');
+  command.add_flag("--list", flags.list, "List the metrics and the --record level each needs");
+  command.add_flag("--from-summary", flags.from_summary,
+                   "Read what the recorder summed up, even where the arrays are there");
+  command.add_option("--set-sizes", flags.set_sizes, "k of recall (default: powers of 2 up to k)");
+  command.add_option("--taus", flags.taus, "tau of the reuse error, such as 1,2,inf")
+      ->delimiter(',');
+  command.add_option("--backbone", flags.backbone,
+                     "Trace of the backbone, captured with --replay of the (one) trace: compares "
+                     "the five query stages");
+  add_selection_flags(command, flags);
+  add_matrix_flags(command, flags);
+  add_output_flags(command, flags);
+  command.add_option("--threads", flags.threads, "CPU threads (0: all)")
+      ->check(CLI::Range(0, 4096));
+  command.add_option("--memory", flags.memory_mib, "MiB for arrays held at one time")
+      ->check(CLI::Range(1, 1 << 20));
+  command.footer(kExamples);
+}
+
+std::vector<std::pair<std::string, std::string>> given_selection(const AnalyzeFlags& flags) {
+  std::vector<std::pair<std::string, std::string>> given;
+  const auto add = [&given](const char* flag, const std::string& text) {
+    if (!text.empty()) given.emplace_back(flag, text);
+  };
+  add("--layer", flags.layers);
+  add("--head", flags.heads);
+  add("--step", flags.steps);
+  add("--block", flags.blocks);
+  add("--sequence", flags.sequences);
+  add("--set-sizes", flags.set_sizes);
+  add("--taus", fmt::format("{}", fmt::join(flags.taus, ",")));
+  if (flags.from_summary) given.emplace_back("--from-summary", "1");
+  return given;
+}
+
+AnalyzeSelection parse_selection(const AnalyzeFlags& flags, const TraceShape& shape) {
+  AnalyzeSelection selection;
+  if (!flags.layers.empty()) {
+    selection.layers = indices_of(flags.layers, "--layer", shape.layers, shape.num_layers);
+  }
+  if (!flags.heads.empty()) {
+    selection.heads = indices_of(flags.heads, "--head", shape.heads, shape.num_heads);
+    const std::int64_t group = shape.num_heads / std::max<std::int64_t>(shape.num_kv_heads, 1);
+    std::set<std::int64_t> used;
+    for (const std::int64_t head : *selection.heads) used.insert(head / group);
+    selection.kv_heads.emplace(used.begin(), used.end());
+  }
+  if (!flags.steps.empty()) selection.steps = parse_index_set(flags.steps, "--step", 1);
+  if (!flags.blocks.empty()) selection.rows.blocks = parse_index_set(flags.blocks, "--block", 0);
+  if (!flags.sequences.empty()) {
+    selection.rows.sequences = parse_index_set(flags.sequences, "--sequence", 0);
+  }
+  return selection;
+}
+
+MetricOptions metric_options(const AnalyzeFlags& flags) {
+  MetricOptions options;
+  options.from_summary = flags.from_summary;
+  if (!flags.set_sizes.empty())
+    options.set_sizes = parse_index_set(flags.set_sizes, "--set-sizes", 1);
+  if (!flags.taus.empty()) {
+    options.taus.clear();
+    for (const std::string& tau : flags.taus) options.taus.push_back(parse_tau(tau));
+  }
+  return options;
+}
+
+}  // namespace blockscope

@@ -1,0 +1,91 @@
+#include "cli/analyze_output.h"
+
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <iostream>
+#include <set>
+#include <sstream>
+
+#include "analysis/export_csv.h"
+#include "analysis/export_hdf5.h"
+#include "analysis/export_json.h"
+#include "decode_record/error.h"
+
+namespace blockscope {
+namespace {
+
+namespace fs = std::filesystem;
+
+using TextWriter = void (*)(const AnalysisDocument&, std::ostream&);
+
+void write_text(const OutputFile& output, const AnalysisDocument& document, TextWriter writer) {
+  std::ostringstream text;
+  writer(document, text);
+  output.write(text.str());
+}
+
+}  // namespace
+
+AnalyzeOutput::AnalyzeOutput(const AnalyzeFlags& flags) : flags_(flags), quiet_(flags.quiet) {
+  std::set<std::string> paths;
+  for (const std::string& path : {flags.csv, flags.json, flags.hdf5}) {
+    if (path.empty() || path == "-") continue;
+    if (!paths.insert(fs::weakly_canonical(path).string()).second) {
+      throw UsageError(fmt::format("{}: two outputs have this name", path));
+    }
+  }
+  csv_ = open(flags.csv, Text::csv);
+  json_ = open(flags.json, Text::json);
+  if (flags.hdf5 == "-") {
+    throw UsageError("--hdf5: the standard output can't hold HDF5. HINT: name a file");
+  }
+  hdf5_ = open(flags.hdf5, Text::none);
+}
+
+std::optional<OutputFile> AnalyzeOutput::open(const std::string& path, Text text) {
+  if (path.empty()) return std::nullopt;
+  if (path == "-") {
+    if (to_stdout_ != Text::none) {
+      throw UsageError("--csv -, --json -: only one of them can have the standard output");
+    }
+    to_stdout_ = text;
+    return std::nullopt;
+  }
+  std::vector<std::string> inputs = flags_.traces;
+  if (!flags_.backbone.empty()) inputs.push_back(flags_.backbone);
+  for (const std::string& input : inputs) {
+    std::error_code error;
+    if (fs::equivalent(input, path, error)) {
+      throw UsageError(fmt::format("{}: is one of the traces. HINT: name another file", path));
+    }
+  }
+  return std::optional<OutputFile>(std::in_place, path, flags_.force);
+}
+
+void AnalyzeOutput::write(const AnalysisDocument& document) {
+  if (csv_) write_text(*csv_, document, write_csv);
+  if (json_) write_text(*json_, document, write_json);
+  if (hdf5_) write_hdf5(document, hdf5_->temporary());
+  for (std::optional<OutputFile>* output : {&csv_, &json_, &hdf5_}) {
+    if (!*output) continue;
+    (*output)->commit();
+    if (prints_tables()) fmt::print("wrote {}\n", (*output)->path());
+  }
+  if (to_stdout_ == Text::none) return;
+  (to_stdout_ == Text::csv ? write_csv : write_json)(document, std::cout);
+  std::cout.flush();
+  if (!std::cout) throw Error("analyze: writing to the standard output failed");
+}
+
+std::size_t AnalyzeOutput::terminal_width() {
+  winsize size{};
+  constexpr std::size_t kDefault = 100;
+  const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return known ? std::max<std::size_t>(size.ws_col, 40) : kDefault;
+}
+
+}  // namespace blockscope

@@ -1,0 +1,39 @@
+// Where the results of `blockscope analyze` go: tables on the terminal, and files or the standard
+// output. Internal to the command's files.
+#pragma once
+
+#include <optional>
+
+#include "analysis/analysis_document.h"
+#include "cli/analyze_flags.h"
+#include "decode_record/output_file.h"
+
+namespace blockscope {
+
+class AnalyzeOutput {
+ public:
+  /// Opens the output files, so that a path that can't be written fails before the work. Throws
+  /// what OutputFile throws, and UsageError when an output is one of the traces, is named twice, or
+  /// two outputs want the standard output.
+  explicit AnalyzeOutput(const AnalyzeFlags& flags);
+
+  /// Whether anything goes to a file or the standard output.
+  bool exports() const { return csv_ || json_ || hdf5_ || to_stdout_ != Text::none; }
+  /// Tables are printed unless the standard output is taken or --quiet was given.
+  bool prints_tables() const { return to_stdout_ == Text::none && !quiet_; }
+  /// Writes everything; all files appear or, on an error, none.
+  void write(const AnalysisDocument& document);
+  /// Columns of the terminal; 100 where there is none.
+  static std::size_t terminal_width();
+
+ private:
+  enum class Text : std::uint8_t { none, csv, json };
+  std::optional<OutputFile> open(const std::string& path, Text text);
+
+  const AnalyzeFlags& flags_;
+  bool quiet_;
+  Text to_stdout_ = Text::none;
+  std::optional<OutputFile> csv_, json_, hdf5_;
+};
+
+}  // namespace blockscope
