@@ -6,8 +6,10 @@
 namespace blockscope {
 namespace {
 
-constexpr std::size_t kMaxTasks = 4096;   // of small arrays
-constexpr std::size_t kTasksAtOnce = 64;  // what a worker takes of a layer with one lock
+constexpr std::size_t kMaxTasks = 4096;  // of small arrays
+// What a worker takes of a layer with one lock: little, so that room comes free soon.
+constexpr std::size_t kTasksAtOnce = 64;
+constexpr std::size_t kBytesAtOnce = std::size_t{512} << 10U;
 
 }  // namespace
 
@@ -32,22 +34,31 @@ void LayerQueue::rethrow() const {
   if (error_) std::rethrow_exception(error_);
 }
 
-void LayerQueue::push(StepTask task) {
+void LayerQueue::push(std::vector<StepTask> tasks) {
+  std::size_t bytes = 0;
+  for (const StepTask& task : tasks) bytes += task.bytes;
   std::unique_lock lock(mutex_);
   room_.wait(lock, [&] {
-    return error_ || tasks_ == 0 || (bytes_ + task.bytes <= max_bytes_ && tasks_ < kMaxTasks);
+    return error_ || tasks_ == 0 || (bytes_ + bytes <= max_bytes_ && tasks_ < kMaxTasks);
   });
   rethrow();
-  bytes_ += task.bytes;
-  ++tasks_;
-  const std::size_t index = task.layer;
-  Layer& layer = layers_.at(index);
-  layer.tasks.push_back(std::move(task));
-  if (layer.busy) return;
-  layer.busy = true;
-  ready_layers_.push_back(index);
+  bytes_ += bytes;
+  tasks_ += tasks.size();
+  for (StepTask& task : tasks) {
+    const std::size_t index = task.layer;
+    Layer& layer = layers_.at(index);
+    layer.tasks.push_back(std::move(task));
+    if (layer.busy) continue;
+    layer.busy = true;
+    ready_layers_.push_back(index);
+  }
+  const bool many = ready_layers_.size() > 1;
   lock.unlock();
-  ready_.notify_one();
+  if (many) {
+    ready_.notify_all();
+  } else {
+    ready_.notify_one();
+  }
 }
 
 void LayerQueue::drain() {
@@ -64,19 +75,18 @@ void LayerQueue::work() {
     const std::size_t index = ready_layers_.front();
     ready_layers_.pop_front();
     Layer& layer = layers_[index];
-    const std::size_t count = std::min(layer.tasks.size(), kTasksAtOnce);
-    const auto end = layer.tasks.begin() + static_cast<std::ptrdiff_t>(count);
-    std::vector<StepTask> batch(std::make_move_iterator(layer.tasks.begin()),
-                                std::make_move_iterator(end));
-    layer.tasks.erase(layer.tasks.begin(), end);
-    lock.unlock();
+    std::vector<StepTask> batch;
     std::size_t bytes = 0;
+    while (!layer.tasks.empty() && batch.size() < kTasksAtOnce && bytes < kBytesAtOnce) {
+      bytes += layer.tasks.front().bytes;
+      batch.push_back(std::move(layer.tasks.front()));
+      layer.tasks.pop_front();
+    }
+    const std::size_t count = batch.size();
+    lock.unlock();
     std::exception_ptr error;
     try {
-      for (const StepTask& task : batch) {
-        bytes += task.bytes;
-        run_(task);
-      }
+      for (const StepTask& task : batch) run_(task);
     } catch (...) {
       error = std::current_exception();
     }

@@ -26,8 +26,8 @@ class LayerQueue {
   /// Drops what is queued and waits for the workers.
   ~LayerQueue();
 
-  /// Waits for room. Throws what a worker threw.
-  void push(StepTask task);
+  /// Waits for room. Throws what a worker threw. Many at a time wake a worker once.
+  void push(std::vector<StepTask> tasks);
   /// Waits until everything pushed has run. Throws what a worker threw.
   void drain();
 

@@ -16,7 +16,9 @@ namespace blockscope {
 namespace {
 
 // Enough to keep all workers busy; more would only push what was read out of the CPU's cache.
-constexpr std::size_t kQueueBytes = std::size_t{16} << 20U;
+constexpr std::size_t kQueueBytes = std::size_t{8} << 20U;
+// Handed over at a time, because waking a worker isn't free.
+constexpr std::size_t kBatchBytes = std::size_t{1} << 20U;
 constexpr auto kProgressInterval = std::chrono::milliseconds(50);
 
 using Metrics = std::vector<std::unique_ptr<StepMetric>>;
@@ -98,6 +100,7 @@ class TracePass {
         reader_(trace, plan_, pool),
         layers_(std::move(layers)) {
     const std::vector<bool> all(plan_.fields.size(), true);
+    layer_bytes_ = reader_.layer_bytes(all);
     const auto held = [&](auto bytes_of) {
       return bytes_of(all) + bytes_of(plan_.previous) + bytes_of(plan_.first) +
              plan_.taus.size() * bytes_of(plan_.source);
@@ -190,9 +193,12 @@ class TracePass {
     context->sources = steps.sources;
     steps.previous = &step;
     steps.previous_valid = context->valid;
+    std::vector<StepTask> batch;
     for (std::size_t i = 0; i < layers.size(); ++i) {
-      queue.push(task(context, layers[i], step.step == 1, recomputes, history[i]));
+      batch.push_back(task(context, layers[i], step.step == 1, recomputes, history[i]));
+      if (batch.size() * layer_bytes_ >= kBatchBytes) queue.push(std::exchange(batch, {}));
     }
+    if (!batch.empty()) queue.push(std::move(batch));
   }
 
   template <typename Recomputes>
@@ -202,7 +208,7 @@ class TracePass {
     task.context = context;
     task.layer = layer;
     task.now = reader_.layer(layer);
-    task.bytes = reader_.layer_bytes(std::vector<bool>(plan_.fields.size(), true));
+    task.bytes = layer_bytes_;
     task.previous = std::move(history.previous);
     history.previous = keep(task.now, plan_.previous);
     if (first) history.first = keep(task.now, plan_.first);
@@ -221,6 +227,7 @@ class TracePass {
   const FieldPlan& plan_;
   StepReader reader_;
   std::vector<std::size_t> layers_;
+  std::size_t layer_bytes_ = 0;
   std::size_t group_ = 1;
 };
 

@@ -222,13 +222,14 @@ Dataset create_dataset(const File& file, const std::string& path, const DatasetL
   set_fill_value(plist, layout.element, where);
   const H5Plist links(H5Pcreate(H5P_LINK_CREATE));
   check(H5Pset_create_intermediate_group(links.get(), 1), where, "create groups");
-  const H5Type type = file_type(layout.element);
+  H5Type type = file_type(layout.element);
   const H5Plist access = uncached(where);
   H5Dataset handle(check_id(H5Dcreate2(file.handle.get(), path.c_str(), type.get(), space.get(),
                                        links.get(), plist.get(), access.get()),
                             where, "create"));
   return Dataset{std::move(handle), where,        layout.element,
-                 layout.extent,     layout.chunk, !layout.chunk.empty() && layout.deflate > 0};
+                 layout.extent,     layout.chunk, !layout.chunk.empty() && layout.deflate > 0,
+                 std::move(type)};
 }
 
 bool exists(const File& file, const std::string& path) {
@@ -253,8 +254,8 @@ Dataset open_dataset(const File& file, const std::string& path, Element element,
   dataset.handle = H5Dataset(
       check_id(H5Dopen2(file.handle.get(), path.c_str(), access.get()), where, "open the dataset"));
   const H5Type found(check_id(H5Dget_type(dataset.handle.get()), where, "read the type"));
-  const H5Type expected = file_type(element);
-  if (H5Tequal(found.get(), expected.get()) <= 0) {
+  dataset.type = file_type(element);
+  if (H5Tequal(found.get(), dataset.type.get()) <= 0) {
     throw CorruptTrace(
         fmt::format("{}: the element type is not the one of schema 1. HINT: the "
                     "file is damaged or was not written by Blockscope.",
@@ -334,9 +335,24 @@ void read_words(const Dataset& dataset, std::span<const hsize_t> start,
   const H5Space target(
       check_id(H5Screate_simple(static_cast<int>(count.size()), count.data(), nullptr),
                dataset.name, "read"));
-  const H5Type type = file_type(dataset.element);
-  check(H5Dread(dataset.handle.get(), type.get(), target.get(), source.get(), H5P_DEFAULT, data),
+  check(H5Dread(dataset.handle.get(), dataset.type.get(), target.get(), source.get(), H5P_DEFAULT,
+                data),
         dataset.name, "read");
+}
+
+bool read_chunk(const Dataset& dataset, std::span<const hsize_t> offset, void* data,
+                std::size_t bytes) {
+  silence();
+  hsize_t stored = 0;
+  std::uint32_t filters = 0;
+  // The library trusts the size in the file, so it is compared with the buffer's first.
+  const bool read =
+      !dataset.filtered &&
+      H5Dget_chunk_storage_size(dataset.handle.get(), offset.data(), &stored) >= 0 &&
+      stored == bytes &&
+      H5Dread_chunk(dataset.handle.get(), H5P_DEFAULT, offset.data(), &filters, data) >= 0;
+  if (!read) H5Eclear2(H5E_DEFAULT);
+  return read && filters == 0;
 }
 
 std::uint64_t stored_bytes(const Dataset& dataset) {

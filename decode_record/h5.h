@@ -73,6 +73,7 @@ struct Dataset {
   std::vector<hsize_t> extent;  ///< refreshed by set_extent and refresh
   std::vector<hsize_t> chunk;   ///< empty: contiguous
   bool filtered = false;
+  H5Type type;  ///< of the elements in the file
 };
 
 enum class OpenMode : std::uint8_t { read, swmr_read, swmr_write };
@@ -114,6 +115,12 @@ void read(const Dataset& dataset, std::span<const hsize_t> start, std::span<cons
 /// The same as read() without conversion: bf16 elements stay 16-bit words.
 void read_words(const Dataset& dataset, std::span<const hsize_t> start,
                 std::span<const hsize_t> count, void* data);
+
+/// Reads one whole unfiltered chunk as it lies in the file, without the selections and the type
+/// comparison that read_words sets up each time. `offset` is its first element, `bytes` its size.
+/// False when there is no such chunk or it isn't stored that way: read_words then knows what to do.
+bool read_chunk(const Dataset& dataset, std::span<const hsize_t> offset, void* data,
+                std::size_t bytes);
 
 /// Bytes the dataset's elements take in the file.
 std::uint64_t stored_bytes(const Dataset& dataset);

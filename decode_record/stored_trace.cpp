@@ -192,7 +192,10 @@ void StoredTrace::read_into(Field field, std::int64_t first, std::int64_t count,
     throw UsageError(fmt::format("{}: expected a buffer of {} bytes, got {}", dataset(field).name,
                                  part.bytes, out.size()));
   }
-  if (part.bytes != 0) h5::read_words(dataset(field), part.start, part.shape, out.data());
+  const h5::Dataset& target = dataset(field);
+  const bool whole_chunk = target.chunk == part.shape;
+  if (whole_chunk && h5::read_chunk(target, part.start, out.data(), part.bytes)) return;
+  if (part.bytes != 0) h5::read_words(target, part.start, part.shape, out.data());
 }
 
 bool StoredTrace::chunk_written(Field field, std::int64_t row, std::int64_t layer) const {

@@ -1,0 +1,196 @@
+// RunningMean, StepGrid, MetricResult and the instruction sets of the cosines, against float64
+// loops.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "analysis/cosine.h"
+#include "analysis/row_products.h"
+#include "analysis/running_mean.h"
+#include "decode_record/error.h"
+
+namespace blockscope {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+TEST(RunningMean, WeightsByTermsAndKeepsASmallSpread) {
+  RunningMean all;
+  RunningMean left;
+  RunningMean right;
+  double sum = 0.0;
+  double terms = 0.0;
+  std::vector<std::pair<double, std::int64_t>> values;
+  for (int i = 0; i < 100; ++i) values.emplace_back(1e9 + i % 7, 1 + i % 3);
+  for (const auto& [value, weight] : values) {
+    all.add(value, weight);
+    (sum == 0.0 ? left : right).add(value, weight);
+    sum += value * static_cast<double>(weight);
+    terms += static_cast<double>(weight);
+  }
+  const double mean = sum / terms;
+  double squares = 0.0;
+  for (const auto& [value, weight] : values) {
+    squares += static_cast<double>(weight) * (value - mean) * (value - mean);
+  }
+  const double deviation = std::sqrt(squares / terms * 100.0 / 99.0);
+  left.merge(right);
+  for (const RunningMean& found : {all, left}) {
+    EXPECT_NEAR(found.mean(), mean, 1e-6);
+    EXPECT_NEAR(found.standard_deviation(), deviation, 1e-6);
+    EXPECT_NEAR(found.standard_error(), deviation / 10.0, 1e-7);
+    EXPECT_EQ(found.terms(), static_cast<std::int64_t>(terms));
+  }
+}
+
+TEST(RunningMean, LeavesOutWhatIsNotFinite) {
+  RunningMean mean;
+  EXPECT_TRUE(std::isnan(mean.mean()));
+  mean.add(2.0);
+  mean.add(kNaN);
+  mean.add(std::numeric_limits<double>::infinity());
+  mean.add(5.0, 0);
+  EXPECT_EQ(mean.mean(), 2.0);
+  EXPECT_EQ(mean.values(), 1);
+  EXPECT_EQ(mean.non_finite(), 3);
+  EXPECT_TRUE(std::isnan(mean.standard_deviation()));
+}
+
+ResultArray example() {
+  StepGrid grid(2, 3);
+  for (std::size_t layer = 0; layer < 2; ++layer) {
+    for (std::size_t head = 0; head < 3; ++head) {
+      for (std::int64_t step = 1; step <= 4; ++step) {
+        if (layer == 1 && step == 4) continue;
+        grid.add(layer, head, step, static_cast<double>(100 * layer + 10 * head) + step, step);
+      }
+    }
+  }
+  return grid.means("example", "1", "", {"layer", {2.0, 5.0}, {}}, {"head", {0.0, 1.0, 7.0}, {}});
+}
+
+TEST(ResultArray, MeansOverOtherAxesAreWeightedByTerms) {
+  const ResultArray array = example();
+  EXPECT_TRUE(std::isnan(array.at({1, 0, 3})));
+  const ResultArray by_layer = mean_over_others(array, {"layer"});
+  EXPECT_DOUBLE_EQ(by_layer.at({0}), 10.0 + (1 + 4 + 9 + 16) / 10.0);
+  EXPECT_DOUBLE_EQ(by_layer.at({1}), 110.0 + (1 + 4 + 9) / 6.0);
+  EXPECT_THAT(by_layer.terms, ::testing::ElementsAre(30, 18));
+  const ResultArray turned = mean_over_others(array, {"step", "layer"});
+  EXPECT_EQ(turned.axes[0].name, "step");
+  EXPECT_DOUBLE_EQ(turned.at({2, 1}), 113.0);
+}
+
+TEST(ResultArray, SelectsByIndexAndSaysWhatThereIs) {
+  const ResultArray array = example();
+  const ResultArray part = select(array, "head", {7.0, 0.0});
+  EXPECT_THAT(part.axes[1].index, ::testing::ElementsAre(0.0, 7.0));
+  EXPECT_DOUBLE_EQ(part.at({0, 1, 0}), 21.0);
+  EXPECT_EQ(part.terms[3], 4);
+  try {
+    select(array, "layer", {3.0});
+    FAIL() << "expected a refusal";
+  } catch (const UsageError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("layer 3 is not there; there are 2, 5"));
+  }
+  EXPECT_THROW(select(array, "tau", {1.0}), Error);
+}
+
+float widen(std::uint16_t word) { return std::bit_cast<float>(std::uint32_t{word} << 16U); }
+
+TEST(RowProducts, AllInstructionSetsMatchDouble) {
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  std::size_t count = 0;
+  const RowProductKernels* const* variants = available_row_products(&count);
+  for (const std::size_t dim : {1, 3, 15, 16, 37, 64, 128, 200}) {
+    constexpr std::size_t kRows = 7;
+    constexpr std::size_t kSegments = 3;
+    std::vector<std::uint16_t> a(kRows * dim * kSegments);
+    std::vector<std::uint16_t> b(a.size());
+    std::vector<float> fa;
+    std::vector<float> fb;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      a[i] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(normal(random)) >> 16U);
+      b[i] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(normal(random)) >> 16U);
+      fa.push_back(widen(a[i]));
+      fb.push_back(widen(b[i]));
+    }
+    const auto dot = [&](std::size_t i, std::size_t j, std::size_t segments) {
+      double sum = 0.0;
+      for (std::size_t s = 0; s < segments; ++s) {
+        for (std::size_t d = 0; d < dim; ++d) {
+          sum += double{fa[(s * kRows + i) * dim + d]} * double{fb[(s * kRows + j) * dim + d]};
+        }
+      }
+      return sum;
+    };
+    const double tolerance = 1e-5 * static_cast<double>(dim);
+    for (std::size_t v = 0; v < count; ++v) {
+      SCOPED_TRACE(::testing::Message() << variants[v]->instruction_set << " dim " << dim);
+      std::vector<RowProducts> words(kRows);
+      std::vector<RowProducts> values(kRows);
+      variants[v]->bf16(a.data(), b.data(), kRows, dim, words.data());
+      variants[v]->f32(fa.data(), fb.data(), kRows, dim, values.data());
+      std::vector<float> cross_words(kRows * kRows);
+      std::vector<float> cross_values(kRows * kRows);
+      variants[v]->cross_bf16(a.data(), b.data(), kRows, dim, kSegments, kRows * dim,
+                              cross_words.data());
+      variants[v]->cross_f32(fa.data(), fb.data(), kRows, dim, kSegments, kRows * dim,
+                             cross_values.data());
+      for (std::size_t i = 0; i < kRows; ++i) {
+        EXPECT_NEAR(words[i].dot, dot(i, i, 1), tolerance);
+        EXPECT_NEAR(values[i].dot, dot(i, i, 1), tolerance);
+        for (std::size_t j = 0; j < kRows; ++j) {
+          EXPECT_NEAR(cross_words[i * kRows + j], dot(i, j, kSegments), tolerance);
+          EXPECT_NEAR(cross_values[i * kRows + j], dot(i, j, kSegments), tolerance);
+        }
+      }
+    }
+  }
+}
+
+/// Vectors whose squares leave the range of float32 still have a direction.
+TEST(Cosine, SurvivesHugeAndTinyVectors) {
+  for (const float scale : {1e-30F, 1e-18F, 1.0F, 1e18F, 1e30F}) {
+    const std::vector<float> a{3.0F * scale, 4.0F * scale};
+    const std::vector<float> b{4.0F * scale, 3.0F * scale};
+    const auto view = [](const std::vector<float>& values) {
+      return ArrayView{reinterpret_cast<const std::byte*>(values.data()), values.size(),
+                       ViewType::f32};
+    };
+    const std::vector<std::uint8_t> valid{1};
+    std::vector<CosineSum> sums;
+    sum_cosines(view(a), view(b), 1, valid, valid, sums);
+    EXPECT_EQ(sums[0].terms, 1) << scale;
+    EXPECT_NEAR(sums[0].sum, 0.96, 1e-6) << scale;
+    std::vector<float> matrix;
+    cross_cosines(view(a), view(b), 1, valid, valid, matrix);
+    EXPECT_NEAR(matrix[0], 0.96, 1e-6) << scale;
+  }
+}
+
+TEST(Cosine, CountsWhatHasNoDirection) {
+  const std::vector<float> a{1.0F, 0.0F, 0.0F, 0.0F, 1.0F, NAN, 1.0F, INFINITY, NAN, 1.0F};
+  const std::vector<float> b(10, 1.0F);
+  const auto view = [](const std::vector<float>& values) {
+    return ArrayView{reinterpret_cast<const std::byte*>(values.data()), values.size(),
+                     ViewType::f32};
+  };
+  std::vector<CosineSum> sums;
+  sum_cosines(view(a), view(b), 1, std::vector<std::uint8_t>{1, 1, 1, 1, 0},
+              std::vector<std::uint8_t>(5, 1), sums);
+  EXPECT_EQ(sums[0].terms, 1);
+  EXPECT_EQ(sums[0].zero, 1);
+  EXPECT_EQ(sums[0].non_finite, 2);
+  EXPECT_THROW(sum_cosines(view(a), view(b), 3, std::vector<std::uint8_t>(5, 1),
+                           std::vector<std::uint8_t>(5, 1), sums),
+               std::logic_error);
+}
+
+}  // namespace
+}  // namespace blockscope
