@@ -63,11 +63,17 @@ BlockDiffusionModel::BlockDiffusionModel(ModelConfig config, WeightMap weights)
     layer.down_proj = weight(mlp + "down_proj.weight");
     layers_.push_back(std::move(layer));
   }
-  set_longest_sequence(config_.max_position_embeddings);
+  scale_rope(config_.max_position_embeddings);
 }
 
-void BlockDiffusionModel::set_longest_sequence(int64_t length) {
-  const RopeFrequencies rope = rope_inverse_frequencies(config_, length);
+BlockDiffusionModel BlockDiffusionModel::for_longest_sequence(int64_t length) const {
+  BlockDiffusionModel model = *this;
+  model.scale_rope(length);
+  return model;
+}
+
+void BlockDiffusionModel::scale_rope(int64_t longest_sequence) {
+  const RopeFrequencies rope = rope_inverse_frequencies(config_, longest_sequence);
   inverse_frequencies_ = at::tensor(rope.inv_freq, at::kDouble).to(embed_.device(), at::kFloat);
   rope_attention_factor_ = rope.attention_factor;
 }

@@ -35,14 +35,18 @@ class BlockDiffusionModel {
   /// hidden [..., hidden_size] -> logits [..., vocab_size] in the weights' dtype.
   at::Tensor logits(const at::Tensor& hidden) const;
 
-  /// The longest sequence (prompt + generated) to come; only `dynamic` RoPE scaling depends on it.
-  void set_longest_sequence(int64_t length);
+  /// The same model (the weights are shared) with rotary embeddings for sequences of up to `length`
+  /// positions, prompt and generated; only `dynamic` RoPE scaling depends on it. A model that was
+  /// just built or loaded is ready for max_position_embeddings.
+  BlockDiffusionModel for_longest_sequence(int64_t length) const;
 
   const ModelConfig& config() const { return config_; }
   const WeightMap& weights() const { return weights_; }
   at::ScalarType dtype() const;
 
  private:
+  void scale_rope(int64_t longest_sequence);
+
   struct Layer {
     at::Tensor input_norm, post_attention_norm;  // [hidden_size]
     at::Tensor q_proj, k_proj, v_proj, o_proj;   // [out, in]

@@ -214,12 +214,6 @@ void capture(CaptureFlags flags, const Environment& environment, const std::stri
     for (const RunPrompt& prompt : prompts) check_request(prompt.request, decode, model.config);
   }
   keep_share(prompts, environment);
-  int64_t longest = 0;
-  for (const RunPrompt& prompt : prompts) {
-    longest = std::max(longest, cache_positions(static_cast<int64_t>(prompt.request.prompt.size()),
-                                                prompt.request.gen_length, decode));
-  }
-  model.model->set_longest_sequence(longest);
 
   RecorderOptions recorder = recorder_options(flags.record, flags.policy, model, decode);
   recorder.meta.run_json = run_json(flags, decode, *policy, environment, command_line);

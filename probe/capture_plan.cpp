@@ -111,11 +111,9 @@ CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& d
   const RowCost row = row_cost(meta);
   const int64_t block_length = decode.block_length();
   CaptureCost cost;
-  int64_t longest = 0;
   for (const RunPrompt& prompt : prompts) {
     const int64_t length = static_cast<int64_t>(prompt.request.prompt.size());
     const int64_t total = cache_positions(length, prompt.request.gen_length, decode);
-    longest = std::max(longest, total);
     const int64_t steps = decode.autoregressive() ? 1 : decode.unmasking.denoising_steps;
     for (int64_t block = length / block_length; block < total / block_length; ++block) {
       for (int64_t step = 1; step <= steps; ++step) {
@@ -134,8 +132,11 @@ CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& d
   }
   const int64_t sequences = std::min<int64_t>(batch_size, static_cast<int64_t>(prompts.size()));
   const ModelConfig& config = model.config;
-  cost.kv_cache_bytes = KvCache::size_bytes(
-      {config.num_layers, sequences, config.num_kv_heads, longest, config.head_dim}, model.dtype);
+  for (size_t first = 0; first < prompts.size(); first += static_cast<size_t>(batch_size)) {
+    const std::vector<DecodeRequest> batch = batch_requests(prompts, first, batch_size);
+    const KvCacheShape shape = cache_shape(config, batch, decode);
+    cost.kv_cache_bytes = std::max(cost.kv_cache_bytes, KvCache::size_bytes(shape, model.dtype));
+  }
   if (meta.level >= RecordLevel::summary) {
     // Previous step, up to four reuse sources, step 1's queries: float32 [H, B, D] each; the log
     // probabilities of step 1: float32 [B, V].

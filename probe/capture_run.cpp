@@ -47,7 +47,7 @@ class CaptureLoop {
   CaptureTotals run() {
     const size_t batch = static_cast<size_t>(run_.batch_size);
     for (size_t first = 0; first < prompts_.size() && !totals_.interrupted; first += batch) {
-      decode_from(first, std::min(prompts_.size(), first + batch));
+      decode_from(first);
     }
     progress_.clear();
     totals_.passes += next_pass_;
@@ -69,12 +69,11 @@ class CaptureLoop {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
   }
 
-  void decode_from(size_t first, size_t last) {
-    std::vector<DecodeRequest> requests;
+  void decode_from(size_t first) {
+    const std::vector<DecodeRequest> requests = batch_requests(prompts_, first, run_.batch_size);
     bool anything_left = false;
-    for (size_t i = first; i < last; ++i) {
+    for (size_t i = first; i < first + requests.size(); ++i) {
       const RunPrompt& prompt = prompts_[i];
-      requests.push_back(prompt.request);
       if (is_done(prompt)) continue;
       anything_left = true;
       SequenceStart start;

@@ -221,9 +221,8 @@ void compare_rows(const at::Tensor& ours, const at::Tensor& reference, int64_t b
 
 CheckReport compare_logits(const LoadedModel& loaded, const Reference& reference) {
   const c10::InferenceMode guard;
-  BlockDiffusionModel& model = *loaded.model;
   const int64_t length = reference.length();
-  model.set_longest_sequence(length);
+  const BlockDiffusionModel model = loaded.model->for_longest_sequence(length);
   WholeSequenceSeams seams(length, reference.block_length);
   const at::Tensor hidden = model.forward(at::tensor(reference.tokens, at::kLong).unsqueeze(0),
                                           at::arange(length, at::kLong).unsqueeze(0), seams);

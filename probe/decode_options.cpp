@@ -5,6 +5,7 @@
 #include <set>
 
 #include "decode_record/error.h"
+#include "probe/checkpoint/rope.h"
 #include "probe/decoder.h"
 
 namespace blockscope {
@@ -19,6 +20,21 @@ int64_t generated_positions(int64_t prompt_length, int64_t gen_length,
 
 int64_t cache_positions(int64_t prompt_length, int64_t gen_length, const DecodeOptions& options) {
   return prompt_length + generated_positions(prompt_length, gen_length, options);
+}
+
+int64_t longest_sequence(const std::vector<DecodeRequest>& requests, const DecodeOptions& options) {
+  int64_t longest = 0;
+  for (const DecodeRequest& request : requests) {
+    longest = std::max(longest, cache_positions(static_cast<int64_t>(request.prompt.size()),
+                                                request.gen_length, options));
+  }
+  return longest;
+}
+
+KvCacheShape cache_shape(const ModelConfig& config, const std::vector<DecodeRequest>& requests,
+                         const DecodeOptions& options) {
+  return {config.num_layers, static_cast<int64_t>(requests.size()), config.num_kv_heads,
+          longest_sequence(requests, options), config.head_dim};
 }
 
 void check_decode_options(const DecodeOptions& options, const ModelConfig& config) {
@@ -110,11 +126,13 @@ void check_request(const DecodeRequest& request, const DecodeOptions& options,
     }
   }
   const int64_t total = cache_positions(length, request.gen_length, options);
-  if (total > config.max_position_embeddings) {
+  if (total > largest_position_count(config)) {
+    const bool dynamic = config.rope.type == RopeType::kDynamic;
     throw PromptError(fmt::format(
         "{}: {} prompt tokens and {} to generate need {} positions, and the model has {} "
-        "(max_position_embeddings). HINT: shorten the prompt or lower --gen-length",
-        where, length, request.gen_length, total, config.max_position_embeddings));
+        "(max_position_embeddings{}). HINT: shorten the prompt or lower --gen-length",
+        where, length, request.gen_length, total, largest_position_count(config),
+        dynamic ? " times the factor of its dynamic RoPE scaling" : ""));
   }
   if (request.replayed) check_replay(request, options, total, config.vocab_size);
 }

@@ -30,7 +30,7 @@ class BatchDecoder {
   BatchDecoder(const BlockDiffusionModel& model, AttentionPolicy& policy,
                const DecodeOptions& options, const std::vector<DecodeRequest>& requests,
                int64_t& next_pass, const DecodeCallbacks& callbacks)
-      : model_(model),
+      : model_(model.for_longest_sequence(longest_sequence(requests, options))),
         policy_(policy),
         options_(options),
         block_length_(options.block_length()),
@@ -61,18 +61,6 @@ class BatchDecoder {
   }
 
  private:
-  static KvCacheShape cache_shape(const ModelConfig& config,
-                                  const std::vector<DecodeRequest>& requests,
-                                  const DecodeOptions& options) {
-    int64_t capacity = 0;
-    for (const DecodeRequest& request : requests) {
-      capacity = std::max(capacity, cache_positions(static_cast<int64_t>(request.prompt.size()),
-                                                    request.gen_length, options));
-    }
-    return {config.num_layers, static_cast<int64_t>(requests.size()), config.num_kv_heads, capacity,
-            config.head_dim};
-  }
-
   SequenceState initial_state(const DecodeRequest& request) const {
     SequenceState state;
     state.request = &request;
@@ -299,7 +287,7 @@ class BatchDecoder {
     if (callbacks_.observer != nullptr) callbacks_.observer->on_pass(result);
   }
 
-  const BlockDiffusionModel& model_;
+  const BlockDiffusionModel model_;
   AttentionPolicy& policy_;
   const DecodeOptions& options_;
   const int64_t block_length_;

@@ -13,6 +13,7 @@
 #include "probe/attention_policy.h"
 #include "probe/block_diffusion_model.h"
 #include "probe/decode_observer.h"
+#include "probe/kv_cache.h"
 #include "probe/sampling.h"
 #include "probe/unmasking.h"
 
@@ -64,6 +65,12 @@ int64_t generated_positions(int64_t prompt_length, int64_t gen_length,
 /// KV positions a sequence needs.
 int64_t cache_positions(int64_t prompt_length, int64_t gen_length, const DecodeOptions& options);
 
+/// KV positions of the longest of a batch's requests: the length its rotary embeddings are scaled
+/// for and the capacity of its KV cache. No other place decides either.
+int64_t longest_sequence(const std::vector<DecodeRequest>& requests, const DecodeOptions& options);
+KvCacheShape cache_shape(const ModelConfig& config, const std::vector<DecodeRequest>& requests,
+                         const DecodeOptions& options);
+
 /// Throws UsageError / PromptError when options or a request make no sense for this model.
 void check_decode_options(const DecodeOptions& options, const ModelConfig& config);
 void check_request(const DecodeRequest& request, const DecodeOptions& options,
@@ -76,7 +83,9 @@ struct DecodeCallbacks {
 };
 
 /// Decodes the requests as one batch; `next_pass` counts the run's forward passes. Returns the
-/// outcomes in request order; a sequence cut by `interrupted` has reason `interrupted`.
+/// outcomes in request order; a sequence cut by `interrupted` has reason `interrupted`. Under
+/// `dynamic` RoPE scaling the frequencies are those of longest_sequence(requests) from the first
+/// pass on, so that every key of the cache was turned by the same ones.
 std::vector<DecodeOutcome> decode_batch(const BlockDiffusionModel& model, AttentionPolicy& policy,
                                         const DecodeOptions& options,
                                         const std::vector<DecodeRequest>& requests,

@@ -76,6 +76,14 @@ void add_prompt_flags(CLI::App& app, PromptFlags& flags) {
   app.add_flag("--no-thinking", flags.no_thinking, "Chat templates with a thinking switch: off");
 }
 
+std::vector<DecodeRequest> batch_requests(const std::vector<RunPrompt>& prompts, size_t first,
+                                          int64_t batch_size) {
+  const size_t last = std::min(prompts.size(), first + static_cast<size_t>(batch_size));
+  std::vector<DecodeRequest> requests;
+  for (size_t i = first; i < last; ++i) requests.push_back(prompts[i].request);
+  return requests;
+}
+
 std::optional<Tokenizer> load_tokenizer(const LoadedModel& model) {
   if (!std::filesystem::exists(model.source.folder / "tokenizer.json")) return std::nullopt;
   return Tokenizer::from_directory(model.source.folder);

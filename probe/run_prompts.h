@@ -34,6 +34,10 @@ struct RunPrompt {
   DecodeRequest request;         // sequence = index in the run
 };
 
+/// The requests of prompts [first, first + batch_size): one batch of the run.
+std::vector<DecodeRequest> batch_requests(const std::vector<RunPrompt>& prompts, size_t first,
+                                          int64_t batch_size);
+
 /// The tokenizer of the checkpoint; nullopt when it has none (then only token ids can be given).
 std::optional<Tokenizer> load_tokenizer(const LoadedModel& model);
 

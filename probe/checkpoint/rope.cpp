@@ -11,6 +11,8 @@ namespace {
 
 using Frequencies = std::vector<double>;
 
+constexpr double kMaxStretchedPositions = 0x1.0p40;  // far from overflow, whatever the factor says
+
 Frequencies plain_frequencies(double theta, std::int64_t head_dim) {
   Frequencies result(static_cast<std::size_t>(head_dim / 2));
   for (std::size_t i = 0; i < result.size(); ++i) {
@@ -102,6 +104,13 @@ RopeFrequencies rope_inverse_frequencies(const ModelConfig& config, std::int64_t
       break;
   }
   return {plain_frequencies(rope.theta, config.head_dim), 1.0};
+}
+
+std::int64_t largest_position_count(const ModelConfig& config) {
+  if (config.rope.type != RopeType::kDynamic) return config.max_position_embeddings;
+  const double stretched =
+      static_cast<double>(config.max_position_embeddings) * std::max(config.rope.factor, 1.0);
+  return static_cast<std::int64_t>(std::min(stretched, kMaxStretchedPositions));
 }
 
 }  // namespace blockscope

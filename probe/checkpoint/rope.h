@@ -20,4 +20,8 @@ struct RopeFrequencies {
 /// `dynamic` depends on it, and only beyond the original length.
 RopeFrequencies rope_inverse_frequencies(const ModelConfig& config, std::int64_t seq_len);
 
+/// Positions a sequence may have: max_position_embeddings, which `dynamic` scaling stretches by its
+/// factor (the other types state the stretched length there).
+std::int64_t largest_position_count(const ModelConfig& config);
+
 }  // namespace blockscope

@@ -158,12 +158,6 @@ void verify(const VerifyFlags& flags, const Environment& environment, const Gnup
   const Tokenizer* tokenizer_or_null = tokenizer.has_value() ? &*tokenizer : nullptr;
   const std::vector<RunPrompt> prompts =
       load_prompts(flags.prompts, model, tokenizer_or_null, flags.decoding.gen_length, decode);
-  int64_t longest = 0;
-  for (const RunPrompt& prompt : prompts) {
-    longest = std::max(longest, cache_positions(static_cast<int64_t>(prompt.request.prompt.size()),
-                                                prompt.request.gen_length, decode));
-  }
-  model.model->set_longest_sequence(longest);
 
   const InterruptGuard guard;
   Progress progress(flags.quiet);

@@ -6,9 +6,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <vector>
 
+#include "decode_record/error.h"
 #include "tests/support/recompute.h"
 #include "tests/support/tiny_model.h"
 
@@ -74,6 +76,57 @@ TEST(Decoder, ABatchOfUnequalPromptsEqualsTheSingleRuns) {
       EXPECT_EQ(together[i].reason, alone.reason);
     }
   }
+}
+
+/// The base that dynamic NTK scaling gives to sequences of `length` positions (as transformers
+/// computes it), written down a second time.
+double dynamic_theta(const ModelConfig& config, double factor, double length) {
+  const double original = static_cast<double>(config.max_position_embeddings);
+  const double dim = static_cast<double>(config.head_dim);
+  if (length <= original) return config.rope.theta;
+  return config.rope.theta *
+         std::pow(factor * length / original - (factor - 1.0), dim / (dim - 2.0));
+}
+
+TEST(Decoder, DynamicRopeIsScaledForTheLongestSequenceOfTheBatch) {
+  ModelConfig dynamic = tiny_config();
+  dynamic.max_position_embeddings = 16;
+  dynamic.rope.type = RopeType::kDynamic;
+  dynamic.rope.factor = 4.0;
+  dynamic.rope.original_max_position_embeddings = dynamic.max_position_embeddings;
+  const BlockDiffusionModel model = tiny_model(6, dynamic);
+  // The last batch is short again: nothing may stay from the one before.
+  const std::vector<std::vector<DecodeRequest>> batches{
+      {tiny_request(0, 21, 20)},
+      {tiny_request(1, 30, 9), tiny_request(2, 5, 8), tiny_request(3, 13, 50)},
+      {tiny_request(4, 5, 8)}};
+  for (const auto& batch : batches) {
+    SCOPED_TRACE(batch.front().sequence);
+    int64_t longest = 0;
+    for (const DecodeRequest& request : batch) {
+      check_request(request, tiny_options(), dynamic);
+      const auto end = static_cast<int64_t>(request.prompt.size()) + request.gen_length;
+      longest = std::max(longest, (end + kTinyBlock - 1) / kTinyBlock * kTinyBlock);
+    }
+    ModelConfig plain = tiny_config();
+    plain.rope.theta = dynamic_theta(dynamic, 4.0, static_cast<double>(longest));
+    const BlockDiffusionModel expected = tiny_model(6, plain);
+    const auto got = decode_exact(model, tiny_options(), batch);
+    for (size_t i = 0; i < batch.size(); ++i) {
+      EXPECT_EQ(got[i].generated, recompute_blocks(expected, batch[i].prompt, batch[i].gen_length,
+                                                   kTinyBlock, kTinyMask));
+    }
+  }
+}
+
+TEST(Decoder, DynamicRopeStretchesThePositionsByItsFactor) {
+  ModelConfig config = tiny_config();
+  config.max_position_embeddings = 16;
+  EXPECT_THROW(check_request(tiny_request(0, 16, 1), tiny_options(), config), PromptError);
+  config.rope.type = RopeType::kDynamic;
+  config.rope.factor = 2.5;
+  EXPECT_NO_THROW(check_request(tiny_request(0, 16, 24), tiny_options(), config));
+  EXPECT_THROW(check_request(tiny_request(0, 16, 25), tiny_options(), config), PromptError);
 }
 
 TEST(Decoder, ABatchUnderFlashBlockEqualsTheSingleRuns) {
