@@ -45,6 +45,12 @@ class TraceError : public Error {
   using Error::Error;
 };
 
+/// Another process holds the file's lock; it may be free in a moment.
+class TraceLocked : public TraceError {
+ public:
+  using TraceError::TraceError;
+};
+
 /// The file is not a Blockscope trace at all.
 class NotATrace : public TraceError {
  public:

@@ -31,11 +31,17 @@ std::string innermost_error() {
   return text.empty() ? "unknown HDF5 error" : tidy(std::move(text));
 }
 
+bool tells_of_lock(std::string_view error) {
+  return error.find("unable to lock") != std::string_view::npos ||
+         error.find("lock file") != std::string_view::npos ||
+         error.find("file lock") != std::string_view::npos;
+}
+
 std::string hint_for(std::string_view error) {
   const auto says = [error](std::string_view word) {
     return error.find(word) != std::string_view::npos;
   };
-  if (says("unable to lock") || says("lock file") || says("file lock")) {
+  if (tells_of_lock(error)) {
     return " HINT: another process holds the file, or the file system has no locks (NFS, Lustre): "
            "set HDF5_USE_FILE_LOCKING=FALSE in the environment.";
   }
@@ -57,12 +63,23 @@ void silence() {
 
 void fail(std::string_view where, std::string_view what) {
   const std::string error = innermost_error();
-  throw TraceError(fmt::format("{}: {}: {}.{}", where, what, error, hint_for(error)));
+  const std::string message = fmt::format("{}: {}: {}.{}", where, what, error, hint_for(error));
+  if (tells_of_lock(error)) throw TraceLocked(message);
+  throw TraceError(message);
 }
 
 hid_t check_id(hid_t id, std::string_view where, std::string_view what) {
   if (id < 0) fail(where, what);
   return id;
+}
+
+std::string library_version() {
+  unsigned major = 0;
+  unsigned minor = 0;
+  unsigned release = 0;
+  return H5get_libversion(&major, &minor, &release) < 0
+             ? std::string()
+             : fmt::format("{}.{}.{}", major, minor, release);
 }
 
 void check(herr_t status, std::string_view where, std::string_view what) {

@@ -54,6 +54,9 @@ static_assert(std::is_nothrow_move_constructible_v<H5File> &&
               !std::is_copy_constructible_v<H5File>);
 static_assert(std::is_nothrow_move_assignable_v<H5File> && !std::is_copy_assignable_v<H5File>);
 
+/// Version of the library this process runs with, such as "1.10.8"; empty if it won't say.
+std::string library_version();
+
 /// Element types. `bf16` is a 16-bit HDF5 float that any HDF5 reads as float; `f64` is for results,
 /// no trace has it.
 enum class Element : std::uint8_t { u8, i32, i64, f32, bf16, f64 };

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 
 namespace blockscope {
 namespace {
@@ -95,8 +96,26 @@ TraceFile::WriterLock::~WriterLock() {
 }
 
 TraceFile TraceFile::create(const std::string& path, const TraceMeta& meta, int deflate) {
-  h5::File file = h5::create_file(path);
-  TraceFile result(std::move(file), meta, WriterLock(path));
+  // Under another name until it is a trace: whoever finds `path`, after a kill too, can read it.
+  const std::string unborn = path + ".new";
+  try {
+    TraceFile result = create_unborn(unborn, path, meta, deflate);
+    std::filesystem::rename(unborn, path);
+    return result;
+  } catch (const std::filesystem::filesystem_error& error) {
+    throw TraceError(fmt::format("{}: can't be created: {}", path, error.code().message()));
+  } catch (...) {
+    std::error_code ignored;
+    std::filesystem::remove(unborn, ignored);
+    throw;
+  }
+}
+
+TraceFile TraceFile::create_unborn(const std::string& unborn, const std::string& path,
+                                   const TraceMeta& meta, int deflate) {
+  h5::File file = h5::create_file(unborn);
+  file.path = path;  // what messages name
+  TraceFile result(std::move(file), meta, WriterLock(unborn));
   result.create_datasets(deflate);
   result.create_scales();
   write_header_attributes(result.file_, meta);

@@ -20,11 +20,14 @@ void fill_missing(std::vector<std::byte>& bytes, h5::Element element);
 
 class TraceFile {
  public:
-  /// Creates every dataset, scale and attribute, writes the fixed ones and starts SWMR writing.
+  /// Creates every dataset, scale and attribute, writes the fixed ones and starts SWMR writing;
+  /// only then does the file get its name (until then `<path>.new`, which a kill may leave behind).
   /// `deflate` 1-9 compresses the growing datasets, for files that are written once (repack).
   static TraceFile create(const std::string& path, const TraceMeta& meta, int deflate = 0);
   /// Opens a file left by a killed or suspended writer; throws UsageError when `meta` differs.
   static TraceFile reopen(const std::string& path, const TraceMeta& meta);
+  /// Throws TraceError while another process writes the trace `path`.
+  static void check_no_writer(const std::string& path) { const WriterLock lock(path); }
 
   TraceFile(TraceFile&&) noexcept = default;
   TraceFile& operator=(TraceFile&&) noexcept = default;
@@ -96,6 +99,8 @@ class TraceFile {
 
   TraceFile(h5::File file, const TraceMeta& meta, WriterLock lock)
       : meta_(meta), lock_(std::move(lock)), file_(std::move(file)) {}
+  static TraceFile create_unborn(const std::string& unborn, const std::string& path,
+                                 const TraceMeta& meta, int deflate);
   static std::size_t index(Field field) { return static_cast<std::size_t>(field); }
   Column& column(Field field);
   const Column& column(Field field) const;

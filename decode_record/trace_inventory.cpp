@@ -27,6 +27,8 @@ std::string element_name(h5::Element element) {
 
 }  // namespace
 
+std::string hdf5_runtime_version() { return h5::library_version(); }
+
 std::vector<DatasetInfo> list_datasets(const std::string& path) {
   const RawTrace trace(path);
   std::vector<DatasetInfo> result;

@@ -7,6 +7,9 @@
 
 namespace blockscope {
 
+/// Version of the HDF5 library this process runs with, such as "1.10.8"; empty if it won't say.
+std::string hdf5_runtime_version();
+
 struct DatasetInfo {
   std::string path;
   std::string type;                 // "u8", "i32", "i64", "f32" or "bf16"

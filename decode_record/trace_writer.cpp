@@ -37,7 +37,16 @@ std::size_t cost_of(const Item& item) {
 
 std::string partial_name(const std::string& path) { return path + ".partial"; }
 
-void check_target(const std::string& path, bool force) {
+struct SequenceState {
+  Frame frame;
+  std::int64_t previous = -1;
+  std::int64_t num_rows = 0;
+  std::int64_t keyframe = 0;
+};
+
+}  // namespace
+
+void check_trace_target(const std::string& path, bool force) {
   namespace fs = std::filesystem;
   std::error_code error;
   if (path.empty()) refuse_input("expected the path of a trace, got an empty one");
@@ -50,20 +59,13 @@ void check_target(const std::string& path, bool force) {
                       name));
     }
   }
+  if (fs::is_regular_file(partial_name(path), error))
+    TraceFile::check_no_writer(partial_name(path));
   const fs::path folder = fs::absolute(path).parent_path();
   if (!fs::is_directory(folder, error)) {
     throw TraceError(fmt::format("{}: the folder {} doesn't exist", path, folder.string()));
   }
 }
-
-struct SequenceState {
-  Frame frame;
-  std::int64_t previous = -1;
-  std::int64_t num_rows = 0;
-  std::int64_t keyframe = 0;
-};
-
-}  // namespace
 
 class TraceWriter::Impl {
  public:
@@ -320,7 +322,7 @@ TraceWriter::~TraceWriter() = default;
 
 TraceWriter::TraceWriter(std::string path, TraceMeta meta, TraceWriterOptions options) {
   check_meta(meta);
-  check_target(path, options.force);
+  check_trace_target(path, options.force);
   TraceStore store(TraceFile::create(partial_name(path), meta), meta);
   meta.pieces.clear();
   impl_ = std::make_unique<Impl>(std::move(path), std::move(meta), options, std::move(store));

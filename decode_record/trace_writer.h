@@ -97,6 +97,11 @@ struct ResumeState {
   std::int64_t next_pass = 0;  ///< one more than the largest pass
 };
 
+/// Throws UsageError when a trace `path` or its `.partial` exists (without force) or `path` is a
+/// folder, TraceError when its folder doesn't exist or another process writes the `.partial`: what
+/// TraceWriter's constructor checks, for callers that have much to do before they need one.
+void check_trace_target(const std::string& path, bool force);
+
 class TraceWriter {
  public:
   /// Creates `<path>.partial`. Throws UsageError when `path` or its `.partial` exists (without

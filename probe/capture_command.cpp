@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <initializer_list>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <thread>
 #include <utility>
 
 #include "cmake/build_info/build_info.h"
@@ -23,6 +25,8 @@
 
 namespace blockscope {
 namespace {
+
+constexpr std::chrono::seconds kLockPatience{5};
 
 struct CaptureFlags {
   ModelFlags model;
@@ -142,6 +146,23 @@ void print_totals(const CaptureTotals& totals, const std::string& path) {
   fmt::print("\n");
 }
 
+/// Whether there is a run to go on with. An empty `.partial` is none: a writer gives its file that
+/// name when the datasets are there, so nobody's rows are in it.
+bool resumes(const CaptureFlags& flags, const std::string& output) {
+  const std::string partial = output + ".partial";
+  std::error_code error;
+  return flags.resume && std::filesystem::exists(partial, error) &&
+         !(std::filesystem::is_regular_file(partial, error) &&
+           std::filesystem::file_size(partial, error) == 0);
+}
+
+void discard_empty_partial(const CaptureFlags& flags, const std::string& output) {
+  const std::string partial = output + ".partial";
+  if (!flags.resume || !std::filesystem::exists(partial)) return;
+  fmt::print(stderr, "note: {}: an empty file, no run to resume; starting afresh\n", partial);
+  std::filesystem::remove(partial);
+}
+
 /// Everything that decides a token must be as in the run that was cut: a trace holds one run.
 void check_same_run(const std::string& partial, const TraceMeta& meta) {
   const TraceMeta before = TraceReader(partial).info().meta;
@@ -166,12 +187,32 @@ void check_same_run(const std::string& partial, const TraceMeta& meta) {
            "stop_ids", "batch_size", "shadow", "replay"});
 }
 
+/// A reader holds HDF5's lock only while it opens the file, or as long as it lives when it opened
+/// it without SWMR: waits a little before it gives up.
+TraceWriter resume_when_unlocked(const std::string& output, const TraceMeta& meta,
+                                 ResumeState& state) {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + kLockPatience;
+  bool told = false;
+  while (true) {
+    try {
+      check_same_run(output + ".partial", meta);
+      return TraceWriter::resume(output, meta, state);
+    } catch (const TraceLocked&) {
+      if (Clock::now() >= deadline || InterruptGuard::signal() != 0) throw;
+    }
+    if (!told) {
+      fmt::print(stderr, "note: {}.partial: another process holds its lock; waiting up to {} s\n",
+                 output, kLockPatience.count());
+    }
+    told = true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+}
+
 TraceWriter open_writer(const CaptureFlags& flags, const std::string& output, const TraceMeta& meta,
                         ResumeState& state) {
-  if (flags.resume && std::filesystem::exists(output + ".partial")) {
-    check_same_run(output + ".partial", meta);
-    return TraceWriter::resume(output, meta, state);
-  }
+  if (resumes(flags, output)) return resume_when_unlocked(output, meta, state);
   TraceWriterOptions options;
   options.force = flags.force;
   return TraceWriter(output, meta, options);
@@ -187,13 +228,18 @@ void capture(CaptureFlags flags, const Environment& environment, const std::stri
     fmt::print("{}: complete, nothing to resume\n", output);
     return;
   }
+  // Long before the file is opened: nobody should wait for a model to hear that it exists.
+  if (!resumes(flags, output) && !flags.dry_run) {
+    discard_empty_partial(flags, output);
+    check_trace_target(output, flags.force);
+  }
   ReplaySource replay;
   if (!flags.replay.empty()) {
     replay = read_replay(flags.replay);
     if (!flags.model.mask_token_id) flags.model.mask_token_id = replay.mask_token_id;
     if (!flags.model.block_length) flags.model.block_length = replay.block_length;
   }
-  LoadedModel model = load_model(flags.model, environment);
+  const LoadedModel model = load_model(flags.model, environment);
   DecodeOptions decode = decode_options(flags.decoding, model.config);
   decode.shadow = flags.policy.shadow;
   const std::unique_ptr<AttentionPolicy> policy = make_policy(flags.policy, model);

@@ -1,6 +1,7 @@
 """`blockscope capture` that is cut off: by signals, kill -9, a full disk. Nothing that was reported as
 committed is lost, and --resume ends with the trajectories of a run that was never cut."""
 
+import fcntl
 import pathlib
 import random
 import resource
@@ -157,6 +158,79 @@ class Faults(unittest.TestCase):
     def test_resume_without_a_cut_run_starts_one(self):
         output = self.root / "fresh.h5"
         self.resume_and_compare(output, 1)
+
+    def test_a_run_killed_while_its_file_is_created_can_be_resumed(self):
+        for kill in range(6):
+            with self.subTest(kill=kill):
+                folder = self.root / f"newborn-{kill}"
+                folder.mkdir()
+                output = folder / "run.h5"
+                process = start("capture", *self.arguments(output, 4), "--quiet", "--threads", "1")
+                while not any(folder.iterdir()) and process.poll() is None:
+                    pass
+                process.kill()
+                process.communicate()
+                self.assertEqual(process.returncode, -signal.SIGKILL)
+                partial = pathlib.Path(f"{output}.partial")
+                if partial.exists():  # then it is a trace
+                    self.assertEqual(committed(partial), 0)
+                self.resume_and_compare(output, 4)
+                self.assertEqual([path.name for path in folder.iterdir()], ["run.h5"])
+
+    def test_resume_starts_afresh_over_an_empty_file_and_refuses_what_is_not_a_trace(self):
+        output = self.root / "empty.h5"
+        partial = pathlib.Path(f"{output}.partial")
+        partial.touch()
+        code, _, err = capture(*self.arguments(output, 1), "--resume")
+        self.assertEqual(code, 0, err)
+        self.assertEqual(len(err.splitlines()), 1, err)
+        self.assertIn("starting afresh", err)
+        assert_same_trajectories(trajectories(output), self.whole[1])
+        output.unlink()
+        for content in (b"precious", b"\0" * 4096, b"\x89HDF\r\n\x1a\n" + b"\0" * 4096):
+            partial.write_bytes(content)
+            code, _, err = capture(*self.arguments(output, 1), "--resume")
+            self.assertEqual(code, 1, err)
+            self.assertIn("empty.h5.partial", err)
+            self.assertEqual(partial.read_bytes(), content)
+            self.assertFalse(output.exists())
+
+    def test_resume_waits_for_a_reader_that_holds_the_lock(self):
+        output = self.root / "locked.h5"
+        self.cut(output, 1, signal.SIGTERM, after=25)
+        before = committed(f"{output}.partial")
+        with open(f"{output}.partial", "rb") as reader:
+            fcntl.flock(reader, fcntl.LOCK_SH)  # as HDF5 does for a reader without SWMR
+            begin = time.monotonic()
+            code, out, err = capture(*self.arguments(output, 1), "--resume")
+            waited = time.monotonic() - begin
+            self.assertEqual((code, out), (1, ""), err)
+            self.assertGreater(waited, 4.5)
+            self.assertLess(waited, 30)
+            notice, error = err.splitlines()
+            self.assertIn("locked.h5.partial", notice)
+            self.assertIn("HDF5_USE_FILE_LOCKING", error)
+            self.assertEqual(committed(f"{output}.partial"), before)
+            process = start("capture", *self.arguments(output, 1), "--resume", "--quiet",
+                            "--threads", "1")
+            self.assertIn("waiting", process.stderr.readline())
+        _, err = process.communicate(timeout=120)
+        self.assertEqual((process.returncode, err), (0, ""))
+        assert_same_trajectories(trajectories(output), self.whole[1])
+
+    def test_force_does_not_replace_a_trace_that_is_being_written(self):
+        output = self.root / "busy.h5"
+        partial = pathlib.Path(f"{output}.partial")
+        process = start("capture", *self.arguments(output, 1), "--quiet", "--threads", "1")
+        self.wait_for_rows(process, partial, 1)
+        process.send_signal(signal.SIGSTOP)  # or it might be done before the other one starts
+        code, _, err = capture(*self.arguments(output, 1), "--force")
+        process.send_signal(signal.SIGCONT)
+        self.assertEqual(code, 1, err)
+        self.assertIn("another process", err)
+        process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 0)
+        assert_same_trajectories(trajectories(output), self.whole[1])
 
     def test_resume_refuses_a_run_that_would_decode_differently(self):
         output = self.root / "other.h5"
