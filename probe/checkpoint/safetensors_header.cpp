@@ -25,6 +25,7 @@ using nlohmann::json;
 constexpr std::uint64_t kMaxHeader = 100'000'000;  // the official crate's limit
 constexpr std::size_t kMaxRank = 32;               // more than any tensor library allows
 constexpr std::size_t kLengthBytes = 8;
+constexpr std::string_view kAdvice = "HINT: the file is damaged; fetch it again";
 
 struct DtypeRow {
   std::string_view name;
@@ -76,8 +77,8 @@ class HeaderHandler : public nlohmann::json_sax<json> {
 
   bool key(string_t& name) override {
     if (depth_ == 1) {
-      if (!names_.insert(name).second) fail("every tensor name once", "it twice");
       name_ = name;
+      if (!names_.insert(name).second) fail("every tensor name once", "it twice");
       in_metadata_ = name == "__metadata__";
       fields_.clear();
     } else if (!fields_.insert(name).second) {
@@ -155,8 +156,8 @@ class HeaderHandler : public nlohmann::json_sax<json> {
   static constexpr std::uint64_t kMaxNumber = std::uint64_t{1} << 62;
 
   [[noreturn]] void fail(const std::string& expected, const std::string& got) const {
-    throw CheckpointError(fmt::format("{}: tensor \"{}\": expected {}, got {}", where_,
-                                      excerpt(name_), expected, got));
+    throw CheckpointError(fmt::format("{}: tensor \"{}\": expected {}, got {}. {}", where_,
+                                      excerpt(name_), expected, got, kAdvice));
   }
 
   void start_entry() {
@@ -213,10 +214,9 @@ void check_coverage(SafetensorsHeader& header, std::uint64_t data_size, const st
     if (tensor.begin != expected) {
       throw CheckpointError(
           fmt::format("{}: tensor \"{}\": expected data_offsets to begin at {} (end of the tensor "
-                      "before it), got "
-                      "{}: the data {}",
+                      "before it), got {}: the data {}. {}",
                       where, excerpt(tensor.name), expected, tensor.begin,
-                      tensor.begin < expected ? "overlaps" : "has a hole"));
+                      tensor.begin < expected ? "overlaps" : "has a hole", kAdvice));
     }
     expected = tensor.begin + tensor.size;
     if (expected > data_size) {
@@ -228,8 +228,9 @@ void check_coverage(SafetensorsHeader& header, std::uint64_t data_size, const st
     }
   }
   if (expected != data_size) {
-    throw CheckpointError(fmt::format("{}: expected {} data bytes, got {}: bytes no tensor owns",
-                                      where, expected, data_size));
+    throw CheckpointError(
+        fmt::format("{}: expected {} data bytes, got {}: bytes no tensor owns. {}", where, expected,
+                    data_size, kAdvice));
   }
 }
 
@@ -265,7 +266,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view bytes, std::uint64_t
   const std::string_view text = bytes.substr(kLengthBytes, length);
   if (text.empty() || text.front() != '{') {
     throw CheckpointError(fmt::format(
-        "{}: expected the header to begin with '{{'. HINT: not a safetensors file", where));
+        "{}: expected the header to begin with '{{'. HINT: the file is not safetensors", where));
   }
   HeaderHandler handler(where, header);
   json::sax_parse(text, &handler);

@@ -67,6 +67,33 @@ def safetensors_bytes(tensors):
     return struct.pack("<Q", len(text)) + text + data
 
 
+def safetensors_parts(path):
+    """-> the header as a dict, the data behind it."""
+    raw = path.read_bytes()
+    length, = struct.unpack("<Q", raw[:8])
+    return json.loads(raw[8:8 + length]), raw[8 + length:]
+
+
+def write_sharded(folder, whole, shards):
+    """A copy of a checkpoint with its tensors spread over several files and an index."""
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_bytes((whole / name).read_bytes())
+    header, data = safetensors_parts(whole / "model.safetensors")
+    names, weight_map = sorted(header), {}
+    for shard in range(shards):
+        file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
+        tensors = {}
+        for name in names[shard::shards]:
+            begin, end = header[name]["data_offsets"]
+            tensors[name] = np.frombuffer(data[begin:end], "<f4").reshape(header[name]["shape"])
+            weight_map[name] = file
+        (folder / file).write_bytes(safetensors_bytes(tensors))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return folder
+
+
 def byte_tokenizer():
     """GPT-2's byte alphabet without merges: token i is byte alphabet[i]; 256 and up are special."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]

@@ -7,60 +7,13 @@ import pathlib
 import unittest
 
 import capture_harness as harness
-from capture_harness import BLOCK, MASK, VOCAB, capture, run, temporary_folder, write_checkpoint
+from capture_harness import BLOCK, MASK, VOCAB, capture, run
+from capture_refusal import FAILED, USAGE, RefusalCase
 
-USAGE, FAILED = 2, 1
 AS_ROOT = os.geteuid() == 0
 
 
-class BadInput(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.holder = temporary_folder()
-        cls.root = pathlib.Path(cls.holder.name)
-        cls.model = write_checkpoint(cls.root / "model")
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
-
-    def refused(self, code, words, *arguments, model=None, output=None, prompt=("--input-ids", "1,2,3"),
-                environment=None, lines=1):
-        """The command fails with `code`, on one line (or `lines`) that holds every word."""
-        output = output or self.root / "out.h5"
-        before = output.read_bytes() if output.exists() else None
-        result, out, err = capture(model or self.model, *prompt, "--gen-length", "4", "-o", output,
-                                   *arguments, environment=environment)
-        with self.subTest(words=words):
-            self.assertEqual(result, code, err)
-            self.assertEqual(out, "")
-            self.assertEqual(len(err.splitlines()), lines, err)
-            self.assertTrue(err.startswith("blockscope: error: "), err)
-            for word in [words] if isinstance(words, str) else words:
-                self.assertIn(word, err)
-            if before is None:
-                self.assertFalse(output.exists())
-            else:
-                self.assertEqual(output.read_bytes(), before)
-            self.assertFalse(pathlib.Path(f"{output}.partial").exists())
-        return err
-
-    def prompts_file(self, text):
-        path = self.root / "prompts.jsonl"
-        path.write_text(text)
-        return ("--prompts", path)
-
-    def damaged(self, name, content):
-        """A copy of the checkpoint in which one file is missing (None) or replaced."""
-        folder = self.root / f"damaged-{len(list(self.root.iterdir()))}"
-        folder.mkdir()
-        for file in self.model.iterdir():
-            if file.name != name:
-                (folder / file.name).symlink_to(file)
-        if content is not None:
-            (folder / name).write_bytes(content)
-        return folder
-
+class BadInput(RefusalCase):
     def test_an_output_that_exists_is_kept_without_force(self):
         output = self.root / "there.h5"
         output.write_bytes(b"precious")
@@ -69,6 +22,18 @@ class BadInput(unittest.TestCase):
                                  output, "--force")
         self.assertEqual(result, 0, err)
         self.assertEqual(len(harness.trajectories(output)), 1)
+
+    def test_an_output_that_exists_is_refused_before_the_checkpoint_is_read(self):
+        """Without --quiet too: no plan, no prompt and no model is looked at first."""
+        output = self.root / "first.h5"
+        output.write_bytes(b"precious")
+        result, out, err = run("capture", "no/such/model", "--prompts", "none.jsonl", "-o", output)
+        self.assertEqual((result, out), (USAGE, ""), err)
+        self.assertEqual(len(err.splitlines()), 1, err)
+        self.assertIn("first.h5", err)
+        result, out, err = run("capture", self.model, "--input-ids", "1,2,3", "-o", output)
+        self.assertEqual((result, out, len(err.splitlines())), (USAGE, "", 1), err)
+        self.assertEqual(output.read_bytes(), b"precious")
 
     def test_a_partial_file_that_exists_is_kept_without_force_or_resume(self):
         output = self.root / "cut.h5"

@@ -1,0 +1,59 @@
+"""What the tests of `blockscope capture` with bad input share: a checkpoint to damage, and the check
+of how a command is refused: one line that says what and where, the documented exit code, and
+nothing left under the final name."""
+
+import pathlib
+import unittest
+
+from capture_harness import capture, temporary_folder, write_checkpoint
+
+USAGE, FAILED = 2, 1
+
+
+class RefusalCase(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.holder = temporary_folder()
+        cls.root = pathlib.Path(cls.holder.name)
+        cls.model = write_checkpoint(cls.root / "model")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.holder.cleanup()
+
+    def refused(self, code, words, *arguments, model=None, output=None, prompt=("--input-ids", "1,2,3"),
+                environment=None, lines=1):
+        """The command fails with `code`, on one line (or `lines`) that holds every word."""
+        output = output or self.root / "out.h5"
+        before = output.read_bytes() if output.exists() else None
+        result, out, err = capture(model or self.model, *prompt, "--gen-length", "4", "-o", output,
+                                   *arguments, environment=environment)
+        with self.subTest(words=words):
+            self.assertEqual(result, code, err)
+            self.assertEqual(out, "")
+            self.assertEqual(len(err.splitlines()), lines, err)
+            self.assertTrue(err.startswith("blockscope: error: "), err)
+            for word in [words] if isinstance(words, str) else words:
+                self.assertIn(word, err)
+            if before is None:
+                self.assertFalse(output.exists())
+            else:
+                self.assertEqual(output.read_bytes(), before)
+            self.assertFalse(pathlib.Path(f"{output}.partial").exists())
+        return err
+
+    def prompts_file(self, text):
+        path = self.root / "prompts.jsonl"
+        path.write_text(text)
+        return ("--prompts", path)
+
+    def damaged(self, name, content):
+        """A copy of the checkpoint in which one file is missing (None) or replaced."""
+        folder = self.root / f"damaged-{len(list(self.root.iterdir()))}"
+        folder.mkdir()
+        for file in self.model.iterdir():
+            if file.name != name:
+                (folder / file.name).symlink_to(file)
+        if content is not None:
+            (folder / name).write_bytes(content)
+        return folder
