@@ -12,9 +12,11 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/environment.h"
 #include "cli/host_facts.h"
 #include "cli/runtime_module.h"
 #include "cmake/build_info/build_info.h"
+#include "decode_record/trace_inventory.h"
 
 namespace blockscope {
 namespace {
@@ -60,7 +62,10 @@ void examine_build(Findings& out) {
     out.push_back({"build", "sanitizers", std::string(build.sanitizers), Verdict::kNote,
                    "slow: not for measurements"});
   }
-  out.push_back({"build", "HDF5", std::string(build.hdf5_version)});
+  // HDF5 itself aborts where library and headers disagree in the first two numbers.
+  out.push_back({"build", "HDF5",
+                 fmt::format("{} (built with the headers of {})",
+                             value_or(hdf5_runtime_version(), "unknown"), build.hdf5_version)});
   const auto module = probe_runtime_module();
   if (module.loads) {
     out.push_back(
@@ -136,7 +141,7 @@ void examine_gpu(Findings& out) {
 }
 
 void examine_models(Findings& out) {
-  const auto hub = read_hub_facts();
+  const auto hub = read_hub_facts(read_hub_environment());
   out.push_back({"models", "hub cache", fmt::format("{} ({})", hub.cache.string(), hub.source),
                  hub.exists ? Verdict::kOk : Verdict::kNote,
                  hub.exists ? "" : "no such folder: pass a checkpoint folder instead of an id"});
@@ -152,8 +157,9 @@ constexpr struct {
   const char* effect;
 } kVariables[] = {
     {"BLOCKSCOPE_PROBE", "file of the runtime module"},
-    {"HF_HOME", "parent of the hub cache"},
     {"HF_HUB_CACHE", "hub cache where model ids are looked up"},
+    {"HUGGINGFACE_HUB_CACHE", "older name of HF_HUB_CACHE, which wins"},
+    {"HF_HOME", "parent of the hub cache, where the two above are not set"},
     {"HF_HUB_OFFLINE", "no effect: Blockscope never downloads a model"},
     {"HDF5_USE_FILE_LOCKING", "FALSE skips HDF5's file locks (NFS, Lustre)"},
     {"HDF5_PLUGIN_PATH", "folder of HDF5 filter plugins"},

@@ -41,10 +41,14 @@ constexpr std::array<Launcher, 3> kLaunchers{{
 
 }  // namespace
 
+HubEnvironment read_hub_environment() {
+  return {variable("HF_HUB_CACHE"), variable("HUGGINGFACE_HUB_CACHE"), variable("HF_HOME"),
+          variable("XDG_CACHE_HOME"), variable("HOME")};
+}
+
 Environment read_environment() {
   Environment environment;
-  environment.hub = {variable("HF_HUB_CACHE"), variable("HUGGINGFACE_HUB_CACHE"),
-                     variable("HF_HOME"), variable("XDG_CACHE_HOME"), variable("HOME")};
+  environment.hub = read_hub_environment();
   for (const Launcher& launcher : kLaunchers) {
     const std::string rank = variable(launcher.rank);
     const std::string world_size = variable(launcher.world_size);

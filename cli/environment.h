@@ -6,6 +6,9 @@
 
 namespace blockscope {
 
+/// The variables that decide where model ids are looked up.
+HubEnvironment read_hub_environment();
+
 /// Throws UsageError when a launcher's rank variables are not numbers or contradict each other.
 Environment read_environment();
 

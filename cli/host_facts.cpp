@@ -142,21 +142,14 @@ GpuFacts read_gpu_facts() {
   return facts;
 }
 
-HubFacts read_hub_facts() {
+HubFacts read_hub_facts(const HubEnvironment& environment) {
   HubFacts facts;
-  if (const auto hub = environment_value("HF_HUB_CACHE"); !hub.empty()) {
-    facts.cache = hub;
-    facts.source = "HF_HUB_CACHE";
-  } else if (const auto home = environment_value("HF_HOME"); !home.empty()) {
-    facts.cache = fs::path(home) / "hub";
-    facts.source = "HF_HOME";
-  } else if (const auto xdg = environment_value("XDG_CACHE_HOME"); !xdg.empty()) {
-    facts.cache = fs::path(xdg) / "huggingface" / "hub";
-    facts.source = "XDG_CACHE_HOME";
-  } else {
-    facts.cache = fs::path(environment_value("HOME")) / ".cache" / "huggingface" / "hub";
-    facts.source = "default";
-  }
+  facts.cache = hub_cache_directory(environment);
+  facts.source = !environment.hf_hub_cache.empty()            ? "HF_HUB_CACHE"
+                 : !environment.huggingface_hub_cache.empty() ? "HUGGINGFACE_HUB_CACHE"
+                 : !environment.hf_home.empty()               ? "HF_HOME"
+                 : !environment.xdg_cache_home.empty()        ? "XDG_CACHE_HOME"
+                                                              : "default";
   std::error_code error;
   facts.exists = fs::is_directory(facts.cache, error);
   for (const auto& entry : fs::directory_iterator(facts.cache, error)) {

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "probe/checkpoint/hub_cache.h"
+
 namespace blockscope {
 
 struct CpuFacts {
@@ -49,7 +51,8 @@ CpuFacts read_cpu_facts();
 MemoryFacts read_memory_facts();
 DiskFacts read_disk_facts(const std::filesystem::path& path);
 GpuFacts read_gpu_facts();
-HubFacts read_hub_facts();
+/// Where the runtime would look (probe/checkpoint/hub_cache.h), and what is there.
+HubFacts read_hub_facts(const HubEnvironment& environment);
 
 /// The value of an environment variable, or an empty string.
 std::string environment_value(const char* name);

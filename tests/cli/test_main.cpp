@@ -135,5 +135,24 @@ TEST(Doctor, ShowsTheHonouredVariablesAndWhereTheHubCacheCameFrom) {
   EXPECT_THAT(result.out, Not(HasSubstr("\033["))) << "colour codes in a file";
 }
 
+TEST(Doctor, ShowsTheHubCacheThatTheRuntimeWouldUse) {
+  const auto cache_line = [](std::map<std::string, std::string> variables) {
+    variables["BLOCKSCOPE_PROBE"] = ARGUMENT_PRINTER_MODULE;
+    variables["HOME"] = "/home/of/nobody";
+    return run_blockscope({"doctor"}, variables).out;
+  };
+  EXPECT_THAT(cache_line({{"HUGGINGFACE_HUB_CACHE", "~/old"}, {"HF_HOME", "/elsewhere"}}),
+              HasSubstr("/home/of/nobody/old (HUGGINGFACE_HUB_CACHE)"));
+  EXPECT_THAT(cache_line({{"HUGGINGFACE_HUB_CACHE", "~/old"}, {"HF_HUB_CACHE", "/new"}}),
+              HasSubstr("/new (HF_HUB_CACHE)"));
+  EXPECT_THAT(cache_line({{"HF_HOME", "~/hf"}}), HasSubstr("/home/of/nobody/hf/hub (HF_HOME)"));
+}
+
+TEST(Doctor, ShowsTheVersionOfTheHdf5LibraryItRunsWith) {
+  const auto result = run_blockscope({"doctor"}, {{"BLOCKSCOPE_PROBE", ARGUMENT_PRINTER_MODULE}});
+  EXPECT_THAT(result.out, ::testing::ContainsRegex(
+                              "HDF5 +[0-9]+.[0-9]+.[0-9]+ .built with the headers of [0-9]"));
+}
+
 }  // namespace
 }  // namespace blockscope::test
