@@ -102,10 +102,11 @@ std::vector<BlockPrediction> predict_tokens(const at::Tensor& logits,
   const int64_t sequences = logits.size(0);
   const int64_t block_length = logits.size(1);
   at::Tensor rows = logits.reshape({sequences * block_length, -1}).to(at::kCPU, at::kFloat);
-  const bool greedy = options.temperature == 0.0;
-  if (!greedy && options.temperature != 1.0) rows = rows / options.temperature;
-  const at::Tensor probs = at::softmax(rows, -1);
+  // Before the temperature: a division may round two logits to the same number.
   const at::Tensor top1 = rows.argmax(-1);
+  const bool greedy = options.temperature == 0.0 || options.top_k == 1;
+  if (options.temperature != 0.0 && options.temperature != 1.0) rows = rows / options.temperature;
+  const at::Tensor probs = at::softmax(rows, -1);
   const at::Tensor tokens = greedy ? top1 : draw_tokens(rows, options, streams, block_length);
   const at::Tensor confidence = probs.gather(-1, tokens.unsqueeze(-1)).contiguous();
   const at::Tensor top1_confidence = probs.gather(-1, top1.unsqueeze(-1)).contiguous();

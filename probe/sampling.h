@@ -14,7 +14,7 @@ namespace blockscope {
 
 struct SamplingOptions {
   double temperature = 0.0;  // 0: greedy (argmax, ties to the lower id)
-  int64_t top_k = 0;         // 0: off
+  int64_t top_k = 0;         // 0: off; 1: the greedy token; ties with the k-th stay in
   double top_p = 1.0;        // 1: off
   uint64_t seed = 0;
 };

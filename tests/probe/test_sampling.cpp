@@ -240,5 +240,26 @@ TEST(SamplingOptionsCheck, RefusesWhatIsNoDistribution) {
   EXPECT_TRUE(refused(1.0, 0, nan));
 }
 
+TEST(Sampling, TopKOfOneIsGreedyEvenWhereLogitsTie) {
+  at::Tensor logits = random_logits(8, 2, 16, 9);
+  logits.select(-1, 7).copy_(std::get<0>(logits.max(-1)));
+  logits.select(-1, 3).copy_(logits.select(-1, 7));
+  // One unit in the last place apart: a division by the temperature makes them equal.
+  logits.select(1, 0).fill_(1.0F);
+  logits.select(1, 0).select(-1, 5).fill_(std::nextafter(1.0F, 2.0F));
+  const auto greedy = predict_tokens(logits, {}, streams_of(2), false);
+  EXPECT_EQ(greedy[0].token[0], 5);
+  for (const double temperature : {0.7, 1.0, 3.0}) {
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+      SamplingOptions options;
+      options.temperature = temperature;
+      options.top_k = 1;
+      options.seed = seed;
+      const auto sampled = predict_tokens(logits, options, streams_of(2), false);
+      for (size_t s = 0; s < 2; ++s) EXPECT_EQ(sampled[s].token, greedy[s].token);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace blockscope
