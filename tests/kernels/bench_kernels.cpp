@@ -1,15 +1,15 @@
 // Times split_attention against scaled_dot_product_attention in the same run and on the same
 // tensors: SDPA reads one concatenated cache and yields only `out`; split_attention also yields
-// both parts and their lse. Prints the least of the repeats. Usage: bench_kernels [threads]
-// [repeats]
+// both parts and their lse. Prints the least of the repeats.
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/torch.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <string>
 
@@ -121,8 +121,16 @@ void bench_prefill(const Shape& shape, at::ScalarType dtype, int repeats) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int threads = argc > 1 ? std::atoi(argv[1]) : at::get_num_threads();
-  const int repeats = argc > 2 ? std::atoi(argv[2]) : 20;
+  int threads = at::get_num_threads();
+  int repeats = 20;
+  CLI::App app("Times the attention operators against scaled_dot_product_attention");
+  app.add_option("--threads", threads, "Threads of the operators")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  app.add_option("--repeats", repeats, "Calls of each operator; the least time is printed")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
   at::set_num_threads(threads);
   const at::InferenceMode no_grad;
   std::printf("%s, %d threads, least of %d\n", blockscope::instruction_set().c_str(), threads,
