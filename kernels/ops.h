@@ -10,8 +10,11 @@
 // natural logarithm of sum(exp(q . k * scale)).
 //
 // Empty sides: no keys, or only -inf scores, give output 0 and lse -inf, and a merge with such a
-// side returns the other side bit for bit. NaN in a query, or in a key it sees, gives NaN in that
-// row only. Results depend on the instruction set, never on the number of threads or on the other
+// side returns the other side bit for bit. NaN in a query gives NaN in that row (query head and
+// token) only, NaN in a key in the rows that see it. NaN or infinity in channel d of a value gives
+// NaN in channel d of the rows that see it, and in prefill_attention also of rows before it: a row
+// that doesn't see a key weighs its value with 0, and up to 128 rows of a KV head walk the keys
+// together. Results depend on the instruction set, never on the number of threads or on the other
 // sequences of the batch.
 // Tolerance against float64: lse 2e-5 * max(1, max |score|), float32 outputs 2e-5 * max |v| *
 // max(1, max |score|); an `out` in bfloat16 / float16 is the float32 result rounded once.
@@ -104,6 +107,19 @@ struct TokenTopK {
 // block_topk for each query token alone; the same order, padding and normaliser.
 TokenTopK token_topk(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& ext_len,
                      const at::Tensor& lse, int64_t k, double scale);
+
+struct TopKSets {
+  at::Tensor index;              // [S, K, k] as block_topk
+  at::Tensor probability;        // [S, K, k]
+  at::Tensor union_size;         // [S, K] int32, as token_topk
+  at::Tensor token_index;        // [S, K, T, k] as token_topk; undefined without `with_tokens`
+  at::Tensor token_probability;  // [S, K, T, k]
+};
+
+// block_topk and token_topk in one walk over the keys; cheaper still without the tokens' own sets.
+// C++ only: the registered operators can't leave results out.
+TopKSets topk_sets(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& ext_len,
+                   const at::Tensor& lse, int64_t k, double scale, bool with_tokens);
 
 // cos[...] float32 between a[..., D] and b[..., D] of one shape and dtype, accumulated in double.
 // 0 where either vector is exactly zero (an empty prefix has A_out = 0); NaN stays NaN.

@@ -46,6 +46,13 @@ struct TileKernels {
   // sums[j] = sum over rows of exp(scores[r][j] * scale - lse[r]), j < kTileKeys.
   void (*probabilities)(const float* scores, const float* lse, int64_t num_rows, int64_t num_keys,
                         float scale, float* sums);
+
+  // The same for tokens of `group` neighbouring rows each: means[t * stride + j] = the sum over the
+  // rows of token t, divided by `group`; totals[j] += the sum over all rows. Both are written up to
+  // num_keys rounded up to kMaxLanes.
+  void (*token_probabilities)(const float* scores, const float* lse, int64_t num_tokens,
+                              int64_t group, int64_t num_keys, float scale, int64_t stride,
+                              float* means, float* totals);
 };
 
 // Floats per output row.

@@ -224,8 +224,28 @@ void probabilities(const float* scores_of_rows, const float* lse, int64_t num_ro
   }
 }
 
+void token_probabilities(const float* scores_of_rows, const float* lse, int64_t num_tokens,
+                         int64_t group, int64_t num_keys, float scale, int64_t stride, float* means,
+                         float* totals) {
+  for (int64_t j = 0; j < num_keys; j += kLanes) {
+    Vec total{};
+    int64_t row = 0;
+    for (int64_t t = 0; t < num_tokens; ++t) {
+      Vec sum{};
+      for (int64_t end = row + group; row < end; ++row) {
+        const Vec p = exp_vec(load(scores_of_rows + row * kTileKeys + j) * scale - lse[row]);
+        sum += p;
+        total += p;
+      }
+      store(means + t * stride + j, sum / static_cast<float>(group));
+    }
+    store(totals + j, load(totals + j) + total);
+  }
+}
+
 constexpr TileKernels make_tile_kernels(const char* name) {
-  return {name, pack_query, pack_keys, pack_values, scores, softmax, accumulate, probabilities};
+  return {name,    pack_query, pack_keys,     pack_values,        scores,
+          softmax, accumulate, probabilities, token_probabilities};
 }
 
 }  // namespace

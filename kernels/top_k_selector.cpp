@@ -1,6 +1,7 @@
 #include "kernels/top_k_selector.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <limits>
 
@@ -18,7 +19,55 @@ void TopKSelector::shrink() {
   const auto kth = entries_.begin() + static_cast<std::ptrdiff_t>(k_ - 1);
   std::nth_element(entries_.begin(), kth, entries_.end(), std::greater<>());
   threshold_ = static_cast<uint32_t>(*kth >> 32);
+  if (threshold_ != kNaNRank) bound_ = std::max(bound_, to_probability(threshold_));
   entries_.resize(k_);
+}
+
+// A lower bound of the k-th best: the k-th largest of the maxima of at least k disjoint groups. The
+// groups are strided, so that neighbours with large probabilities fall into different ones. A NaN
+// loses every comparison; a group of nothing else keeps -1, below every probability.
+void TopKSelector::raise_bound(const float* probabilities, int64_t count) {
+  const auto k = static_cast<int64_t>(k_);
+  const int64_t members = count / (2 * k);
+  if (members < 2) return;  // the groups would be too small to say much
+  const int64_t groups = count / members;
+  std::array<float, kRange / 2> largest;
+  std::fill_n(largest.begin(), groups, -1.0f);
+  for (int64_t member = 0; member < members; ++member) {
+    const float* p = probabilities + member * groups;
+    for (int64_t group = 0; group < groups; ++group) {
+      auto& best = largest[static_cast<std::size_t>(group)];
+      best = p[group] > best ? p[group] : best;
+    }
+  }
+  const auto kth = largest.begin() + (k - 1);
+  std::nth_element(largest.begin(), kth, largest.begin() + groups, std::greater<>());
+  bound_ = std::max(bound_, *kth);
+}
+
+void TopKSelector::push_range(const float* probabilities, int64_t count, int32_t first) {
+  std::array<uint16_t, kRange> passed;
+  for (int64_t begin = 0; begin < count; begin += kRange) {
+    const float* p = probabilities + begin;
+    const int64_t part = std::min(kRange, count - begin);
+    raise_bound(p, part);
+    std::size_t num_passed = 0;
+    for (int64_t i = 0; i < part; ++i) {  // no branch: which ones pass can't be predicted
+      passed[num_passed] = static_cast<uint16_t>(i);
+      num_passed += p[i] < bound_ ? 0 : 1;
+    }
+    for (std::size_t i = 0; i < num_passed; ++i) {
+      push(p[passed[i]], first + static_cast<int32_t>(begin + passed[i]));
+    }
+  }
+}
+
+void TopKSelector::mark(uint64_t* bits) {
+  if (entries_.size() > k_) shrink();
+  for (const uint64_t entry : entries_) {
+    const uint32_t position = ~static_cast<uint32_t>(entry);
+    bits[position / 64] |= uint64_t{1} << (position % 64);
+  }
 }
 
 void TopKSelector::write(int32_t* index, float* probability) {

@@ -21,12 +21,19 @@ class TopKSelector {
     if (entries_.size() >= 2 * k_ + kSlack) shrink();
   }
 
+  // push(probabilities[i], first + i) for i < count, without looking at most of them twice.
+  void push_range(const float* probabilities, int64_t count, int32_t first);
+
+  // Sets bit (position % 64) of bits[position / 64] for each of the k best.
+  void mark(uint64_t* bits);
+
   // Writes the k best by falling probability, ties to the lower position; -1 and 0 behind the last.
   void write(int32_t* index, float* probability);
 
  private:
   // Small k would otherwise shrink at every second push.
   static constexpr std::size_t kSlack = 64;
+  static constexpr int64_t kRange = 1024;  // of push_range, at a time
   static constexpr uint32_t kNaNRank = 1;  // 0 is the threshold that lets everything pass
 
   // Non-negative floats are ordered like their bits.
@@ -38,8 +45,10 @@ class TopKSelector {
   }
   static float to_probability(uint32_t rank);
   void shrink();
+  void raise_bound(const float* probabilities, int64_t count);
 
   std::size_t k_;
+  float bound_ = -1.0f;            // the k-th best of the whole stream is at least this
   uint32_t threshold_ = 0;         // rank of the k-th best so far, once there are k
   std::vector<uint64_t> entries_;  // rank, then the complement of the position: larger is better
 };

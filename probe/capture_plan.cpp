@@ -138,11 +138,11 @@ CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& d
     cost.kv_cache_bytes = std::max(cost.kv_cache_bytes, KvCache::size_bytes(shape, model.dtype));
   }
   if (meta.level >= RecordLevel::summary) {
-    // Previous step, up to four reuse sources, step 1's queries: float32 [H, B, D] each; the log
-    // probabilities of step 1: float32 [B, V].
+    // Previous step, up to four reuse sources, step 1's queries: float32 [H, B, D] each; step 1's
+    // probabilities and their logarithms: float32 [B, V] each.
     const int64_t per_layer = 7 * config.num_heads * block_length * config.head_dim * 4;
     cost.recorder_bytes = sequences * (static_cast<int64_t>(meta.layers.size()) * per_layer +
-                                       block_length * config.vocab_size * 4);
+                                       2 * block_length * config.vocab_size * 4);
   }
   return cost;
 }

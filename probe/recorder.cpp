@@ -58,6 +58,11 @@ int64_t Recorder::layer_index(int64_t layer) const {
   return layer_indices_[static_cast<size_t>(layer)];
 }
 
+HeadShape Recorder::head_shape() const {
+  const TraceMeta& meta = options_.meta;
+  return {meta.num_heads, meta.block_length, meta.head_dim};
+}
+
 Recorder::Slot& Recorder::slot_at(size_t index) {
   if (slots_.size() <= index) slots_.resize(index + 1);
   slots_[index].history.resize(options_.meta.layers.size());
@@ -94,12 +99,10 @@ void Recorder::summarise(const AttentionView& view, size_t s, int64_t layer_inde
     std::copy_n(reused.contiguous().const_data_ptr<uint8_t>(), heads,
                 out.begin() + layer_index * static_cast<int64_t>(heads));
   }
-  record_query_gaps(pass, slot, history, layer_index, view.input.q.select(0, row));
+  record_query_gaps(view, s, layer_index);
   if (!options_.exact_known || view.exact == nullptr) return;
-  const HeadAttention external{view.exact->external.select(0, row),
-                               view.exact->lse_external.select(0, row)};
-  const HeadAttention internal{view.exact->internal.select(0, row),
-                               view.exact->lse_internal.select(0, row)};
+  const HeadAttention external(view.exact->external, view.exact->lse_external, row);
+  const HeadAttention internal(view.exact->internal, view.exact->lse_internal, row);
   if (options_.meta.has_shadow) record_shadow(view, s, layer_index);
   record_reuse_error(pass, slot, history, layer_index, external, internal);
   record_similarity(pass, slot, history, layer_index, external, internal);
@@ -108,17 +111,21 @@ void Recorder::summarise(const AttentionView& view, size_t s, int64_t layer_inde
 void Recorder::record_similarity(const SequencePass& pass, Slot& slot, LayerHistory& history,
                                  int64_t layer_index, const HeadAttention& external,
                                  const HeadAttention& internal) {
-  if (pass.context_length > 0) {
-    put_heads(slot, Field::external_mass, layer_index,
-              mean_external_mass(external.lse, internal.lse));
+  const HeadShape shape = head_shape();
+  std::vector<float> value(static_cast<size_t>(shape.heads));
+  const bool has_prefix = pass.context_length > 0;
+  const bool has_last = !pass.first_step() && history.last_internal.defined();
+  if (has_prefix) {
+    mean_external_mass(external.lse, internal.lse, shape, value.data());
+    put_heads(slot, Field::external_mass, layer_index, value);
   }
-  if (!pass.first_step() && history.last_internal.output.defined()) {
-    if (pass.context_length > 0) {
-      put_heads(slot, Field::similarity_external, layer_index,
-                mean_similarity(external.output, history.last_external.output));
-    }
-    put_heads(slot, Field::similarity_internal, layer_index,
-              mean_similarity(internal.output, history.last_internal.output));
+  if (has_last && has_prefix) {
+    mean_similarity(external.output, history.last_external.output, shape, value.data());
+    put_heads(slot, Field::similarity_external, layer_index, value);
+  }
+  if (has_last) {
+    mean_similarity(internal.output, history.last_internal.output, shape, value.data());
+    put_heads(slot, Field::similarity_internal, layer_index, value);
   }
   history.last_external = external;
   history.last_internal = internal;
@@ -132,10 +139,13 @@ void Recorder::record_reuse_error(const SequencePass& pass, Slot& slot, LayerHis
   const size_t heads = options_.meta.heads.size();
   auto& out = slot.floats[Field::reuse_error];  // [tau, layer, head, sum]
   out.resize(kReuseTaus.size() * layers * heads * 4, kNaN);
+  std::vector<ErrorSums> sums;
   for (size_t t = 0; t < kReuseTaus.size(); ++t) {
     const bool reuses = !pass.first_step() && static_cast<float>(pass.changed) < kReuseTaus[t];
     if (!reuses) history.source[t] = external;
-    const std::vector<ErrorSums> sums = reuse_error(history.source[t], external, internal);
+    // Most rules hold the same pair most of the time.
+    const bool as_before = t > 0 && history.source[t].output == history.source[t - 1].output;
+    if (!as_before) sums = reuse_error(history.source[t], external, internal, head_shape());
     for (size_t h = 0; h < heads; ++h) {
       const ErrorSums& sum = sums[static_cast<size_t>(options_.meta.heads[h])];
       float* cell = &out[((t * layers + static_cast<size_t>(layer_index)) * heads + h) * 4];
@@ -147,14 +157,22 @@ void Recorder::record_reuse_error(const SequencePass& pass, Slot& slot, LayerHis
   }
 }
 
-void Recorder::record_query_gaps(const SequencePass& pass, Slot& slot, LayerHistory& history,
-                                 int64_t layer_index, const at::Tensor& query) {
-  const at::Tensor unit = unit_normalised(query);
-  if (pass.first_step()) history.first_query = unit;
-  if (pass.first_step() || !history.first_query.defined()) return;
-  put_heads(slot, Field::query_gap, layer_index, mean_gap(unit, history.first_query));
-  put_heads(slot, Field::query_block_gap, layer_index,
-            block_average_gap(unit, history.first_query));
+void Recorder::record_query_gaps(const AttentionView& view, size_t s, int64_t layer_index) {
+  const SequencePass& pass = view.context.sequences[s];
+  Slot& slot = slot_at(s);
+  LayerHistory& history = slot.history[static_cast<size_t>(layer_index)];
+  std::vector<float> unit = unit_normalised(view.input.q, static_cast<int64_t>(s));
+  if (pass.first_step()) {
+    history.first_query = std::move(unit);
+    return;
+  }
+  if (history.first_query.size() != unit.size()) return;
+  const HeadShape shape = head_shape();
+  std::vector<float> gap(static_cast<size_t>(shape.heads));
+  std::vector<float> block_gap(gap.size());
+  unit_gaps(unit, history.first_query, shape, gap.data(), block_gap.data());
+  put_heads(slot, Field::query_gap, layer_index, gap);
+  put_heads(slot, Field::query_block_gap, layer_index, block_gap);
 }
 
 void Recorder::record_shadow(const AttentionView& view, size_t s, int64_t layer_index) {
@@ -179,16 +197,17 @@ void Recorder::on_hidden(const PassContext& context, int64_t layer, const at::Te
     if (pass.kind != PassKind::denoise || !traced(pass)) continue;
     Slot& slot = slot_at(s);
     LayerHistory& history = slot.history[static_cast<size_t>(index)];
-    const at::Tensor rows = hidden.narrow(0, static_cast<int64_t>(s), 1);
     if (records(pass) && at_least(RecordLevel::full)) {
-      put_array(slot, Field::hidden, index, rows.select(0, 0));
+      put_array(slot, Field::hidden, index, hidden.select(0, static_cast<int64_t>(s)));
     }
-    const at::Tensor unit = unit_normalised(rows);
+    std::vector<float> unit = unit_normalised(hidden.unsqueeze(1), static_cast<int64_t>(s));
     if (pass.first_step()) {
-      history.first_hidden = unit;
-    } else if (history.first_hidden.defined()) {
-      const std::vector<float> gap = mean_gap(unit, history.first_hidden);
-      put_floats(slot, Field::hidden_gap, index, gap.data(), 1);
+      history.first_hidden = std::move(unit);
+    } else if (history.first_hidden.size() == unit.size()) {
+      float gap = 0.0F;
+      float block_gap = 0.0F;  // not recorded
+      unit_gaps(unit, history.first_hidden, {1, hidden.size(1), hidden.size(2)}, &gap, &block_gap);
+      put_floats(slot, Field::hidden_gap, index, &gap, 1);
     }
   }
 }
@@ -201,12 +220,11 @@ void Recorder::on_logits(const PassContext& context, const std::vector<int64_t>&
     const SequencePass& pass = context.sequences[s];
     if (!traced(pass)) continue;
     Slot& slot = slot_at(s);
-    const at::Tensor log_p =
-        at::log_softmax(logits.select(0, static_cast<int64_t>(i)).to(at::kFloat), -1);
+    const at::Tensor rows = logits.select(0, static_cast<int64_t>(i));
     if (pass.first_step()) {
-      slot.first_log_p = log_p;
-    } else if (slot.first_log_p.defined()) {
-      slot.floats[Field::prediction_kl_step1] = masked_kl(slot.first_log_p, log_p, pass.masked);
+      slot.first_prediction = FirstPrediction(rows);
+    } else if (slot.first_prediction.defined()) {
+      slot.floats[Field::prediction_kl_step1] = masked_kl(slot.first_prediction, rows, pass.masked);
     }
   }
 }

@@ -63,14 +63,14 @@ class Recorder : public DecodeObserver {
   struct LayerHistory {
     HeadAttention last_external, last_internal;           // the previous step's exact values
     std::array<HeadAttention, kReuseTaus.size()> source;  // the pair rule tau would still hold
-    at::Tensor first_query;                               // [H, B, D] unit vectors of step 1
-    at::Tensor first_hidden;         // [1, B, hidden_size] unit vectors of step 1
-    std::vector<int32_t> first_set;  // [kv_heads, k] of step 1
+    std::vector<float> first_query;                       // [H, B, D] unit vectors of step 1
+    std::vector<float> first_hidden;                      // [B, hidden_size] unit vectors of step 1
+    std::vector<int32_t> first_set;                       // [kv_heads, k] of step 1
   };
   /// One slot of the batch: the block's history and the row being collected.
   struct Slot {
     std::vector<LayerHistory> history;           // by recorded layer
-    at::Tensor first_log_p;                      // [B, V] of step 1
+    FirstPrediction first_prediction;            // of step 1
     std::map<Field, std::vector<float>> floats;  // whole-row datasets, [L, ...]
     std::map<Field, std::vector<int32_t>> ints;
     std::map<Field, std::vector<uint8_t>> bytes;
@@ -90,8 +90,7 @@ class Recorder : public DecodeObserver {
   void record_reuse_error(const SequencePass& pass, Slot& slot, LayerHistory& history,
                           int64_t layer_index, const HeadAttention& external,
                           const HeadAttention& internal);
-  void record_query_gaps(const SequencePass& pass, Slot& slot, LayerHistory& history,
-                         int64_t layer_index, const at::Tensor& query);
+  void record_query_gaps(const AttentionView& view, size_t slot, int64_t layer_index);
   void record_shadow(const AttentionView& view, size_t slot, int64_t layer_index);
   void record_sets(const AttentionView& view, int64_t layer_index);
   void record_recall(const SequencePass& pass, Slot& slot, LayerHistory& history,
@@ -103,6 +102,7 @@ class Recorder : public DecodeObserver {
   void put_head_rows(Slot& slot, Field field, int64_t layer_index, const at::Tensor& rows);
   void put_ints(Slot& slot, Field field, int64_t layer_index, const std::vector<int32_t>& values);
   void put_array(Slot& slot, Field field, int64_t layer_index, const at::Tensor& values);
+  HeadShape head_shape() const;
   at::Tensor recorded_heads(const at::Tensor& rows) const;     // [H, ...] -> [heads, ...]
   at::Tensor recorded_kv_heads(const at::Tensor& rows) const;  // [K, ...] -> [kv_heads, ...]
   void add_prediction(const StepDecision& decision, TraceRow& row) const;

@@ -99,10 +99,8 @@ void Recorder::record_sets(const AttentionView& view, int64_t layer_index) {
   const at::Tensor lse = options_.meta.set_normaliser == SetNormaliser::prefix
                              ? view.exact->lse_external
                              : at::logaddexp(view.exact->lse_external, view.exact->lse_internal);
-  const TopK sets =
-      block_topk(input.q, view.external.key, view.external.length, lse, k, input.scale);
-  const TokenTopK tokens =
-      token_topk(input.q, view.external.key, view.external.length, lse, k, input.scale);
+  const TopKSets sets = topk_sets(input.q, view.external.key, view.external.length, lse, k,
+                                  input.scale, /*with_tokens=*/at_least(RecordLevel::full));
   for (size_t s = 0; s < view.context.sequences.size(); ++s) {
     const SequencePass& pass = view.context.sequences[s];
     if (pass.kind != PassKind::denoise || !traced(pass)) continue;
@@ -115,7 +113,7 @@ void Recorder::record_sets(const AttentionView& view, int64_t layer_index) {
     };
     const std::vector<int32_t> index = ints(sets.index);
     put_ints(slot, Field::set_topk, layer_index, index);
-    put_ints(slot, Field::set_union_size, layer_index, ints(tokens.union_size));
+    put_ints(slot, Field::set_union_size, layer_index, ints(sets.union_size));
     const at::Tensor probability = recorded_kv_heads(sets.probability.select(0, row)).contiguous();
     put_floats(slot, Field::set_probability, layer_index, probability.const_data_ptr<float>(),
                static_cast<size_t>(probability.numel()));
@@ -124,7 +122,7 @@ void Recorder::record_sets(const AttentionView& view, int64_t layer_index) {
                static_cast<size_t>(covered.numel()));
     record_recall(pass, slot, slot.history[static_cast<size_t>(layer_index)], layer_index, index);
     if (records(pass) && at_least(RecordLevel::full)) {
-      const at::Tensor kept = recorded_kv_heads(tokens.index.select(0, row)).contiguous();
+      const at::Tensor kept = recorded_kv_heads(sets.token_index.select(0, row)).contiguous();
       const int32_t* data = kept.const_data_ptr<int32_t>();
       slot.arrays.push_back({Field::set_topk_token, layer_index,
                              make_buffer(std::vector<int32_t>(data, data + kept.numel()))});
@@ -144,10 +142,12 @@ void Recorder::record_recall(const SequencePass& pass, Slot& slot, LayerHistory&
   std::vector<float> recall;
   for (size_t begin = 0; begin < index.size(); begin += k) {
     const auto first = history.first_set.begin() + static_cast<int64_t>(begin);
-    const std::set<int32_t> anchor(first, first + static_cast<int64_t>(k));
+    std::vector<int32_t> anchor(first, first + static_cast<int64_t>(k));
+    std::sort(anchor.begin(), anchor.end());
     const auto now = index.begin() + static_cast<int64_t>(begin);
-    const int64_t kept = std::count_if(now, now + static_cast<int64_t>(k),
-                                       [&](int32_t p) { return anchor.count(p) > 0; });
+    const int64_t kept = std::count_if(now, now + static_cast<int64_t>(k), [&](int32_t p) {
+      return std::binary_search(anchor.begin(), anchor.end(), p);
+    });
     recall.push_back(static_cast<float>(kept) / static_cast<float>(k));
   }
   put_floats(slot, Field::set_recall, layer_index, recall.data(), recall.size());

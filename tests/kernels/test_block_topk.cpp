@@ -173,6 +173,42 @@ TEST(BlockTopK, ThreadsAndOtherSequencesChangeNothing) {
   at::set_num_threads(threads);
 }
 
+TEST(TopKSets, EqualsBlockAndTokenTopKBitForBit) {
+  uint64_t seed = 40;
+  std::vector<CaseShape> shapes = case_table();
+  shapes.push_back({.heads = 6, .kv_heads = 2, .queries = 16, .ext_len = {2600, 1024, 31}});
+  for (const CaseShape& shape : shapes) {
+    SCOPED_TRACE(::testing::Message() << shape << " seed " << seed);
+    const AttentionCase problem = make_case(shape, seed++);
+    for (const int64_t k : {1, 10, 32, 700}) {
+      const at::Tensor lse = lse_external(problem);
+      const auto sets = [&](bool with_tokens) {
+        return topk_sets(problem.q, problem.k_ext, problem.ext_len, lse, k, problem.scale,
+                         with_tokens);
+      };
+      const TopKSets got = sets(true);
+      const TopK expected = block(problem, k);
+      EXPECT_TRUE(at::equal(got.index, expected.index));
+      EXPECT_TRUE(at::equal(got.probability, expected.probability));
+      const TopKSets without = sets(false);
+      EXPECT_FALSE(without.token_index.defined());
+      EXPECT_TRUE(at::equal(without.index, expected.index));
+      // The union, counted from the tokens' sets.
+      for (int64_t s = 0; s < got.union_size.size(0); ++s) {
+        for (int64_t kv_head = 0; kv_head < got.union_size.size(1); ++kv_head) {
+          const std::vector<double> all = to_doubles(got.token_index[s][kv_head].contiguous());
+          std::set<double> distinct(all.begin(), all.end());
+          distinct.erase(-1.0);
+          EXPECT_EQ(got.union_size[s][kv_head].item<int64_t>(),
+                    static_cast<int64_t>(distinct.size()));
+          EXPECT_EQ(without.union_size[s][kv_head].item<int64_t>(),
+                    static_cast<int64_t>(distinct.size()));
+        }
+      }
+    }
+  }
+}
+
 TEST(BlockTopK, WrongArgumentsThrow) {
   const AttentionCase c = make_case({.ext_len = {30}}, 24);
   const at::Tensor lse = lse_external(c);
@@ -200,6 +236,43 @@ TEST(TopKSelector, KeepsTheBestOfARandomStreamWithTiesAndNaN) {
     selector.write(index.data(), probability.data());
     const std::vector<int64_t> expected = top_k_reference(values, static_cast<size_t>(k));
     for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(index[i], expected[i]);
+  }
+}
+
+TEST(TopKSelector, RangesGiveWhatSingleValuesGive) {
+  SeededRandom random(26);
+  for (const int64_t k : {1, 2, 31, 32, 33, 300, 6000}) {
+    for (const int64_t distinct : {2, 50, 1000000}) {
+      for (const double zeros : {0.0, 0.95}) {
+        TopKSelector single(k);
+        TopKSelector ranges(k);
+        std::vector<float> values(5000);
+        for (size_t n = 0; n < values.size(); ++n) {
+          const bool zero = random.uniform() < zeros;
+          values[n] = n % 97 == 5 ? NAN
+                      : zero      ? 0.0f
+                                  : static_cast<float>(random.integer(0, distinct)) * 1e-6f;
+          single.push(values[n], static_cast<int32_t>(n));
+        }
+        for (int64_t begin = 0, count = 1; begin < 5000; begin += count, count = count * 3 + 1) {
+          count = std::min<int64_t>(count, 5000 - begin);
+          ranges.push_range(values.data() + begin, count, static_cast<int32_t>(begin));
+        }
+        std::vector<uint64_t> bits(80, 0);
+        ranges.mark(bits.data());
+        std::vector<int32_t> index[2];
+        std::vector<float> probability(static_cast<size_t>(k));
+        for (auto& positions : index) positions.resize(static_cast<size_t>(k));
+        single.write(index[0].data(), probability.data());
+        ranges.write(index[1].data(), probability.data());
+        EXPECT_EQ(index[0], index[1]) << "k " << k << ", " << distinct << ", " << zeros;
+        std::vector<uint64_t> expected(80, 0);
+        for (const int32_t n : index[0]) {
+          if (n >= 0) expected[static_cast<size_t>(n) / 64] |= uint64_t{1} << (n % 64);
+        }
+        EXPECT_EQ(bits, expected);
+      }
+    }
   }
 }
 

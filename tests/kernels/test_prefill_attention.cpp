@@ -134,5 +134,45 @@ TEST(PrefillAttention, WrongArgumentsThrow) {
   EXPECT_THROW(prefill_attention(c.q, c.k, c.v.slice(2, 1), c.len, 1, 1.0), c10::Error);
 }
 
+bool any_nan(const at::Tensor& values) { return values.isnan().any().item<bool>(); }
+
+TEST(PrefillAttention, NaNGoesWhereTheHeaderSaysItGoes) {
+  const PrefillShape shape{4, 2, 16, 300, 300, 4, 0, {300}};
+  const PrefillCase clean = make_prefill(shape, 90);
+  const at::Tensor expected = prefill(shape, clean);
+  const int64_t first_that_sees = 40 / 4 * 4;  // the first row of key 40's block
+  {
+    PrefillCase nan_query = clean;
+    nan_query.q = clean.q.clone();
+    nan_query.q[0][1][40][3] = NAN;
+    at::Tensor got = prefill(shape, nan_query);
+    EXPECT_TRUE(got[0][1][40].isnan().all().item<bool>());
+    got[0][1][40] = expected[0][1][40];
+    EXPECT_TRUE(at::equal(got, expected));
+  }
+  {
+    PrefillCase nan_key = clean;
+    nan_key.k = clean.k.clone();
+    nan_key.k[0][0][40][3] = NAN;  // of query heads 0 and 1
+    const at::Tensor got = prefill(shape, nan_key);
+    EXPECT_TRUE(got[0].slice(0, 0, 2).slice(1, first_that_sees).isnan().all().item<bool>());
+    EXPECT_TRUE(at::equal(got[0].slice(0, 0, 2).slice(1, 0, first_that_sees),
+                          expected[0].slice(0, 0, 2).slice(1, 0, first_that_sees)));
+    EXPECT_TRUE(at::equal(got[0].slice(0, 2), expected[0].slice(0, 2)));
+  }
+  for (const float bad : {NAN, INFINITY}) {
+    PrefillCase bad_value = clean;
+    bad_value.v = clean.v.clone();
+    bad_value.v[0][0][200][3] = bad;
+    const at::Tensor got = prefill(shape, bad_value);
+    const at::Tensor channel = got[0].slice(0, 0, 2).select(-1, 3);
+    EXPECT_FALSE(channel.slice(1, 200).isfinite().any().item<bool>());
+    // 64 tokens of two heads walk the keys together: those before 192 never read key 200.
+    EXPECT_FALSE(any_nan(channel.slice(1, 0, 192)));
+    EXPECT_FALSE(any_nan(got[0].slice(0, 0, 2).slice(-1, 0, 3)));
+    EXPECT_TRUE(at::equal(got[0].slice(0, 2), expected[0].slice(0, 2)));
+  }
+}
+
 }  // namespace
 }  // namespace blockscope::testing
