@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 import h5py
 import numpy as np
@@ -218,15 +219,122 @@ def check_all(tool, paths):
         assert "--record" in refused(tool, "est_acc", paths)
 
 
+def capture(folder, name, *flags, model="models/needle", prompts=2, wait=True):
+    """A trace of the shipped model, or None where this build can't decode."""
+    path = os.path.join(folder, name + ".h5")
+    if not os.path.exists(os.environ.get("BLOCKSCOPE_BINARY", "")):
+        return None
+    words = [os.environ.get("BLOCKSCOPE_BINARY", ""), "capture", os.path.join(ROOT, model), "-q",
+             "--prompts", os.path.join(ROOT, "models/needle/demo.jsonl"), "--limit", str(prompts),
+             "--threads", "1", "-o", path, *flags]
+    environment = dict(os.environ, OMP_WAIT_POLICY="passive")
+    if not wait:
+        return subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL)
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    return path if done.returncode == 0 else None
+
+
+def cut_capture(folder):
+    """What a run leaves that was killed in the middle."""
+    running = capture(folder, "cut", "--record", "sets", "--set-size", "8", prompts=20, wait=False)
+    partial = os.path.join(folder, "cut.h5.partial")
+    for _ in range(600):
+        time.sleep(0.1)
+        if running.poll() is not None:
+            break
+        try:
+            with h5py.File(partial, "r", swmr=True) as trace:
+                if trace["/steps/committed"][0] > 25:
+                    break
+        except OSError:
+            pass  # not there yet, or its header is being written
+    running.kill()
+    running.wait()
+    return partial
+
+
+def damage(path, folder):
+    """A copy with values that are not finite, and S4 above S3."""
+    copy = os.path.join(folder, "damaged.h5")
+    shutil.copy(path, copy)
+    with h5py.File(copy, "r+") as trace:
+        later = np.flatnonzero(trace["/steps/step"][:] > 1)
+        trace["/sets/probability"][later[0], 0, 0, 0] = math.nan
+        trace["/summary/query_gap"][later[1], 1, 0] = math.inf
+        trace["/summary/hidden_gap"][later[2], 0] = math.nan
+        trace["/prediction/kl_step1"][later[3], :] = math.inf
+        trace["/sets/recall"][later[4], 0, 0] = math.nan
+    return copy
+
+
+def check_captures(tool, folder):
+    full = ("--record", "full")
+    odd = {
+        "k1": (*full, "--set-size", "1", "--gen-length", "8"),
+        "gaps": (*full, "--set-size", "8", "--gen-length", "16", "--steps", "1,3,5",
+                 "--batch-size", "2"),
+        "no_step_1": (*full, "--set-size", "8", "--gen-length", "16", "--steps", "2-4", "--layers",
+                      "1,4", "--heads", "0-2"),
+        "trivial": (*full, "--set-size", "290", "--gen-length", "8", "--layers", "2"),
+        "parallel": ("--record", "sets", "--strategy", "threshold", "--threshold", "0.6",
+                     "--batch-size", "2"),
+        "summary": ("--record", "summary", "--gen-length", "8"),
+        "float32": ("--record", "outputs", "--array-type", "f32", "--set-size", "5", "--layers",
+                    "0", "--gen-length", "8"),
+    }
+    paths = {name: capture(folder, name, *flags) for name, flags in odd.items()}
+    paths["one_token"] = capture(folder, "one_token", *full, "--set-size", "16", "--gen-length",
+                                 "6", model="models/needle/backbone")
+    for path in paths.values():
+        check_all(tool, [path])
+    check_all(tool, [paths["k1"], capture(folder, "k1_more", *odd["k1"], prompts=1)])
+    check_all(tool, [cut_capture(folder)])
+    damaged = damage(paths["k1"], folder)
+    check_all(tool, [damaged])
+    left_out = [dump(tool, metric, [damaged], *flags)["left_out"] for metric, *flags in (
+        ("recall",), ("recall", "--from-summary"), ("query_statistics", "--from-summary"))]
+    assert [found.get("values that are NaN or infinite") for found in left_out] == [3, 1, 2], left_out
+    assert left_out[2]["predictions whose KL is infinite"] == 16, left_out
+    check_comparison(tool, folder)
+
+
+def check_comparison(tool, folder):
+    """The shipped model beside its backbone, which replays fewer of its steps."""
+    flags = ("--record", "full", "--set-size", "8", "--layers", "0,5")
+    trained = capture(folder, "trained", *flags, "--gen-length", "8")
+    backbone = os.path.join(folder, "backbone.h5")
+    subprocess.run([os.environ["BLOCKSCOPE_BINARY"], "capture", "-q", "--replay", trained,
+                    os.path.join(ROOT, "models/needle/backbone"), "--mask-token-id", "1018",
+                    "--block-length", "16", "--threads", "1", *flags, "--steps", "1-9", "-o",
+                    backbone], check=True, env=dict(os.environ, OMP_WAIT_POLICY="passive"))
+    result = dump(tool, "query_comparison", [trained], "--backbone", backbone)
+    sides = [reference.Trace(path) for path in (trained, backbone)]
+    assert sides[0].rows == sides[1].rows, "a replay has the rows of what it replays"
+    both = np.logical_and(*(side.step["recorded"] for side in sides))
+    for which, side in enumerate(sides):
+        stages = reference.query_statistics([side], keep=lambda trace, row: both[row])
+        expect_stages(side.path, result["arrays"]["stages"], stages, lambda i: 2 * i + which)
+    values = np.array(result["arrays"]["stages"]["values"], float).reshape(-1, 2)
+    change = np.array(result["arrays"]["relative_change"]["values"], float)
+    assert np.allclose(change, (values[:, 0] - values[:, 1]) / abs(values[:, 1]), atol=TOLERANCE)
+    assert result["left_out"]["trained: steps without a partner"] == int(
+        ((sides[0].step["kind"] == 1) & ~both.astype(bool)).sum())
+
+
 def main():
     tool, paths = sys.argv[1], sys.argv[2:]
     for path in paths:
         check_all(tool, [path])
-        print(f"{path}: as numpy says")
     if len(paths) > 1:
         check_all(tool, paths)
-        print("all together: as numpy says")
-    print(f"{checked} values checked")
+    if not paths:
+        check_all(tool, [os.path.join(ROOT, "tests/data/trace_schema_1.h5")])
+        with tempfile.TemporaryDirectory() as folder:
+            if capture(folder, "probe", "--record", "trajectory", "--gen-length", "1", prompts=1):
+                check_captures(tool, folder)
+            else:
+                print("this build can't decode: the frozen trace only")
+    print(f"{checked} values as numpy says")
 
 
 if __name__ == "__main__":
