@@ -1,6 +1,6 @@
 """Metrics over sets, queries and decoding against sets_reference.py, on every trace given:
-    check_sets.py METRIC_DUMP [TRACE...]
-Without traces: the frozen trace of the repository, captures of the shipped model with odd filters
+    check_sets.py METRIC_DUMP [--maker MAKE_TRACE] [TRACE...]
+Without traces: the frozen trace of the repository, made ones of odd shapes, captures of the shipped model with odd filters
 (where this build can decode), and damaged copies of them."""
 
 import json
@@ -321,8 +321,30 @@ def check_comparison(tool, folder):
         ((sides[0].step["kind"] == 1) & ~both.astype(bool)).sum())
 
 
+def check_made(tool, maker, folder):
+    """Odd shapes; the last two, cut off and resumed, also together."""
+    odd = (("--block-length", "1", "--set-size", "3"),
+           ("--heads", "1", "--kv-heads", "1", "--layers", "1", "--steps", "1"),
+           ("--unequal", "--interleaved", "--set-size", "6"), ("--invalid", "2"),
+           ("--prompt", "0", "--set-size", "4"), ("--record-steps", "1,3", "--set-size", "4"),
+           ("--set-normaliser", "prefix+block", "--set-size", "5", "--array-type", "f32"),
+           ("--nan", "0.05", "--inf", "0.02", "--zero", "0.05", "--set-size", "4"),
+           ("--unequal", "--partial", "--set-size", "4"), ("--aborted", "--set-size", "4"))
+    paths = []
+    for i, flags in enumerate(odd):
+        paths.append(os.path.join(folder, f"made_{i}.h5"))
+        subprocess.run([maker, paths[-1], *flags], check=True)
+        if not os.path.exists(paths[-1]):
+            paths[-1] += ".partial"
+        check_all(tool, [paths[-1]])
+    check_all(tool, paths[-2:])
+
+
 def main():
     tool, paths = sys.argv[1], sys.argv[2:]
+    maker = None
+    if paths[:1] == ["--maker"]:
+        maker, paths = paths[1], paths[2:]
     for path in paths:
         check_all(tool, [path])
     if len(paths) > 1:
@@ -330,6 +352,8 @@ def main():
     if not paths:
         check_all(tool, [os.path.join(ROOT, "tests/data/trace_schema_1.h5")])
         with tempfile.TemporaryDirectory() as folder:
+            if maker:
+                check_made(tool, maker, folder)
             if capture(folder, "probe", "--record", "trajectory", "--gen-length", "1", prompts=1):
                 check_captures(tool, folder)
             else:

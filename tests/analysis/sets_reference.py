@@ -175,7 +175,7 @@ def estimation_accuracy(traces):
 
 def unit(x):
     norm = np.linalg.norm(x, axis=-1, keepdims=True)
-    return np.divide(x, norm, out=np.zeros_like(x), where=norm > 0)
+    return np.divide(x, norm, out=np.zeros_like(x), where=norm != 0)
 
 
 def query_statistics(traces, from_summary=False, keep=lambda trace, row: True):
