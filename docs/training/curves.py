@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Draws docs/training/curves.svg from the CSV logs of `blockscope train`; standard library only.
 
-    python3 docs/training/curves.py build/training     # thin the logs there, store them here, draw
-    python3 docs/training/curves.py                    # draw again from the stored logs
+    python3 docs/training/curves.py build/training            # thin the logs there, store them here, draw
+    python3 docs/training/curves.py build/training --append   # the same, but after the stored logs
+    python3 docs/training/curves.py                           # draw again from the stored logs
 """
 
 import csv
@@ -87,9 +88,19 @@ def draw(logs: dict[str, list[dict[str, str]]]) -> str:
             + "\n</svg>\n")
 
 
+def append(stored: pathlib.Path, rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    """The stored log and then `rows`, whose steps count on from its last one."""
+    before = list(csv.DictReader(stored.open()))
+    last = int(before[-1]["step"])
+    return before + [{**row, "step": last + int(row["step"])} for row in rows]
+
+
 def main() -> None:
     for stage in STAGES if len(sys.argv) > 1 else ():
-        store(thin(pathlib.Path(sys.argv[1]) / f"{stage}.csv"), HERE / f"{stage}.csv")
+        log, stored = pathlib.Path(sys.argv[1]) / f"{stage}.csv", HERE / f"{stage}.csv"
+        if not log.exists():
+            continue
+        store(append(stored, thin(log)) if "--append" in sys.argv else thin(log), stored)
     logs = {stage: list(csv.DictReader((HERE / f"{stage}.csv").open())) for stage in STAGES}
     (HERE / "curves.svg").write_text(draw(logs))
 
