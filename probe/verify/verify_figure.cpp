@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <string>
@@ -70,6 +71,27 @@ std::string gamma_labels(const Curves& curves, int64_t tau, int y) {
       tau_file(tau), y);
 }
 
+/// Whole decades around the values: gnuplot can't find a range around one point by itself. An exact
+/// zero (nothing reused) has no place on a logarithmic axis; with zeros alone the axis is linear.
+std::string kl_axis(const Curves& curves) {
+  std::string axis = "set ylabel 'KL(dense || reuse), nats'\nset key bottom right\n";
+  double low = std::numeric_limits<double>::infinity();
+  double high = 0.0;
+  for (const auto& [tau, curve] : curves) {
+    for (const SettingResult* point : curve) {
+      const double kl = point->fidelity.kl.mean;
+      if (kl > 0.0) low = std::min(low, kl);
+      high = std::max(high, kl);
+    }
+  }
+  if (high <= 0.0) return axis + "set yrange [0:1]\n";
+  const double bottom = std::floor(std::log10(low));
+  const double top = std::max(std::ceil(std::log10(high)), bottom + 1.0);
+  return axis +
+         fmt::format("set yrange [1e{:.0f}:1e{:.0f}]\nset logscale y\nset format y '10^{{%L}}'\n",
+                     bottom, top);
+}
+
 Figure tradeoff_figure(const VerifyResult& result) {
   const Curves curves = curves_of(result);
   const PairedScores& scores = result.settings.front().scores;
@@ -108,12 +130,9 @@ Figure tradeoff_figure(const VerifyResult& result) {
         "set title 'no prompt has an answer'\nset yrange [0:1]\n"
         "plot NaN notitle\nset title\n";
   }
-  // An exact zero (nothing reused) has no place on a logarithmic axis: those points are left out.
-  figure.script +=
-      "set ylabel 'KL(dense || reuse), nats'\n"
-      "set yrange [*:*]\nset logscale y\nset format y '10^{%L}'\nset key bottom right\n";
-  std::string plots = curve_plots(curves, 3) + gamma_labels(curves, labelled, 3);
-  figure.script += "plot " + plots.substr(2) + "\nunset multiplot\n";
+  figure.script += kl_axis(curves) + "plot " +
+                   (curve_plots(curves, 3) + gamma_labels(curves, labelled, 3)).substr(2) +
+                   "\nunset multiplot\n";
   return figure;
 }
 

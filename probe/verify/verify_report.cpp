@@ -25,7 +25,7 @@ class Lines {
   void title(const std::string& text) { fmt::format_to(out(), "\n{}\n", text); }
   void row(const std::string& name, const std::string& dense, const std::string& reuse,
            const std::string& note = "") {
-    const std::string line = fmt::format("  {:<26}{:>16}{:>16}   {}", name, dense, reuse, note);
+    const std::string line = fmt::format("  {:<24}{:>18}{:>18}   {}", name, dense, reuse, note);
     text_ += line.substr(0, line.find_last_not_of(' ') + 1) + '\n';
   }
   void line(const std::string& text) { text_ += "  " + text + '\n'; }
@@ -73,7 +73,7 @@ void add_free_running(const VerifyResult& all, const SettingResult& result,
   const PairedScores& scores = result.scores;
   const FreeRun& dense = all.dense;
   const FreeRun& reuse = result.run;
-  lines.title(fmt::format("{:<28}{:>16}{:>16}", "Free-running", "dense", "reuse"));
+  lines.title(fmt::format("{:<26}{:>18}{:>18}", "Free-running", "dense", "reuse"));
   lines.row(fmt::format("accuracy ({})", facts.metric), accuracy(scores, scores.mean_a),
             accuracy(scores, scores.mean_b),
             scores.count == 0 ? "no prompt has an answer"

@@ -146,8 +146,9 @@ class VerifyLoop {
     const double total =
         prompts * (arms * static_cast<double>(input_.repeats) + (arms - 1.0) * kReplayCost);
     const double share = done_ / total;
-    progress_(share, fmt::format("{} · {:.0f}/{} prompts, {} settings", what,
-                                 std::floor(share * prompts), prompts, arms_.size() - 1));
+    progress_(share,
+              fmt::format("{} · {:.0f}/{} prompts, {} setting{}", what, std::floor(share * prompts),
+                          prompts, arms_.size() - 1, arms_.size() == 2 ? "" : "s"));
   }
 
   std::vector<double> scores_of(const Arm& arm) const {

@@ -2,19 +2,19 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
-
 #include "decode_record/error.h"
 
 namespace blockscope {
 namespace {
 
-/// The saving of prefix bytes that the file promises at (tau, gamma), if it has that point.
-std::optional<double> predicted_by_file(const ReuseFile& file, int64_t tau, double gamma) {
+/// The saving of prefix bytes that the file promises for this mask, if it has that point. Masks of
+/// one file are nested, so the number of heads names the mask: any gamma that makes it will do.
+std::optional<double> predicted_by_file(const ReuseFile& file, const ReuseSetting& setting) {
+  if (!setting.gamma.has_value()) return std::nullopt;
   for (const ReuseCurve& curve : file.curves) {
-    if (curve.tau != tau) continue;
+    if (curve.tau != setting.tau) continue;
     for (const ReusePoint& point : curve.points) {
-      if (std::fabs(point.gamma - gamma) < 1e-9) return point.byte_saving;
+      if (point.heads == setting.heads()) return point.byte_saving;
     }
   }
   return std::nullopt;
@@ -28,8 +28,8 @@ ReuseSetting own_setting(const SettingFlags& flags, const ReuseFile& file) {
   setting.reuse = file.reuse;
   if (file.predicted.has_value() && file.tau == setting.tau) {
     setting.file_predicts = file.predicted->point.byte_saving;
-  } else if (file.gamma.has_value()) {
-    setting.file_predicts = predicted_by_file(file, setting.tau, *file.gamma);
+  } else {
+    setting.file_predicts = predicted_by_file(file, setting);
   }
   return setting;
 }
@@ -69,7 +69,7 @@ std::vector<ReuseSetting> reuse_settings(const SettingFlags& flags, const ReuseF
       setting.tau = tau;
       setting.gamma = gamma;
       setting.reuse = reuse_mask(file.similarity, gamma, file.granularity, num_kv_heads);
-      setting.file_predicts = predicted_by_file(file, tau, gamma);
+      setting.file_predicts = predicted_by_file(file, setting);
       settings.push_back(std::move(setting));
     }
   }

@@ -53,11 +53,14 @@ std::string verdict_text(const VerifyResult& result) {
       scores.count == 0 ? "accuracy n/a"
                         : fmt::format("accuracy {:.1f} % -> {:.1f} % (n {})", scores.mean_a * 100.0,
                                       scores.mean_b * 100.0, scores.count);
+  const double dense_seconds = spread_of(result.dense.times.total).median;
+  const double seconds = spread_of(own.run.times.total).median;
   return fmt::format(
-      "\nSaved: {:.1f} % of the external key bytes were not read in denoising steps; {}\n"
+      "\nSaved: {:.1f} % of the external key bytes were not read in denoising steps; {}; the whole "
+      "run {:.2f} s -> {:.2f} s\n"
       "Cost:  {}, {:.1f} % of the tokens equal, KL {:.2e} nats a masked position\n"
       "Noise: {}\n",
-      own.run.reads.saving() * 100.0, time_verdict(own), accuracy,
+      own.run.reads.saving() * 100.0, time_verdict(own), dense_seconds, seconds, accuracy,
       own.agreement.share_equal() * 100.0, own.fidelity.kl.mean, noise_verdict(scores));
 }
 

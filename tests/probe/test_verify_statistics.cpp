@@ -1,11 +1,14 @@
 // What verify says about two runs, on cases small enough to work out by hand.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 
+#include "decode_record/error.h"
 #include "probe/verify/agreement.h"
 #include "probe/verify/external_reads.h"
+#include "probe/verify/verify_settings.h"
 
 namespace blockscope {
 namespace {
@@ -169,6 +172,75 @@ TEST(PredictedReadsTest, NoRowsNoSaving) {
   EXPECT_EQ(reads.total_rows(), 0);
   EXPECT_DOUBLE_EQ(reads.saving(), 0.0);
   EXPECT_DOUBLE_EQ(reads.saving_with_commits(), 0.0);
+}
+
+ReuseFile calibrated() {
+  ReuseFile file;
+  file.similarity = {{0.2, 0.95, 0.99, 0.5}};
+  file.gamma = 0.9;
+  file.tau = 3;
+  file.reuse = {{false, true, true, false}};
+  file.predicted = ReusePrediction{};
+  file.predicted->point.byte_saving = 0.4;
+  ReusePoint two_heads;
+  two_heads.gamma = 0.94;
+  two_heads.heads = 2;
+  two_heads.byte_saving = 0.25;
+  file.curves = {{2, {two_heads}}};
+  return file;
+}
+
+SettingFlags sweep_flags(std::vector<int64_t> taus, std::vector<double> gammas) {
+  SettingFlags flags;
+  flags.reuse_file = "reuse.json";
+  flags.sweep = true;
+  flags.taus = std::move(taus);
+  flags.gammas = std::move(gammas);
+  return flags;
+}
+
+TEST(ReuseSettingsTest, TheFileComesFirstThenEveryTauBesideEveryGamma) {
+  const auto settings = reuse_settings(sweep_flags({2, 4}, {0.6, 0.95}), calibrated(), 2);
+  ASSERT_EQ(settings.size(), 5U);
+  EXPECT_EQ(settings[0].tau, 3);
+  EXPECT_EQ(settings[0].reuse, calibrated().reuse);
+  EXPECT_EQ(settings[0].file_predicts, 0.4);
+  EXPECT_EQ(settings[1].tau, 2);
+  EXPECT_EQ(settings[1].reuse, (ReuseMask{{false, true, true, false}}));
+  EXPECT_EQ(settings[1].file_predicts, 0.25);  // the same mask as gamma = 0.94 makes
+  EXPECT_EQ(settings[2].gamma, 0.95);
+  EXPECT_EQ(settings[2].reuse, (ReuseMask{{false, false, true, false}}));  // strictly greater
+  EXPECT_FALSE(settings[2].file_predicts.has_value());
+  EXPECT_EQ(settings[3].tau, 4);
+  EXPECT_FALSE(settings[3].file_predicts.has_value());
+}
+
+TEST(ReuseSettingsTest, TauOfTheFlagBeatsTheFilesAndItsPrediction) {
+  SettingFlags flags;
+  flags.tau = 2;
+  const auto settings = reuse_settings(flags, calibrated(), 2);
+  ASSERT_EQ(settings.size(), 1U);
+  EXPECT_EQ(settings[0].tau, 2);
+  EXPECT_EQ(settings[0].file_predicts, 0.25);
+  ReuseFile by_hand;
+  by_hand.reuse = {{true, true, false, false}};
+  EXPECT_EQ(reuse_settings({}, by_hand, 2).front().tau, 2);
+  EXPECT_FALSE(reuse_settings({}, by_hand, 2).front().file_predicts.has_value());
+}
+
+TEST(ReuseSettingsTest, RefusesWhatMakesNoSense) {
+  ReuseFile by_hand;
+  by_hand.reuse = {{true, true, false, false}};
+  EXPECT_THROW(reuse_settings(sweep_flags({2}, {0.5}), by_hand, 2), CalibrationError);
+  EXPECT_NO_THROW(check_setting_flags(sweep_flags({1}, {-1.0, 1.0})));
+  for (const double gamma : {-1.01, 1.01, kNaN}) {
+    EXPECT_THROW(check_setting_flags(sweep_flags({2}, {gamma})), UsageError);
+  }
+  EXPECT_THROW(check_setting_flags(sweep_flags({0}, {0.5})), UsageError);
+  EXPECT_THROW(check_setting_flags(sweep_flags({}, {0.5})), UsageError);
+  SettingFlags flags;
+  flags.tau = 0;
+  EXPECT_THROW(check_setting_flags(flags), UsageError);
 }
 
 }  // namespace

@@ -269,11 +269,16 @@ def check_bad_input(folder, prompts, good, swept, mask):
     unanswered = folder / "unanswered.jsonl"
     first = json.loads(prompts.read_text().splitlines()[0])
     unanswered.write_text(json.dumps({"prompt": first["prompt"]}) + "\n")
-    result = verify("--reuse", good, "--prompts", unanswered, "--repeats", 1)
-    harness.require(result["settings"][0]["accuracy"] == {"count": 0}, "an accuracy of nothing")
-    text = harness.run("verify", MODEL, *DECODING, "--quiet", "--reuse", good, "--prompts",
-                       unanswered, "--repeats", 1)
-    harness.require("accuracy n/a" in text, f"no n/a in\n{text}")
+    # No accuracy, one setting, a KL of one value or none: still a picture.
+    for name, reuse in (("one", good), ("nothing", folder / "none.json")):
+        output = folder / f"{name}-unanswered.json"
+        text = harness.run("verify", MODEL, *DECODING, "--quiet", "--reuse", reuse, "--prompts",
+                           unanswered, "--repeats", 1, "-o", output, "--figures", folder / name)
+        harness.require("accuracy n/a" in text, f"no n/a in\n{text}")
+        own = json.loads(output.read_text())["settings"][0]
+        harness.require(own["accuracy"] == {"count": 0}, "an accuracy of nothing")
+        harness.require((folder / name / "verify_tradeoff.svg").exists(), "no picture")
+    refused(2, MODEL, "--reuse", good, *given, "--figures", folder / "one", words=["--force"])
 
 
 def main():
