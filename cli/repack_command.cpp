@@ -34,6 +34,12 @@ void run_repack(RepackFlags& flags) {
   const RepackResult result = repack_traces(flags.inputs, flags.output, flags.options);
   fmt::print("{}: {} rows of {} sequences, {} bytes (before: {})\n", flags.output, result.rows,
              result.sequences, result.bytes_after, result.bytes_before);
+  if (result.is_virtual) {
+    fmt::print(
+        "its arrays stay in the {} traces it was merged from: keep them where they are, or "
+        "merge with --copy\n",
+        flags.inputs.size());
+  }
   if (result.aborted > 0) {
     fmt::print("{} sequences had no end and are marked aborted\n", result.aborted);
   }
@@ -52,8 +58,13 @@ void add_repack_command(CLI::App& app) {
   command->add_flag("--repair", flags->options.repair,
                     "Accept an unfinished trace (.partial): keep its committed rows");
   command->add_flag("--merge", flags->merge, "Join the traces of several ranks, in this order");
+  command->add_flag("--copy", flags->options.copy,
+                    "With --merge: copy the large arrays, for a file that needs no other");
   command->add_flag("--force", flags->options.force, "Replace an existing output");
-  command->footer("Example: blockscope repack run.r*.h5 --merge --compress deflate -o run.h5");
+  command->footer(
+      "Example: blockscope repack run.r*.h5 --merge -o run.h5\n"
+      "A merged trace refers to the arrays of its inputs; --copy, --compress and --repair copy "
+      "them.");
   command->callback([flags] { run_repack(*flags); });
 }
 

@@ -90,8 +90,6 @@ std::string object_name(const File& file, std::string_view path) {
   return fmt::format("{}:{}", file.path, path);
 }
 
-namespace {
-
 H5Type file_type(Element element) {
   silence();
   switch (element) {
@@ -117,6 +115,8 @@ H5Type file_type(Element element) {
   return type;
 }
 
+namespace {
+
 /// Access without a chunk cache (see create_dataset).
 H5Plist uncached(const std::string& where) {
   H5Plist plist(H5Pcreate(H5P_DATASET_ACCESS));
@@ -134,6 +134,8 @@ H5Space box(const Dataset& dataset, std::span<const hsize_t> start,
   return space;
 }
 
+}  // namespace
+
 void set_fill_value(const H5Plist& plist, Element element, const std::string& where) {
   const std::int64_t minus_one = -1;
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -150,8 +152,6 @@ void set_fill_value(const H5Plist& plist, Element element, const std::string& wh
     check(H5Pset_fill_value(plist.get(), type.get(), value), where, "set fill value");
   }
 }
-
-}  // namespace
 
 std::size_t size_of(Element element) {
   switch (element) {
@@ -295,6 +295,7 @@ Dataset open_dataset(const File& file, const std::string& path, Element element,
     dataset.chunk.resize(rank);
     check(H5Pget_chunk(plist.get(), found_rank, dataset.chunk.data()), where, "read the chunks");
   }
+  if (H5Pget_layout(plist.get()) == H5D_VIRTUAL) open_parts(plist, file, path, dataset);
   dataset.filtered = H5Pget_nfilters(plist.get()) != 0;
   if (dataset.filtered) {
     // With a cache, or every access to a compressed chunk would decompress it again.
@@ -336,6 +337,10 @@ void write(const Dataset& dataset, std::span<const hsize_t> start, std::span<con
 void read(const Dataset& dataset, std::span<const hsize_t> start, std::span<const hsize_t> count,
           void* data) {
   silence();
+  if (!dataset.parts.empty()) {
+    const Element element = dataset.element == Element::bf16 ? Element::f32 : dataset.element;
+    return read_parts(dataset, start, count, data, size_of(element), &read);
+  }
   const H5Space source = box(dataset, start, count);
   const H5Space target(
       check_id(H5Screate_simple(static_cast<int>(count.size()), count.data(), nullptr),
@@ -348,6 +353,9 @@ void read(const Dataset& dataset, std::span<const hsize_t> start, std::span<cons
 void read_words(const Dataset& dataset, std::span<const hsize_t> start,
                 std::span<const hsize_t> count, void* data) {
   silence();
+  if (!dataset.parts.empty()) {
+    return read_parts(dataset, start, count, data, size_of(dataset.element), &read_words);
+  }
   const H5Space source = box(dataset, start, count);
   const H5Space target(
       check_id(H5Screate_simple(static_cast<int>(count.size()), count.data(), nullptr),
@@ -384,6 +392,7 @@ void write_chunk(const Dataset& dataset, std::span<const hsize_t> offset, const 
 
 bool chunk_written(const Dataset& dataset, std::span<const hsize_t> offset) {
   silence();
+  if (!dataset.parts.empty()) return part_chunk_written(dataset, offset);
   hsize_t bytes = 0;
   // HDF5 1.10 answers an error, not 0, for a chunk that was never written.
   if (H5Dget_chunk_storage_size(dataset.handle.get(), offset.data(), &bytes) < 0) {

@@ -68,6 +68,16 @@ struct File {
   std::string path;
 };
 
+/// Rows [first, first + rows) of a virtual dataset: all rows of the dataset of the same path in
+/// another file.
+struct VirtualPart {
+  std::string file;  ///< as the virtual file names it: relative to its own folder, or absolute
+  hsize_t first = 0;
+  hsize_t rows = 0;
+};
+
+struct OpenPart;
+
 /// A dataset with what the calls below need to know about it.
 struct Dataset {
   H5Dataset handle;
@@ -76,7 +86,14 @@ struct Dataset {
   std::vector<hsize_t> extent;  ///< refreshed by set_extent and refresh
   std::vector<hsize_t> chunk;   ///< empty: contiguous
   bool filtered = false;
-  H5Type type;  ///< of the elements in the file
+  H5Type type;                       ///< of the elements in the file
+  std::vector<VirtualPart> parts{};  ///< empty: not virtual
+  std::vector<OpenPart> sources{};   ///< [parts]; empty in one that was just created
+};
+
+struct OpenPart {
+  File file;  // outlives its dataset
+  Dataset dataset;
 };
 
 enum class OpenMode : std::uint8_t { read, swmr_read, swmr_write };
@@ -99,8 +116,14 @@ struct DatasetLayout {
 /// file, byte for byte, so that a flush never rewrites a half-filled chunk. Unwritten elements read
 /// as NaN, -1 or 0 (u8).
 Dataset create_dataset(const File& file, const std::string& path, const DatasetLayout& layout);
+/// A dataset of fixed extent whose rows lie in other files (HDF5's virtual datasets).
+Dataset create_virtual_dataset(const File& file, const std::string& path, Element element,
+                               const std::vector<hsize_t>& extent,
+                               const std::vector<VirtualPart>& parts);
 bool exists(const File& file, const std::string& path);
-/// Throws CorruptTrace unless the dataset has `element` and `rank` axes.
+/// Throws CorruptTrace unless the dataset has `element` and `rank` axes. The parts of a virtual one
+/// are opened too, and read directly: HDF5 would give fill values for a file that is missing.
+/// Throws TraceError when one is missing or has other rows than it had.
 Dataset open_dataset(const File& file, const std::string& path, Element element, std::size_t rank);
 
 void set_extent(Dataset& dataset, std::span<const hsize_t> extent);

@@ -21,4 +21,18 @@ void check(herr_t status, std::string_view where, std::string_view what);
 /// "file:/object".
 std::string object_name(const File& file, std::string_view path);
 
+/// The type elements have in the file.
+H5Type file_type(Element element);
+/// What unwritten elements read as: NaN, -1 or 0 (u8).
+void set_fill_value(const H5Plist& plist, Element element, const std::string& where);
+
+/// h5_virtual.cpp: fills `parts` and `sources` of a dataset whose creation list says it is virtual.
+void open_parts(const H5Plist& plist, const File& file, const std::string& path, Dataset& dataset);
+/// Reads a box with `read_box`, read() or read_words(), from the parts it lies in.
+using BoxReader = void(const Dataset&, std::span<const hsize_t>, std::span<const hsize_t>, void*);
+void read_parts(const Dataset& dataset, std::span<const hsize_t> start,
+                std::span<const hsize_t> count, void* data, std::size_t element_bytes,
+                BoxReader* read_box);
+bool part_chunk_written(const Dataset& dataset, std::span<const hsize_t> offset);
+
 }  // namespace blockscope::h5

@@ -112,7 +112,8 @@ class CutSequences {
 
 class Repacker {
  public:
-  Repacker(const Traces& traces, TraceFile& output) : traces_(traces), output_(output) {}
+  Repacker(const Traces& traces, TraceFile& output, bool is_virtual)
+      : traces_(traces), output_(output), is_virtual_(is_virtual) {}
 
   RepackResult run() {
     RepackResult result;
@@ -123,7 +124,9 @@ class Repacker {
         output_.grow(static_cast<Axis>(i), trace->length(static_cast<Axis>(i)));
       }
       for (const DatasetSpec& spec : kDatasets) {
-        if (spec.extendible() && trace->has(spec.field)) copy(*trace, spec, cut);
+        if (!spec.extendible() || !trace->has(spec.field)) continue;
+        if (is_virtual_ && TraceFile::is_virtual(spec)) continue;
+        copy(*trace, spec, cut);
       }
       advance(*trace);
     }
@@ -208,6 +211,7 @@ class Repacker {
 
   const Traces& traces_;
   TraceFile& output_;
+  bool is_virtual_;
   Lengths done_{};
   std::int64_t next_pass_ = 0;
 };
@@ -274,6 +278,33 @@ TraceMeta output_meta(const Traces& traces, const RepackOptions& options) {
   return meta;
 }
 
+/// Whether another file can show the trace's arrays: it holds them itself, and nothing behind them.
+bool can_be_shown(const RawTrace& trace) {
+  return std::ranges::all_of(kDatasets, [&](const DatasetSpec& spec) {
+    if (!trace.has(spec.field) || !TraceFile::is_virtual(spec)) return true;
+    const h5::Dataset& dataset = trace.dataset(spec.field);
+    return dataset.parts.empty() && std::cmp_equal(dataset.extent[0], trace.length(spec.axes[0]));
+  });
+}
+
+/// The inputs as a virtual output names them; none when their arrays must be copied.
+std::vector<VirtualSource> virtual_sources(const Traces& traces, const std::string& output,
+                                           const RepackOptions& options) {
+  const bool can = traces.size() > 1 && options.deflate == 0 && !options.copy && !options.repair &&
+                   std::ranges::all_of(traces, [](const auto& t) { return can_be_shown(*t); });
+  if (!can) return {};
+  const fs::path folder = fs::absolute(output).parent_path();
+  std::vector<VirtualSource> sources;
+  for (const auto& trace : traces) {
+    VirtualSource& source = sources.emplace_back();
+    source.file = fs::absolute(trace->path()).lexically_proximate(folder).string();
+    for (std::size_t i = 0; i < source.lengths.size(); ++i) {
+      source.lengths[i] = trace->length(static_cast<Axis>(i));
+    }
+  }
+  return sources;
+}
+
 void sync_and_rename(const std::string& temporary, const std::string& output) {
   const int descriptor = ::open(temporary.c_str(), O_RDONLY | O_CLOEXEC);
   const bool synced = descriptor >= 0 && ::fsync(descriptor) == 0;
@@ -307,10 +338,12 @@ RepackResult repack_traces(const std::vector<std::string>& inputs, const std::st
   check_inputs(traces, options);
 
   const std::string temporary = output + ".tmp";
+  const std::vector<VirtualSource> sources = virtual_sources(traces, output, options);
   RepackResult result;
   try {
-    TraceFile file = TraceFile::create(temporary, output_meta(traces, options), options.deflate);
-    result = Repacker(traces, file).run();
+    TraceFile file =
+        TraceFile::create(temporary, output_meta(traces, options), options.deflate, sources);
+    result = Repacker(traces, file, !sources.empty()).run();
     file.trim();
     file.close();
     sync_and_rename(temporary, output);
@@ -322,6 +355,7 @@ RepackResult repack_traces(const std::vector<std::string>& inputs, const std::st
   for (const auto& trace : traces) {
     result.bytes_before += static_cast<std::int64_t>(fs::file_size(trace->path()));
   }
+  result.is_virtual = !sources.empty();
   result.bytes_after = static_cast<std::int64_t>(fs::file_size(output));
   return result;
 }

@@ -10,6 +10,7 @@ namespace blockscope {
 
 struct RepackOptions {
   int deflate = 0;      // 0: none, 1-9: shuffle + deflate of every growing dataset
+  bool copy = false;    // several inputs: copy the large arrays too, instead of referring to them
   bool force = false;   // replace an existing output
   bool repair = false;  // accept traces whose run did not end; their cut sequences become `aborted`
 };
@@ -20,14 +21,17 @@ struct RepackResult {
   std::int64_t aborted = 0;  // sequences marked as cut
   std::int64_t bytes_before = 0;
   std::int64_t bytes_after = 0;
+  bool is_virtual = false;  // the output shows arrays that stay in the inputs
 };
 
 /// One input: the same trace, cut to its committed rows. Several: their sequences and rows one file
-/// after the other, all indices shifted; they must agree in everything that fixes a dataset's shape
-/// or meaning (layout, /model/json, vocabulary). `/run/json` becomes that of the first input with a
-/// member "repacked" that lists inputs and options. `/run/complete` is 1 only if it was in all.
-/// Throws UsageError (output exists, inputs disagree, unfinished input without `repair`) or
-/// TraceError.
+/// after the other, all indices shifted. Columns are written anew; the large arrays stay where they
+/// are, and the output refers to the inputs by their path from its own folder, unless they must be
+/// rewritten: with `deflate`, `repair` or `copy`, or when an input is itself merged. Inputs must
+/// agree in everything that fixes a dataset's shape or meaning (layout, /model/json, vocabulary).
+/// `/run/json` becomes that of the first input with a member "repacked" that lists inputs and
+/// options. `/run/complete` is 1 only if it was in all. Throws UsageError (output exists, inputs
+/// disagree, unfinished input without `repair`) or TraceError.
 RepackResult repack_traces(const std::vector<std::string>& inputs, const std::string& output,
                            const RepackOptions& options);
 

@@ -95,11 +95,12 @@ TraceFile::WriterLock::~WriterLock() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-TraceFile TraceFile::create(const std::string& path, const TraceMeta& meta, int deflate) {
+TraceFile TraceFile::create(const std::string& path, const TraceMeta& meta, int deflate,
+                            const std::vector<VirtualSource>& sources) {
   // Under another name until it is a trace: whoever finds `path`, after a kill too, can read it.
   const std::string unborn = path + ".new";
   try {
-    TraceFile result = create_unborn(unborn, path, meta, deflate);
+    TraceFile result = create_unborn(unborn, path, meta, deflate, sources);
     std::filesystem::rename(unborn, path);
     return result;
   } catch (const std::filesystem::filesystem_error& error) {
@@ -112,11 +113,12 @@ TraceFile TraceFile::create(const std::string& path, const TraceMeta& meta, int 
 }
 
 TraceFile TraceFile::create_unborn(const std::string& unborn, const std::string& path,
-                                   const TraceMeta& meta, int deflate) {
+                                   const TraceMeta& meta, int deflate,
+                                   const std::vector<VirtualSource>& sources) {
   h5::File file = h5::create_file(unborn);
   file.path = path;  // what messages name
   TraceFile result(std::move(file), meta, WriterLock(unborn));
-  result.create_datasets(deflate);
+  result.create_datasets(deflate, sources);
   result.create_scales();
   write_header_attributes(result.file_, meta);
   const std::int64_t none = 0;
@@ -162,7 +164,24 @@ TraceFile TraceFile::reopen(const std::string& path, const TraceMeta& meta) {
   return result;
 }
 
-void TraceFile::create_datasets(int deflate) {
+namespace {
+
+/// The rows of a dataset in the sources, one after the other; sources without any are left out.
+std::vector<h5::VirtualPart> parts_of(const DatasetSpec& spec,
+                                      const std::vector<VirtualSource>& sources) {
+  std::vector<h5::VirtualPart> parts;
+  hsize_t first = 0;
+  for (const VirtualSource& source : sources) {
+    const auto rows = static_cast<hsize_t>(source.lengths[static_cast<std::size_t>(spec.axes[0])]);
+    if (rows > 0) parts.push_back({source.file, first, rows});
+    first += rows;
+  }
+  return parts;
+}
+
+}  // namespace
+
+void TraceFile::create_datasets(int deflate, const std::vector<VirtualSource>& sources) {
   for (const DatasetSpec& spec : kDatasets) {
     if (!exists_in(spec, meta_)) continue;
     h5::DatasetLayout layout{
@@ -170,7 +189,14 @@ void TraceFile::create_datasets(int deflate) {
     if (spec.extendible()) layout.chunk = to_hsize(chunk_of(spec, meta_));
     Column& target = columns_[index(spec.field)];
     const std::string path(spec.path);
-    target.dataset = h5::create_dataset(file_, path, layout);
+    const auto parts = is_virtual(spec) ? parts_of(spec, sources) : std::vector<h5::VirtualPart>{};
+    if (parts.empty()) {
+      target.dataset = h5::create_dataset(file_, path, layout);
+    } else {
+      layout.extent[0] = parts.back().first + parts.back().rows;
+      target.dataset =
+          h5::create_virtual_dataset(file_, path, layout.element, layout.extent, parts);
+    }
     if (!spec.description.empty()) {
       h5::write_attribute(file_, path, "description", spec.description);
     }
@@ -227,6 +253,7 @@ const TraceFile::Column& TraceFile::column(Field field) const {
 
 void TraceFile::set_axis_extent(Axis axis, std::int64_t extent) {
   const auto change = [extent](h5::Dataset& dataset) {
+    if (!dataset.parts.empty()) return;  // as long as its parts
     std::vector<hsize_t> shape = dataset.extent;
     shape[0] = static_cast<hsize_t>(extent);
     h5::set_extent(dataset, shape);

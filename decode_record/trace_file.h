@@ -18,12 +18,25 @@ namespace blockscope {
 /// Sets `bytes` to the value that stands for "not recorded": NaN, -1, or 0 for u8.
 void fill_missing(std::vector<std::byte>& bytes, h5::Element element);
 
+/// A finished trace whose rows a merged one shows without copying them.
+struct VirtualSource {
+  std::string file;  ///< as the merged file names it
+  std::array<std::int64_t, static_cast<std::size_t>(Axis::count)> lengths{};
+};
+
 class TraceFile {
  public:
   /// Creates every dataset, scale and attribute, writes the fixed ones and starts SWMR writing;
   /// only then does the file get its name (until then `<path>.new`, which a kill may leave behind).
   /// `deflate` 1-9 compresses the growing datasets, for files that are written once (repack).
-  static TraceFile create(const std::string& path, const TraceMeta& meta, int deflate = 0);
+  /// Datasets of the kinds that is_virtual() names show the rows of `sources`, if there are any.
+  static TraceFile create(const std::string& path, const TraceMeta& meta, int deflate = 0,
+                          const std::vector<VirtualSource>& sources = {});
+  /// Large arrays, without indices into other datasets: what a merge needs not copy.
+  static bool is_virtual(const DatasetSpec& spec) {
+    return spec.storage == Storage::row || spec.storage == Storage::row_layer ||
+           spec.storage == Storage::column_layer;
+  }
   /// Opens a file left by a killed or suspended writer; throws UsageError when `meta` differs.
   static TraceFile reopen(const std::string& path, const TraceMeta& meta);
   /// Throws TraceError while another process writes the trace `path`.
@@ -100,11 +113,12 @@ class TraceFile {
   TraceFile(h5::File file, const TraceMeta& meta, WriterLock lock)
       : meta_(meta), lock_(std::move(lock)), file_(std::move(file)) {}
   static TraceFile create_unborn(const std::string& unborn, const std::string& path,
-                                 const TraceMeta& meta, int deflate);
+                                 const TraceMeta& meta, int deflate,
+                                 const std::vector<VirtualSource>& sources);
   static std::size_t index(Field field) { return static_cast<std::size_t>(field); }
   Column& column(Field field);
   const Column& column(Field field) const;
-  void create_datasets(int deflate);
+  void create_datasets(int deflate, const std::vector<VirtualSource>& sources);
   void create_scales();
   void set_axis_extent(Axis axis, std::int64_t extent);
 

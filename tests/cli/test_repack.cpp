@@ -121,9 +121,10 @@ TEST(Repack, MergedRanksKeepEverySequenceWhole) {
                                            folder.file("run.r0001.h5")};
   const std::string output = folder.file("run.h5");
   EXPECT_EQ(run_blockscope({"repack", inputs[0], inputs[1], "-o", output}).exit_code, 2);
-  for (const std::string compress : {"none", "deflate"}) {
-    const auto result = run_blockscope({"repack", inputs[0], inputs[1], "--merge", "--force", "-o",
-                                        output, "--compress", compress});
+  for (const std::string mode : {"--compress=none", "--copy", "--compress=deflate"}) {
+    SCOPED_TRACE(mode);
+    const auto result =
+        run_blockscope({"repack", inputs[0], inputs[1], "--merge", "--force", "-o", output, mode});
     ASSERT_EQ(result.exit_code, 0) << result.err;
     const TraceReader a(inputs[0]);
     const TraceReader b(inputs[1]);
@@ -137,6 +138,102 @@ TEST(Repack, MergedRanksKeepEverySequenceWhole) {
     const std::set<std::int64_t> passes(steps.pass.begin(), steps.pass.end());
     EXPECT_EQ(passes.size(), steps.pass.size());
   }
+}
+
+/// Two ranks' traces of level full in `folder`, merged there into run.h5.
+void write_merged(const TempDir& folder, const std::vector<std::string>& flags = {}) {
+  RunShape shape;
+  shape.blocks = 40;
+  write_run(folder.file("run.r0000.h5"), shape);
+  shape.sequences = 3;
+  write_run(folder.file("run.r0001.h5"), shape);
+  std::vector<std::string> arguments = {
+      "repack", folder.file("run.r0000.h5"), folder.file("run.r0001.h5"), "--merge",
+      "-o",     folder.file("run.h5")};
+  arguments.insert(arguments.end(), flags.begin(), flags.end());
+  const auto result = run_blockscope(arguments);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+}
+
+TEST(Repack, AMergedTraceRefersToTheArraysOfItsPartsAndMovesWithThem) {
+  const TempDir folder;
+  write_merged(folder);
+  const TempDir other;
+  write_merged(other, {"--copy"});
+  EXPECT_LT(bytes_of(folder.file("run.h5")).size(), bytes_of(other.file("run.h5")).size() / 2);
+  EXPECT_EQ(run_blockscope({"diff", folder.file("run.h5"), other.file("run.h5")}).exit_code, 0);
+
+  const std::string moved = other.file("moved");
+  std::filesystem::create_directory(moved);
+  for (const char* name : {"run.h5", "run.r0000.h5", "run.r0001.h5"}) {
+    std::filesystem::rename(folder.file(name), moved + "/" + name);
+  }
+  EXPECT_EQ(run_blockscope({"diff", moved + "/run.h5", other.file("run.h5")}).exit_code, 0);
+
+  // One file that needs no other, made of the merged one.
+  const auto copied = run_blockscope({"repack", moved + "/run.h5", "-o", folder.file("whole.h5")});
+  ASSERT_EQ(copied.exit_code, 0) << copied.err;
+  std::filesystem::remove_all(moved);
+  EXPECT_EQ(run_blockscope({"diff", folder.file("whole.h5"), other.file("run.h5")}).exit_code, 0);
+}
+
+TEST(Repack, AMergedTraceWhosePartIsMissingOrChangedIsRefused) {
+  const TempDir folder;
+  write_merged(folder);
+  const std::string merged = folder.file("run.h5");
+  const std::string part = folder.file("run.r0001.h5");
+  const auto refused = [&](const std::string& word) {
+    for (const std::vector<std::string>& command :
+         std::vector<std::vector<std::string>>{{"info", merged, "--datasets"},
+                                               {"diff", merged, merged},
+                                               {"repack", merged, "-o", folder.file("never.h5")}}) {
+      const auto result = run_blockscope(command);
+      EXPECT_EQ(result.exit_code, 1) << command[0];
+      EXPECT_TRUE(is_one_error_line(result.err)) << result.err;
+      EXPECT_THAT(result.err, HasSubstr("run.r0001.h5"));
+      EXPECT_THAT(result.err, HasSubstr(word));
+      EXPECT_THAT(result.err, HasSubstr("HINT"));
+      EXPECT_FALSE(std::filesystem::exists(folder.file("never.h5")));
+    }
+    const TraceReader reader(merged);
+    EXPECT_THROW(reader.read_floats_at(Field::attention_external, 0, 0), TraceError);
+  };
+  std::filesystem::rename(part, folder.file("away.h5"));
+  refused("no such file");
+  std::ofstream(part) << "not a trace";
+  refused("open the file");
+  std::filesystem::remove(part);
+  RunShape other;
+  other.sequences = 1;
+  write_run(part, other);
+  refused("rows now");
+  std::filesystem::remove(part);
+  std::filesystem::copy_file(merged, part);  // refers to itself
+  refused("a third file");
+  std::filesystem::remove(part);
+  std::filesystem::rename(folder.file("away.h5"), part);
+  EXPECT_EQ(run_blockscope({"info", merged, "--datasets"}).exit_code, 0);
+}
+
+TEST(Repack, MergingAMergedTraceCopies) {
+  const TempDir folder;
+  write_merged(folder);
+  write_run(folder.file("more.h5"), [] {
+    RunShape shape;
+    shape.blocks = 40;
+    return shape;
+  }());
+  const auto result = run_blockscope({"repack", folder.file("run.h5"), folder.file("more.h5"),
+                                      "--merge", "-o", folder.file("all.h5")});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, ::testing::Not(HasSubstr("--copy")));
+  for (const char* name : {"run.h5", "run.r0000.h5", "run.r0001.h5"}) {
+    std::filesystem::rename(folder.file(name), folder.file(name) + ".away");
+  }
+  const TraceReader all(folder.file("all.h5"));
+  const TraceReader more(folder.file("more.h5"));
+  EXPECT_EQ(all.info().num_sequences, 7);
+  for (std::int64_t s = 0; s < 2; ++s) expect_same_sequence(more, s, all, 5 + s);
 }
 
 TEST(Repack, TracesOfDifferentModelsAreNotMerged) {
