@@ -18,7 +18,8 @@ namespace blockscope {
 
 class LayerQueue {
  public:
-  /// `run` is called from the workers.
+  /// `run` is called from threads - 1 workers and, whenever the thread that pushes would have to
+  /// wait, from that one: a busy machine wakes nobody up soon.
   LayerQueue(std::size_t layers, std::size_t threads, std::size_t max_bytes,
              std::function<void(const StepTask&)> run);
   LayerQueue(const LayerQueue&) = delete;
@@ -38,7 +39,12 @@ class LayerQueue {
   };
 
   void work();
-  void rethrow() const;  // with the mutex held
+  /// Takes some tasks of the layer that is first in turn and runs them. With the mutex held, which
+  /// is free meanwhile; some layer must be ready.
+  void run_some(std::unique_lock<std::mutex>& lock);
+  /// Runs tasks until `done`; throws what a task threw. With the mutex held.
+  template <typename Done>
+  void help_until(std::unique_lock<std::mutex>& lock, Done done);
 
   std::function<void(const StepTask&)> run_;
   std::size_t max_bytes_;

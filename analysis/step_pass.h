@@ -1,11 +1,11 @@
 // One pass over one or more traces that feeds any number of metrics: every array is read once,
 // however many metrics want it, and memory does not grow with the file.
 //
-// The calling thread reads; workers call the metrics. Calls for one layer come block by block (in
-// the order of list_blocks, also where a batch interleaves the rows of its sequences), steps
-// ascending, and from one thread at a time; calls for different layers run at the same time. So a
-// metric keeps its sums per layer and needs no locks, and its result does not depend on the number
-// of threads.
+// The calling thread reads; it and workers call the metrics. Calls for one layer come block by
+// block (in the order of list_blocks, also where a batch interleaves the rows of its sequences),
+// steps ascending, and from one thread at a time; calls for different layers run at the same time.
+// So a metric keeps its sums per layer and needs no locks, and its result does not depend on the
+// number of threads.
 #pragma once
 
 #include <cstdint>
@@ -93,7 +93,7 @@ class StepMetric {
 struct PassOptions {
   RowSelection rows;
   std::optional<std::vector<std::int64_t>> layers;    ///< the model's indices; unset: all recorded
-  std::size_t threads = 0;                            ///< workers; 0: one per core
+  std::size_t threads = 0;                            ///< the calling one included; 0: one per core
   std::size_t memory_bytes = std::size_t{256} << 20;  ///< for arrays held at one time
   /// Called now and then from the reading thread with rows done and rows in all; false stops the
   /// pass with InterruptedError.
