@@ -30,13 +30,16 @@ std::size_t checked_extent(std::span<const std::int32_t> set) {
 }  // namespace
 
 std::size_t set_length(std::span<const std::int32_t> set) {
+  if (std::count(set.begin(), set.end(), -1) == 0) return set.size();  // vectorises, unlike find
   return static_cast<std::size_t>(std::find(set.begin(), set.end(), -1) - set.begin());
 }
 
 void RankTable::assign(std::span<const std::int32_t> set) {
   const std::size_t extent = checked_extent(set);
-  for (const std::int32_t p : members_) table_[static_cast<std::size_t>(p)] = 0;
-  members_.clear();
+  for (const std::int32_t p : members_) {
+    if (p >= 0) table_[static_cast<std::size_t>(p)] = 0;
+  }
+  members_.assign(set.begin(), set.end());
   if (table_.size() < extent) table_.resize(extent, 0);
   std::int32_t rank = 0;
   for (const std::int32_t p : set) {
@@ -45,20 +48,28 @@ void RankTable::assign(std::span<const std::int32_t> set) {
     std::int32_t& entry = table_[static_cast<std::size_t>(p)];
     if (entry != 0) throw_repeated(p);
     entry = rank;
-    members_.push_back(p);
   }
 }
 
-void count_shared(const RankTable& a, std::span<const std::int32_t> b,
-                  std::span<std::uint8_t> shared) {
+void RankTable::ranks_of(std::span<const std::int32_t> set, std::span<std::int32_t> out) const {
+  const std::int32_t* table = table_.data();
+  const std::size_t size = table_.size();
+  for (std::size_t i = 0; i < set.size(); ++i) {
+    const auto p = static_cast<std::uint32_t>(set[i]);
+    out[i] = p < size ? table[p] - 1 : -1;
+  }
+}
+
+void count_shared(std::span<const std::int32_t> ranks, std::span<std::uint8_t> shared) {
   constexpr std::uint8_t kMet = 0x80;  // on A's ranks while counting: this member of A was in B
   std::fill(shared.begin(), shared.end(), std::uint8_t{0});
   std::int32_t rank_b = 0;
-  for (const std::int32_t p : b) {
-    const std::int32_t rank_a = a.rank(p);
+  for (const std::int32_t rank_a : ranks) {
     if (rank_a >= 0) {
       std::uint8_t& member = shared[static_cast<std::size_t>(rank_a)];
-      if ((member & kMet) != 0) throw_repeated(p);
+      if ((member & kMet) != 0) {
+        throw Error("expected distinct positions in a set, got the same one twice");
+      }
       member |= kMet;
       ++shared[static_cast<std::size_t>(std::max(rank_a, rank_b))];
     }

@@ -26,6 +26,9 @@ class RankTable {
     return p < table_.size() ? table_[p] - 1 : -1;
   }
 
+  /// rank() of each member of `set`. [set.size()]
+  void ranks_of(std::span<const std::int32_t> set, std::span<std::int32_t> out) const;
+
   /// No model has a longer context; keeps a damaged file from asking for gigabytes.
   static constexpr std::int32_t kMaxPosition = (1 << 26) - 1;
 
@@ -34,11 +37,10 @@ class RankTable {
   std::vector<std::int32_t> members_;  // what to clear
 };
 
-/// For two sets by falling score: shared[r] = positions that are in both and whose larger rank is
-/// r, so |A[:k] n B[:k]| is the sum of shared[0 .. k). [ranks of the longer set]. Throws Error when
-/// B names a member of A twice.
-void count_shared(const RankTable& a, std::span<const std::int32_t> b,
-                  std::span<std::uint8_t> shared);
+/// For two sets A, B by falling score, given the ranks in A of B's members (RankTable::ranks_of):
+/// shared[r] = positions that are in both and whose larger rank is r, so |A[:k] n B[:k]| is the sum
+/// of shared[0 .. k). [ranks of the longer set]. Throws Error when B names a member of A twice.
+void count_shared(std::span<const std::int32_t> ranks, std::span<std::uint8_t> shared);
 
 /// Counts the distinct positions of many sets. Not thread-safe.
 class UnionCounter {

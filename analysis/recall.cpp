@@ -9,6 +9,9 @@
 namespace blockscope {
 namespace {
 
+/// In place of a probability, which is in [0, 1].
+constexpr float kFellOut = -1.0F;
+
 std::string normaliser_of(const TraceReader& trace) {
   return trace.info().meta.set_normaliser == SetNormaliser::prefix ? "prefix" : "prefix+block";
 }
@@ -59,7 +62,9 @@ double set_recall(RankTable& table, std::span<const std::int32_t> first,
   }
   table.assign(first);
   scratch.resize(first.size());
-  count_shared(table, now, scratch);
+  std::vector<std::int32_t> ranks(now.size());
+  table.ranks_of(now, ranks);
+  count_shared(ranks, scratch);
   return static_cast<double>(std::accumulate(scratch.begin(), scratch.end(), std::int64_t{0})) /
          static_cast<double>(first.size());
 }
@@ -130,7 +135,9 @@ void RecallMetric::add_head(const StepView& step, std::size_t kv_head) {
   const auto now = step.now(Field::set_topk).ints().subspan(kv_head * k, k);
   const std::size_t length = std::min(set_length(first), set_length(now));
   layer.first.assign(first);
-  count_shared(layer.first, now, layer.shared);
+  layer.ranks.resize(k);
+  layer.first.ranks_of(now, layer.ranks);
+  count_shared(layer.ranks, layer.shared);
   std::int64_t shared = 0;
   std::size_t rank = 0;
   for (std::size_t i = 0; i < sizes_.size(); ++i) {
@@ -152,17 +159,11 @@ void RecallMetric::add_head(const StepView& step, std::size_t kv_head) {
 void RecallMetric::add_covered(const StepView& step, std::size_t kv_head,
                                std::span<const std::int32_t> now,
                                std::span<const float> probability, std::size_t length) {
-  const RankTable& first = layers_[step.layer()].first;
-  std::vector<double>& by_rank =
-      layers_[step.layer()].by_rank;  // p_t of step 1's rank, 0: fell out
-  by_rank.assign(now.size(), 0.0);
-  std::vector<std::uint8_t>& kept = layers_[step.layer()].shared;
-  std::fill(kept.begin(), kept.end(), std::uint8_t{0});
+  Layer& layer = layers_[step.layer()];
+  layer.by_rank.assign(now.size(), kFellOut);
   for (std::size_t j = 0; j < now.size(); ++j) {
-    const std::int32_t rank = first.rank(now[j]);
-    if (rank < 0) continue;
-    by_rank[static_cast<std::size_t>(rank)] = static_cast<double>(probability[j]);
-    kept[static_cast<std::size_t>(rank)] = 1;
+    const std::int32_t rank = layer.ranks[j];
+    if (rank >= 0) layer.by_rank[static_cast<std::size_t>(rank)] = probability[j];
   }
   const double smallest = static_cast<double>(probability[length == 0 ? 0 : length - 1]);
   double covered = 0.0;
@@ -173,9 +174,11 @@ void RecallMetric::add_covered(const StepView& step, std::size_t kv_head,
     const auto size = static_cast<std::size_t>(sizes_[i]);
     if (size > length || step.now().context_length <= sizes_[i]) break;
     for (; rank < size; ++rank) {
-      covered += by_rank[rank];
+      const float p = layer.by_rank[rank];
+      const bool there = p != kFellOut;
+      covered += there ? static_cast<double>(p) : 0.0;
+      fell_out += there ? 0 : 1;
       own += static_cast<double>(probability[rank]);
-      fell_out += kept[rank] == 0 ? 1 : 0;
     }
     const std::size_t column = kv_head * sizes_.size() + i;
     covered_.add(step.layer(), column, step.now().step, covered);

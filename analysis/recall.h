@@ -45,7 +45,8 @@ class RecallMetric : public StepMetric {
   struct Layer {
     RankTable first;
     std::vector<std::uint8_t> shared;  // [k]
-    std::vector<double> by_rank;       // [k]
+    std::vector<std::int32_t> ranks;   // [k] of this step's members in step 1's set, -1: none
+    std::vector<float> by_rank;        // [k] probability now of step 1's members
   };
   void begin_shape(const TraceShape& shape);
   void add_stored(const StepView& step);

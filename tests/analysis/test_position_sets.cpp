@@ -27,6 +27,12 @@ Set random_set(SeededRandom& random, std::int32_t positions, std::size_t size) {
   return all;
 }
 
+Set ranks_of(const RankTable& table, const Set& set) {
+  Set ranks(set.size());
+  table.ranks_of(set, ranks);
+  return ranks;
+}
+
 std::int64_t shared_prefix(const Set& a, const Set& b, std::size_t k) {
   const std::set<std::int32_t> first(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(k));
   return std::count_if(b.begin(), b.begin() + static_cast<std::ptrdiff_t>(k),
@@ -44,7 +50,7 @@ TEST(PositionSets, SharedRanksGiveTheIntersectionOfEveryPrefix) {
     const Set b = random_set(random, positions, k);
     table.assign(a);
     std::vector<std::uint8_t> shared(k, 9);
-    count_shared(table, b, shared);
+    count_shared(ranks_of(table, b), shared);
     std::int64_t sum = 0;
     for (std::size_t size = 1; size <= k; ++size) {
       sum += shared[size - 1];
@@ -68,7 +74,7 @@ TEST(PositionSets, PaddingIsNoMember) {
   RankTable table;
   table.assign(Set{4, 2, -1, -1});
   std::vector<std::uint8_t> shared(4);
-  count_shared(table, Set{2, 4, -1, -1}, shared);
+  count_shared(ranks_of(table, Set{2, 4, -1, -1}), shared);
   EXPECT_THAT(shared, ::testing::ElementsAre(0, 2, 0, 0));
   EXPECT_EQ(set_length(Set{4, 2, -1, -1}), 2U);
   EXPECT_EQ(set_length(Set{}), 0U);
@@ -82,7 +88,7 @@ TEST(PositionSets, RepeatedAndImpossiblePositionsAreErrors) {
   EXPECT_THROW(table.assign(Set{RankTable::kMaxPosition + 1}), Error);
   table.assign(Set{0, 1, 2});
   std::vector<std::uint8_t> shared(3);
-  EXPECT_THROW(count_shared(table, Set{0, 0, 0}, shared), Error);
+  EXPECT_THROW(count_shared(ranks_of(table, Set{0, 0, 0}), shared), Error);
   UnionCounter unions;
   EXPECT_THROW(unions.count(Set{5, -7}), Error);
   EXPECT_EQ(unions.count(Set{5, 5}), 1) << "the counter survives an error";
