@@ -125,11 +125,14 @@ std::string main_script(const Figure& figure, const FigureFormats& formats) {
   return script;
 }
 
-/// What a machine without fonts or a home folder makes libraries say; the figure is not affected.
+/// What a machine without fonts or a home folder makes libraries say, and NaN, which stands for a
+/// value that nothing was measured for: the figure is not affected.
 bool is_noise(std::string_view line) {
   return line.find_first_not_of(" \t\r") == std::string_view::npos ||
          line.starts_with("Fontconfig ") || line.find("Pango-WARNING") != std::string_view::npos ||
-         line.find("dconf-") != std::string_view::npos;
+         line.find("dconf-") != std::string_view::npos ||
+         line.ends_with("warning: Skipping data file with no valid points") ||
+         line.ends_with("warning: matrix contains missing or undefined values");
 }
 
 std::string complaints(const fs::path& file) {

@@ -1,0 +1,173 @@
+#include "analysis/report/facts.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "analysis/figures/terms.h"
+#include "analysis/report/html.h"
+
+namespace blockscope {
+namespace {
+
+using nlohmann::json;
+
+json parsed(const std::string& text) {
+  json value = json::parse(text, nullptr, false);
+  return value.is_object() ? value : json::object();
+}
+
+std::string text_of(const json& object, const char* key) {
+  const auto at = object.find(key);
+  if (at == object.end() || at->is_null()) return "";
+  return at->is_string() ? at->get<std::string>() : at->dump();
+}
+
+std::string decoding_text(const json& run) {
+  std::string text = text_of(run, "strategy");
+  const std::string steps = text_of(run, "denoising_steps");
+  if (!steps.empty()) text += fmt::format(", at most {} steps a block", steps);
+  const std::string temperature = text_of(run, "temperature");
+  if (!temperature.empty()) {
+    text += temperature == "0.0" ? ", greedy" : fmt::format(", temperature {}", temperature);
+  }
+  return text;
+}
+
+std::string state_text(const TraceInfo& info) {
+  if (info.complete) return "";
+  return info.partial ? " (unfinished: still written, or cut off)" : " (cut off)";
+}
+
+std::string trace_list(const TraceGroup& traces) {
+  constexpr std::size_t kNamed = 4;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(traces.size(), kNamed); ++i) {
+    const TraceInfo& info = traces.trace(i).info();
+    text += (i == 0 ? "" : ", ") + std::filesystem::path(info.path).filename().string() +
+            state_text(info);
+  }
+  if (traces.size() > kNamed) text += fmt::format(" and {} more", traces.size() - kNamed);
+  return text;
+}
+
+struct HeadCount {
+  std::int64_t steadier = 0, compared = 0;
+};
+
+HeadCount compare_heads(const ResultArray& external, const ResultArray& internal) {
+  HeadCount count;
+  for (std::size_t i = 0; i < external.values.size(); ++i) {
+    if (!std::isfinite(external.values[i]) || !std::isfinite(internal.values[i])) continue;
+    ++count.compared;
+    if (external.values[i] > internal.values[i]) ++count.steadier;
+  }
+  return count;
+}
+
+std::string similarity_finding(const MetricResult& result) {
+  const auto per_head = [&](const char* name) {
+    return mean_over_others(result.array(name), {"layer", "head"});
+  };
+  const ResultArray external = per_head("similarity_external");
+  const ResultArray internal = per_head("similarity_internal");
+  const HeadCount count = compare_heads(external, internal);
+  if (count.compared == 0) return "";
+  const ResultArray out = mean_over_others(result.array("similarity_external"), {});
+  const ResultArray in = mean_over_others(result.array("similarity_internal"), {});
+  const bool shows = out.values.at(0) > in.values.at(0) && 2 * count.steadier > count.compared;
+  return fmt::format(
+      "{} A_out is steadier than A_in in {} of {} heads: from one step to the next, attention to "
+      "the prefix keeps a mean cosine of {}, attention inside the block {} (n = {}).",
+      shows ? "Attention to the prefix barely moves."
+            : "FlashBlock\u2019s observation does not hold on this trace.",
+      count.steadier, count.compared, report_number(out.values.at(0)),
+      report_number(in.values.at(0)), count_text(total_terms(out)));
+}
+
+std::string mass_finding(const MetricResult& result) {
+  const ResultArray heads = mean_over_others(result.array("external_mass"), {"layer", "head"});
+  const ValueRange range = range_of(heads);
+  if (range.empty()) return "";
+  const ResultArray all = mean_over_others(result.array("external_mass"), {});
+  return fmt::format(
+      "The prefix draws {:.0f} % of the attention on average, from {:.0f} % in the head that cares "
+      "least to {:.0f} % in the one that cares most (n = {}).",
+      100.0 * all.values.at(0), 100.0 * range.least, 100.0 * range.greatest,
+      count_text(total_terms(all)));
+}
+
+}  // namespace
+
+TraceCounts count_trace(const std::vector<std::vector<BlockSteps>>& blocks) {
+  TraceCounts counts;
+  for (const std::vector<BlockSteps>& of_trace : blocks) {
+    std::set<std::int64_t> sequences;
+    for (const BlockSteps& block : of_trace) {
+      sequences.insert(block.sequence);
+      counts.steps += static_cast<std::int64_t>(block.steps.size());
+    }
+    counts.blocks += static_cast<std::int64_t>(of_trace.size());
+    counts.sequences += static_cast<std::int64_t>(sequences.size());
+  }
+  return counts;
+}
+
+std::string model_name(const TraceGroup& traces) {
+  const json model = parsed(traces.trace(0).info().meta.model_json);
+  std::string name = text_of(model, "requested");
+  while (name.size() > 1 && name.back() == '/') name.pop_back();
+  const std::size_t slash = name.rfind('/');
+  // A local folder is known by its last part; a hub id such as "JetLM/SDAR-1.7B" has one slash.
+  if (name.starts_with('/') || name.starts_with('.')) name = name.substr(slash + 1);
+  return name.empty() ? "a block-diffusion model" : name;
+}
+
+std::vector<std::pair<std::string, std::string>> run_facts(const TraceGroup& traces,
+                                                           const TraceCounts& counts) {
+  const TraceMeta& meta = traces.trace(0).info().meta;
+  const json model = parsed(meta.model_json);
+  const json run = parsed(meta.run_json);
+  std::vector<std::pair<std::string, std::string>> facts;
+  const std::string digest = text_of(model, "digest");
+  facts.emplace_back(
+      "Model",
+      fmt::format("{}{}: {} layers, {} query heads, {} KV heads, head dimension {}",
+                  model_name(traces),
+                  digest.empty() ? "" : fmt::format(" (checkpoint {})", digest.substr(0, 12)),
+                  meta.num_layers, meta.num_heads, meta.num_kv_heads, meta.head_dim));
+  const std::string policy = text_of(run, "policy");
+  facts.emplace_back("Attention",
+                     policy.empty() ? "unknown policy" : fmt::format("policy {}", policy));
+  facts.emplace_back("Decoding",
+                     fmt::format("block length {}, {}", meta.block_length, decoding_text(run)));
+  facts.emplace_back(
+      "Recorded", fmt::format("{}, {}, {}; level {}, {} of {} layers, {} of {} heads",
+                              counted(counts.sequences, "sequence", "sequences"),
+                              counted(counts.blocks, "block", "blocks"),
+                              counted(counts.steps, "denoising step", "denoising steps"),
+                              to_string(lowest_level(traces)), meta.layers.size(), meta.num_layers,
+                              meta.heads.size(), meta.num_heads));
+  facts.emplace_back(traces.size() == 1 ? "Trace" : "Traces", trace_list(traces));
+  const std::string version = text_of(run, "version");
+  if (!version.empty()) facts.emplace_back("Captured with", fmt::format("blockscope {}", version));
+  return facts;
+}
+
+std::vector<std::string> find_findings(const ReportMetrics& metrics) {
+  std::vector<std::string> findings;
+  const auto add = [&](const char* name, std::string (*sentence)(const MetricResult&)) {
+    const MetricResult* result = metrics.find(name);
+    if (result == nullptr) return;
+    std::string text = sentence(*result);
+    if (!text.empty()) findings.push_back(std::move(text));
+  };
+  add("similarity", similarity_finding);
+  add("external_mass", mass_finding);
+  return findings;
+}
+
+}  // namespace blockscope

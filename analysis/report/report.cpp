@@ -1,0 +1,140 @@
+#include "analysis/report/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "analysis/report/facts.h"
+#include "analysis/report/report_metrics.h"
+#include "analysis/report/sections.h"
+#include "decode_record/error.h"
+
+namespace blockscope {
+namespace {
+
+std::string list_text(const std::vector<std::int64_t>& values) {
+  constexpr std::size_t kNamed = 40;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(values.size(), kNamed); ++i) {
+    text += fmt::format("{}{}", i == 0 ? "" : ", ", values[i]);
+  }
+  return values.size() > kNamed ? text + ", ..." : text;
+}
+
+std::int64_t slot_of(const std::vector<std::int64_t>& values, std::int64_t wanted,
+                     const char* flag) {
+  const auto at = std::ranges::find(values, wanted);
+  if (at == values.end()) {
+    throw UsageError(fmt::format("{} {}: the trace recorded {}", flag, wanted, list_text(values)));
+  }
+  return at - values.begin();
+}
+
+/// Distinct, ascending.
+std::vector<std::int64_t> sequences_of(const std::vector<BlockSteps>& blocks) {
+  std::vector<std::int64_t> sequences;
+  for (const BlockSteps& block : blocks) sequences.push_back(block.sequence);
+  std::ranges::sort(sequences);
+  sequences.erase(std::ranges::unique(sequences).begin(), sequences.end());
+  return sequences;
+}
+
+/// Distinct tokens that the block decided: few in padding after the end of a text.
+std::size_t distinct_tokens(const TraceReader& trace, const BlockSteps& block) {
+  std::set<std::int64_t> tokens;
+  for (const StepRef& step : block.steps) {
+    for (const SequenceDelta& delta : trace.delta(step.row).rows) {
+      tokens.insert(delta.decoded_tokens.begin(), delta.decoded_tokens.end());
+    }
+  }
+  return tokens.size();
+}
+
+/// The most recorded steps; of equals the most distinct tokens, then the one nearest the middle.
+std::size_t richest_block(const TraceReader& trace, const std::vector<BlockSteps>& blocks) {
+  const auto recorded = [](const BlockSteps& block) {
+    return std::ranges::count_if(block.steps, &StepRef::recorded);
+  };
+  std::ptrdiff_t most = 0;
+  for (const BlockSteps& block : blocks) most = std::max(most, recorded(block));
+  const auto rank = [&](std::size_t i) {
+    const double off = std::abs(static_cast<double>(i) - static_cast<double>(blocks.size()) / 2.0);
+    return std::pair(distinct_tokens(trace, blocks[i]), -off);
+  };
+  std::size_t best = 0;
+  std::pair<std::size_t, double> best_rank(0, -std::numeric_limits<double>::infinity());
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    if (recorded(blocks[i]) < most) continue;
+    const auto of_block = rank(i);
+    if (of_block > best_rank) {
+      best = i;
+      best_rank = of_block;
+    }
+  }
+  return best;
+}
+
+PictureChoice choose(const TraceReader& trace, const std::vector<BlockSteps>& all,
+                     const ReportOptions& options) {
+  const TraceMeta& meta = trace.info().meta;
+  PictureChoice choice;
+  choice.heatmap.layer_slot = options.layer ? slot_of(meta.layers, *options.layer, "--layer")
+                                            : static_cast<std::int64_t>(meta.layers.size() / 2);
+  if (options.head) choice.heatmap.head_slot = slot_of(meta.heads, *options.head, "--head");
+  std::vector<BlockSteps> candidates = all;
+  if (options.sequence) {
+    slot_of(sequences_of(all), *options.sequence, "--sequence");
+    std::erase_if(candidates, [&](const auto& b) { return b.sequence != *options.sequence; });
+  }
+  if (options.block) {
+    std::vector<std::int64_t> numbers;
+    for (const BlockSteps& block : candidates) numbers.push_back(block.block);
+    slot_of(numbers, *options.block, "--block");
+    std::erase_if(candidates, [&](const auto& b) { return b.block != *options.block; });
+  }
+  if (candidates.empty()) return choice;
+  const BlockSteps chosen = candidates[richest_block(trace, candidates)];
+  for (const BlockSteps& block : all) {
+    if (block.sequence != chosen.sequence) continue;
+    if (block.block == chosen.block) choice.block = choice.blocks.size();
+    choice.blocks.push_back(block);
+  }
+  return choice;
+}
+
+}  // namespace
+
+ReportPage make_report(const TraceGroup& traces, const ReportOptions& options) {
+  std::vector<std::vector<BlockSteps>> blocks;
+  for (std::size_t i = 0; i < traces.size(); ++i) blocks.push_back(list_blocks(traces.trace(i)));
+  const PictureChoice choice = choose(traces.trace(0), blocks[0], options);
+  PassOptions pass;
+  pass.threads = options.threads;
+  pass.progress = options.progress;
+  const ReportMetrics metrics = measure(traces, options.backbone, pass);
+  const ReuseResults reuse = predict_reuse(traces, pass);
+  const TraceCounts counts = count_trace(blocks);
+  ReportPage page;
+  page.title =
+      options.title.empty() ? "What " + model_name(traces) + " did, step by step" : options.title;
+  page.subtitle = fmt::format("Blockscope report on {}, {} and {}",
+                              counted(counts.sequences, "sequence", "sequences"),
+                              counted(counts.blocks, "block", "blocks"),
+                              counted(counts.steps, "denoising step", "denoising steps"));
+  page.findings = find_findings(metrics);
+  if (!reuse.finding.empty()) page.findings.push_back(reuse.finding);
+  page.facts = run_facts(traces, counts);
+  page.sections.push_back(trajectory_section(traces, choice));
+  page.sections.push_back(stability_section(traces, choice, metrics));
+  page.sections.push_back(reuse_section(metrics, reuse));
+  page.sections.push_back(sets_section(metrics));
+  page.sections.push_back(decoding_section(metrics));
+  page.sections.push_back(methods_section(metrics));
+  page.footer = "Made by blockscope report. Nothing on this page is loaded from elsewhere.";
+  return page;
+}
+
+}  // namespace blockscope

@@ -1,0 +1,31 @@
+// The report's contents: what `blockscope report` puts on the page, from one or more traces of one
+// model. All numbers come from the metrics of analysis/; nothing here computes one.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "analysis/report/page.h"
+#include "analysis/step_pass.h"
+
+namespace blockscope {
+
+struct ReportOptions {
+  std::string title;  ///< empty: "What <model> did, step by step"
+  /// What the pictures of one block show, as the model and the trace number them; unset: the middle
+  /// recorded layer, all heads together, and the block of the first trace with the most steps; of
+  /// equals the one with the most distinct tokens, nearest the middle.
+  std::optional<std::int64_t> layer, head, sequence, block;
+  std::string backbone;     ///< trace of the backbone, captured with --replay; empty: none
+  std::size_t threads = 0;  ///< 0: one per core
+  /// Called with rows read and rows in all; false stops with InterruptedError.
+  std::function<bool(std::int64_t, std::int64_t)> progress;
+};
+
+/// Throws UsageError for a layer, head, sequence or block that the trace does not have, listing
+/// what it has; TraceError for traces that can't be read.
+ReportPage make_report(const TraceGroup& traces, const ReportOptions& options);
+
+}  // namespace blockscope

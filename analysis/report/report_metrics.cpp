@@ -1,0 +1,79 @@
+#include "analysis/report/report_metrics.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "analysis/metrics.h"
+#include "analysis/query_comparison.h"
+
+namespace blockscope {
+namespace {
+
+/// What the page shows; other metrics would only cost time.
+constexpr std::array kShown{"similarity", "external_mass", "reuse_error",      "recall",
+                            "union_size", "est_acc",       "query_statistics", "decoding"};
+
+/// Why the metric can't be computed from these traces; empty: it can.
+std::string obstacle(const MetricInfo& metric, const TraceGroup& traces) {
+  const RecordLevel level = lowest_level(traces);
+  if (level < parse_record_level(metric.level)) {
+    return fmt::format(
+        "Not in this trace, which was recorded with --record {}: {} needs --record "
+        "{}.",
+        to_string(level), metric.description, metric.level);
+  }
+  for (std::size_t i = 0; i < traces.size(); ++i) {
+    try {
+      // On a throw-away instance: a metric that refuses one trace would end the whole pass.
+      metric.make({})->begin_trace(traces.trace(i), traces.shape());
+    } catch (const TraceError& error) {
+      return error.what();
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+const MetricResult* ReportMetrics::find(const std::string& metric) const {
+  const auto at = found.find(metric);
+  return at == found.end() ? nullptr : &at->second;
+}
+
+RecordLevel lowest_level(const TraceGroup& traces) {
+  RecordLevel level = RecordLevel::full;
+  for (std::size_t i = 0; i < traces.size(); ++i) {
+    level = std::min(level, traces.trace(i).info().meta.level);
+  }
+  return level;
+}
+
+ReportMetrics measure(const TraceGroup& traces, const std::string& backbone,
+                      const PassOptions& options) {
+  ReportMetrics results;
+  std::vector<std::unique_ptr<StepMetric>> metrics;
+  for (const MetricInfo& metric : all_metrics()) {
+    if (std::ranges::find(kShown, metric.name) == kShown.end()) continue;
+    const std::string reason = obstacle(metric, traces);
+    if (reason.empty()) {
+      metrics.push_back(metric.make({}));
+    } else {
+      results.missing[metric.name] = reason;
+    }
+  }
+  if (!metrics.empty()) {
+    for (MetricResult& result : run_pass(traces, metrics, options)) {
+      results.found.emplace(result.metric, std::move(result));
+    }
+  }
+  if (!backbone.empty()) {
+    const TraceGroup other({backbone});
+    MetricResult compared = compare_query_statistics(traces, other, {}, options);
+    results.found.emplace(compared.metric, std::move(compared));
+  }
+  return results;
+}
+
+}  // namespace blockscope

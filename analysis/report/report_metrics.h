@@ -1,0 +1,29 @@
+// The results a report shows, from one pass over the traces, and why others are missing.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+
+#include "analysis/metric_result.h"
+#include "analysis/step_pass.h"
+
+namespace blockscope {
+
+struct ReportMetrics {
+  std::map<std::string, MetricResult> found;
+  std::map<std::string, std::string> missing;  ///< metric: a sentence for people
+
+  const MetricResult* find(const std::string& metric) const;
+};
+
+/// Every metric of the page that the traces have the data for, in one pass. With a `backbone` (a
+/// trace captured with --replay of these; empty: none) also `query_comparison`, in two more. Throws
+/// UsageError when the backbone's trace doesn't pair with the others.
+ReportMetrics measure(const TraceGroup& traces, const std::string& backbone,
+                      const PassOptions& options);
+
+/// Lowest level of the traces.
+RecordLevel lowest_level(const TraceGroup& traces);
+
+}  // namespace blockscope

@@ -1,0 +1,107 @@
+#include "analysis/report/trajectory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "analysis/gnuplot.h"
+#include "decode_record/error.h"
+
+namespace blockscope {
+namespace {
+
+/// Existing positions of the block and what is in them before the first step.
+void add_initial_positions(const TraceReader& trace, const StepRef& first, TrajectoryBlock& block) {
+  const Frame frame = trace.frame_before(first.row);
+  const std::vector<std::int64_t>& prompt = frame.prompts.at(0);
+  const auto prompt_length = static_cast<std::int64_t>(prompt.size());
+  const auto gen_length = static_cast<std::int64_t>(frame.gen_length);
+  const std::vector<std::int32_t> valid = trace.read_ints(Field::step_valid, first.row, 1);
+  for (std::size_t i = 0; i < valid.size(); ++i) {
+    if (valid[i] == 0) continue;
+    TrajectoryPosition item;
+    item.position = first.block_start + static_cast<std::int64_t>(i);
+    const std::int64_t generated = item.position - prompt_length;
+    if (generated >= gen_length) continue;  // the last block may go past the sequence's end
+    const std::int64_t token = generated < 0
+                                   ? prompt.at(static_cast<std::size_t>(item.position))
+                                   : frame.generated_tokens.at(static_cast<std::size_t>(generated));
+    if (generated < 0 || token != frame.mask_token_id) {
+      item.token = token;
+      item.step = 0;
+    }
+    block.positions.push_back(item);
+  }
+}
+
+void add_step(const TraceReader& trace, const StepRef& step, std::int64_t prompt_length,
+              TrajectoryBlock& block) {
+  for (const SequenceDelta& delta : trace.delta(step.row).rows) {
+    if (!delta.insert_index.empty() || !delta.delete_index.empty()) {
+      throw TraceError(
+          fmt::format("{}: row {} inserts or deletes positions, which this picture "
+                      "can't show. HINT: `blockscope export` writes them",
+                      trace.info().path, step.row));
+    }
+    for (std::size_t i = 0; i < delta.transfer_index.size(); ++i) {
+      const auto source = static_cast<std::size_t>(
+          delta.transfer_src_index.empty() ? delta.transfer_index[i] : delta.transfer_src_index[i]);
+      const std::int64_t position = prompt_length + delta.transfer_index[i];
+      const auto item = std::ranges::find(block.positions, position, &TrajectoryPosition::position);
+      if (item == block.positions.end()) continue;
+      item->token = delta.decoded_tokens.at(source);
+      item->step = step.step;
+      if (source < delta.confidence.size()) item->confidence = delta.confidence[source];
+    }
+  }
+}
+
+/// Length in bytes of the UTF-8 sequence that a lead byte announces; 0: not a lead byte.
+std::size_t announced_length(unsigned char lead) {
+  if (lead >= 0xF0) return 4;
+  if (lead >= 0xE0) return 3;
+  if (lead >= 0xC2) return 2;
+  return lead < 0x80 ? 1 : 0;
+}
+
+}  // namespace
+
+TrajectoryBlock trajectory_of(const TraceReader& trace, const BlockSteps& block) {
+  TrajectoryBlock trajectory;
+  trajectory.block = block.block;
+  if (block.steps.empty()) return trajectory;
+  add_initial_positions(trace, block.steps.front(), trajectory);
+  const auto prompt_length =
+      static_cast<std::int64_t>(trace.sequence(block.sequence).prompt.size());
+  for (const StepRef& step : block.steps) {
+    trajectory.num_steps = std::max(trajectory.num_steps, step.step);
+    add_step(trace, step, prompt_length, trajectory);
+  }
+  return trajectory;
+}
+
+std::string token_text(const TraceReader& trace, std::int64_t token) {
+  if (token < 0) return "";
+  const std::string piece = trace.num_pieces() == 0 ? "" : trace.piece(token);
+  if (piece.empty()) return fmt::format("#{}", token);
+  // A byte of a longer character, alone in its piece, is shown as its number.
+  if (piece.size() == 1 && announced_length(static_cast<unsigned char>(piece[0])) != 1) {
+    return fmt::format("<{:02X}>", static_cast<unsigned char>(piece[0]));
+  }
+  std::string text;
+  for (const char c : piece) {
+    if (c == ' ') {
+      text += "\u2423";
+    } else if (c == '\n') {
+      text += "\u21B5";
+    } else if (c == '\t') {
+      text += "\u21E5";
+    } else {
+      text += c;
+    }
+  }
+  return printable_utf8(text);
+}
+
+}  // namespace blockscope

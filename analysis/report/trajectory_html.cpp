@@ -1,0 +1,197 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "analysis/palette.h"
+#include "analysis/report/html.h"
+#include "analysis/report/trajectory.h"
+#include "analysis/svg.h"
+
+namespace blockscope {
+namespace {
+
+constexpr std::size_t kConfidenceColors = 10;
+
+/// "c0" for [0, 0.1) to "c9" for [0.9, 1]; "cx" when the confidence is unknown.
+std::string color_class(float confidence) {
+  if (!std::isfinite(confidence)) return "cx";
+  const double bin = std::floor(static_cast<double>(confidence) * kConfidenceColors);
+  return fmt::format("c{}", static_cast<int>(std::clamp(bin, 0.0, kConfidenceColors - 1.0)));
+}
+
+std::string chip(const TraceReader& trace, const TrajectoryPosition& item) {
+  const std::string text = escape_markup(token_text(trace, item.token));
+  if (item.step == 0) {
+    return fmt::format("<bdi class=\"known\" title=\"known before step 1\">{}</bdi>", text);
+  }
+  return fmt::format("<bdi class=\"{}\" title=\"position {}, step {}, confidence {}\">{}</bdi>",
+                     color_class(item.confidence), item.position, item.step,
+                     report_number(static_cast<double>(item.confidence), 3), text);
+}
+
+/// Cells of neighbouring steps that look alike are one cell.
+std::string run_of_cells(std::string_view css_class, std::int32_t count) {
+  if (count <= 0) return "";
+  return fmt::format("<td class=\"{}\" colspan=\"{}\"></td>", css_class, count);
+}
+
+std::string position_row(const TraceReader& trace, const TrajectoryPosition& item,
+                         std::int32_t steps) {
+  std::string html = fmt::format("<tr><th scope=\"row\">{}</th>", item.position);
+  const bool decided = item.step >= 0 && item.step <= steps;
+  const std::int32_t column = std::max(item.step, 1);
+  if (!decided) {
+    return html + run_of_cells("mask", steps) + "<td class=\"room\"></td></tr>\n";
+  }
+  html += run_of_cells("mask", column - 1);
+  html += fmt::format("<td class=\"token\">{}</td>", chip(trace, item));
+  html += run_of_cells("settled", steps - column);
+  return html + "<td class=\"room\"></td></tr>\n";
+}
+
+std::string block_table(const TraceReader& trace, const TrajectoryBlock& block,
+                        const TrajectoryLimits& limits) {
+  const std::int32_t steps = std::max(1, std::min(block.num_steps, limits.steps));
+  const std::size_t rows = std::min(block.positions.size(), limits.positions);
+  std::string left_out;
+  if (rows < block.positions.size()) {
+    left_out += fmt::format(", first {} of {} positions", rows, block.positions.size());
+  }
+  if (steps < block.num_steps) left_out += fmt::format(", first {} steps", steps);
+  const auto label = [&](std::size_t i) { return block.positions[i].position; };
+  std::string html = fmt::format(
+      "<table class=\"trajectory\"><caption>Block {}: {}{}{}</caption>\n<thead><tr>"
+      "<th scope=\"col\">position</th>",
+      block.block,
+      rows == 0 ? "" : fmt::format("positions {}\u2013{}, ", label(0), label(rows - 1)),
+      counted(block.num_steps, "step", "steps"), left_out);
+  for (std::int32_t step = 1; step <= steps; ++step) {
+    html += fmt::format("<th scope=\"col\">{}</th>", step);
+  }
+  html += "<th class=\"room\"></th></tr></thead><tbody>\n";
+  for (std::size_t i = 0; i < rows; ++i) html += position_row(trace, block.positions[i], steps);
+  return html + "</tbody></table>\n";
+}
+
+/// The last tokens of the prompt as one text, with an ellipsis for what is left out.
+std::string prompt_end(const TraceReader& trace, const SequenceInfo& sequence,
+                       std::size_t num_tokens) {
+  const std::size_t size = sequence.prompt.size();
+  const std::size_t first = size - std::min(size, num_tokens);
+  std::string text;
+  for (std::size_t i = first; i < size; ++i) {
+    text += trace.num_pieces() == 0 ? fmt::format("#{} ", sequence.prompt[i])
+                                    : trace.piece(sequence.prompt[i]);
+  }
+  return first > 0 ? fmt::format("\u2026 {}", text) : text;
+}
+
+std::string definition(std::string_view name, std::string_view text) {
+  return fmt::format("<dt>{}</dt><dd><bdi>{}</bdi></dd>\n", escape_markup(name),
+                     escape_markup(text));
+}
+
+std::string sequence_facts(const TraceReader& trace, const SequenceInfo& sequence,
+                           const TrajectoryLimits& limits) {
+  std::string html = "<dl class=\"facts\">\n";
+  if (!sequence.name.empty()) html += definition("Sequence", sequence.name);
+  html += definition(
+      "Prompt",
+      fmt::format("{} ({})", prompt_end(trace, sequence, limits.prompt_tokens),
+                  counted(static_cast<std::int64_t>(sequence.prompt.size()), "token", "tokens")));
+  html += definition("Generated", sequence.text.empty() ? "(no text yet)" : sequence.text);
+  if (!sequence.answer.empty()) html += definition("Expected", sequence.answer);
+  if (std::isfinite(sequence.score)) {
+    html += definition(sequence.metric.empty() ? "Score" : sequence.metric,
+                       report_number(static_cast<double>(sequence.score), 2));
+  }
+  return html + "</dl>\n";
+}
+
+std::string legend() {
+  std::string html = "<p class=\"legend\"><span>confidence</span>";
+  for (std::size_t i = 0; i < kConfidenceColors; ++i) {
+    html += fmt::format("<span class=\"c{}\">{}</span>", i,
+                        i + 1 == kConfidenceColors ? "0.9\u20131" : fmt::format("0.{}", i));
+  }
+  return html + "<span class=\"known\">prompt</span><span class=\"dots\">mask</span></p>\n";
+}
+
+/// Linear in sRGB between viridis' stops; the steps are far finer than the eye needs here.
+std::array<int, 3> viridis_at(double share) {
+  const double place = share * static_cast<double>(kViridis.size() - 1);
+  const auto low = std::min(static_cast<std::size_t>(place), kViridis.size() - 2);
+  const double part = place - static_cast<double>(low);
+  std::array<int, 3> color{};
+  for (std::size_t channel = 0; channel < 3; ++channel) {
+    const auto value = [&](std::size_t stop) {
+      return std::stoi(std::string(kViridis[stop].substr(1 + 2 * channel, 2)), nullptr, 16);
+    };
+    color[channel] =
+        static_cast<int>(std::lround(value(low) + part * (value(low + 1) - value(low))));
+  }
+  return color;
+}
+
+}  // namespace
+
+std::string trajectory_html(const TraceReader& trace, const std::vector<BlockSteps>& blocks,
+                            std::size_t shown, const TrajectoryLimits& limits) {
+  if (blocks.empty()) return html_paragraph("The trace has no denoising steps.", "note");
+  const SequenceInfo sequence = trace.sequence(blocks.front().sequence);
+  // The window of blocks that holds the chosen one; from its start where the rest fits.
+  const std::size_t latest = blocks.size() - std::min(blocks.size(), limits.blocks);
+  const std::size_t first = std::min(shown, latest);
+  const std::size_t last = std::min(blocks.size(), first + limits.blocks);
+  std::string html = sequence_facts(trace, sequence, limits) + legend();
+  html += "<div class=\"trajectories\">\n";
+  for (std::size_t i = first; i < last; ++i) {
+    html += block_table(trace, trajectory_of(trace, blocks[i]), limits);
+  }
+  html += "</div>\n";
+  if (last - first < blocks.size()) {
+    html += html_paragraph(
+        fmt::format("Shown: {} of the sequence's {}; --sequence and --block choose others.",
+                    counted(static_cast<std::int64_t>(last - first), "block", "blocks"),
+                    blocks.size()),
+        "note");
+  }
+  return html;
+}
+
+std::string trajectory_css() {
+  std::string css = R"(.trajectories{display:flex;flex-wrap:wrap;gap:1.5rem 2rem;overflow-x:auto}
+.trajectory{border-collapse:collapse;table-layout:fixed;font-size:12px;width:max-content}
+.trajectory caption{text-align:left;font-weight:600;padding-bottom:.3rem}
+.trajectory th{font-weight:400;color:var(--faint);text-align:right;padding:0 .4rem 0 0;
+width:3.6rem;font-variant-numeric:tabular-nums}
+.trajectory thead th+th{width:21px;text-align:center;padding:0}
+.trajectory td{height:20px;padding:0}
+.trajectory thead th.room,.trajectory td.room{width:5.5rem}
+.trajectory td.token{position:relative;overflow:visible}
+.trajectory bdi{position:absolute;left:1px;top:1px;line-height:18px;white-space:pre;
+padding:0 5px;border-radius:3px;z-index:1}
+.trajectory td.mask{background:radial-gradient(circle,var(--line) 1.6px,transparent 2px)
+center left/21px 20px repeat-x}
+.trajectory td.settled{background:linear-gradient(var(--line),var(--line)) center/100% 1px no-repeat}
+.known{background:var(--soft);color:var(--text)}
+.cx{background:var(--soft);color:var(--text);outline:1px dashed var(--line)}
+.legend{display:flex;flex-wrap:wrap;gap:2px;font-size:12px;align-items:center}
+.legend span{padding:1px 7px;border-radius:3px}
+.legend .dots{background:radial-gradient(circle,var(--line) 1.6px,transparent 2px) center/9px 20px
+repeat-x;padding-left:2.2rem}
+)";
+  for (std::size_t i = 0; i < kConfidenceColors; ++i) {
+    const std::array<int, 3> color =
+        viridis_at(static_cast<double>(i) / static_cast<double>(kConfidenceColors - 1));
+    // Rec. 709 luma: black text from the middle of viridis on.
+    const double luma = 0.2126 * color[0] + 0.7152 * color[1] + 0.0722 * color[2];
+    css += fmt::format(".c{}{{background:#{:02x}{:02x}{:02x};color:{}}}\n", i, color[0], color[1],
+                       color[2], luma > 120.0 ? "#000" : "#fff");
+  }
+  return css;
+}
+
+}  // namespace blockscope

@@ -1,0 +1,149 @@
+// The trajectory as HTML: what stands where, and vocabularies that try to be markup.
+#include "analysis/report/trajectory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+
+#include "analysis/report/html.h"
+#include "decode_record/trace_writer.h"
+#include "tests/decode_record/trace_fixture.h"
+
+namespace blockscope {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const std::vector<std::string> kPieces{"plain",
+                                       " spaced",
+                                       "</script>",
+                                       "<script>alert(1)</script>",
+                                       "\"quote'",
+                                       "`id`$(id)",
+                                       "a\nb",
+                                       "\t",
+                                       "\xFF\xFE",
+                                       "\xE6",
+                                       "\u05D0\u05D1\u202E",
+                                       "\u6F22",
+                                       "&amp;",
+                                       "\x01\x7F",
+                                       "</td></table>",
+                                       ""};
+
+/// Two blocks of 4 positions, two tokens a step; token t has piece t % kPieces.size().
+std::string write_trace(const fixture::TempDir& folder, std::int64_t first_token,
+                        std::int64_t blocks = 2) {
+  TraceMeta meta = fixture::small_meta(RecordLevel::trajectory, ArrayType::bf16);
+  meta.pieces.clear();
+  for (std::size_t i = 0; i < 100; ++i) meta.pieces.push_back(kPieces[i % kPieces.size()]);
+  std::string path = folder.file("run" + std::to_string(first_token) + ".h5");
+  TraceWriter writer(path, meta);
+  SequenceStart start = fixture::sequence_start(0, blocks);
+  start.name = "<b>name</b>";
+  writer.begin_sequence(start);
+  std::int64_t token = first_token;
+  for (std::int64_t step = 0; step < 2 * blocks; ++step) {
+    TraceRow row = fixture::denoise_row(meta, 0, step, step / 2, step % 2);
+    const std::int64_t at = step * 2;
+    row.delta = make_transfer({at, at + 1}, {token, token + 1}, {0.05F, 0.95F});
+    token += 2;
+    writer.append_row(std::move(row));
+  }
+  writer.end_sequence(0, {FinishReason::length, "</dd><script>text</script>", 1.0F});
+  writer.finish();
+  return path;
+}
+
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t found = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
+    ++found;
+  }
+  return found;
+}
+
+TEST(Trajectory, SaysWhichStepDecidedEachPosition) {
+  const fixture::TempDir folder;
+  const TraceReader trace(write_trace(folder, 0));
+  const std::vector<BlockSteps> blocks = list_blocks(trace);
+  ASSERT_EQ(blocks.size(), 2U);
+  const TrajectoryBlock block = trajectory_of(trace, blocks[1]);
+  ASSERT_EQ(block.positions.size(), 4U);
+  EXPECT_EQ(block.num_steps, 2);
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(block.positions[i].position, 8 + static_cast<std::int64_t>(i));
+    EXPECT_EQ(block.positions[i].token, 4 + static_cast<std::int64_t>(i));
+    EXPECT_EQ(block.positions[i].step, i < 2 ? 1 : 2);
+    EXPECT_FLOAT_EQ(block.positions[i].confidence, i % 2 == 0 ? 0.05F : 0.95F);
+  }
+}
+
+TEST(Trajectory, PutsTokensAtTheirStepWithTheirConfidence) {
+  const fixture::TempDir folder;
+  const TraceReader trace(write_trace(folder, 0));
+  const std::string html = trajectory_html(trace, list_blocks(trace), 0);
+  EXPECT_EQ(count(html, "<table"), 2U);
+  EXPECT_EQ(count(html, "<td class=\"token\">"), 8U);
+  EXPECT_EQ(count(html, "<td class=\"mask\" colspan=\"1\">"), 4U);     // decided in step 2 of 2
+  EXPECT_EQ(count(html, "<td class=\"settled\" colspan=\"1\">"), 4U);  // decided in step 1 of 2
+  EXPECT_THAT(html, HasSubstr("<bdi class=\"c0\" title=\"position 4, step 1, confidence 0.050\">"
+                              "plain</bdi>"));
+  EXPECT_THAT(html, HasSubstr("<bdi class=\"c9\" title=\"position 5, step 1, confidence 0.950\">"
+                              "\u2423spaced</bdi>"));
+}
+
+TEST(Trajectory, NeverLetsATokenBecomeMarkup) {
+  const fixture::TempDir folder;
+  for (std::int64_t first = 0; first < 16; first += 8) {
+    const TraceReader trace(write_trace(folder, first));
+    const std::string html = trajectory_html(trace, list_blocks(trace), 0);
+    EXPECT_THAT(html, Not(HasSubstr("<script")));
+    EXPECT_THAT(html, Not(HasSubstr("</script")));
+    EXPECT_THAT(html, Not(HasSubstr("<b>")));
+    EXPECT_THAT(html, Not(HasSubstr("\u202E")));
+    EXPECT_THAT(html, HasSubstr("&lt;b&gt;name&lt;/b&gt;"));
+    EXPECT_EQ(count(html, "<td"), count(html, "</td>"));
+    EXPECT_EQ(count(html, "<table"), count(html, "</table>"));
+    EXPECT_EQ(count(html, "<bdi"), count(html, "</bdi>"));
+  }
+}
+
+TEST(Trajectory, ShowsTokensThatAreNotText) {
+  const fixture::TempDir folder;
+  const TraceReader trace(write_trace(folder, 0));
+  EXPECT_EQ(token_text(trace, 6), "a\u21B5b");
+  EXPECT_EQ(token_text(trace, 8), "\uFFFD\uFFFD");
+  EXPECT_EQ(token_text(trace, 9), "<E6>");
+  EXPECT_EQ(token_text(trace, 15), "#15");
+  EXPECT_EQ(token_text(trace, -1), "");
+}
+
+TEST(Trajectory, SaysWhatItLeavesOut) {
+  const fixture::TempDir folder;
+  const TraceReader trace(write_trace(folder, 0, 6));
+  TrajectoryLimits limits;
+  limits.blocks = 2;
+  limits.positions = 3;
+  limits.steps = 1;
+  const std::string html = trajectory_html(trace, list_blocks(trace), 1, limits);
+  EXPECT_EQ(count(html, "<table"), 2U);
+  EXPECT_THAT(html, HasSubstr("Shown: 2 blocks of the sequence&#39;s 6"));
+  EXPECT_THAT(html, HasSubstr("first 3 of 4 positions, first 1 steps"));
+  EXPECT_THAT(html, HasSubstr("Block 1:"));
+  EXPECT_THAT(html, Not(HasSubstr("Block 0:")));
+}
+
+TEST(ReportNumbers, AreReadable) {
+  EXPECT_EQ(report_number(0.98765), "0.9877");
+  EXPECT_EQ(report_number(0.0), "0.0000");
+  EXPECT_EQ(report_number(0.00001234), "1.23e-05");
+  EXPECT_EQ(report_number(std::nan("")), "\u2013");
+  EXPECT_EQ(count_text(1234567), "1,234,567");
+  EXPECT_EQ(count_text(999), "999");
+  EXPECT_EQ(counted(1, "block", "blocks"), "1 block");
+}
+
+}  // namespace
+}  // namespace blockscope
