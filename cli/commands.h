@@ -21,6 +21,8 @@ void add_diff_command(CLI::App& app);
 void add_export_command(CLI::App& app);
 /// The heads that may reuse external attention, chosen from traces.
 void add_calibrate_command(CLI::App& app);
+/// One self-contained page of figures, tables and text.
+void add_report_command(CLI::App& app);
 /// Compresses, repairs and merges traces.
 void add_repack_command(CLI::App& app);
 

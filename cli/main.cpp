@@ -20,8 +20,8 @@ using blockscope::UsageError;
 constexpr void (*kAddCommand[])(CLI::App&) = {
     blockscope::add_info_command,      blockscope::add_diff_command,
     blockscope::add_export_command,    blockscope::add_analyze_command,
-    blockscope::add_calibrate_command, blockscope::add_repack_command,
-    blockscope::add_doctor_command,
+    blockscope::add_calibrate_command, blockscope::add_report_command,
+    blockscope::add_repack_command,    blockscope::add_doctor_command,
 };
 
 int report(const std::string& message, int exit_code) {

@@ -1,0 +1,148 @@
+// `blockscope report`: traces as one self-contained page, and its figures one by one for papers.
+#include <fmt/format.h>
+
+#include <CLI/App.hpp>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "analysis/report/report.h"
+#include "cli/commands.h"
+#include "cli/environment.h"
+#include "decode_record/error.h"
+#include "decode_record/output_file.h"
+
+namespace blockscope {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct ReportFlags {
+  std::vector<std::string> traces;
+  std::string output;
+  std::string figures;
+  bool force = false;
+  bool quiet = false;
+  ReportOptions options;
+};
+
+/// One line on stderr that is rewritten at most ten times a second; nothing when quiet.
+class ProgressLine {
+ public:
+  explicit ProgressLine(bool quiet) : quiet_(quiet) {}
+  ~ProgressLine() { clear(); }
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+
+  void show(const std::string& text, bool last) {
+    const auto now = std::chrono::steady_clock::now();
+    if (quiet_ || (!last && now - shown_ < std::chrono::milliseconds(100))) return;
+    shown_ = now;
+    fmt::print(stderr, "\r\033[K{}", text);
+    std::fflush(stderr);
+    dirty_ = true;
+  }
+  void clear() {
+    if (dirty_) fmt::print(stderr, "\r\033[K");
+    dirty_ = false;
+  }
+
+ private:
+  bool quiet_;
+  bool dirty_ = false;
+  std::chrono::steady_clock::time_point shown_{};
+};
+
+std::vector<fs::path> figure_files(const std::string& folder, const std::vector<Figure>& figures) {
+  std::vector<fs::path> files;
+  for (const Figure& figure : figures) {
+    files.push_back(fs::path(folder) / (figure.name + ".svg"));
+    files.push_back(fs::path(folder) / (figure.name + ".pdf"));
+  }
+  return files;
+}
+
+/// Opened before anything is written, so that an existing file stops the command in time.
+std::vector<OutputFile> open_figures(const ReportFlags& flags, const std::vector<Figure>& figures) {
+  std::vector<OutputFile> files;
+  if (flags.figures.empty()) return files;
+  std::error_code error;
+  fs::create_directories(flags.figures, error);
+  if (error) {
+    throw Error(fmt::format("{}: can't make the folder: {}", flags.figures, error.message()));
+  }
+  for (const fs::path& path : figure_files(flags.figures, figures)) {
+    files.emplace_back(path.string(), flags.force);
+  }
+  return files;
+}
+
+void write_figures(std::vector<OutputFile>& files, const std::vector<RenderedFigure>& rendered) {
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    files[i].write(i % 2 == 0 ? rendered[i / 2].svg : rendered[i / 2].pdf);
+    files[i].commit();
+  }
+}
+
+void run_report(const ReportFlags& flags) {
+  const Gnuplot gnuplot(gnuplot_place());
+  OutputFile output(flags.output, flags.force);
+  ProgressLine progress(flags.quiet);
+  const TraceGroup traces(flags.traces);
+  ReportOptions options = flags.options;
+  options.progress = [&](std::int64_t done, std::int64_t total) {
+    progress.show(fmt::format("reading: {} of {} rows", done, total), done == total);
+    return true;
+  };
+  const ReportPage page = make_report(traces, options);
+  const std::vector<Figure> figures = figures_of(page);
+  std::vector<OutputFile> figure_outputs = open_figures(flags, figures);
+  const FigureFormats formats{.svg = true, .pdf = !flags.figures.empty(), .png = false};
+  const auto rendered =
+      gnuplot.render_all(figures, formats, options.threads, [&](std::size_t done, std::size_t all) {
+        progress.show(fmt::format("drawing: {} of {} figures", done, all), done == all);
+      });
+  const std::string html = page_html(page, rendered);
+  output.write(html);
+  write_figures(figure_outputs, rendered);
+  output.commit();
+  progress.clear();
+  if (flags.quiet) return;
+  for (const std::string& finding : page.findings) fmt::print("{}\n", finding);
+  fmt::print("{}: {} figures, {:.1f} MB\n", flags.output, figures.size(),
+             static_cast<double>(html.size()) / 1e6);
+}
+
+}  // namespace
+
+void add_report_command(CLI::App& app) {
+  auto* command = app.add_subcommand("report", "Make one page to look at: figures, tables, text");
+  auto flags = std::make_shared<ReportFlags>();
+  ReportOptions& options = flags->options;
+  command->add_option("traces", flags->traces, "Trace files of one model, finished or .partial")
+      ->required();
+  command->add_option("-o,--output", flags->output, "HTML file to write")->required();
+  command->add_flag("--force", flags->force, "Replace existing outputs");
+  command->add_option("--figures", flags->figures,
+                      "Folder for every figure as SVG and PDF, one by one");
+  command->add_option("--layer", options.layer,
+                      "Layer of the heatmaps (default: the middle recorded one)");
+  command->add_option("--head", options.head, "Query head of the heatmaps (default: all together)");
+  command->add_option("--sequence", options.sequence,
+                      "Sequence of the trajectory and the heatmaps (default: see --block)");
+  command->add_option("--block", options.block,
+                      "Block of the trajectory and the heatmaps (default: the one with the most "
+                      "steps; of equals the most distinct tokens)");
+  command->add_option("--backbone", options.backbone,
+                      "Trace of the autoregressive backbone, captured with --replay of this one");
+  command->add_option("--title", options.title, "Title of the page");
+  command->add_option("--threads", options.threads, "Threads (0: one per core)");
+  command->add_flag("-q,--quiet", flags->quiet, "No progress, no summary");
+  command->footer("Example: blockscope report run.h5 -o report.html --figures figures/");
+  command->callback([flags] { run_report(*flags); });
+}
+
+}  // namespace blockscope
