@@ -1,22 +1,40 @@
 #!/usr/bin/env bash
-# From a bare Debian 12 machine to a recorded trace of a model that really decodes: sets up and
-# builds what is missing, captures twenty prompts on the shipped model, prints what the trace says.
+# From a bare Debian 12 machine to the whole loop on a model that really decodes: sets up and builds
+# what is missing, captures twenty prompts, draws the report, calibrates which heads may reuse
+# attention, decodes with that and says what it saved and cost.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 run_demo() {
-  local blockscope="$ROOT/build/release/bin/blockscope" trace="$ROOT/build/demo/run.h5"
-  step "Capture: twenty prompts with models/needle, all of their attention outputs"
-  mkdir -p "$(dirname "$trace")"
-  "$blockscope" capture "$ROOT/models/needle" --prompts "$ROOT/models/needle/demo.jsonl" \
-    --gen-length 32 --batch-size 4 --record outputs -o "$trace" --force
+  local blockscope="$ROOT/build/release/bin/blockscope" out="build/demo"
+  local model="models/needle" verdict
+  cd "$ROOT" # the traces name the files as a reader of this repository knows them
+  mkdir -p "$out"
+  step "Capture: twenty prompts with $model, all of its attention outputs"
+  "$blockscope" capture "$model" --prompts "$model/demo.jsonl" \
+    --gen-length 32 --batch-size 4 --record full -o "$out/run.h5" --force
   done_step
-  step "What the trace says (blockscope info)"
-  "$blockscope" info "$trace"
-  done_step "${trace#"$ROOT"/} is yours to look at; README.md shows how to read it in Python"
+  step "Analyse: what the trace says"
+  "$blockscope" info "$out/run.h5"
+  "$blockscope" analyze "$out/run.h5" --metric similarity,external_mass --json "$out/run.json" --force \
+    >"$out/analyze.txt"
+  done_step
+  step "Report: the same as pictures"
+  "$blockscope" report "$out/run.h5" -o "$out/report.html" --force
+  done_step
+  step "Calibrate: the heads that may reuse the attention of an earlier step"
+  "$blockscope" calibrate "$out/run.h5" --gamma 0.98 --tau 2 -o "$out/reuse.json" --force
+  done_step
+  step "Verify: the same prompts with and without reuse"
+  "$blockscope" verify "$model" --reuse "$out/reuse.json" --prompts "$model/demo.jsonl" \
+    --gen-length 32 --batch-size 4 -o "$out/verify.json" --force | tee "$out/verify.txt"
+  done_step "look at $out/report.html; README.md shows how to read $out/run.h5 in Python"
+
+  verdict=$(grep -E '^(Saved|Cost):' "$out/verify.txt")
+  printf '\n%s\n%s\n' "$(python3 "$ROOT/scripts/demo_similarity.py" "$out/run.json")" "$verdict"
 }
 
-plan_steps 2 release build
+plan_steps 5 release build
 set_up release build
 run_demo
