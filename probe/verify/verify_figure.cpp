@@ -74,7 +74,7 @@ std::string gamma_labels(const Curves& curves, int64_t tau, int y) {
 /// Whole decades around the values: gnuplot can't find a range around one point by itself. An exact
 /// zero (nothing reused) has no place on a logarithmic axis; with zeros alone the axis is linear.
 std::string kl_axis(const Curves& curves) {
-  std::string axis = "set ylabel 'KL(dense || reuse), nats'\nset key bottom right\n";
+  std::string axis = "set ylabel 'KL(dense || reuse), nats'\nset key inside right bottom\n";
   double low = std::numeric_limits<double>::infinity();
   double high = 0.0;
   for (const auto& [tau, curve] : curves) {
@@ -116,7 +116,7 @@ Figure tradeoff_figure(const VerifyResult& result) {
       "set multiplot layout 1,2\n"
       "set xrange [0:100]\n"
       "set xlabel 'external key bytes not read (%)'\n"
-      "set key bottom left\n";
+      "set key inside left bottom\n";
   if (scores.count > 0) {
     figure.script += fmt::format(
         "set ylabel 'accuracy (%, n = {})'\n"
@@ -183,10 +183,10 @@ Figure context_figure(const VerifyResult& result, int64_t block_length) {
     keys += plot(4);
   }
   figure.script =
-      "set multiplot layout 1,2\nset key top left\nset xrange [0:*]\nset yrange [0:*]\n"
+      "set multiplot layout 1,2\nset key inside right bottom\nset xrange [0:*]\nset yrange [0:*]\n"
       "set xlabel 'context length (external keys)'\n"
       "set ylabel 'attention per step (ms)'\n" +
-      time + "\nset ylabel 'keys read per step'\n" + keys + "\nunset multiplot\n";
+      time + "\nset key off\nset ylabel 'keys read per step'\n" + keys + "\nunset multiplot\n";
   return figure;
 }
 

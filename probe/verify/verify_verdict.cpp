@@ -13,6 +13,10 @@ std::string points(double share) { return fmt::format("{:.1f} points", share * 1
 /// Faster only when every repetition says so; else the machine's noise is as large as the gain.
 std::string time_verdict(const SettingResult& own) {
   const Spread& speedup = own.attention_speedup;
+  if (own.run.times.attention.size() < 2) {
+    return fmt::format("attention ran {:.2f}x as fast a pass (once: its noise is not known)",
+                       speedup.median);
+  }
   const std::string range = fmt::format("{:.2f}x as fast a pass [{:.2f}, {:.2f}]", speedup.median,
                                         speedup.low, speedup.high);
   if (speedup.low > 1.0) return "attention ran " + range;
@@ -32,7 +36,7 @@ std::string noise_verdict(const PairedScores& scores) {
         scores.count < 3 ? "all" : fmt::format("{:.1f} %", 100.0 * scores.rule_of_three()));
   }
   const std::string counts = fmt::format(
-      "{} prompts scored worse and {} better, a difference of {:+.1f} points with a "
+      "{} scored worse and {} better, a difference of {:+.1f} points with a "
       "standard error of {}",
       scores.worse, scores.better, (scores.mean_b - scores.mean_a) * 100.0,
       points(scores.error_difference));
