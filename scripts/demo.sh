@@ -24,7 +24,7 @@ run_demo() {
   "$blockscope" report "$out/run.h5" -o "$out/report.html" --force
   done_step
   step "Calibrate: the heads that may reuse the attention of an earlier step"
-  "$blockscope" calibrate "$out/run.h5" --gamma 0.98 --tau 2 -o "$out/reuse.json" --force
+  "$blockscope" calibrate "$out/run.h5" --saving 0.3 --granularity kv-group --tau 2 -o "$out/reuse.json" --force
   done_step
   step "Verify: the same prompts with and without reuse"
   "$blockscope" verify "$model" --reuse "$out/reuse.json" --prompts "$model/demo.jsonl" \
