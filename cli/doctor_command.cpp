@@ -14,7 +14,7 @@
 #include "cli/commands.h"
 #include "cli/environment.h"
 #include "cli/host_facts.h"
-#include "cli/runtime_module.h"
+#include "cli/modules.h"
 #include "cmake/build_info/build_info.h"
 #include "decode_record/trace_inventory.h"
 
@@ -66,7 +66,7 @@ void examine_build(Findings& out) {
   out.push_back({"build", "HDF5",
                  fmt::format("{} (built with the headers of {})",
                              value_or(hdf5_runtime_version(), "unknown"), build.hdf5_version)});
-  const auto module = probe_runtime_module();
+  const auto module = try_module(kRuntimeModule);
   if (module.loads) {
     out.push_back(
         {"build", "runtime",
@@ -79,6 +79,14 @@ void examine_build(Findings& out) {
          fmt::format("capture, check, train, eval and bench need it: scripts/setup.sh "
                      "fetches LibTorch {} and builds it",
                      build.torch_pin)});
+  }
+  const auto viewer = try_module(kViewerModule);
+  if (viewer.loads) {
+    out.push_back({"build", "viewer", fmt::format("loads in {:.2f} s", viewer.seconds)});
+  } else {
+    out.push_back({"build", "viewer",
+                   viewer.present ? "does not load: " + viewer.problem : std::string("not built"),
+                   Verdict::kNote, fmt::format("view needs it: {}", kViewerModule.hint)});
   }
   out.push_back({"build", "CUDA kernels", build.with_cuda ? "built" : "not built",
                  build.with_cuda ? Verdict::kOk : Verdict::kNote,
@@ -157,6 +165,7 @@ constexpr struct {
   const char* effect;
 } kVariables[] = {
     {"BLOCKSCOPE_PROBE", "file of the runtime module"},
+    {"BLOCKSCOPE_VIEWER", "file of the viewer module"},
     {"HF_HUB_CACHE", "hub cache where model ids are looked up"},
     {"HUGGINGFACE_HUB_CACHE", "older name of HF_HUB_CACHE, which wins"},
     {"HF_HOME", "parent of the hub cache, where the two above are not set"},

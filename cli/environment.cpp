@@ -66,6 +66,13 @@ Environment read_environment() {
   return environment;
 }
 
+std::string viewer_config_folder() {
+  const std::string configured = variable("XDG_CONFIG_HOME");
+  if (!configured.empty()) return configured + "/blockscope";
+  const std::string home = variable("HOME");
+  return home.empty() ? "" : home + "/.config/blockscope";
+}
+
 GnuplotPlace gnuplot_place() {
   return {.program = variable("BLOCKSCOPE_GNUPLOT"), .search_path = variable("PATH")};
 }

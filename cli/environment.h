@@ -1,6 +1,8 @@
 // Reads the environment variables the runtime honours.
 #pragma once
 
+#include <string>
+
 #include "analysis/gnuplot.h"
 #include "probe/environment.h"
 
@@ -14,5 +16,8 @@ Environment read_environment();
 
 /// Where figures find gnuplot: BLOCKSCOPE_GNUPLOT and PATH.
 GnuplotPlace gnuplot_place();
+
+/// Where the viewer keeps its layout: XDG_CONFIG_HOME or HOME/.config; empty when neither is set.
+std::string viewer_config_folder();
 
 }  // namespace blockscope

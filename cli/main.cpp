@@ -9,7 +9,7 @@
 #include <string>
 
 #include "cli/commands.h"
-#include "cli/runtime_module.h"
+#include "cli/modules.h"
 #include "cmake/build_info/build_info.h"
 #include "decode_record/error.h"
 
@@ -34,8 +34,8 @@ int run(CLI::App& app, int argc, char** argv) {
   if (command.empty()) {
     throw UsageError("no command given. HINT: blockscope --help lists them");
   }
-  if (blockscope::is_runtime_command(command)) {
-    return blockscope::run_runtime_command(argc, argv);
+  if (const auto* in_module = blockscope::find_module_command(command); in_module != nullptr) {
+    return blockscope::run_module_command(*in_module, argc, argv);
   }
   const auto has_this_name = [&](const CLI::App* known) { return known->check_name(command); };
   const bool is_option = command[0] == '-';
@@ -60,7 +60,7 @@ int main(int argc, char** argv) {
   app.footer(
       "Example: blockscope capture models/needle --prompt \"...\" -o run.h5\n"
       "Exit codes: 0 done, 1 failed, 2 usage. `blockscope doctor` tells what works here.");
-  for (const auto& command : blockscope::kRuntimeCommands) {
+  for (const auto& command : blockscope::kModuleCommands) {
     app.add_subcommand(std::string(command.name), std::string(command.description));
   }
   for (const auto add_command : kAddCommand) {

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "cli/runtime_module.h"
+#include "cli/modules.h"
 #include "tests/cli/command.h"
 
 namespace blockscope::test {
@@ -44,9 +44,9 @@ TEST(CommandLine, BinaryLinksNoLibTorch) {
   EXPECT_THAT(result.out, Not(HasSubstr("libc10")));
 }
 
-TEST(CommandLine, HelpListsEveryRuntimeCommandWithItsDescription) {
+TEST(CommandLine, HelpListsEveryCommandOfAModuleWithItsDescription) {
   const auto result = run_blockscope({"--help"});
-  for (const auto& command : kRuntimeCommands) {
+  for (const auto& command : kModuleCommands) {
     EXPECT_THAT(result.out, HasSubstr(std::string(command.name)));
     EXPECT_THAT(result.out, HasSubstr(std::string(command.description)));
   }
@@ -82,10 +82,11 @@ TEST(CommandLine, UnknownFlagIsAUsageErrorThatNamesIt) {
   }
 }
 
-TEST(RuntimeModule, MissingModuleFailsWithOneLineThatSaysHowToGetIt) {
-  for (const auto& command : kRuntimeCommands) {
+TEST(Module, MissingModuleFailsWithOneLineThatSaysHowToGetIt) {
+  for (const auto& command : kModuleCommands) {
+    const std::string variable(command.module->variable);
     const auto result = run_blockscope({std::string(command.name), "--help"},
-                                       {{"BLOCKSCOPE_PROBE", "/nonexistent/module.so"}});
+                                       {{variable, "/nonexistent/module.so"}});
     EXPECT_EQ(result.exit_code, 1);
     EXPECT_TRUE(is_one_error_line(result.err)) << result.err;
     EXPECT_THAT(result.err, HasSubstr("/nonexistent/module.so"));
@@ -93,7 +94,7 @@ TEST(RuntimeModule, MissingModuleFailsWithOneLineThatSaysHowToGetIt) {
   }
 }
 
-TEST(RuntimeModule, FileThatIsNoLibraryFailsWithTheLoadersReason) {
+TEST(Module, FileThatIsNoLibraryFailsWithTheLoadersReason) {
   const auto file = std::string(BLOCKSCOPE_SOURCE_DIR) + "/cmake/versions.env";
   const auto result = run_blockscope({"eval"}, {{"BLOCKSCOPE_PROBE", file}});
   EXPECT_EQ(result.exit_code, 1);
@@ -101,7 +102,7 @@ TEST(RuntimeModule, FileThatIsNoLibraryFailsWithTheLoadersReason) {
   EXPECT_THAT(result.err, HasSubstr("invalid ELF header"));
 }
 
-TEST(RuntimeModule, GetsTheArgumentsUntouchedAndItsExitCodeIsOurs) {
+TEST(Module, GetsTheArgumentsUntouchedAndItsExitCodeIsOurs) {
   const auto result = run_blockscope({"train", "--help", "--steps", "a b", "--", "-x"},
                                      {{"BLOCKSCOPE_PROBE", ARGUMENT_PRINTER_MODULE}});
   EXPECT_EQ(result.exit_code, 7);

@@ -1,0 +1,68 @@
+// Commands that live outside the binary, in modules opened with dlopen when one of their commands
+// is called: LibTorch takes about half a second to load, and a window needs libraries that a
+// machine without a display may lack.
+//
+// A module's one entry point is
+//   extern "C" int <entry_point>(int argc, char** argv);
+// with argv[0] = "blockscope" and argv[1] = the command. It parses its own flags (so
+// `blockscope capture --help` loads it), prints its own errors and returns the exit code.
+#pragma once
+
+#include <array>
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+namespace blockscope {
+
+struct Module {
+  std::string_view name;  ///< for people, "the runtime"
+  std::string_view file;  ///< in ../lib beside the binary
+  std::string_view entry_point;
+  std::string_view variable;  ///< of the environment: another file
+  std::string_view hint;      ///< how a build gets it
+};
+inline constexpr Module kRuntimeModule{"the runtime", "libblockscope_probe.so",
+                                       "blockscope_probe_run", "BLOCKSCOPE_PROBE",
+                                       "scripts/setup.sh fetches LibTorch and builds it"};
+inline constexpr Module kViewerModule{"the viewer", "libblockscope_viewer.so",
+                                      "blockscope_viewer_run", "BLOCKSCOPE_VIEWER",
+                                      "scripts/setup.sh --viewer fetches Dear ImGui and builds it"};
+
+struct ModuleCommand {
+  std::string_view name;
+  std::string_view description;
+  const Module* module;
+};
+
+inline constexpr std::array<ModuleCommand, 7> kModuleCommands{{
+    {"capture", "Decode prompts with a checkpoint and record a trace", &kRuntimeModule},
+    {"check", "Compare our logits with logits saved by another implementation", &kRuntimeModule},
+    {"train", "Train a small block-diffusion model from scratch", &kRuntimeModule},
+    {"eval", "Score a checkpoint on generated tasks", &kRuntimeModule},
+    {"verify", "Measure what a calibration file saves and what it costs", &kRuntimeModule},
+    {"bench", "Time decoding, recording and the kernels", &kRuntimeModule},
+    {"view", "Look at traces in a window, or make pictures of them", &kViewerModule},
+}};
+
+/// nullptr when no module has a command of this name.
+const ModuleCommand* find_module_command(std::string_view name);
+
+/// Where a module is looked for: its variable if set, else ../lib beside the binary.
+std::filesystem::path module_path(const Module& module);
+
+/// Result of loading a module without running anything.
+struct ModuleState {
+  std::filesystem::path path;
+  bool present = false;  // the file exists
+  bool loads = false;    // it loads and has the entry point
+  std::string problem;   // why it does not; empty otherwise
+  double seconds = 0;    // time that loading took
+};
+ModuleState try_module(const Module& module);
+
+/// Loads the command's module and hands the whole command line over; throws Error if it can't be
+/// loaded.
+int run_module_command(const ModuleCommand& command, int argc, char** argv);
+
+}  // namespace blockscope
