@@ -1,0 +1,42 @@
+// Colour maps under matplotlib's names, as lookup tables. No ImGui here.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace blockscope {
+
+/// 0xAABBGGRR, as ImGui and an RGBA8 texture on a little-endian machine have it.
+using Colour = std::uint32_t;
+
+inline constexpr std::array<std::string_view, 5> kColormapNames = {"viridis", "magma", "inferno",
+                                                                   "cividis", "coolwarm"};
+/// Cells without a value: not recorded, no such position, NaN. No map contains it.
+inline constexpr Colour kNoValueColour = 0xFF8A8A8A;
+
+class Colormap {
+ public:
+  /// "viridis", or "viridis_r" for the reverse. Throws UsageError listing the names.
+  explicit Colormap(std::string_view name);
+  const std::string& name() const { return name_; }
+  /// Colour of `value` in [low, high]; values outside take the end's colour, NaN kNoValueColour.
+  Colour at(float value, float low, float high) const;
+  const std::array<Colour, 256>& table() const { return table_; }
+
+ private:
+  std::string name_;
+  std::array<Colour, 256> table_{};
+};
+
+/// One pixel per value, row-major.
+std::vector<Colour> colour_image(std::span<const float> values, float low, float high,
+                                 const Colormap& map);
+
+/// Black or white, whichever is readable on `background` (WCAG relative luminance).
+Colour readable_on(Colour background);
+
+}  // namespace blockscope

@@ -1,0 +1,54 @@
+// The Heads panel: layer x head overview of one metric, averaged over what is chosen; a click goes
+// to the head.
+#include <fmt/format.h>
+#include <imgui.h>
+
+#include "viewer/heatmap_plot.h"
+#include "viewer/metric_choice.h"
+#include "viewer/metric_picker.h"
+#include "viewer/panels.h"
+
+namespace blockscope {
+
+void draw_heads_panel(PanelContext& context) {
+  ViewModel& model = context.model;
+  if (model.block() == nullptr) return explain_missing("No trace is open.");
+  PanelState::Heads& state = context.state.heads;
+  pick_metric("##metric", state.metric, context.scale);
+  ImGui::SameLine();
+  pick_scope("##scope", state.scope, context.scale);
+  const MetricChoice& choice = kMetricChoices[state.metric];
+  if (!has_level_for(model.overview()->info.meta, choice)) return;
+  const auto data = model.metric("heads", choice.metric, state.scope);
+  if (!ready_or_explain(data)) return;
+  const TraceMeta& meta = model.overview()->info.meta;
+  if (state.grid_of != data.value || state.grid_metric != state.metric) {
+    state.grid = with_range(head_grid(data.value->result, choice, meta));
+    state.grid_of = data.value;
+    state.grid_metric = state.metric;
+  }
+  const std::shared_ptr<const MatrixPayload>& grid = state.grid;
+  const ImVec2 space = ImGui::GetContentRegionAvail();
+  HeatmapPlot plot;
+  plot.id = "heads";
+  plot.title = fmt::format("{}###heads", choice.label);
+  plot.x_label = "head";
+  plot.y_label = "layer";
+  plot.unit = choice.unit;
+  plot.width = space.x;
+  plot.height = space.y - ImGui::GetTextLineHeightWithSpacing();
+  plot.mark_x = static_cast<double>(model.selection().head);
+  plot.mark_y = static_cast<double>(model.selection().layer);
+  const auto hit = draw_heatmap(context, plot, grid);
+  if (hit && hit->clicked) {
+    Selection selection = model.selection();
+    selection.layer = hit->row;
+    selection.head = hit->column;
+    model.select(selection);
+  }
+  ImGui::TextDisabled("layer %lld, head %lld; %zu cells without a value",
+                      static_cast<long long>(meta.layers[model.selection().layer]),
+                      static_cast<long long>(meta.heads[model.selection().head]), grid->missing);
+}
+
+}  // namespace blockscope

@@ -1,0 +1,162 @@
+// The Heatmap panel: token x token similarity between a step and the next, A_out above A_in
+// (FlashBlock, arXiv 2602.05305, Fig. 1); step x step; positions of the top-k sets over steps.
+#include <fmt/format.h>
+#include <imgui.h>
+#include <implot.h>
+
+#include <array>
+#include <vector>
+
+#include "viewer/heatmap_plot.h"
+#include "viewer/panels.h"
+
+namespace blockscope {
+namespace {
+
+constexpr std::array<const char*, 3> kModes = {"token x token", "step x step", "top-k positions"};
+
+struct Side {
+  const char* name;
+  const char* slot;
+  Field field;
+};
+constexpr std::array<Side, 2> kSides = {{{"A_out", "heatmap-out", Field::attention_external},
+                                         {"A_in", "heatmap-in", Field::attention_internal}}};
+
+void draw_controls(PanelContext& context) {
+  PanelState::Heatmap& state = context.state.heatmap;
+  Appearance& appearance = context.appearance;
+  ImGui::SetNextItemWidth(140.0F * context.scale);
+  ImGui::Combo("##mode", &state.mode, kModes.data(), static_cast<int>(kModes.size()));
+  if (state.mode != 2) {
+    ImGui::SameLine();
+    ImGui::Checkbox("all heads", &state.all_heads);
+    ImGui::SameLine();
+    ImGui::Checkbox("lock range", &appearance.lock_range);
+    if (appearance.lock_range) {
+      ImGui::SameLine();
+      ImGui::SetNextItemWidth(150.0F * context.scale);
+      ImGui::DragFloatRange2("##range", &appearance.low, &appearance.high, 0.005F, -1.0F, 1.0F,
+                             "%.3f", "%.3f");
+    }
+  }
+}
+
+std::string where(const ViewModel& model, bool all_heads) {
+  const TraceMeta& meta = model.overview()->info.meta;
+  const Selection& at = model.selection();
+  return fmt::format("layer {}, {}", meta.layers[at.layer],
+                     all_heads ? "all heads" : fmt::format("head {}", meta.heads[at.head]));
+}
+
+void draw_matrices(PanelContext& context, bool tokens) {
+  ViewModel& model = context.model;
+  const bool all_heads = context.state.heatmap.all_heads;
+  const ImVec2 space = ImGui::GetContentRegionAvail();
+  const float height = (space.y - ImGui::GetStyle().ItemSpacing.y) / 2;
+  std::array<Data<MatrixPayload>, 2> data;
+  for (std::size_t i = 0; i < kSides.size(); ++i) {
+    data[i] = tokens ? model.token_matrix(kSides[i].slot, kSides[i].field, all_heads)
+                     : model.step_matrix(kSides[i].slot, kSides[i].field, all_heads);
+  }
+  // Both pictures share one range: their difference is the point.
+  HeatmapPlot plot;
+  if (data[0].value && data[1].value) {
+    plot.low = std::min(data[0].value->low, data[1].value->low);
+    plot.high = std::max(data[0].value->high, data[1].value->high);
+  }
+  for (std::size_t i = 0; i < kSides.size(); ++i) {
+    ImGui::BeginChild(kSides[i].slot, ImVec2(space.x, height));
+    if (ready_or_explain(data[i])) {
+      plot.id = kSides[i].slot;
+      plot.width = space.x;
+      plot.height = ImGui::GetContentRegionAvail().y;
+      plot.unit = "cosine";
+      if (tokens) {
+        const std::int32_t step = model.step()->step;
+        plot.title = fmt::format("{}, {}: steps {} and {}###{}", kSides[i].name,
+                                 where(model, all_heads), step, model.next_step()->step, plot.id);
+        plot.x_label = fmt::format("token at step {}", step);
+        plot.y_label = fmt::format("token at step {}", model.next_step()->step);
+        plot.transpose = true;
+        plot.mark_x = model.selection().token;
+        plot.mark_y = model.selection().token;
+      } else {
+        plot.title = fmt::format("{}, {}###{}s", kSides[i].name, where(model, all_heads), plot.id);
+        plot.x_label = plot.y_label = "step";
+        plot.first_x = plot.first_y = 1;
+        plot.mark_x = plot.mark_y = model.step()->step;
+      }
+      const auto hit = draw_heatmap(context, plot, data[i].value);
+      if (hit) {
+        Selection selection = model.selection();
+        if (tokens) selection.token = static_cast<std::int32_t>(hit->column);
+        if (!tokens && hit->clicked) selection.step = hit->column;
+        model.select(selection);
+      }
+    }
+    ImGui::EndChild();
+  }
+}
+
+void draw_sets(PanelContext& context) {
+  ViewModel& model = context.model;
+  const auto data = model.sets();
+  if (!ready_or_explain(data)) return;
+  const SetsPayload& sets = *data.value;
+  if (!ImPlot::BeginPlot("where the block looks###sets", ImGui::GetContentRegionAvail(),
+                         ImPlotFlags_NoLegend)) {
+    return;
+  }
+  ImPlot::SetupAxes("position in the prefix", "step", 0, ImPlotAxisFlags_Invert);
+  const double steps = sets.steps.empty() ? 1.0 : static_cast<double>(sets.steps.back());
+  ImPlot::SetupAxesLimits(0, static_cast<double>(sets.context_length), 0.5, steps + 0.5,
+                          ImPlotCond_Once);
+  ImPlot::PushPlotClipRect();
+  ImDrawList* draw = ImPlot::GetPlotDrawList();
+  float high = 0.0F;
+  for (const float p : sets.probability) high = p > high ? p : high;
+  // Falling probability: drawn backwards so that the important ones are on top.
+  for (std::size_t i = sets.positions.size(); i-- > 0;) {
+    if (sets.positions[i] < 0) continue;
+    const double x = sets.positions[i];
+    const double y = sets.steps[i / sets.k];
+    const ImVec2 low = ImPlot::PlotToPixels(x - 0.5, y - 0.45);
+    const ImVec2 far = ImPlot::PlotToPixels(x + 0.5, y + 0.45);
+    draw->AddRectFilled(low, ImVec2(std::max(far.x, low.x + 1.5F), far.y),
+                        context.map.at(sets.probability[i], 0.0F, high));
+  }
+  ImPlot::PopPlotClipRect();
+  if (ImPlot::IsPlotHovered()) {
+    const ImPlotPoint mouse = ImPlot::GetPlotMousePos();
+    ImGui::SetTooltip("position %.0f, step %.0f", mouse.x, mouse.y);
+  }
+  ImPlot::EndPlot();
+}
+
+}  // namespace
+
+void draw_heatmap_panel(PanelContext& context) {
+  ViewModel& model = context.model;
+  if (model.step() == nullptr) return explain_missing("No denoising step is selected.");
+  draw_controls(context);
+  const TraceMeta& meta = model.overview()->info.meta;
+  const int mode = context.state.heatmap.mode;
+  const RecordLevel needed = mode == 2 ? RecordLevel::sets : RecordLevel::outputs;
+  if (meta.level < needed) {
+    return explain_missing(
+        fmt::format("This trace has level '{}'. This picture needs a trace "
+                    "captured with --record {}.",
+                    to_string(meta.level), to_string(needed)));
+  }
+  if (mode == 2) {
+    if (meta.set_size == 0) return explain_missing("This trace was captured without top-k sets.");
+    return draw_sets(context);
+  }
+  if (mode == 0 && model.next_step() == nullptr) {
+    return explain_missing("This is the block's last step: there is no next step to compare with.");
+  }
+  draw_matrices(context, mode == 0);
+}
+
+}  // namespace blockscope

@@ -1,0 +1,93 @@
+#include "viewer/heatmap_plot.h"
+
+#include <imgui.h>
+#include <implot.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace blockscope {
+namespace {
+
+constexpr float kBarWidth = 74.0F;
+
+void mark(double low_x, double low_y, double high_x, double high_y) {
+  const ImVec2 a = ImPlot::PlotToPixels(low_x, low_y);
+  const ImVec2 b = ImPlot::PlotToPixels(high_x, high_y);
+  ImPlot::PushPlotClipRect();
+  ImDrawList* draw = ImPlot::GetPlotDrawList();
+  const ImVec2 low(std::min(a.x, b.x), std::min(a.y, b.y));
+  const ImVec2 high(std::max(a.x, b.x), std::max(a.y, b.y));
+  // White on black: visible on every colour.
+  draw->AddRect(low, high, 0xFF000000U, 0.0F, 0, 3.0F);
+  draw->AddRect(low, high, 0xFFFFFFFFU, 0.0F, 0, 1.2F);
+  ImPlot::PopPlotClipRect();
+}
+
+}  // namespace
+
+std::pair<float, float> colour_range(const Appearance& appearance, const MatrixPayload& matrix,
+                                     const HeatmapPlot& plot) {
+  if (appearance.lock_range) return {appearance.low, appearance.high};
+  const bool any = matrix.low <= matrix.high;
+  return {plot.low.value_or(any ? matrix.low : 0.0F), plot.high.value_or(any ? matrix.high : 1.0F)};
+}
+
+std::optional<HeatmapHit> draw_heatmap(PanelContext& context, const HeatmapPlot& plot,
+                                       const std::shared_ptr<const MatrixPayload>& matrix) {
+  const SimilarityMatrix& values = matrix->matrix;
+  if (values.values.empty()) return std::nullopt;
+  const std::size_t columns = plot.transpose ? values.rows : values.columns;
+  const std::size_t rows = plot.transpose ? values.columns : values.rows;
+  const auto [low, high] = colour_range(context.appearance, *matrix, plot);
+  const ImTextureID texture =
+      context.textures.heatmap(plot.id, matrix, low, high, context.map, plot.transpose);
+  const float bar = kBarWidth * context.scale;
+  std::optional<HeatmapHit> hit;
+  const ImVec2 size(std::max(60.0F, plot.width - bar), plot.height);
+  if (ImPlot::BeginPlot(plot.title.c_str(), size, ImPlotFlags_NoLegend | ImPlotFlags_NoMouseText)) {
+    ImPlot::SetupAxes(plot.x_label.c_str(), plot.y_label.c_str(), ImPlotAxisFlags_NoGridLines,
+                      ImPlotAxisFlags_NoGridLines | ImPlotAxisFlags_Invert);
+    // Cells are centred on their coordinate.
+    const double x0 = plot.first_x - 0.5;
+    const double y0 = plot.first_y - 0.5;
+    const double x1 = x0 + static_cast<double>(columns);
+    const double y1 = y0 + static_cast<double>(rows);
+    ImPlot::SetupAxesLimits(x0, x1, y0, y1, ImPlotCond_Once);
+    // The y axis runs downwards, and ImPlot puts the first texel at (x of the first, y of the second).
+    ImPlot::PlotImage("##values", texture, ImPlotPoint(x0, y1), ImPlotPoint(x1, y0));
+    if (plot.mark_x || plot.mark_y) {
+      mark(plot.mark_x ? *plot.mark_x - 0.5 : x0, plot.mark_y ? *plot.mark_y - 0.5 : y0,
+           plot.mark_x ? *plot.mark_x + 0.5 : x1, plot.mark_y ? *plot.mark_y + 0.5 : y1);
+    }
+    if (ImPlot::IsPlotHovered()) {
+      const ImPlotPoint mouse = ImPlot::GetPlotMousePos();
+      const double column = std::floor(mouse.x - x0);
+      const double row = std::floor(mouse.y - y0);
+      if (column >= 0 && row >= 0 && column < static_cast<double>(columns) &&
+          row < static_cast<double>(rows)) {
+        hit = HeatmapHit{static_cast<std::size_t>(column), static_cast<std::size_t>(row),
+                         ImGui::IsMouseClicked(ImGuiMouseButton_Left)};
+        const std::size_t index = plot.transpose ? hit->column * values.columns + hit->row
+                                                 : hit->row * values.columns + hit->column;
+        const float value = values.values[index];
+        if (std::isnan(value)) {
+          ImGui::SetTooltip("%s %g, %s %g: no value (NaN)", plot.x_label.c_str(),
+                            plot.first_x + column, plot.y_label.c_str(), plot.first_y + row);
+        } else {
+          ImGui::SetTooltip("%s %g, %s %g\n%s %.5f", plot.x_label.c_str(), plot.first_x + column,
+                            plot.y_label.c_str(), plot.first_y + row, plot.unit.c_str(),
+                            static_cast<double>(value));
+        }
+      }
+    }
+    ImPlot::EndPlot();
+  }
+  ImGui::SameLine();
+  ImPlot::ColormapScale(("##" + plot.id + "-scale").c_str(), static_cast<double>(low),
+                        static_cast<double>(high > low ? high : low + 1e-6F),
+                        ImVec2(bar - 8.0F * context.scale, plot.height), "%.3g");
+  return hit;
+}
+
+}  // namespace blockscope

@@ -1,0 +1,37 @@
+// One matrix as an ImPlot heatmap: a texture, axes in the units given, a colour bar, the value
+// under the cursor.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "viewer/panels.h"
+
+namespace blockscope {
+
+struct HeatmapPlot {
+  std::string id;  ///< distinct within the window; also names the texture
+  std::string title, x_label, y_label, unit;
+  bool transpose = false;           ///< rows of the matrix along x
+  double first_x = 0, first_y = 0;  ///< coordinate of the first column and row
+  float width = 0.0F, height = 0.0F;
+  std::optional<float> low, high;  ///< of the colours; unset: the values' own or the locked range
+  /// Cells to mark with a frame, in the plot's coordinates.
+  std::optional<double> mark_x, mark_y;
+};
+
+struct HeatmapHit {
+  std::size_t column = 0, row = 0;  ///< of the picture
+  bool clicked = false;
+};
+
+/// The range the colours cover: locked, given, or the values' own.
+std::pair<float, float> colour_range(const Appearance& appearance, const MatrixPayload& matrix,
+                                     const HeatmapPlot& plot);
+
+/// Returns the cell under the cursor.
+std::optional<HeatmapHit> draw_heatmap(PanelContext& context, const HeatmapPlot& plot,
+                                       const std::shared_ptr<const MatrixPayload>& matrix);
+
+}  // namespace blockscope

@@ -1,0 +1,15 @@
+// The two combo boxes that the Heads and Curves panels share.
+#pragma once
+
+#include <cstddef>
+
+#include "viewer/metric_choice.h"
+
+namespace blockscope {
+
+void pick_metric(const char* id, std::size_t& metric, float scale);
+void pick_scope(const char* id, ViewModel::Scope& scope, float scale);
+/// False, with a sentence in the panel, when the trace's level lacks what the metric needs.
+bool has_level_for(const TraceMeta& meta, const MetricChoice& choice);
+
+}  // namespace blockscope

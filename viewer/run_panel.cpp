@@ -1,0 +1,82 @@
+// The Run panel: everything about the model, the run and the file.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <imgui.h>
+
+#include <nlohmann/json.hpp>
+
+#include "viewer/panels.h"
+
+namespace blockscope {
+namespace {
+
+void row(const char* name, const std::string& value) {
+  ImGui::TableNextRow();
+  ImGui::TableNextColumn();
+  ImGui::TextDisabled("%s", name);
+  ImGui::TableNextColumn();
+  ImGui::TextWrapped("%s", value.c_str());
+}
+
+bool begin_table(const char* title) {
+  if (!ImGui::CollapsingHeader(title, ImGuiTreeNodeFlags_DefaultOpen)) return false;
+  if (!ImGui::BeginTable(title, 2, ImGuiTableFlags_SizingStretchProp | ImGuiTableFlags_RowBg)) {
+    return false;
+  }
+  ImGui::TableSetupColumn("name", ImGuiTableColumnFlags_WidthStretch, 1.0F);
+  ImGui::TableSetupColumn("value", ImGuiTableColumnFlags_WidthStretch, 2.2F);
+  return true;
+}
+
+void json_table(const char* title, const std::string& text) {
+  const auto json = nlohmann::ordered_json::parse(text, nullptr, false);
+  if (!begin_table(title)) return;
+  if (json.is_object()) {
+    for (const auto& [name, value] : json.items()) {
+      row(name.c_str(), value.is_string() ? value.get<std::string>() : value.dump());
+    }
+  } else {
+    row("text", text);
+  }
+  ImGui::EndTable();
+}
+
+}  // namespace
+
+void draw_run_panel(PanelContext& context) {
+  const Overview* overview = context.model.overview();
+  if (overview == nullptr) return explain_missing("No trace is open.");
+  const TraceInfo& info = overview->info;
+  const TraceMeta& meta = info.meta;
+  if (begin_table("File")) {
+    row("path", info.path);
+    row("state", info.complete  ? "complete"
+                 : info.partial ? "unfinished: still being written, or cut off"
+                                : "cut off; every committed row is here");
+    row("size",
+        fmt::format("{:.1f} MiB, schema {}",
+                    static_cast<double>(info.file_bytes) / (1024.0 * 1024.0), info.format_version));
+    row("level", std::string(to_string(meta.level)));
+    row("rows", fmt::format("{} in {} sequences, {} blocks", info.num_rows, info.num_sequences,
+                            overview->blocks.size()));
+    const DataService& data = context.model.data();
+    row("cache",
+        fmt::format("{:.1f} of {} MiB", static_cast<double>(data.cached_bytes()) / 1048576.0,
+                    data.budget_bytes() >> 20U));
+    ImGui::EndTable();
+  }
+  if (begin_table("Shape")) {
+    row("layers", fmt::format("{} recorded of {}", meta.layers.size(), meta.num_layers));
+    row("query heads", fmt::format("{} recorded of {}", meta.heads.size(), meta.num_heads));
+    row("KV heads", fmt::format("{} recorded of {}", meta.kv_heads.size(), meta.num_kv_heads));
+    row("head_dim", fmt::format("{}, hidden size {}", meta.head_dim, meta.hidden_size));
+    row("vocabulary", fmt::format("{}, mask token {}", meta.vocab_size, meta.mask_token_id));
+    row("block length", std::to_string(meta.block_length));
+    row("top-k sets", meta.set_size > 0 ? fmt::format("k = {}", meta.set_size) : "none");
+    ImGui::EndTable();
+  }
+  json_table("Run", meta.run_json);
+  json_table("Model", meta.model_json);
+}
+
+}  // namespace blockscope

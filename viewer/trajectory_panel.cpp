@@ -1,0 +1,187 @@
+// The Trajectory panel: positions x steps. A token stands as text at the step that set it, coloured
+// by its confidence, and pale in the steps after; masks are dots.
+#include <fmt/format.h>
+#include <imgui.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "viewer/panels.h"
+
+namespace blockscope {
+namespace {
+
+std::int32_t time_of(const Trajectory& trajectory, const StepRef& step) {
+  const auto found = std::ranges::find(trajectory.rows, step.row, &Trajectory::Row::row);
+  return found == trajectory.rows.end()
+             ? 0
+             : static_cast<std::int32_t>(found - trajectory.rows.begin());
+}
+
+void draw_controls(PanelContext& context, std::int32_t t, std::int32_t last) {
+  PanelState::Trajectory& state = context.state.trajectory;
+  if (ImGui::Button(state.playing ? "Pause" : "Play")) state.playing = !state.playing;
+  ImGui::SameLine();
+  if (ImGui::ArrowButton("##back", ImGuiDir_Left)) context.model.move_step(-1);
+  ImGui::SameLine();
+  if (ImGui::ArrowButton("##forward", ImGuiDir_Right)) context.model.move_step(1);
+  ImGui::SameLine();
+  ImGui::SetNextItemWidth(90.0F * context.scale);
+  ImGui::SliderFloat("##speed", &state.steps_per_second, 1.0F, 30.0F, "%.0f steps/s");
+  ImGui::SameLine();
+  ImGui::SetNextItemWidth(-1.0F);
+  int wanted = t;
+  if (ImGui::SliderInt("##step", &wanted, 0, std::max(0, last),
+                       fmt::format("step %d of {}", last).c_str())) {
+    context.model.move_step(wanted - t);
+  }
+  if (!state.playing || ImGui::GetTime() < state.next_time) return;
+  state.next_time = ImGui::GetTime() + 1.0 / static_cast<double>(state.steps_per_second);
+  if (t >= last) state.playing = false;
+  context.model.move_step(1);
+}
+
+struct Grid {
+  const Trajectory& trajectory;
+  std::int32_t now;
+  ImVec2 origin, cell;
+  std::int32_t first_row, last_row;  // that can be seen
+};
+
+void draw_grid(PanelContext& context, const Grid& grid) {
+  ImDrawList* draw = ImGui::GetWindowDrawList();
+  const float header = grid.cell.y;
+  const ImVec2 clip_low = ImGui::GetWindowPos();
+  const float clip_left = clip_low.x - grid.cell.x;
+  const float clip_right = clip_low.x + ImGui::GetWindowWidth();
+  const auto corner = [&](std::int64_t position, std::int32_t row) {
+    return ImVec2(grid.origin.x + static_cast<float>(position) * grid.cell.x,
+                  grid.origin.y + header + static_cast<float>(row) * grid.cell.y);
+  };
+  const Colour text_colour = ImGui::GetColorU32(ImGuiCol_Text);
+  const Colour faint = ImGui::GetColorU32(ImGuiCol_TextDisabled);
+  draw->AddRectFilled(ImVec2(clip_low.x, corner(0, grid.now).y),
+                      ImVec2(clip_right, corner(0, grid.now + 1).y),
+                      ImGui::GetColorU32(ImGuiCol_HeaderActive, 0.45F));
+  for (std::int64_t position = 0; position < grid.trajectory.gen_length; ++position) {
+    const float x = corner(position, 0).x;
+    if (x < clip_left || x > clip_right) continue;
+    draw->AddText(ImVec2(x + 3.0F, grid.origin.y), faint, fmt::format("{}", position).c_str());
+    for (std::int32_t row = grid.first_row; row < grid.last_row; ++row) {
+      const ImVec2 low = corner(position, row);
+      const ImVec2 high(low.x + grid.cell.x - 1.0F, low.y + grid.cell.y - 1.0F);
+      const auto index = grid.trajectory.shown(position, row);
+      if (!index) {
+        draw->AddCircleFilled(ImVec2((low.x + high.x) / 2, (low.y + high.y) / 2), 1.5F, faint);
+        continue;
+      }
+      const Trajectory::Cell& cell = grid.trajectory.cells[static_cast<std::size_t>(*index)];
+      const bool set_here = cell.step == row;
+      Colour colour = text_colour;
+      if (set_here) {
+        const float known = std::isfinite(cell.confidence) ? cell.confidence : 0.0F;
+        const Colour back = context.map.at(known, 0.0F, 1.0F);
+        draw->AddRectFilled(low, high, back, 2.0F);
+        colour = readable_on(back);
+      } else {
+        colour = faint;
+      }
+      const ImVec4 clip(low.x, low.y, high.x, high.y);
+      draw->AddText(nullptr, 0.0F, ImVec2(low.x + 3.0F, low.y), colour, cell.text.c_str(), nullptr,
+                    0.0F, &clip);
+    }
+  }
+  // Block borders.
+  std::int32_t block = -1;
+  for (const Trajectory::Row& row : grid.trajectory.rows) {
+    if (row.block == block) continue;
+    block = row.block;
+    const float x = corner(std::max(0, row.first_position), 0).x - 1.0F;
+    draw->AddLine(ImVec2(x, grid.origin.y),
+                  ImVec2(x, corner(0, static_cast<std::int32_t>(grid.trajectory.rows.size())).y),
+                  ImGui::GetColorU32(ImGuiCol_SeparatorActive), 1.5F);
+  }
+}
+
+void hover_and_click(PanelContext& context, const Grid& grid) {
+  if (!ImGui::IsItemHovered()) return;
+  const ImVec2 mouse = ImGui::GetMousePos();
+  const auto position =
+      static_cast<std::int64_t>(std::floor((mouse.x - grid.origin.x) / grid.cell.x));
+  const auto row =
+      static_cast<std::int32_t>(std::floor((mouse.y - grid.origin.y - grid.cell.y) / grid.cell.y));
+  if (position < 0 || position >= grid.trajectory.gen_length || row < 0 ||
+      row >= static_cast<std::int32_t>(grid.trajectory.rows.size())) {
+    return;
+  }
+  const Trajectory::Row& at = grid.trajectory.rows[static_cast<std::size_t>(row)];
+  Selection selection = context.model.selection();
+  selection.token = static_cast<std::int32_t>(position) - at.first_position;
+  context.model.select(selection);
+  if (ImGui::IsMouseClicked(ImGuiMouseButton_Left)) context.model.select_row(at.row);
+  const auto index = grid.trajectory.shown(position, row);
+  if (index) {
+    const Trajectory::Cell& cell = grid.trajectory.cells[static_cast<std::size_t>(*index)];
+    ImGui::SetTooltip(
+        "position %lld, block %d, step %d of the block\n\"%s\" set at step %d, "
+        "confidence %.4f",
+        static_cast<long long>(position), at.block, at.step_in_block, cell.text.c_str(), cell.step,
+        static_cast<double>(cell.confidence));
+  } else {
+    ImGui::SetTooltip("position %lld, block %d, step %d of the block\nmask",
+                      static_cast<long long>(position), at.block, at.step_in_block);
+  }
+}
+
+}  // namespace
+
+void draw_trajectory_panel(PanelContext& context) {
+  ViewModel& model = context.model;
+  if (model.step() == nullptr) {
+    return explain_missing(model.overview() == nullptr ? "No trace is open."
+                                                       : "The trace holds no denoising step yet.");
+  }
+  const auto data = model.trajectory();
+  if (!ready_or_explain(data)) return;
+  const Trajectory& trajectory = *data.value;
+  const std::int32_t t = time_of(trajectory, *model.step());
+  draw_controls(context, t, static_cast<std::int32_t>(trajectory.rows.size()) - 1);
+
+  const float text_height = ImGui::GetTextLineHeight();
+  ImGui::BeginChild("text", ImVec2(0.0F, text_height * 3.4F), ImGuiChildFlags_Borders);
+  std::size_t tail = trajectory.prompt.size() > 90 ? trajectory.prompt.size() - 90 : 0;
+  while (tail > 0 && (static_cast<unsigned char>(trajectory.prompt[tail]) & 0xC0U) == 0x80U) --tail;
+  ImGui::PushTextWrapPos(0.0F);
+  ImGui::TextDisabled("%s%s", tail > 0 ? "..." : "",
+                      readable_piece(trajectory.prompt.substr(tail)).c_str());
+  ImGui::TextUnformatted(trajectory.text_after(t).c_str());
+  ImGui::PopTextWrapPos();
+  ImGui::EndChild();
+
+  ImGui::BeginChild("grid", ImVec2(0, 0), ImGuiChildFlags_None,
+                    ImGuiWindowFlags_HorizontalScrollbar);
+  const ImVec2 cell(64.0F * context.scale, text_height + 3.0F * context.scale);
+  const auto rows = static_cast<std::int32_t>(trajectory.rows.size());
+  if (context.state.trajectory.follow && !ImGui::IsWindowHovered()) {
+    const float middle = static_cast<float>(t + 1) * cell.y - ImGui::GetWindowHeight() / 2;
+    ImGui::SetScrollY(std::clamp(middle, 0.0F, ImGui::GetScrollMaxY()));
+  }
+  const ImVec2 origin = ImGui::GetCursorScreenPos();
+  ImGui::InvisibleButton("cells",
+                         ImVec2(std::max(1.0F, cell.x * static_cast<float>(trajectory.gen_length)),
+                                cell.y * static_cast<float>(rows + 1)));
+  const float above = ImGui::GetScrollY() / cell.y;
+  const Grid grid{
+      trajectory,
+      t,
+      origin,
+      cell,
+      std::clamp(static_cast<std::int32_t>(above) - 1, 0, rows),
+      std::clamp(static_cast<std::int32_t>(above + ImGui::GetWindowHeight() / cell.y) + 1, 0,
+                 rows)};
+  draw_grid(context, grid);
+  hover_and_click(context, grid);
+  ImGui::EndChild();
+}
+
+}  // namespace blockscope

@@ -1,0 +1,59 @@
+// The GLFW window with its OpenGL 3.3 context and Dear ImGui's context, visible or not.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+struct GLFWwindow;
+
+namespace blockscope {
+
+struct WindowOptions {
+  int width = 1440;
+  int height = 900;
+  float scale = 0.0F;    ///< of texts and distances; 0: the monitor's
+  bool visible = true;   ///< false: for pictures and tests
+  std::string ini_file;  ///< where the layout is kept; empty: nowhere
+};
+
+struct Image {
+  int width = 0;
+  int height = 0;
+  std::vector<std::uint32_t> rgba;  ///< rows from the top
+};
+
+class Window {
+ public:
+  /// Throws Error when there is no display or no OpenGL 3.3, saying how to go on over SSH.
+  explicit Window(const WindowOptions& options);
+  ~Window();
+  Window(const Window&) = delete;
+  Window& operator=(const Window&) = delete;
+
+  bool should_close() const;
+  void close();
+  float scale() const { return scale_; }
+  /// Waits up to `seconds` for input (0: doesn't wait), draws one frame through `draw`, shows it.
+  /// With `picture`, also stores what was drawn.
+  void frame(double seconds, const std::function<void()>& draw, Image* picture = nullptr);
+  void set_title(const std::string& title);
+  void set_clipboard(const std::string& text);
+  /// Files dropped onto the window since the last call.
+  std::vector<std::string> take_dropped_files();
+  /// Makes a waiting frame() return; from any thread.
+  static void wake();
+  std::string gl_version() const;
+
+ private:
+  Image read_pixels() const;
+
+  GLFWwindow* window_ = nullptr;
+  float scale_ = 1.0F;
+  std::string ini_file_;
+  std::vector<std::string> dropped_;
+  bool gl_ready_ = false;
+};
+
+}  // namespace blockscope
