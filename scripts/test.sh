@@ -45,8 +45,8 @@ extra=1
 [ "$fuzz" = 0 ] || extra=$((extra + 2))
 [ "$asan" = 0 ] || extra=$((extra + 2))
 
-plan_steps "$extra" release build tests
-set_up release build tests
+plan_steps "$extra" release build tests viewer
+set_up release build tests viewer
 run_ctest release
 if [ "$asan" != 0 ]; then
   build asan
