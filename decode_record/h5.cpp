@@ -200,6 +200,11 @@ File open_file(const std::string& path, OpenMode mode, bool clear_flags) {
     check(H5Pset(access.get(), "clear_status_flags", &clear), path, "set up");
   }
   H5File handle(check_id(H5Fopen(path.c_str(), flags, access.get()), path, "open the file"));
+  if (mode == OpenMode::swmr_write) {
+    // A writer killed between a flush and the next may have put metadata behind the end that the
+    // superblock tells; HDF5 then refuses to follow it ("addr overflow"). As h5clear --increment=0.
+    check(H5Fincrement_filesize(handle.get(), 0), path, "restore the end of the file");
+  }
   return File{std::move(handle), path};
 }
 
