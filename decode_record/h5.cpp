@@ -251,7 +251,7 @@ Dataset create_dataset(const File& file, const std::string& path, const DatasetL
                             where, "create"));
   return Dataset{std::move(handle), where,        layout.element,
                  layout.extent,     layout.chunk, !layout.chunk.empty() && layout.deflate > 0,
-                 std::move(type)};
+                 std::move(type),   {},           {}};
 }
 
 bool exists(const File& file, const std::string& path) {

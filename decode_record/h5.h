@@ -86,9 +86,9 @@ struct Dataset {
   std::vector<hsize_t> extent;  ///< refreshed by set_extent and refresh
   std::vector<hsize_t> chunk;   ///< empty: contiguous
   bool filtered = false;
-  H5Type type;                       ///< of the elements in the file
-  std::vector<VirtualPart> parts{};  ///< empty: not virtual
-  std::vector<OpenPart> sources{};   ///< [parts]; empty in one that was just created
+  H5Type type;                     ///< of the elements in the file
+  std::vector<VirtualPart> parts;  ///< empty: not virtual
+  std::vector<OpenPart> sources;   ///< [parts]; empty in one that was just created
 };
 
 struct OpenPart {

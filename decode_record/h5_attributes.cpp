@@ -127,7 +127,7 @@ Dataset write_strings(const File& file, const std::string& path,
     check(H5Dwrite(handle.get(), type.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, texts.data()), where,
           "write");
   }
-  return Dataset{std::move(handle), where, Element::u8, {count}, {}, false, {}};
+  return Dataset{std::move(handle), where, Element::u8, {count}, {}, false, {}, {}, {}};
 }
 
 void make_scale(const Dataset& scale, const std::string& name) {
