@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "viewer/panels.h"
+#include "viewer/panels/panels.h"
 #include "viewer/window.h"
 
 namespace blockscope {
@@ -56,7 +56,6 @@ class App {
   void draw_help();
   void default_layout(unsigned dockspace);
   void shortcuts();
-  void apply_selection();
   void apply_style();
 
   AppOptions options_;

@@ -1,4 +1,4 @@
-#include "viewer/heatmap_plot.h"
+#include "viewer/panels/heatmap_plot.h"
 
 #include <imgui.h>
 #include <implot.h>

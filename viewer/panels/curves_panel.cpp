@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "viewer/metric_choice.h"
-#include "viewer/metric_picker.h"
-#include "viewer/panels.h"
+#include "viewer/panels/metric_picker.h"
+#include "viewer/panels/panels.h"
 
 namespace blockscope {
 namespace {

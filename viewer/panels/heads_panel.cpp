@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 #include <imgui.h>
 
-#include "viewer/heatmap_plot.h"
+#include "viewer/panels/heatmap_plot.h"
 #include "viewer/metric_choice.h"
-#include "viewer/metric_picker.h"
-#include "viewer/panels.h"
+#include "viewer/panels/metric_picker.h"
+#include "viewer/panels/panels.h"
 
 namespace blockscope {
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "viewer/panels.h"
+#include "viewer/panels/panels.h"
 
 namespace blockscope {
 

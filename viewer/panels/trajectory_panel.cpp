@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "viewer/panels.h"
+#include "viewer/panels/panels.h"
 
 namespace blockscope {
 namespace {

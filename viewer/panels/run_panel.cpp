@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "viewer/panels.h"
+#include "viewer/panels/panels.h"
 
 namespace blockscope {
 namespace {

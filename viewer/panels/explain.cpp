@@ -1,7 +1,7 @@
 // What a panel shows when it has nothing to show.
 #include <imgui.h>
 
-#include "viewer/panels.h"
+#include "viewer/panels/panels.h"
 
 namespace blockscope {
 

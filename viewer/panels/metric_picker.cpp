@@ -1,11 +1,11 @@
-#include "viewer/metric_picker.h"
+#include "viewer/panels/metric_picker.h"
 
 #include <fmt/format.h>
 #include <imgui.h>
 
 #include "analysis/metrics.h"
 #include "decode_record/trace_meta.h"
-#include "viewer/panels.h"
+#include "viewer/panels/panels.h"
 
 namespace blockscope {
 

@@ -7,8 +7,8 @@
 #include <array>
 #include <vector>
 
-#include "viewer/heatmap_plot.h"
-#include "viewer/panels.h"
+#include "viewer/panels/heatmap_plot.h"
+#include "viewer/panels/panels.h"
 
 namespace blockscope {
 namespace {

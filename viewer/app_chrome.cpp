@@ -1,0 +1,164 @@
+// What surrounds the panels: menu, status line, popups and keys.
+#include <fmt/format.h>
+#include <imgui.h>
+#include <imgui_internal.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "viewer/app.h"
+
+namespace blockscope {
+
+void App::draw_menu() {
+  if (!ImGui::BeginMainMenuBar()) return;
+  if (ImGui::BeginMenu("Trace")) {
+    for (std::size_t i = 0; i < model_.documents().size(); ++i) {
+      const OpenDocument& document = model_.documents()[i];
+      if (document.state == OpenState::failed) continue;
+      if (ImGui::MenuItem(fmt::format("{}{}###trace{}", document.path,
+                                      document.live ? " (being written)" : "", i)
+                              .c_str(),
+                          nullptr, i == model_.selection().trace)) {
+        Selection first;
+        first.trace = i;
+        model_.select(first);
+      }
+    }
+    ImGui::Separator();
+    if (ImGui::MenuItem("Close", "Ctrl+W")) model_.close(model_.selection().trace);
+    if (ImGui::MenuItem("Quit", "Ctrl+Q")) window_.close();
+    ImGui::EndMenu();
+  }
+  if (ImGui::BeginMenu("View")) {
+    for (Panel& panel : panels_) ImGui::MenuItem(panel.name, nullptr, &panel.visible);
+    ImGui::Separator();
+    ImGui::MenuItem("Dark", "D", &appearance_.dark);
+    if (ImGui::MenuItem("Default layout")) layout_pending_ = true;
+    ImGui::EndMenu();
+  }
+  if (ImGui::BeginMenu("Colours")) {
+    for (const std::string_view name : kColormapNames) {
+      for (const char* suffix : {"", "_r"}) {
+        const std::string full = std::string(name) + suffix;
+        if (ImGui::MenuItem(full.c_str(), nullptr, full == appearance_.map)) appearance_.map = full;
+      }
+    }
+    ImGui::EndMenu();
+  }
+  if (ImGui::MenuItem("Help")) help_ = !help_;
+  ImGui::EndMainMenuBar();
+}
+
+void App::draw_status() {
+  const ImGuiWindowFlags flags =
+      ImGuiWindowFlags_NoScrollbar | ImGuiWindowFlags_NoSavedSettings | ImGuiWindowFlags_MenuBar;
+  if (!ImGui::BeginViewportSideBar("##status", nullptr, ImGuiDir_Down, ImGui::GetFrameHeight(),
+                                   flags)) {
+    return ImGui::End();
+  }
+  if (ImGui::BeginMenuBar()) {
+    const Overview* overview = model_.overview();
+    const StepRef* step = model_.step();
+    if (overview == nullptr) {
+      const bool opening = std::ranges::any_of(model_.documents(), [](const auto& document) {
+        return document.state == OpenState::opening;
+      });
+      ImGui::TextUnformatted(opening ? "opening ..." : "drop a trace onto this window");
+    } else if (step != nullptr) {
+      const TraceMeta& meta = overview->info.meta;
+      const auto sequence = static_cast<std::size_t>(step->sequence);
+      const std::string& name = sequence < overview->sequence_names.size()
+                                    ? overview->sequence_names[sequence]
+                                    : std::string();
+      ImGui::Text(
+          "sequence %lld %s | block %d | step %d of %zu | layer %lld | head %lld | N %d | "
+          "M %d | masks %d",
+          static_cast<long long>(step->sequence), name.c_str(), step->block, step->step,
+          model_.block()->steps.size(),
+          static_cast<long long>(meta.layers[model_.selection().layer]),
+          static_cast<long long>(meta.heads[model_.selection().head]), step->context_length,
+          step->transferred, step->masks_left);
+    }
+    const char* right = model_.data().busy() ? "loading ..." : "F1 help";
+    ImGui::SameLine(ImGui::GetWindowWidth() - ImGui::CalcTextSize(right).x -
+                    12.0F * window_.scale());
+    ImGui::TextDisabled("%s", right);
+    ImGui::EndMenuBar();
+  }
+  ImGui::End();
+}
+
+void App::draw_problem() {
+  if (!model_.problems().empty() && !ImGui::IsPopupOpen("Problem")) ImGui::OpenPopup("Problem");
+  ImGui::SetNextWindowSize(ImVec2(520.0F * window_.scale(), 0.0F), ImGuiCond_Appearing);
+  if (!ImGui::BeginPopupModal("Problem", nullptr, ImGuiWindowFlags_NoSavedSettings)) return;
+  if (!model_.problems().empty()) ImGui::TextWrapped("%s", model_.problems().front().c_str());
+  ImGui::Spacing();
+  if (ImGui::Button("OK") || model_.problems().empty() ||
+      ImGui::IsKeyPressed(ImGuiKey_Escape, false)) {
+    model_.pop_problem();
+    ImGui::CloseCurrentPopup();
+  }
+  ImGui::EndPopup();
+}
+
+void App::draw_help() {
+  if (!help_) return;
+  if (ImGui::Begin("Keys", &help_, ImGuiWindowFlags_AlwaysAutoResize)) {
+    constexpr std::array<std::pair<const char*, const char*>, 9> kKeys = {
+        {{"Left, Right", "one denoising step back, forward"},
+         {"Space", "play, pause"},
+         {"Up, Down", "layer"},
+         {"[ and ]", "head"},
+         {"PageUp, PageDown", "block"},
+         {"D", "dark or light"},
+         {"C", "next colour map"},
+         {"Ctrl+W, Ctrl+Q", "close the trace, quit"},
+         {"F1", "this list"}}};
+    if (ImGui::BeginTable("keys", 2, ImGuiTableFlags_SizingFixedFit)) {
+      for (const auto& [key, what] : kKeys) {
+        ImGui::TableNextColumn();
+        ImGui::TextUnformatted(key);
+        ImGui::TableNextColumn();
+        ImGui::TextUnformatted(what);
+      }
+      ImGui::EndTable();
+    }
+  }
+  ImGui::End();
+}
+
+void App::shortcuts() {
+  const ImGuiIO& io = ImGui::GetIO();
+  if (io.WantTextInput) return;
+  const auto pressed = [](ImGuiKey key) { return ImGui::IsKeyPressed(key); };
+  if (io.KeyCtrl) {
+    if (pressed(ImGuiKey_Q)) window_.close();
+    if (pressed(ImGuiKey_W)) model_.close(model_.selection().trace);
+    return;
+  }
+  if (pressed(ImGuiKey_F1)) help_ = !help_;
+  if (pressed(ImGuiKey_D)) appearance_.dark = !appearance_.dark;
+  if (pressed(ImGuiKey_Space)) state_.trajectory.playing = !state_.trajectory.playing;
+  if (pressed(ImGuiKey_C)) {
+    const auto found = std::ranges::find(kColormapNames, std::string_view(appearance_.map));
+    const auto next = found == kColormapNames.end() ? 0 : found - kColormapNames.begin() + 1;
+    appearance_.map = kColormapNames[static_cast<std::size_t>(next) % kColormapNames.size()];
+  }
+  if (model_.overview() == nullptr) return;
+  if (pressed(ImGuiKey_RightArrow)) model_.move_step(1);
+  if (pressed(ImGuiKey_LeftArrow)) model_.move_step(-1);
+  Selection selection = model_.selection();
+  if (pressed(ImGuiKey_DownArrow)) selection.layer += 1;
+  if (pressed(ImGuiKey_UpArrow) && selection.layer > 0) selection.layer -= 1;
+  if (pressed(ImGuiKey_RightBracket)) selection.head += 1;
+  if (pressed(ImGuiKey_LeftBracket) && selection.head > 0) selection.head -= 1;
+  if (pressed(ImGuiKey_PageDown)) selection.block += 1;
+  if (pressed(ImGuiKey_PageUp) && selection.block > 0) selection.block -= 1;
+  if (selection.block != model_.selection().block) selection.step = 0;
+  if (selection != model_.selection()) model_.select(selection);
+}
+
+}  // namespace blockscope
