@@ -8,13 +8,6 @@
 namespace blockscope {
 namespace {
 
-std::string quoted(const std::string& text) {
-  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
-  std::string result = "\"";
-  for (const char c : text) result += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return result + "\"";
-}
-
 /// Names of all axes, in the order in which they are met.
 std::vector<std::string> axis_columns(const AnalysisDocument& document) {
   std::vector<std::string> columns;
@@ -45,10 +38,10 @@ void write_array(const std::string& metric, const ResultArray& array,
   std::vector<std::vector<std::string>> labels;
   for (const ResultAxis& axis : array.axes) {
     labels.emplace_back();
-    for (std::size_t i = 0; i < axis.size(); ++i) labels.back().push_back(quoted(axis.label(i)));
+    for (std::size_t i = 0; i < axis.size(); ++i) labels.back().push_back(csv_field(axis.label(i)));
   }
   const std::string head =
-      fmt::format("{},{},{}", quoted(metric), quoted(array.name), quoted(array.unit));
+      fmt::format("{},{},{}", csv_field(metric), csv_field(array.name), csv_field(array.unit));
   std::vector<std::size_t> at(array.axes.size(), 0);
   for (std::size_t cell = 0; cell < array.values.size(); ++cell) {
     std::string line = head;
@@ -74,10 +67,17 @@ void write_array(const std::string& metric, const ResultArray& array,
 
 std::string number_text(double value) { return fmt::format("{}", value); }
 
+std::string csv_field(const std::string& text) {
+  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
+  std::string result = "\"";
+  for (const char c : text) result += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return result + "\"";
+}
+
 void write_csv(const AnalysisDocument& document, std::ostream& out) {
   const auto columns = axis_columns(document);
   out << "metric,array,unit,";
-  for (const std::string& column : columns) out << quoted(column) << ',';
+  for (const std::string& column : columns) out << csv_field(column) << ',';
   out << "value,terms\n";
   for (const MetricResult& result : document.results) {
     for (const ResultArray& array : result.arrays) {

@@ -4,10 +4,14 @@
 #pragma once
 
 #include <ostream>
+#include <string>
 
 #include "analysis/analysis_document.h"
 
 namespace blockscope {
+
+/// A field as RFC 4180 wants it: in quotes where it holds a comma, a quote or a line break.
+std::string csv_field(const std::string& text);
 
 void write_csv(const AnalysisDocument& document, std::ostream& out);
 

@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "analysis/export_csv.h"
 #include "cli/commands.h"
 #include "decode_record/error.h"
 #include "decode_record/trace_reader.h"
@@ -73,14 +74,6 @@ const char* pass_kind(std::uint8_t kind) {
   return "commit";
 }
 
-/// RFC 4180: quotes around what holds a separator, quotes doubled.
-std::string csv_text(const std::string& text) {
-  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
-  std::string quoted = "\"";
-  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return quoted + "\"";
-}
-
 std::string csv_confidence(const SequenceDelta& delta, std::size_t source) {
   return source < delta.confidence.size() ? fmt::format("{:.9g}", delta.confidence[source]) : "";
 }
@@ -129,7 +122,7 @@ ordered_json sequence_head(const TraceReader& reader, std::int64_t index) {
 void write_csv(const TraceReader& reader, std::ostream& out) {
   out << "sequence,name,row,pass,block,step,action,position,token,confidence,decoded_step\n";
   for (std::int64_t index = 0; index < reader.info().num_sequences; ++index) {
-    const std::string name = csv_text(reader.sequence(index).name);
+    const std::string name = csv_field(reader.sequence(index).name);
     for (const std::int64_t row : reader.rows_of(index)) {
       const StepColumns step = reader.steps(row, 1);
       const std::string prefix = fmt::format("{},{},{},{},{},{},", index, name, row, step.pass[0],
