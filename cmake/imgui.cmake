@@ -23,19 +23,43 @@ endif()
 set(imgui_source "${IMGUI_ROOT}/imgui/imgui")
 set(implot_source "${IMGUI_ROOT}/implot/implot")
 
-add_library(blockscope_imgui STATIC EXCLUDE_FROM_ALL
-  ${imgui_source}/imgui.cpp
-  ${imgui_source}/imgui_draw.cpp
-  ${imgui_source}/imgui_stacklayout.cpp
-  ${imgui_source}/imgui_tables.cpp
-  ${imgui_source}/imgui_widgets.cpp
-  ${imgui_source}/backends/imgui_impl_glfw.cpp
-  ${imgui_source}/backends/imgui_impl_opengl3.cpp
-  ${imgui_source}/misc/cpp/imgui_stdlib.cpp
-  ${implot_source}/implot.cpp
-  ${implot_source}/implot_items.cpp)
-target_include_directories(blockscope_imgui SYSTEM PUBLIC
-  "${imgui_source}" "${imgui_source}/backends" "${imgui_source}/misc/cpp" "${implot_source}")
-target_compile_definitions(blockscope_imgui PUBLIC IMGUI_DISABLE_OBSOLETE_FUNCTIONS)
-target_compile_options(blockscope_imgui PRIVATE -w -O2)
-target_link_libraries(blockscope_imgui PUBLIC glfw OpenGL::GL ${CMAKE_DL_LIBS})
+# blockscope_add_imgui(<target> [<definition>...])
+function(blockscope_add_imgui target)
+  add_library(${target} STATIC EXCLUDE_FROM_ALL
+    ${imgui_source}/imgui.cpp
+    ${imgui_source}/imgui_draw.cpp
+    ${imgui_source}/imgui_stacklayout.cpp
+    ${imgui_source}/imgui_tables.cpp
+    ${imgui_source}/imgui_widgets.cpp
+    ${imgui_source}/backends/imgui_impl_glfw.cpp
+    ${imgui_source}/backends/imgui_impl_opengl3.cpp
+    ${imgui_source}/misc/cpp/imgui_stdlib.cpp
+    ${implot_source}/implot.cpp
+    ${implot_source}/implot_items.cpp)
+  target_include_directories(${target} SYSTEM PUBLIC
+    "${imgui_source}" "${imgui_source}/backends" "${imgui_source}/misc/cpp" "${implot_source}")
+  target_compile_definitions(${target} PUBLIC IMGUI_DISABLE_OBSOLETE_FUNCTIONS ${ARGN})
+  target_compile_options(${target} PRIVATE -w -O2)
+  target_link_libraries(${target} PUBLIC glfw OpenGL::GL ${CMAKE_DL_LIBS})
+endfunction()
+
+blockscope_add_imgui(blockscope_imgui)
+
+# For tests only, never in what is shipped: Dear ImGui with the hooks of its Test Engine, and the
+# engine (which has a licence of its own, free for open source).
+set(test_engine_source "${IMGUI_ROOT}/imgui_test_engine/imgui_test_engine/imgui_test_engine")
+if(WITH_TESTS AND EXISTS "${test_engine_source}/imgui_te_engine.cpp")
+  blockscope_add_imgui(blockscope_imgui_tested IMGUI_USER_CONFIG="tests/viewer/imgui_config.h")
+  target_sources(blockscope_imgui_tested PRIVATE
+    ${test_engine_source}/imgui_capture_tool.cpp
+    ${test_engine_source}/imgui_te_context.cpp
+    ${test_engine_source}/imgui_te_coroutine.cpp
+    ${test_engine_source}/imgui_te_engine.cpp
+    ${test_engine_source}/imgui_te_exporters.cpp
+    ${test_engine_source}/imgui_te_perftool.cpp
+    ${test_engine_source}/imgui_te_ui.cpp
+    ${test_engine_source}/imgui_te_utils.cpp)
+  target_include_directories(blockscope_imgui_tested SYSTEM PUBLIC
+    "${test_engine_source}" "${test_engine_source}/..")
+  target_link_libraries(blockscope_imgui_tested PUBLIC Threads::Threads)
+endif()

@@ -71,22 +71,33 @@ App::App(const AppOptions& options)
 App::~App() { model_.data().set_wake({}); }
 
 void App::run() {
-  while (!window_.should_close()) {
-    for (const std::string& path : window_.take_dropped_files()) model_.open(path);
-    // Without input and news a window draws twice a second: live files, blinking cursors.
-    const bool busy = model_.data().busy() || state_.trajectory.playing;
-    frame(busy ? 1.0 / 60.0 : 0.5);
+  while (!window_.should_close()) wait_and_draw();
+}
+
+void App::wait_and_draw() {
+  constexpr double kMoving = 1.0 / 60.0;
+  constexpr double kCursor = 0.3;  // blinks
+  constexpr double kStill = 3600.0;
+  constexpr int kSettling = 3;  // ImGui places what is new over some frames
+  if (model_.data().busy() || state_.trajectory.playing) frames_owed_ = kSettling;
+  const bool typing = ImGui::GetIO().WantTextInput;
+  if (window_.wait(frames_owed_ > 0 ? kMoving : typing ? kCursor : kStill)) {
+    frames_owed_ = kSettling;
+  } else {
+    frames_owed_ -= frames_owed_ > 0 ? 1 : 0;
   }
+  frame(0.0);
 }
 
 void App::frame(double seconds, Image* picture) {
+  window_.wait(seconds);
+  for (const std::string& path : window_.take_dropped_files()) model_.open(path);
   model_.update();
   if (selection_pending_ && model_.overview() != nullptr) {
     selection_pending_ = false;
     model_.select(selection_from_text(options_.select, *model_.overview(), model_.selection()));
   }
   window_.frame(
-      seconds,
       [this] {
         draw();
         if (after_draw_) after_draw_();

@@ -33,6 +33,8 @@ class App {
 
   /// Until the window is closed.
   void run();
+  /// Waits until there is something to show, then draws one frame.
+  void wait_and_draw();
   /// One frame; waits up to `seconds` for input first.
   void frame(double seconds, Image* picture = nullptr);
   /// Draws until everything shown is loaded, then returns the picture. Throws Error when a trace
@@ -70,6 +72,7 @@ class App {
   bool selection_pending_ = true;
   bool layout_pending_ = true;
   int front_pending_ = 0;  // frames until the tabs in front are chosen
+  int frames_owed_ = 0;    // until what input and news changed has settled
   bool help_ = false;
   bool styled_dark_ = false;
 };

@@ -63,7 +63,7 @@ void DataService::post(std::function<void(OpenTraces&)> command) {
   changed_.notify_all();
 }
 
-void DataService::set_idle(std::function<void(OpenTraces&)> idle) {
+void DataService::set_idle(std::function<bool(OpenTraces&)> idle) {
   const std::scoped_lock lock(mutex_);
   idle_ = std::move(idle);
 }
@@ -158,9 +158,9 @@ void DataService::run() {
       if (stop_ || !commands_.empty() || !waiting_.empty() || !idle_) continue;
       const auto idle = idle_;
       lock.unlock();
-      idle(traces_);
+      const bool news = idle(traces_);
       lock.lock();
-      continue;
+      if (!news) continue;
     }
     if (wake_) {
       const auto wake = wake_;

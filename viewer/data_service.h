@@ -79,8 +79,9 @@ class DataService {
 
   /// Runs before any waiting job and is never dropped: opening and closing traces.
   void post(std::function<void(OpenTraces&)> command);
-  /// Called about twice a second on the background thread while it has nothing else to do.
-  void set_idle(std::function<void(OpenTraces&)> idle);
+  /// Called about twice a second on the background thread while it has nothing else to do; true:
+  /// there is something new, and the window is woken.
+  void set_idle(std::function<bool(OpenTraces&)> idle);
 
   /// Forgets values and failures whose key starts with `prefix`.
   void forget(const std::string& prefix);
@@ -125,7 +126,7 @@ class DataService {
   std::list<std::string> ages_;  // most recently asked for first
   std::size_t cached_bytes_ = 0;
   std::size_t budget_;
-  std::function<void(OpenTraces&)> idle_;
+  std::function<bool(OpenTraces&)> idle_;
   std::function<void()> wake_;
   OpenTraces traces_;  // used by thread_ only
   std::thread thread_;

@@ -32,6 +32,7 @@ std::size_t clamped(std::size_t index, const Container& container) {
 ViewModel::ViewModel(std::size_t budget_bytes) : data_(budget_bytes) {
   // Twice a second: rows written since, and files that vanished.
   data_.set_idle([mailbox = mailbox_](OpenTraces& traces) {
+    bool any = false;
     for (std::size_t i = 0; i < traces.size(); ++i) {
       if (!traces[i]) continue;
       std::string problem;
@@ -43,6 +44,7 @@ ViewModel::ViewModel(std::size_t budget_bytes) : data_(budget_bytes) {
         problem = error.what();
       }
       if (!news && problem.empty()) continue;
+      any = true;
       const std::scoped_lock lock(mailbox->mutex);
       mailbox->letters.emplace_back([i, news, problem](ViewModel& model) {
         OpenDocument& document = model.documents_[i];
@@ -56,6 +58,7 @@ ViewModel::ViewModel(std::size_t budget_bytes) : data_(budget_bytes) {
         }
       });
     }
+    return any;
   });
 }
 

@@ -25,6 +25,18 @@ std::string glfw_problem() {
   return text == nullptr ? "unknown" : text;
 }
 
+/// What ImGuiStyle::ScaleAllSizes does, for plots.
+void scale_plots(float scale) {
+  ImPlotStyle& style = ImPlot::GetStyle();
+  style.PlotBorderSize *= scale;
+  for (ImVec2* size : {&style.MajorTickLen, &style.MinorTickLen, &style.MajorTickSize,
+                       &style.MinorTickSize, &style.MajorGridSize, &style.MinorGridSize,
+                       &style.PlotPadding, &style.LabelPadding, &style.LegendPadding,
+                       &style.LegendInnerPadding, &style.LegendSpacing, &style.AnnotationPadding}) {
+    *size = ImVec2(size->x * scale, size->y * scale);
+  }
+}
+
 }  // namespace
 
 Window::Window(const WindowOptions& options) : ini_file_(options.ini_file) {
@@ -65,6 +77,7 @@ Window::Window(const WindowOptions& options) : ini_file_(options.ini_file) {
   io.ConfigFlags |= ImGuiConfigFlags_DockingEnable | ImGuiConfigFlags_NavEnableKeyboard;
   io.IniFilename = ini_file_.empty() ? nullptr : ini_file_.c_str();
   ImGui::GetStyle().ScaleAllSizes(scale_);
+  scale_plots(scale_);
   load_fonts(find_fonts(), kFontSize * scale_);
   ImGui_ImplGlfw_InitForOpenGL(window_, true);
   gl_ready_ = ImGui_ImplOpenGL3_Init("#version 330 core");
@@ -83,12 +96,17 @@ bool Window::should_close() const { return glfwWindowShouldClose(window_) == GLF
 
 void Window::close() { glfwSetWindowShouldClose(window_, GLFW_TRUE); }
 
-void Window::frame(double seconds, const std::function<void()>& draw, Image* picture) {
-  if (seconds > 0.0) {
-    glfwWaitEventsTimeout(seconds);
-  } else {
+bool Window::wait(double seconds) {
+  if (seconds <= 0.0) {
     glfwPollEvents();
+    return true;
   }
+  const double begin = glfwGetTime();
+  glfwWaitEventsTimeout(seconds);
+  return glfwGetTime() - begin < seconds;
+}
+
+void Window::frame(const std::function<void()>& draw, Image* picture) {
   ImGui_ImplOpenGL3_NewFrame();
   ImGui_ImplGlfw_NewFrame();
   ImGui::NewFrame();

@@ -35,14 +35,15 @@ class Window {
   bool should_close() const;
   void close();
   float scale() const { return scale_; }
-  /// Waits up to `seconds` for input (0: doesn't wait), draws one frame through `draw`, shows it.
-  /// With `picture`, also stores what was drawn.
-  void frame(double seconds, const std::function<void()>& draw, Image* picture = nullptr);
+  /// Takes input in, waiting up to `seconds` for some; false when none came in that time.
+  bool wait(double seconds);
+  /// Draws one frame through `draw` and shows it. With `picture`, also stores what was drawn.
+  void frame(const std::function<void()>& draw, Image* picture = nullptr);
   void set_title(const std::string& title);
   void set_clipboard(const std::string& text);
   /// Files dropped onto the window since the last call.
   std::vector<std::string> take_dropped_files();
-  /// Makes a waiting frame() return; from any thread.
+  /// Ends a wait(), as input does; from any thread.
   static void wake();
   std::string gl_version() const;
 

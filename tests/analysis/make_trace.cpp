@@ -5,6 +5,7 @@
 #include <map>
 
 #include "tests/analysis/trace_maker.h"
+#include "tests/analysis/vast_trace.h"
 
 int main(int argc, char** argv) {
   using blockscope::ArrayType;
@@ -51,8 +52,17 @@ int main(int argc, char** argv) {
   app.add_flag("--aborted", o.aborted, "stop in the middle and resume: an aborted sequence");
   app.add_option("--seed", o.seed);
   app.add_option("--digest", o.digest, "of the checkpoint");
+  blockscope::testing::VastTraceOptions vast;
+  bool is_vast = false;
+  auto* flag = app.add_flag("--vast", is_vast, "57 GB of outputs as a sparse file, vast_trace.h");
+  app.add_option("--real-rows", vast.real_rows, "rows that have values on disk")->needs(flag);
+  app.add_option("--vast-sequences", vast.sequences)->needs(flag);
   CLI11_PARSE(app, argc, argv);
   try {
+    if (is_vast) {
+      blockscope::testing::make_vast_trace(path, vast);
+      return 0;
+    }
     o.level = blockscope::parse_record_level(level);
     blockscope::testing::make_trace(path, o);
   } catch (const std::exception& error) {

@@ -2,6 +2,8 @@
 //   trace_tool fixture PATH TYPE   writes a finished trace of level full (TYPE bf16 or f32)
 //   trace_tool endless PATH        writes until it is killed, resuming PATH.partial if it is there;
 //                                  prints "<committed rows>\n" whenever more rows are committed
+//   trace_tool steered PATH        writes and commits one row per line it reads; finishes the trace
+//                                  when there are no more
 //   trace_tool fill PATH BYTES     writes until the file may not grow beyond BYTES; exit code 3
 // Every value follows from its row number (trace_fixture.h).
 #include <sys/resource.h>
@@ -74,6 +76,21 @@ int endless(const std::string& path) {
   return 0;
 }
 
+int steered(const std::string& path) {
+  const TraceMeta meta = fixture::small_meta(RecordLevel::outputs);
+  TraceWriter writer(path, meta);
+  writer.begin_sequence(fixture::sequence_start(0, kBlocks));
+  writer.commit();
+  std::int64_t number = 0;
+  for (std::string line; number < 2 * kBlocks && std::getline(std::cin, line); ++number) {
+    writer.append_row(fixture::denoise_row(meta, 0, number, number / 2, number % 2));
+    writer.commit();
+  }
+  writer.end_sequence(0, {FinishReason::length, "text", 1.0F});
+  writer.finish();
+  return 0;
+}
+
 int fill(const std::string& path, std::uint64_t bytes) {
   std::signal(SIGXFSZ, SIG_IGN);  // then a write beyond the limit fails as on a full disk
   const rlimit limit{bytes, bytes};
@@ -95,8 +112,9 @@ int run(int count, char** arguments) {
     return 0;
   }
   if (count == 3 && words[1] == "endless") return endless(words[2]);
+  if (count == 3 && words[1] == "steered") return steered(words[2]);
   if (count == 4 && words[1] == "fill") return fill(words[2], std::stoull(words[3]));
-  std::cerr << "trace_tool: expected fixture, endless or fill\n";
+  std::cerr << "trace_tool: expected fixture, endless, steered or fill\n";
   return 2;
 }
 

@@ -8,9 +8,18 @@
 #include "viewer/panels/panels.h"
 
 namespace blockscope {
+namespace {
+
+/// The next widget's width; in a narrow window it begins a new line.
+void next_width(float width) {
+  if (ImGui::GetContentRegionAvail().x < width) ImGui::NewLine();
+  ImGui::SetNextItemWidth(width);
+}
+
+}  // namespace
 
 void pick_metric(const char* id, std::size_t& metric, float scale) {
-  ImGui::SetNextItemWidth(170.0F * scale);
+  next_width(170.0F * scale);
   if (!ImGui::BeginCombo(id, kMetricChoices[metric].label)) return;
   for (std::size_t i = 0; i < kMetricChoices.size(); ++i) {
     if (ImGui::Selectable(kMetricChoices[i].label, i == metric)) metric = i;
@@ -21,7 +30,7 @@ void pick_metric(const char* id, std::size_t& metric, float scale) {
 void pick_scope(const char* id, ViewModel::Scope& scope, float scale) {
   constexpr const char* kNames[] = {"whole trace", "this sequence", "this block"};
   int index = static_cast<int>(scope);
-  ImGui::SetNextItemWidth(112.0F * scale);
+  next_width(112.0F * scale);
   if (ImGui::Combo(id, &index, kNames, 3)) scope = static_cast<ViewModel::Scope>(index);
 }
 

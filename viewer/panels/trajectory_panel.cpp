@@ -30,10 +30,10 @@ void draw_controls(PanelContext& context, std::int32_t t, std::int32_t last) {
   ImGui::SliderFloat("##speed", &state.steps_per_second, 1.0F, 30.0F, "%.0f steps/s");
   ImGui::SameLine();
   ImGui::SetNextItemWidth(-1.0F);
-  int wanted = t;
-  if (ImGui::SliderInt("##step", &wanted, 0, std::max(0, last),
-                       fmt::format("step %d of {}", last).c_str())) {
-    context.model.move_step(wanted - t);
+  int wanted = t + 1;
+  if (ImGui::SliderInt("##step", &wanted, 1, std::max(1, last + 1),
+                       fmt::format("denoising step %d of {}", last + 1).c_str())) {
+    context.model.move_step(wanted - 1 - t);
   }
   if (!state.playing || ImGui::GetTime() < state.next_time) return;
   state.next_time = ImGui::GetTime() + 1.0 / static_cast<double>(state.steps_per_second);

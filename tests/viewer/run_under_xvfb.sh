@@ -1,0 +1,8 @@
+#!/bin/sh
+# run_under_xvfb.sh PROGRAM ARGUMENT...: runs it with a display of its own; exit 77 (skipped)
+# where there is no Xvfb.
+if ! command -v xvfb-run >/dev/null; then
+  echo "skipped: no xvfb-run; scripts/test.sh installs it"
+  exit 77
+fi
+exec xvfb-run -a -s "-screen 0 2600x1700x24" "$@"
