@@ -28,6 +28,22 @@ double shortest_in(double low, double high) {
   return low;
 }
 
+void check_pin(const CalibrationSums& sums, const ReusePin& pin) {
+  if (pin.layer < 0 || pin.layer >= sums.model.layers || pin.head < 0 ||
+      pin.head >= sums.model.heads) {
+    throw UsageError(fmt::format("pins: expected a layer below {} and a head below {}, got {}, {}",
+                                 sums.model.layers, sums.model.heads, pin.layer, pin.head));
+  }
+  const double similarity =
+      sums.similarity[static_cast<std::size_t>(pin.layer)][static_cast<std::size_t>(pin.head)];
+  if (pin.reuse && std::isnan(similarity)) {
+    throw UsageError(fmt::format(
+        "pins: layer {}, head {} is to reuse, but these traces did not record it: what that costs "
+        "is not known. HINT: capture it, or take the pin away",
+        pin.layer, pin.head));
+  }
+}
+
 double share(double part, double whole) { return whole > 0.0 ? part / whole : 0.0; }
 
 }  // namespace
@@ -40,20 +56,30 @@ const TauSums& CalibrationSums::at(std::int64_t tau) const {
   return *found;
 }
 
-ReusePredictor::ReusePredictor(const CalibrationSums& sums, ReuseGranularity granularity)
+ReusePredictor::ReusePredictor(const CalibrationSums& sums, ReuseGranularity granularity,
+                               const std::vector<ReusePin>& pins)
     : sums_(sums) {
   const auto heads = static_cast<std::size_t>(sums.model.heads);
   const auto group = static_cast<std::size_t>(sums.model.heads / sums.model.kv_heads);
-  std::vector<double> keys;
+  std::vector<double> keys;  // [layers * heads], H a multiple of the group's size
   for (const std::vector<double>& row : sums.similarity) {
-    for (std::size_t first = 0; first < heads; first += group) {
-      double least = kInfinity;
-      for (std::size_t h = first; h < first + group; ++h) least = std::min(least, key_of(row[h]));
-      group_keys_.push_back(least);
-      for (std::size_t h = first; h < first + group; ++h) {
-        keys.push_back(granularity == ReuseGranularity::head ? key_of(row[h]) : least);
-      }
-    }
+    for (const double similarity : row) keys.push_back(key_of(similarity));
+  }
+  const auto least_of_group = [&](std::size_t first) {
+    const auto begin = keys.begin() + static_cast<std::ptrdiff_t>(first);
+    return *std::min_element(begin, begin + static_cast<std::ptrdiff_t>(group));
+  };
+  for (std::size_t first = 0; first < keys.size(); first += group) {
+    if (granularity == ReuseGranularity::head) break;
+    std::fill_n(keys.begin() + static_cast<std::ptrdiff_t>(first), group, least_of_group(first));
+  }
+  for (const ReusePin& pin : pins) {
+    check_pin(sums, pin);
+    keys[static_cast<std::size_t>(pin.layer) * heads + static_cast<std::size_t>(pin.head)] =
+        pin.reuse ? kInfinity : -kInfinity;
+  }
+  for (std::size_t first = 0; first < keys.size(); first += group) {
+    group_keys_.push_back(least_of_group(first));
   }
   std::vector<std::size_t> order(keys.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -61,7 +87,7 @@ ReusePredictor::ReusePredictor(const CalibrationSums& sums, ReuseGranularity gra
   for (const std::size_t i : order) keys_.push_back(keys[i]);
   std::ranges::sort(group_keys_, std::greater<>());
   for (const double key : keys_) {
-    if (key >= -1.0 && (levels_.empty() || key < levels_.back())) levels_.push_back(key);
+    if (std::isfinite(key) && (levels_.empty() || key < levels_.back())) levels_.push_back(key);
   }
   std::ranges::reverse(levels_);
   for (const TauSums& tau : sums.taus) {

@@ -71,12 +71,16 @@ CalibrationSums accumulate_calibration(const TraceGroup& traces, const Calibrati
 /// What any (gamma, tau) saves and costs. Keeps a reference to the sums.
 class ReusePredictor {
  public:
-  ReusePredictor(const CalibrationSums& sums, ReuseGranularity granularity);
+  /// Pins hold at every gamma. Throws UsageError for a pin of a head that doesn't exist, or that is
+  /// to reuse and was not measured.
+  ReusePredictor(const CalibrationSums& sums, ReuseGranularity granularity,
+                 const std::vector<ReusePin>& pins = {});
 
   ReusePoint at(double gamma, std::int64_t tau) const;
   ReusePrediction predict(double gamma, std::int64_t tau) const;
   /// One gamma, as short a decimal as there is, for every set of heads that some gamma makes, by
-  /// rising gamma, thinned evenly to `most`. The first lets every head reuse, the last none.
+  /// rising gamma, thinned evenly to `most`. The first lets every head reuse, the last none
+  /// (but for pins).
   std::vector<double> gammas(std::size_t most = 200) const;
   ReuseCurve curve(std::int64_t tau, std::size_t most = 200) const;
   /// The largest gamma with byte_saving >= saving; the smallest with relative_l2 <= error and some
@@ -91,7 +95,7 @@ class ReusePredictor {
     std::int64_t terms = 0;
   };
   const CalibrationSums& sums_;
-  std::vector<double> keys_;        ///< a head reuses iff its key > gamma; falling
+  std::vector<double> keys_;        ///< a head reuses iff its key > gamma; falling; pinned: +-inf
   std::vector<double> group_keys_;  ///< a KV head is not read iff its key > gamma; falling
   std::vector<double> levels_;      ///< distinct keys, rising
   std::map<std::int64_t, Prefix> prefixes_;
@@ -107,6 +111,7 @@ struct CalibrationRequest {
   std::optional<double> max_error;  ///< relative L2, >= 0
   std::int64_t tau = 2;
   ReuseGranularity granularity = ReuseGranularity::head;
+  std::vector<ReusePin> pins;  ///< by rising (layer, head)
 };
 
 /// Throws UsageError, naming the flag.
@@ -115,7 +120,7 @@ void check_request(const CalibrationRequest& request);
 /// How far the sample can be trusted.
 struct SampleTrust {
   std::int64_t measured = 0;   ///< heads with a similarity
-  std::int64_t undecided = 0;  ///< of them: gamma within 2 standard errors, or a single pair
+  std::int64_t undecided = 0;  ///< of them, not pinned: gamma within 2 standard errors, or one pair
   double largest_error = 0.0;  ///< largest standard error; NaN: no head has two pairs
   std::int64_t fewest_pairs = 0;
 };
@@ -124,6 +129,7 @@ struct Calibration {
   double gamma = 0.0;
   std::int64_t tau = 2;
   ReuseGranularity granularity = ReuseGranularity::head;
+  std::vector<ReusePin> pins;
   HeadMatrix<bool> reuse;
   ReusePrediction predicted;
   SampleTrust trust;
@@ -131,6 +137,9 @@ struct Calibration {
 
 /// Throws UsageError for a request that makes no sense or is out of reach, saying what is in reach.
 Calibration choose(const CalibrationSums& sums, const CalibrationRequest& request);
+
+/// What a person must know before using it: one sentence each, without a final full stop.
+std::vector<std::string> warnings_of(const Calibration& calibration);
 
 /// The file's content, with a curve for every accumulated tau.
 ReuseFile to_reuse_file(const CalibrationSums& sums, const Calibration& calibration);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "analysis/calibration.h"
 
@@ -65,7 +66,7 @@ double gamma_for_error(const CalibrationSums& sums, const ReusePredictor& predic
       error, tau, least, at_gamma));
 }
 
-SampleTrust trust_of(const CalibrationSums& sums, double gamma) {
+SampleTrust trust_of(const CalibrationSums& sums, double gamma, const std::vector<ReusePin>& pins) {
   SampleTrust trust;
   trust.largest_error = kNotMeasured;
   trust.fewest_pairs = std::numeric_limits<std::int64_t>::max();
@@ -76,9 +77,12 @@ SampleTrust trust_of(const CalibrationSums& sums, double gamma) {
       const double error = sums.standard_error[layer][head];
       ++trust.measured;
       trust.fewest_pairs = std::min(trust.fewest_pairs, sums.count[layer][head]);
-      // `!(a >= b)`: also true for a single pair, which has no standard error.
-      if (!(std::fabs(similarity - gamma) >= 2.0 * error)) ++trust.undecided;
       if (!std::isnan(error)) trust.largest_error = std::fmax(trust.largest_error, error);
+      const bool pinned = std::ranges::any_of(pins, [&](const ReusePin& pin) {
+        return std::cmp_equal(pin.layer, layer) && std::cmp_equal(pin.head, head);
+      });
+      // `!(a >= b)`: also true for a single pair, which has no standard error.
+      if (!pinned && !(std::fabs(similarity - gamma) >= 2.0 * error)) ++trust.undecided;
     }
   }
   return trust;
@@ -109,10 +113,11 @@ void check_request(const CalibrationRequest& request) {
 
 Calibration choose(const CalibrationSums& sums, const CalibrationRequest& request) {
   check_request(request);
-  const ReusePredictor predictor(sums, request.granularity);
+  const ReusePredictor predictor(sums, request.granularity, request.pins);
   Calibration chosen;
   chosen.tau = request.tau;
   chosen.granularity = request.granularity;
+  chosen.pins = request.pins;
   if (request.gamma) {
     chosen.gamma = *request.gamma;
   } else if (request.saving) {
@@ -120,18 +125,50 @@ Calibration choose(const CalibrationSums& sums, const CalibrationRequest& reques
   } else {
     chosen.gamma = gamma_for_error(sums, predictor, *request.max_error, request.tau);
   }
-  chosen.reuse =
-      reuse_mask(sums.similarity, chosen.gamma, request.granularity, sums.model.kv_heads);
+  chosen.reuse = reuse_mask(sums.similarity, chosen.gamma, request.granularity, sums.model.kv_heads,
+                            request.pins);
   chosen.predicted = predictor.predict(chosen.gamma, request.tau);
-  chosen.trust = trust_of(sums, chosen.gamma);
+  chosen.trust = trust_of(sums, chosen.gamma, chosen.pins);
   return chosen;
 }
 
+std::vector<std::string> warnings_of(const Calibration& chosen) {
+  std::vector<std::string> warnings;
+  const SampleTrust& trust = chosen.trust;
+  const ReusePrediction& predicted = chosen.predicted;
+  if (trust.undecided > 0) {
+    warnings.push_back(fmt::format(
+        "gamma {:.6g} lies within 2 standard errors of the similarity of {} of {} heads (largest "
+        "standard error {}, fewest step pairs {}): another sample may decide otherwise. HINT: "
+        "more prompts, or a gamma further away",
+        chosen.gamma, trust.undecided, trust.measured,
+        std::isnan(trust.largest_error) ? "-" : fmt::format("{:.3g}", trust.largest_error),
+        trust.fewest_pairs));
+  }
+  const char* pins = chosen.pins.empty() ? "" : ", with the pins";
+  if (predicted.point.heads == 0) {
+    warnings.push_back(fmt::format(
+        "no head has a similarity above {:.6g}{}: nothing will be reused", chosen.gamma, pins));
+  } else if (predicted.external_keys_read == predicted.external_keys &&
+             predicted.reusing_steps > 0) {
+    warnings.push_back(
+        fmt::format("no KV head has all of its query heads above gamma{}: every prefix byte is "
+                    "still read. HINT: --saving, or a smaller gamma",
+                    pins));
+  } else if (predicted.reusing_steps == 0) {
+    warnings.push_back(
+        fmt::format("every step of these traces changes {} or more tokens: tau {} never reuses",
+                    chosen.tau, chosen.tau));
+  }
+  return warnings;
+}
+
 ReuseFile to_reuse_file(const CalibrationSums& sums, const Calibration& calibration) {
-  const ReusePredictor predictor(sums, calibration.granularity);
+  const ReusePredictor predictor(sums, calibration.granularity, calibration.pins);
   ReuseFile file;
   file.model = sums.model;
   file.reuse = calibration.reuse;
+  file.pins = calibration.pins;
   file.gamma = calibration.gamma;
   file.tau = calibration.tau;
   file.granularity = calibration.granularity;

@@ -119,35 +119,6 @@ void print_trade_off(const CalibrationSums& sums, const Calibration& chosen) {
   }
 }
 
-void warn(const Calibration& chosen) {
-  const SampleTrust& trust = chosen.trust;
-  if (trust.undecided > 0) {
-    fmt::print(
-        stderr,
-        "blockscope: warning: gamma {:.6g} lies within 2 standard errors of the similarity of "
-        "{} of {} heads (largest standard error {}, fewest step pairs {}): another sample "
-        "may decide otherwise. HINT: more prompts, or a gamma further away\n",
-        chosen.gamma, trust.undecided, trust.measured, error_text(trust.largest_error),
-        trust.fewest_pairs);
-  }
-  if (chosen.predicted.point.heads == 0) {
-    fmt::print(stderr,
-               "blockscope: warning: no head has a similarity above {:.6g}: nothing will be "
-               "reused\n",
-               chosen.gamma);
-  } else if (chosen.predicted.external_keys_read == chosen.predicted.external_keys &&
-             chosen.predicted.reusing_steps > 0) {
-    fmt::print(stderr,
-               "blockscope: warning: no KV head has all of its query heads above gamma: every "
-               "prefix byte is still read. HINT: --saving, or a smaller gamma\n");
-  } else if (chosen.predicted.reusing_steps == 0) {
-    fmt::print(stderr,
-               "blockscope: warning: every step of these traces changes {} or more tokens: "
-               "tau {} never reuses\n",
-               chosen.tau, chosen.tau);
-  }
-}
-
 ordered_json to_document(const CalibrateFlags& flags, const CalibrationSums& sums,
                          const Calibration& chosen, const ReuseFile& file) {
   ordered_json left_out = ordered_json::object();
@@ -198,7 +169,9 @@ void calibrate(CalibrateFlags flags) {
   const Calibration chosen = choose(sums, flags.request);
   const ReuseFile file = to_reuse_file(sums, chosen);
   write_reuse_file(flags.output, file, flags.force);
-  warn(chosen);
+  for (const std::string& warning : warnings_of(chosen)) {
+    fmt::print(stderr, "blockscope: warning: {}\n", warning);
+  }
   if (flags.json) {
     fmt::print("{}\n", to_document(flags, sums, chosen, file).dump(2));
     return;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -142,6 +143,30 @@ ReuseCurve read_curve(const JsonNode& node, const ReuseModel& model) {
   return curve;
 }
 
+void read_pins(const JsonNode& root, ReuseFile& file) {
+  if (!root.has("pins")) return;
+  const auto place = [](const ReusePin& pin) { return std::pair(pin.layer, pin.head); };
+  for (const JsonNode& node : root.member("pins").elements()) {
+    const ReusePin pin{node.member("layer").integer(0, file.model.layers - 1),
+                       node.member("head").integer(0, file.model.heads - 1),
+                       node.member("reuse").boolean()};
+    if (!file.pins.empty() && place(file.pins.back()) >= place(pin)) {
+      node.refuse("a head behind that of the pin before it, by layer and head");
+    }
+    const auto layer = static_cast<std::size_t>(pin.layer);
+    const auto head = static_cast<std::size_t>(pin.head);
+    if (file.reuse[layer][head] != pin.reuse) {
+      node.member("reuse").refuse(
+          fmt::format("{}, because reuse[{}][{}] is", file.reuse[layer][head], layer, head));
+    }
+    if (pin.reuse && !file.similarity.empty() && std::isnan(file.similarity[layer][head])) {
+      node.member("reuse").refuse(
+          fmt::format("false, because similarity[{}][{}] was not measured", layer, head));
+    }
+    file.pins.push_back(pin);
+  }
+}
+
 void read_measurements(const JsonNode& root, ReuseFile& file) {
   if (root.has("gamma")) file.gamma = root.member("gamma").number(-1.0, 1.0);
   if (root.has("tau")) file.tau = root.member("tau").integer(1);
@@ -188,13 +213,13 @@ void check_mask(const JsonNode& root, const ReuseFile& file) {
     root.member("model").member("kv_heads");  // refuses: a group needs it
   }
   const HeadMatrix<bool> expected =
-      reuse_mask(file.similarity, *file.gamma, file.granularity, file.model.kv_heads);
+      reuse_mask(file.similarity, *file.gamma, file.granularity, file.model.kv_heads, file.pins);
   for (std::size_t layer = 0; layer < expected.size(); ++layer) {
     for (std::size_t head = 0; head < expected[layer].size(); ++head) {
       if (expected[layer][head] == file.reuse[layer][head]) continue;
       root.member("reuse").elements()[layer].elements()[head].refuse(fmt::format(
-          "{}, because gamma is {} and similarity[{}][{}] is {} (granularity {}; a mask "
-          "made by hand goes without gamma and similarity)",
+          "{}, because gamma is {} and similarity[{}][{}] is {} (granularity {}; a head decided by "
+          "hand is listed in pins, a mask made by hand goes without gamma and similarity)",
           expected[layer][head], *file.gamma, layer, head, file.similarity[layer][head],
           to_string(file.granularity)));
     }
@@ -214,7 +239,8 @@ ReuseGranularity parse_reuse_granularity(std::string_view name) {
 }
 
 HeadMatrix<bool> reuse_mask(const HeadMatrix<double>& similarity, double gamma,
-                            ReuseGranularity granularity, std::int64_t kv_heads) {
+                            ReuseGranularity granularity, std::int64_t kv_heads,
+                            const std::vector<ReusePin>& pins) {
   HeadMatrix<bool> mask;
   for (const std::vector<double>& row : similarity) {
     std::vector<bool> heads(row.size());
@@ -229,6 +255,9 @@ HeadMatrix<bool> reuse_mask(const HeadMatrix<double>& similarity, double gamma,
       }
     }
     mask.push_back(std::move(heads));
+  }
+  for (const ReusePin& pin : pins) {
+    mask[static_cast<std::size_t>(pin.layer)][static_cast<std::size_t>(pin.head)] = pin.reuse;
   }
   return mask;
 }
@@ -248,6 +277,7 @@ ReuseFile parse_reuse_file(std::string_view text, const std::string& name,
   file.reuse = read_matrix<bool>(root.member("reuse"), file.model,
                                  [](const JsonNode& element) { return element.boolean(); });
   read_measurements(root, file);
+  read_pins(root, file);
   read_predictions(root, file);
   check_mask(root, file);
   return file;

@@ -40,6 +40,14 @@ std::string_view to_string(ReuseGranularity granularity);  ///< "head", "kv-grou
 /// Throws UsageError that lists the names.
 ReuseGranularity parse_reuse_granularity(std::string_view name);
 
+/// A person's decision about one head, kept against every gamma and granularity.
+struct ReusePin {
+  std::int64_t layer = 0;
+  std::int64_t head = 0;
+  bool reuse = false;
+  bool operator==(const ReusePin&) const = default;
+};
+
 /// A trace that the similarities come from.
 struct ReuseTrace {
   std::string file;          ///< name without its folder
@@ -50,7 +58,8 @@ struct ReuseTrace {
   std::int64_t blocks = 0;
 };
 
-/// What reuse at one gamma and tau saves and costs, over the denoising steps of the traces.
+/// What reuse at one gamma and tau saves and costs, over the denoising steps of the traces. The
+/// pins of the file hold at every gamma.
 struct ReusePoint {
   double gamma = 0.0;
   std::int64_t heads = 0;    ///< heads that reuse, of layers * heads
@@ -82,6 +91,7 @@ struct ReusePrediction {
 struct ReuseFile {
   ReuseModel model;
   HeadMatrix<bool> reuse;
+  std::vector<ReusePin> pins;  ///< by rising (layer, head), each head once; `reuse` has them in it
 
   // What `calibrate` adds; matrices are empty when the file has none.
   std::optional<double> gamma;      ///< in [-1, 1]; reuse iff similarity > gamma (strict)
@@ -99,14 +109,15 @@ struct ReuseFile {
   std::vector<ReuseCurve> curves;  ///< by rising tau
 };
 
-/// The mask that gamma makes of similarities: strictly greater, NaN never. `kv_heads` matters to
-/// kv_group only.
+/// The mask that gamma makes of similarities: strictly greater, NaN never; then the pins.
+/// `kv_heads` matters to kv_group only.
 HeadMatrix<bool> reuse_mask(const HeadMatrix<double>& similarity, double gamma,
-                            ReuseGranularity granularity, std::int64_t kv_heads);
+                            ReuseGranularity granularity, std::int64_t kv_heads,
+                            const std::vector<ReusePin>& pins = {});
 
 /// Reads and checks everything: the format and its version, shapes, ranges, and that `reuse` is
-/// what `gamma` and `similarity` say. With `wanted`, a file for another model is refused, naming
-/// the field and both values (kv_heads only where both know it). Throws CalibrationError:
+/// what `gamma`, `similarity` and `pins` say. With `wanted`, a file for another model is refused,
+/// naming the field and both values (kv_heads only where both know it). Throws CalibrationError:
 /// "reuse.json: reuse[3][1]: expected true or false, got 1".
 ReuseFile read_reuse_file(const std::string& path, const std::optional<ReuseModel>& wanted = {});
 /// The same of a text; `name` stands in the messages for the path.

@@ -75,6 +75,12 @@ ordered_json file_json(const ReuseFile& file) {
   if (file.tau) json["tau"] = *file.tau;
   if (!file.similarity.empty()) json["granularity"] = std::string(to_string(file.granularity));
   json["reuse"] = file.reuse;
+  if (!file.pins.empty()) {
+    ordered_json& pins = json["pins"] = ordered_json::array();
+    for (const ReusePin& pin : file.pins) {
+      pins.push_back({{"layer", pin.layer}, {"head", pin.head}, {"reuse", pin.reuse}});
+    }
+  }
   if (!file.statistic.empty()) json["statistic"] = file.statistic;
   if (!file.computed_from.empty()) json["computed_from"] = file.computed_from;
   if (!file.traces.empty()) json["traces"] = traces_json(file.traces);

@@ -68,7 +68,7 @@ std::vector<ReuseSetting> reuse_settings(const SettingFlags& flags, const ReuseF
       ReuseSetting setting;
       setting.tau = tau;
       setting.gamma = gamma;
-      setting.reuse = reuse_mask(file.similarity, gamma, file.granularity, num_kv_heads);
+      setting.reuse = reuse_mask(file.similarity, gamma, file.granularity, num_kv_heads, file.pins);
       setting.file_predicts = predicted_by_file(file, setting);
       settings.push_back(std::move(setting));
     }

@@ -23,7 +23,8 @@ struct SettingFlags {
 void check_setting_flags(const SettingFlags& flags);
 
 /// The file's own mask first; with `sweep`, every tau beside every gamma after it, masks made from
-/// the file's similarities by its granularity. Throws CalibrationError when a sweep finds none.
+/// the file's similarities by its granularity and pins. Throws CalibrationError when a sweep finds
+/// none.
 std::vector<ReuseSetting> reuse_settings(const SettingFlags& flags, const ReuseFile& file,
                                          int64_t num_kv_heads);
 

@@ -17,7 +17,9 @@
 namespace blockscope {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 CalibrationSums random_sums(std::int64_t layers, std::int64_t heads, std::int64_t kv_heads,
                             unsigned seed) {
@@ -105,30 +107,113 @@ void expect_same(double got, double wanted, const char* what) {
   }
 }
 
+/// Some measured heads pinned to something, some others to never.
+std::vector<ReusePin> random_pins(const CalibrationSums& sums, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<ReusePin> pins;
+  for (std::int64_t layer = 0; layer < sums.model.layers; ++layer) {
+    for (std::int64_t head = 0; head < sums.model.heads; ++head) {
+      const unsigned choice = random() % 4;
+      if (choice > 1) continue;
+      const bool measured = !std::isnan(
+          sums.similarity[static_cast<std::size_t>(layer)][static_cast<std::size_t>(head)]);
+      pins.push_back({layer, head, choice == 1 && measured});
+    }
+  }
+  return pins;
+}
+
+void expect_exact(const CalibrationSums& sums, ReuseGranularity granularity,
+                  const std::vector<ReusePin>& pins) {
+  const ReusePredictor predictor(sums, granularity, pins);
+  std::vector<double> gammas = predictor.gammas(1000);
+  gammas.insert(gammas.end(), {-1.0, 0.0, 0.5, 1.0});
+  for (const double gamma : gammas) {
+    for (const std::int64_t tau : {1, 2, 4}) {
+      const HeadMatrix<bool> mask =
+          reuse_mask(sums.similarity, gamma, granularity, sums.model.kv_heads, pins);
+      const ReusePoint slow = slow_point(sums, mask, gamma, tau);
+      const ReusePoint fast = predictor.at(gamma, tau);
+      EXPECT_EQ(fast.heads, slow.heads) << gamma;
+      EXPECT_EQ(fast.terms, slow.terms);
+      expect_same(fast.byte_saving, slow.byte_saving, "bytes");
+      expect_same(fast.flop_saving, slow.flop_saving, "flops");
+      expect_same(fast.relative_l2, slow.relative_l2, "L2");
+      expect_same(fast.mean_l1, slow.mean_l1, "L1");
+      expect_same(fast.relative_l2_all_steps, slow.relative_l2_all_steps, "L2, all steps");
+    }
+  }
+}
+
+std::string refusal(const CalibrationSums& sums, const CalibrationRequest& request) {
+  try {
+    choose(sums, request);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
 TEST(CalibrationTest, EveryGammaPredictsWhatItsMaskSays) {
   for (const auto& [layers, heads, kv_heads] :
        {std::array{3, 8, 2}, std::array{1, 1, 1}, std::array{5, 4, 4}, std::array{2, 6, 1}}) {
     const CalibrationSums sums = random_sums(layers, heads, kv_heads, 7);
     for (const auto granularity : {ReuseGranularity::head, ReuseGranularity::kv_group}) {
-      const ReusePredictor predictor(sums, granularity);
-      std::vector<double> gammas = predictor.gammas(1000);
-      gammas.insert(gammas.end(), {-1.0, 0.0, 0.5, 1.0});
-      for (const double gamma : gammas) {
-        for (const std::int64_t tau : {1, 2, 4}) {
-          const HeadMatrix<bool> mask = reuse_mask(sums.similarity, gamma, granularity, kv_heads);
-          const ReusePoint slow = slow_point(sums, mask, gamma, tau);
-          const ReusePoint fast = predictor.at(gamma, tau);
-          EXPECT_EQ(fast.heads, slow.heads) << gamma;
-          EXPECT_EQ(fast.terms, slow.terms);
-          expect_same(fast.byte_saving, slow.byte_saving, "bytes");
-          expect_same(fast.flop_saving, slow.flop_saving, "flops");
-          expect_same(fast.relative_l2, slow.relative_l2, "L2");
-          expect_same(fast.mean_l1, slow.mean_l1, "L1");
-          expect_same(fast.relative_l2_all_steps, slow.relative_l2_all_steps, "L2, all steps");
-        }
-      }
+      expect_exact(sums, granularity, {});
+      expect_exact(sums, granularity, random_pins(sums, 13));
     }
   }
+}
+
+TEST(CalibrationTest, PinsHoldAtEveryGammaAndAreNeverUndecided) {
+  const CalibrationSums sums = random_sums(3, 8, 2, 9);
+  const std::vector<ReusePin> pins = random_pins(sums, 2);
+  ASSERT_GT(pins.size(), 4U);
+  const auto pinned_on = std::ranges::count(pins, true, &ReusePin::reuse);
+  for (const auto granularity : {ReuseGranularity::head, ReuseGranularity::kv_group}) {
+    for (const double gamma : {-1.0, 0.5, 1.0}) {
+      const Calibration chosen = choose(sums, {gamma, {}, {}, 2, granularity, pins});
+      for (const ReusePin& pin : pins) {
+        EXPECT_EQ(
+            chosen.reuse[static_cast<std::size_t>(pin.layer)][static_cast<std::size_t>(pin.head)],
+            pin.reuse);
+      }
+      std::int64_t heads = 0;
+      for (const auto& row : chosen.reuse) heads += std::ranges::count(row, true);
+      EXPECT_EQ(chosen.predicted.point.heads, heads);
+      if (gamma == 1.0) EXPECT_EQ(heads, pinned_on);
+      // The reader agrees with the file, pins included.
+      const std::string text = to_json(to_reuse_file(sums, chosen));
+      EXPECT_EQ(parse_reuse_file(text, "r.json").pins, pins);
+    }
+  }
+  CalibrationSums close = random_sums(1, 4, 2, 1);
+  close.similarity = {{0.5, 0.5, 0.5, 0.9}};
+  EXPECT_EQ(choose(close, {0.5, {}, {}, 2}).trust.undecided, 3);
+  EXPECT_EQ(choose(close, {0.5, {}, {}, 2, {}, {{0, 1, true}}}).trust.undecided, 2);
+}
+
+TEST(CalibrationTest, RefusesPinsOfHeadsThatWereNotMeasuredOrDontExist) {
+  CalibrationSums sums = random_sums(1, 4, 2, 1);
+  sums.similarity = {{0.5, kNotMeasured, 0.7, 0.8}};
+  EXPECT_THAT(refusal(sums, {0.5, {}, {}, 2, {}, {{0, 1, true}}}), HasSubstr("layer 0, head 1"));
+  EXPECT_EQ(refusal(sums, {0.5, {}, {}, 2, {}, {{0, 1, false}}}), "accepted");
+  EXPECT_THAT(refusal(sums, {0.5, {}, {}, 2, {}, {{0, 4, false}}}), HasSubstr("head below 4"));
+  EXPECT_THAT(refusal(sums, {0.5, {}, {}, 2, {}, {{-1, 0, false}}}), HasSubstr("layer below 1"));
+}
+
+TEST(CalibrationTest, WarnsWhenTheChoiceIsWorthNothing) {
+  CalibrationSums sums = random_sums(1, 4, 2, 1);
+  sums.similarity = {{0.5, 0.9, 0.5, 0.9}};
+  EXPECT_THAT(warnings_of(choose(sums, {0.95, {}, {}, 2})),
+              ElementsAre(HasSubstr("nothing will be reused")));
+  EXPECT_THAT(warnings_of(choose(sums, {0.7, {}, {}, 2})),
+              ElementsAre(HasSubstr("every prefix byte is still read")));
+  EXPECT_THAT(warnings_of(choose(sums, {0.7, {}, {}, 2, {}, {{0, 0, true}}})), IsEmpty());
+  EXPECT_THAT(warnings_of(choose(sums, {0.0, {}, {}, 1})),
+              ElementsAre(HasSubstr("tau 1 never reuses")));
+  EXPECT_THAT(warnings_of(choose(sums, {0.505, {}, {}, 2})),
+              ElementsAre(HasSubstr("2 of 4 heads"), HasSubstr("every prefix byte")));
 }
 
 TEST(CalibrationTest, GammasMakeEverySetOfHeadsOnceFromAllToNone) {
@@ -173,15 +258,6 @@ TEST(CalibrationTest, SavingAndErrorAreKeptByNoBetterGamma) {
       }
     }
   }
-}
-
-std::string refusal(const CalibrationSums& sums, const CalibrationRequest& request) {
-  try {
-    choose(sums, request);
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "accepted";
 }
 
 TEST(CalibrationTest, SaysWhatIsInReach) {

@@ -178,6 +178,34 @@ TEST(ReuseFileTest, TheMaskIsStrictAndAGroupReusesAsAWhole) {
             (HeadMatrix<bool>{{true, true, true, true}, {false, false, false, false}}));
 }
 
+TEST(ReuseFileTest, APinDecidesItsHeadWhateverGammaSays) {
+  ReuseFile file = calibrated();
+  file.pins = {{0, 1, true}, {1, 1, false}, {1, 2, false}};
+  file.reuse = reuse_mask(file.similarity, 0.9, ReuseGranularity::head, 2, file.pins);
+  EXPECT_TRUE(file.reuse[0][1]);
+  EXPECT_FALSE(file.reuse[1][2]);
+  EXPECT_EQ(parse_reuse_file(to_json(file), "r.json", kModel).pins, file.pins);
+  const auto set = [](const char* pointer, const Json& value) {
+    return [=](Json& json) { json[Json::json_pointer(pointer)] = value; };
+  };
+  expect_refusals(
+      Json::parse(to_json(file)),
+      {{"pins[0].layer", set("/pins/0/layer", 2)},
+       {"pins[0].head", set("/pins/0/head", 4)},
+       {"pins[0].head", set("/pins/0/head", -1)},
+       {"pins[0].reuse", set("/pins/0/reuse", 1)},
+       {"pins[0].reuse", set("/pins/0/reuse", false)},
+       {"pins[1]", set("/pins/1", {{"layer", 0}, {"head", 1}, {"reuse", true}})},
+       {"pins", set("/pins", 5)},
+       {"pins[2].head", [](Json& j) { j["pins"][2].erase("head"); }},
+       // Without its pin a head is what gamma says.
+       {"reuse[0][1]", [](Json& j) { j["pins"].erase(0); }},
+       {"pins[1].reuse", [](Json& j) { j["reuse"][1][1] = j["pins"][1]["reuse"] = true; }}});
+  Json unmeasured = by_hand();
+  unmeasured["pins"] = {{{"layer", 0}, {"head", 0}, {"reuse", true}}};
+  EXPECT_EQ(refusal(unmeasured.dump()), "accepted");
+}
+
 TEST(ReuseFileTest, ReadsBackEveryBitOfWhatItWrote) {
   const fixture::TempDir folder;
   const std::string path = folder.file("reuse.json");

@@ -18,7 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     if (file.gamma && !file.similarity.empty() &&
         file.reuse != blockscope::reuse_mask(file.similarity, *file.gamma, file.granularity,
-                                             file.model.kv_heads)) {
+                                             file.model.kv_heads, file.pins)) {
       std::abort();
     }
     const std::string text = blockscope::to_json(file);
