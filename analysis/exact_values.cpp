@@ -9,8 +9,8 @@ namespace blockscope {
 namespace {
 
 /// The policy the run names; empty when it doesn't.
-std::string policy_of(const TraceReader& trace) {
-  const auto run = nlohmann::json::parse(trace.info().meta.run_json, nullptr, false);
+std::string policy_of(const TraceInfo& trace) {
+  const auto run = nlohmann::json::parse(trace.meta.run_json, nullptr, false);
   if (!run.is_object()) return {};
   const auto policy = run.find("policy");
   return policy != run.end() && policy->is_string() ? policy->get<std::string>() : "";
@@ -45,17 +45,17 @@ std::string_view level_of(Exists exists) {
 
 }  // namespace
 
-ExactFields exact_fields(const TraceReader& trace) {
+ExactFields exact_fields(const TraceInfo& trace) {
   const std::string policy = policy_of(trace);
   if (policy.empty() || policy == "exact") return ExactFields{};
-  if (trace.info().meta.has_shadow) {
+  if (trace.meta.has_shadow) {
     return ExactFields{Field::shadow_external, Field::shadow_lse_external};
   }
   throw TraceError(
       fmt::format("{}: expected exact attention values, got those of policy `{}`, which may be of "
                   "an earlier step or of some keys only. HINT: capture with `--policy exact`, or "
                   "with `--shadow` to store the exact values beside the policy.",
-                  trace.info().path, policy));
+                  trace.path, policy));
 }
 
 void require_field(const TraceReader& trace, Field field, const std::string& metric) {

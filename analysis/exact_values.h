@@ -14,7 +14,8 @@ struct ExactFields {
 
 /// Throws TraceError when the trace was captured under another policy without shadow values, naming
 /// the policy, with the advice to capture with `--policy exact` or `--shadow`.
-ExactFields exact_fields(const TraceReader& trace);
+ExactFields exact_fields(const TraceInfo& trace);
+inline ExactFields exact_fields(const TraceReader& trace) { return exact_fields(trace.info()); }
 
 /// Throws TraceError naming the metric, the missing dataset and the first --record level that has
 /// it.

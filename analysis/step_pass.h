@@ -38,6 +38,11 @@ struct TraceShape {
   ResultAxis kv_head_axis() const;
 };
 
+TraceShape shape_of(const TraceMeta& meta);
+/// Throws UsageError naming the first field that differs, both values and both files.
+void check_same_shape(const TraceShape& first, const std::string& first_path,
+                      const TraceShape& other, const std::string& path);
+
 /// What a metric sees of one recorded denoising step in one recorded layer. Views are valid during
 /// the call.
 class StepView {

@@ -20,6 +20,8 @@ std::string digest_of(const TraceMeta& meta) {
   return digest != model.end() && digest->is_string() ? digest->get<std::string>() : "";
 }
 
+}  // namespace
+
 TraceShape shape_of(const TraceMeta& meta) {
   TraceShape shape;
   shape.num_layers = meta.num_layers;
@@ -36,8 +38,8 @@ TraceShape shape_of(const TraceMeta& meta) {
   return shape;
 }
 
-void check_same(const TraceShape& first, const std::string& first_path, const TraceShape& other,
-                const std::string& path) {
+void check_same_shape(const TraceShape& first, const std::string& first_path,
+                      const TraceShape& other, const std::string& path) {
   const auto compare = [&](std::string_view field, const auto& a, const auto& b) {
     if (a == b) return;
     throw UsageError(
@@ -60,8 +62,6 @@ void check_same(const TraceShape& first, const std::string& first_path, const Tr
   }
 }
 
-}  // namespace
-
 ResultAxis TraceShape::layer_axis() const { return axis_of("layer", layers); }
 ResultAxis TraceShape::head_axis() const { return axis_of("head", heads); }
 ResultAxis TraceShape::kv_head_axis() const { return axis_of("kv_head", kv_heads); }
@@ -75,7 +75,7 @@ TraceGroup::TraceGroup(const std::vector<std::string>& paths) {
     if (traces_.size() == 1) {
       shape_ = shape;
     } else {
-      check_same(shape_, traces_.front().info().path, shape, info.path);
+      check_same_shape(shape_, traces_.front().info().path, shape, info.path);
       if (shape_.model_digest.empty()) shape_.model_digest = shape.model_digest;
     }
   }

@@ -11,15 +11,17 @@
 #include <chrono>
 
 #include "decode_record/error.h"
+#include "viewer/panels/calibration_parts.h"
 #include "viewer/selection_text.h"
 
 namespace blockscope {
 namespace {
 
-const std::array<Panel, 5> kPanels = {{{"Trajectory", draw_trajectory_panel},
+const std::array<Panel, 6> kPanels = {{{"Trajectory", draw_trajectory_panel},
                                        {"Heads", draw_heads_panel},
                                        {"Heatmap", draw_heatmap_panel},
                                        {"Curves", draw_curves_panel},
+                                       {"Calibration", draw_calibration_panel},
                                        {"Run", draw_run_panel}}};
 
 std::string lower(std::string text) {
@@ -45,6 +47,7 @@ App::App(const AppOptions& options)
   appearance_.map = options.colormap;
   appearance_.dark = options.dark;
   styled_dark_ = !options.dark;
+  reuse_pending_ = !options.reuse.empty();
   for (const std::string& name : options.panels) {
     if (!std::ranges::count(panel_names(), name)) {
       throw UsageError(
@@ -97,6 +100,7 @@ void App::frame(double seconds, Image* picture) {
     selection_pending_ = false;
     model_.select(selection_from_text(options_.select, *model_.overview(), model_.selection()));
   }
+  if (reuse_pending_ && model_.overview() != nullptr) load_reuse();
   window_.frame(
       [this] {
         draw();
@@ -126,6 +130,23 @@ Image App::picture(double patience) {
   return image;
 }
 
+void App::load_reuse() {
+  reuse_pending_ = false;
+  try {
+    CalibrationEdit* edit = active_calibration(model_, state_.calibration);
+    if (edit == nullptr) {
+      throw CalibrationError(
+          fmt::format("{}: the trace doesn't name its checkpoint, so the file "
+                      "can't be checked against it",
+                      options_.reuse));
+    }
+    edit->load(options_.reuse);
+    state_.calibration.path = options_.reuse;
+  } catch (const Error& error) {
+    model_.add_problem(error.what());
+  }
+}
+
 void App::apply_style() {
   if (styled_dark_ == appearance_.dark) return;
   styled_dark_ = appearance_.dark;
@@ -153,6 +174,7 @@ void App::default_layout(unsigned dockspace) {
   ImGui::DockBuilderDockWindow("Heads", bottom_left);
   ImGui::DockBuilderDockWindow("Curves", bottom_right);
   ImGui::DockBuilderDockWindow("Run", right);
+  ImGui::DockBuilderDockWindow("Calibration", right);
   ImGui::DockBuilderDockWindow("Heatmap", right);
   ImGui::DockBuilderFinish(dockspace);
   front_pending_ = 2;
@@ -179,7 +201,9 @@ void App::draw() {
     ImGui::End();
   }
   // Of the tabs that share a place; windows are docked in their first frame.
-  if (front_pending_ > 0 && --front_pending_ == 0) ImGui::SetWindowFocus("Heatmap");
+  if (front_pending_ > 0 && --front_pending_ == 0) {
+    ImGui::SetWindowFocus(options_.reuse.empty() ? "Heatmap" : "Calibration");
+  }
   draw_help();
   draw_problem();
   shortcuts();

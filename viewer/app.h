@@ -20,6 +20,7 @@ struct AppOptions {
   std::string select;
   std::string colormap = "viridis";
   bool dark = true;
+  std::string reuse;  ///< calibration file to start with; empty: none
   std::size_t cache_bytes = std::size_t{256} << 20;
 };
 
@@ -58,6 +59,7 @@ class App {
   void draw_help();
   void default_layout(unsigned dockspace);
   void shortcuts();
+  void load_reuse();
   void apply_style();
 
   AppOptions options_;
@@ -70,6 +72,7 @@ class App {
   std::optional<Colormap> map_;
   std::function<void()> after_draw_;
   bool selection_pending_ = true;
+  bool reuse_pending_ = false;
   bool layout_pending_ = true;
   int front_pending_ = 0;  // frames until the tabs in front are chosen
   int frames_owed_ = 0;    // until what input and news changed has settled

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "viewer/app.h"
+#include "viewer/panels/calibration_parts.h"
 
 namespace blockscope {
 
@@ -107,7 +108,7 @@ void App::draw_problem() {
 void App::draw_help() {
   if (!help_) return;
   if (ImGui::Begin("Keys", &help_, ImGuiWindowFlags_AlwaysAutoResize)) {
-    constexpr std::array<std::pair<const char*, const char*>, 9> kKeys = {
+    constexpr std::array<std::pair<const char*, const char*>, 11> kKeys = {
         {{"Left, Right", "one denoising step back, forward"},
          {"Space", "play, pause"},
          {"Up, Down", "layer"},
@@ -115,6 +116,8 @@ void App::draw_help() {
          {"PageUp, PageDown", "block"},
          {"D", "dark or light"},
          {"C", "next colour map"},
+         {"Ctrl+Z, Ctrl+Shift+Z, Ctrl+Y", "calibration: undo, redo"},
+         {"Ctrl+S", "calibration: save"},
          {"Ctrl+W, Ctrl+Q", "close the trace, quit"},
          {"F1", "this list"}}};
     if (ImGui::BeginTable("keys", 2, ImGuiTableFlags_SizingFixedFit)) {
@@ -137,6 +140,7 @@ void App::shortcuts() {
   if (io.KeyCtrl) {
     if (pressed(ImGuiKey_Q)) window_.close();
     if (pressed(ImGuiKey_W)) model_.close(model_.selection().trace);
+    calibration_keys(model_, state_.calibration);
     return;
   }
   if (pressed(ImGuiKey_F1)) help_ = !help_;

@@ -18,6 +18,7 @@ struct ViewFlags {
   std::string screenshot;
   std::vector<std::string> panels;
   std::string select;
+  std::string reuse;
   std::string colormap = "viridis";
   bool light = false;
   bool force = false;
@@ -47,6 +48,7 @@ void run_view(const ViewFlags& flags, const std::string& config_folder) {
   }
   options.panels = flags.panels;
   options.select = flags.select;
+  options.reuse = flags.reuse;
   options.colormap = flags.colormap;
   options.dark = !flags.light;
   options.cache_bytes = flags.cache_mib << 20U;
@@ -71,6 +73,8 @@ void add_view_command(CLI::App& app, const std::string& config_folder) {
       ->delimiter(',');
   command->add_option("--select", flags->select,
                       "What to show, such as sequence=0,block=1,step=4,layer=3,head=2");
+  command->add_option("--reuse", flags->reuse,
+                      "Calibration file to start the calibration panel with");
   command->add_option("--colormap", flags->colormap,
                       "viridis, magma, inferno, cividis or coolwarm; with _r: reversed");
   command->add_flag("--light", flags->light, "Light instead of dark");

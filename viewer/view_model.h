@@ -63,6 +63,7 @@ class ViewModel {
   /// Errors for a popup, oldest first; pop_problem() acknowledges.
   const std::vector<std::string>& problems() const { return problems_; }
   void pop_problem();
+  void add_problem(std::string text) { problems_.push_back(std::move(text)); }
 
   DataService& data() { return data_; }
 

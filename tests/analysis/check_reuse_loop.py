@@ -90,6 +90,30 @@ class ReuseLoop(unittest.TestCase):
             print(f"{granularity}, gamma {gamma:.3f}: {mask.sum()} of {mask.size} heads, "
                   f"{chosen['byte_saving']:.1%} of the prefix bytes predicted and not read")
 
+    def test_heads_decided_by_hand_reuse_as_the_file_says(self):
+        output = self.root / "pinned.json"
+        file = self.calibrate(self.dense, output, "--gamma", -1)
+        del file["predictions"]  # of gamma alone
+        file["pins"] = [{"layer": 0, "head": 1, "reuse": False},
+                        {"layer": 3, "head": 2, "reuse": False}]
+        output.write_text(json.dumps(file))
+        refused = subprocess.run([BINARY, "capture", MODEL, "--prompts", self.prompts, "--policy",
+                                  "flashblock", "--reuse", output, "-o", self.root / "no.h5"],
+                                 capture_output=True, text=True, timeout=300)
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("pins[0].reuse", refused.stderr)
+        for pin in file["pins"]:
+            file["reuse"][pin["layer"]][pin["head"]] = pin["reuse"]
+        output.write_text(json.dumps(file))
+        mask = np.array(file["reuse"])
+        self.assertEqual(mask.size - mask.sum(), 2)
+        trace = self.capture(self.root / "pinned.h5", "--prompts", self.prompts, *self.decoding(),
+                             "--policy", "flashblock", "--tau", TAU, "--reuse", output, "--record",
+                             "summary")
+        self.assertGreater(self.check_rule(trace, mask), 0)
+        self.run_command("verify", MODEL, "--reuse", output, "--prompts", self.prompts, "--tau",
+                         TAU, "--repeats", 1, "--gen-length", 16, "--quiet")
+
     def test_predicted_error_is_what_shadow_values_measure(self):
         # With heads of one layer reusing, that layer sees the inputs of the dense run at every step
         # of a replay, so the one-step error is the whole error there.

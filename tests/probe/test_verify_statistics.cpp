@@ -215,6 +215,15 @@ TEST(ReuseSettingsTest, TheFileComesFirstThenEveryTauBesideEveryGamma) {
   EXPECT_FALSE(settings[3].file_predicts.has_value());
 }
 
+TEST(ReuseSettingsTest, PinsOfTheFileHoldAtEveryGamma) {
+  ReuseFile file = calibrated();
+  file.pins = {{0, 0, true}, {0, 2, false}};
+  const auto settings = reuse_settings(sweep_flags({2}, {0.6, 0.95}), file, 2);
+  ASSERT_EQ(settings.size(), 3U);
+  EXPECT_EQ(settings[1].reuse, (ReuseMask{{true, true, false, false}}));
+  EXPECT_EQ(settings[2].reuse, (ReuseMask{{true, false, false, false}}));
+}
+
 TEST(ReuseSettingsTest, TauOfTheFlagBeatsTheFilesAndItsPrediction) {
   SettingFlags flags;
   flags.tau = 2;

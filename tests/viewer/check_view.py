@@ -1,5 +1,6 @@
 """`blockscope view` as a user runs it: pictures under Xvfb, and errors a person can act on."""
 
+import json
 import os
 import pathlib
 import shutil
@@ -69,7 +70,7 @@ def read_png(path):
 
 
 def check_pictures(folder):
-    for panel in ("trajectory", "heads", "heatmap", "curves", "run"):
+    for panel in ("trajectory", "heads", "heatmap", "curves", "calibration", "run"):
         path = folder / f"{panel}.png"
         result = view(TRACE, "--screenshot", path, "--panel", panel, "--width", 640, "--height", 480)
         assert result.returncode == 0, (panel, result.stderr)
@@ -99,6 +100,11 @@ def check_refusals(folder):
     refused(2, "layer 99", TRACE, "--screenshot", out, "--select", "layer=99")
     refused(2, "--force", TRACE, "--screenshot", folder / "run.png")
     refused(1, "can't write", TRACE, "--screenshot", folder / "no" / "folder.png")
+    reuse = {"format": "blockscope-reuse", "format_version": 1, "reuse": [[True] * 6] * 6,
+             "model": {"layers": 6, "heads": 6, "digest": "b" * 64}}
+    (folder / "other.json").write_text(json.dumps(reuse))
+    refused(1, "model.digest", TRACE, "--screenshot", out, "--reuse", folder / "other.json")
+    refused(1, "none.json", TRACE, "--screenshot", out, "--reuse", folder / "none.json")
     refused(1, "xvfb-run", TRACE, "--screenshot", out, display=False)
 
 
@@ -111,4 +117,4 @@ if view("--help", display=False).returncode != 0:
 with tempfile.TemporaryDirectory() as name:
     check_pictures(pathlib.Path(name))
     check_refusals(pathlib.Path(name))
-print("pictures of five panels and nine refusals checked")
+print("pictures of six panels and eleven refusals checked")

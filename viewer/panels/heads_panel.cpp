@@ -3,8 +3,9 @@
 #include <fmt/format.h>
 #include <imgui.h>
 
-#include "viewer/panels/heatmap_plot.h"
 #include "viewer/metric_choice.h"
+#include "viewer/panels/calibration_parts.h"
+#include "viewer/panels/heatmap_plot.h"
 #include "viewer/panels/metric_picker.h"
 #include "viewer/panels/panels.h"
 
@@ -39,6 +40,7 @@ void draw_heads_panel(PanelContext& context) {
   plot.height = space.y - ImGui::GetTextLineHeightWithSpacing();
   plot.mark_x = static_cast<double>(model.selection().head);
   plot.mark_y = static_cast<double>(model.selection().layer);
+  plot.marks = reuse_marks_of_trace(model, context.state.calibration);
   const auto hit = draw_heatmap(context, plot, grid);
   if (hit && hit->clicked) {
     Selection selection = model.selection();

@@ -24,6 +24,43 @@ void mark(double low_x, double low_y, double high_x, double high_y) {
   ImPlot::PopPlotClipRect();
 }
 
+/// Lit cells keep their colour and get a frame; the others step back behind a veil.
+void draw_marks(const std::vector<CellMark>& marks, std::size_t columns, double x0, double y0) {
+  ImPlot::PushPlotClipRect();
+  ImDrawList* draw = ImPlot::GetPlotDrawList();
+  for (std::size_t i = 0; i < marks.size(); ++i) {
+    if (marks[i] == CellMark::none) continue;
+    const double x = x0 + static_cast<double>(i % columns);
+    const double y = y0 + static_cast<double>(i / columns);
+    const ImVec2 a = ImPlot::PlotToPixels(x, y);
+    const ImVec2 b = ImPlot::PlotToPixels(x + 1.0, y + 1.0);
+    const ImVec2 low(std::min(a.x, b.x), std::min(a.y, b.y));
+    const ImVec2 high(std::max(a.x, b.x), std::max(a.y, b.y));
+    const ImVec2 centre((low.x + high.x) / 2, (low.y + high.y) / 2);
+    const float size = std::min(high.x - low.x, high.y - low.y);
+    const float inset = std::min(2.0F, size * 0.1F);
+    const float radius = std::clamp(size * 0.16F, 1.0F, 6.0F);
+    if (marks[i] == CellMark::dim || marks[i] == CellMark::dim_cross) {
+      draw->AddRectFilled(low, high, 0xB0202020U);
+    } else {
+      const ImVec2 from(low.x + inset, low.y + inset);
+      const ImVec2 to(high.x - inset, high.y - inset);
+      draw->AddRect(from, to, 0xFF000000U, 0.0F, 0, 3.5F);
+      draw->AddRect(from, to, 0xFFFFFFFFU, 0.0F, 0, 1.6F);
+    }
+    if (marks[i] == CellMark::frame_dot) {
+      draw->AddCircleFilled(centre, radius + 1.5F, 0xFF000000U);
+      draw->AddCircleFilled(centre, radius, 0xFFFFFFFFU);
+    } else if (marks[i] == CellMark::dim_cross) {
+      for (const float side : {-1.0F, 1.0F}) {
+        draw->AddLine(ImVec2(centre.x - radius, centre.y - side * radius),
+                      ImVec2(centre.x + radius, centre.y + side * radius), 0xFFFFFFFFU, 2.0F);
+      }
+    }
+  }
+  ImPlot::PopPlotClipRect();
+}
+
 }  // namespace
 
 std::pair<float, float> colour_range(const Appearance& appearance, const MatrixPayload& matrix,
@@ -54,8 +91,10 @@ std::optional<HeatmapHit> draw_heatmap(PanelContext& context, const HeatmapPlot&
     const double x1 = x0 + static_cast<double>(columns);
     const double y1 = y0 + static_cast<double>(rows);
     ImPlot::SetupAxesLimits(x0, x1, y0, y1, ImPlotCond_Once);
-    // The y axis runs downwards, and ImPlot puts the first texel at (x of the first, y of the second).
+    // The y axis runs downwards, and ImPlot puts the first texel at (x of the first, y of the
+    // second).
     ImPlot::PlotImage("##values", texture, ImPlotPoint(x0, y1), ImPlotPoint(x1, y0));
+    if (plot.marks.size() == rows * columns) draw_marks(plot.marks, columns, x0, y0);
     if (plot.mark_x || plot.mark_y) {
       mark(plot.mark_x ? *plot.mark_x - 0.5 : x0, plot.mark_y ? *plot.mark_y - 0.5 : y0,
            plot.mark_x ? *plot.mark_x + 0.5 : x1, plot.mark_y ? *plot.mark_y + 0.5 : y1);
@@ -71,7 +110,9 @@ std::optional<HeatmapHit> draw_heatmap(PanelContext& context, const HeatmapPlot&
         const std::size_t index = plot.transpose ? hit->column * values.columns + hit->row
                                                  : hit->row * values.columns + hit->column;
         const float value = values.values[index];
-        if (std::isnan(value)) {
+        if (plot.tooltip) {
+          ImGui::SetTooltip("%s", plot.tooltip(*hit).c_str());
+        } else if (std::isnan(value)) {
           ImGui::SetTooltip("%s %g, %s %g: no value (NaN)", plot.x_label.c_str(),
                             plot.first_x + column, plot.y_label.c_str(), plot.first_y + row);
         } else {

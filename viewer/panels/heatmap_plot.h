@@ -2,13 +2,30 @@
 // under the cursor.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "viewer/panels/panels.h"
 
 namespace blockscope {
+
+enum class CellMark : std::uint8_t {
+  none,
+  dim,        ///< in the background
+  frame,      ///< lit up
+  frame_dot,  ///< lit up, and somebody wants it so
+  dim_cross   ///< in the background, and somebody wants it so
+};
+
+struct HeatmapHit {
+  std::size_t column = 0, row = 0;  ///< of the picture
+  bool clicked = false;
+};
 
 struct HeatmapPlot {
   std::string id;  ///< distinct within the window; also names the texture
@@ -19,11 +36,9 @@ struct HeatmapPlot {
   std::optional<float> low, high;  ///< of the colours; unset: the values' own or the locked range
   /// Cells to mark with a frame, in the plot's coordinates.
   std::optional<double> mark_x, mark_y;
-};
-
-struct HeatmapHit {
-  std::size_t column = 0, row = 0;  ///< of the picture
-  bool clicked = false;
+  std::vector<CellMark> marks;  ///< [rows, columns] of the picture; empty: none
+  /// Text for a cell instead of its coordinates and value.
+  std::function<std::string(const HeatmapHit&)> tooltip;
 };
 
 /// The range the colours cover: locked, given, or the values' own.

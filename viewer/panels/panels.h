@@ -4,10 +4,14 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "viewer/calibration_edit.h"
 #include "viewer/colormap.h"
 #include "viewer/textures.h"
 #include "viewer/view_model.h"
@@ -48,6 +52,27 @@ struct PanelState {
     bool bars = false;  ///< per head beside each other instead of over steps
     ViewModel::Scope scope = ViewModel::Scope::everything;
   } curves;
+  struct Calibration {
+    std::map<std::string, CalibrationEdit> edits;  ///< by checkpoint digest
+    std::set<std::size_t> left_out;                ///< documents that a person took out
+    std::vector<CalibrationSource> sources;        ///< as they were when the pass was asked for
+    bool from_summary = false;
+    bool stopped = false;         ///< the pass was cancelled
+    bool large_accepted = false;  ///< reading a lot was agreed to
+    bool against_flops = false;   ///< the curve's axis
+    bool show_in_heads = true;
+    std::string path;                    ///< where to save
+    std::string saved_path;              ///< written by this window: replaced without asking
+    bool save_wanted = false;            ///< by a key
+    double saving = 10.0, error = 10.0;  ///< targets in percent
+    int last_frame = -10;                ///< in which the panel was drawn
+    /// For which overviews (the active one last) `available` and `model` were found.
+    std::vector<std::shared_ptr<const Overview>> seen;
+    std::vector<CalibrationSource> available;
+    std::optional<ReuseModel> model;
+    std::shared_ptr<const CalibrationSums> grid_of;
+    std::shared_ptr<const MatrixPayload> grid;
+  } calibration;
 };
 
 struct PanelContext {
@@ -69,6 +94,7 @@ void draw_heads_panel(PanelContext& context);
 void draw_heatmap_panel(PanelContext& context);
 void draw_curves_panel(PanelContext& context);
 void draw_run_panel(PanelContext& context);
+void draw_calibration_panel(PanelContext& context);
 
 /// Colours of A_out and A_in everywhere: blue and orange of Okabe and Ito, safe for colour-blind
 /// eyes, as in FlashBlock's Fig. 5.

@@ -1,0 +1,67 @@
+#include <fmt/format.h>
+#include <imgui.h>
+
+#include <cmath>
+#include <string>
+
+#include "viewer/panels/calibration_parts.h"
+
+namespace blockscope {
+namespace {
+
+constexpr ImVec4 kWarning(0.93F, 0.62F, 0.15F, 1.0F);
+
+std::string percent(double share) {
+  return std::isnan(share) ? "not known" : fmt::format("{:.2f} %", 100.0 * share);
+}
+
+void row(const char* name, const std::string& value, const std::string& of) {
+  ImGui::TableNextRow();
+  ImGui::TableNextColumn();
+  ImGui::TextDisabled("%s", name);
+  ImGui::TableNextColumn();
+  ImGui::TextUnformatted(value.c_str());
+  ImGui::TableNextColumn();
+  ImGui::TextDisabled("%s", of.c_str());
+}
+
+}  // namespace
+
+void draw_calibration_result(const CalibrationEdit& edit) {
+  if (!edit.problem().empty()) {
+    ImGui::PushStyleColor(ImGuiCol_Text, kWarning);
+    ImGui::TextWrapped("%s", edit.problem().c_str());
+    ImGui::PopStyleColor();
+  }
+  const Calibration* result = edit.result();
+  if (result == nullptr) return;
+  const ReusePrediction& predicted = result->predicted;
+  const ReusePoint& point = predicted.point;
+  if (ImGui::BeginTable("result", 3, ImGuiTableFlags_SizingFixedFit)) {
+    row("heads that reuse",
+        fmt::format("{} of {}", point.heads, edit.model().layers * edit.model().heads),
+        fmt::format("{} pinned; {} without a similarity", result->pins.size(),
+                    edit.model().layers * edit.model().heads - result->trust.measured));
+    row("prefix bytes not read", percent(point.byte_saving),
+        fmt::format("{} of {} keys are read", predicted.external_keys_read,
+                    predicted.external_keys));
+    row("FLOPs not spent", percent(point.flop_saving),
+        fmt::format("reuse at {} of {} steps", predicted.reusing_steps, predicted.steps));
+    row("relative L2 where reused", percent(point.relative_l2),
+        fmt::format("n = {} outputs; {} over all steps", point.terms,
+                    percent(point.relative_l2_all_steps)));
+    ImGui::EndTable();
+  }
+  ImGui::PushStyleColor(ImGuiCol_Text, kWarning);
+  for (const std::string& warning : edit.warnings()) ImGui::TextWrapped("%s", warning.c_str());
+  if (const std::int64_t heads = edit.heads_unlike_loaded(); heads > 0) {
+    ImGui::TextWrapped(
+        "%s", fmt::format("{} heads of the loaded file come out otherwise with the open traces: it "
+                          "was made from others",
+                          heads)
+                  .c_str());
+  }
+  ImGui::PopStyleColor();
+}
+
+}  // namespace blockscope
