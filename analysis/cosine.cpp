@@ -18,10 +18,7 @@ float widen(std::uint16_t word) { return std::bit_cast<float>(std::uint32_t{word
 float widen(float value) { return value; }
 
 const RowProductKernels& kernels() {
-  static const RowProductKernels& best = []() -> const RowProductKernels& {
-    std::size_t count = 0;
-    return *available_row_products(&count)[0];
-  }();
+  static const RowProductKernels& best = best_row_products();
   return best;
 }
 
@@ -111,17 +108,21 @@ std::vector<double> concatenated(const Element* values, std::size_t i, std::size
   return row;
 }
 
-/// Squared lengths of the concatenated rows.
+/// Squared lengths of the concatenated rows of both.
 template <typename Element>
-std::vector<float> squares(const Element* values, std::size_t rows, std::size_t dim,
-                           std::size_t columns) {
-  std::vector<RowProducts> products(rows);
-  std::vector<float> sums(rows, 0.0F);
-  for (std::size_t column = 0; column < columns; ++column, values += rows * dim) {
-    multiply(values, values, rows, dim, products.data());
-    for (std::size_t i = 0; i < rows; ++i) sums[i] += products[i].square_a;
+void sum_squares(const Element* a, const Element* b, std::size_t rows, std::size_t dim,
+                 std::size_t columns, std::vector<float>& square_a, std::vector<float>& square_b) {
+  thread_local std::vector<RowProducts> products;
+  products.resize(rows);
+  square_a.assign(rows, 0.0F);
+  square_b.assign(rows, 0.0F);
+  for (std::size_t column = 0; column < columns; ++column, a += rows * dim, b += rows * dim) {
+    multiply(a, b, rows, dim, products.data());
+    for (std::size_t i = 0; i < rows; ++i) {
+      square_a[i] += products[i].square_a;
+      square_b[i] += products[i].square_b;
+    }
   }
-  return sums;
 }
 
 double cosine_in_double(const std::vector<double>& a, const std::vector<double>& b) {
@@ -141,8 +142,9 @@ void cross_typed(const Element* a, const Element* b, std::size_t columns, std::s
                  std::span<const std::uint8_t> valid_a, std::span<const std::uint8_t> valid_b,
                  std::vector<float>& out) {
   const std::size_t rows = valid_a.size();
-  const std::vector<float> square_a = squares(a, rows, dim, columns);
-  const std::vector<float> square_b = squares(b, rows, dim, columns);
+  thread_local std::vector<float> square_a;
+  thread_local std::vector<float> square_b;
+  sum_squares(a, b, rows, dim, columns, square_a, square_b);
   multiply_all(a, b, rows, dim, columns, out.data());
   for (std::size_t i = 0; i < rows; ++i) {
     for (std::size_t j = 0; j < rows; ++j) {

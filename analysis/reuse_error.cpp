@@ -7,11 +7,12 @@
 #include <limits>
 #include <utility>
 
+#include "analysis/row_products.h"
+
 namespace blockscope {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-constexpr std::size_t kLanes = 8;
 
 /// Weight of the external side in the merge; exact where that side is empty (L_out = -inf). No
 /// attention has an LSE of +inf: NaN, so that it is counted.
@@ -21,45 +22,11 @@ double external_weight(float lse_external, float lse_internal) {
   return 1.0 / (1.0 + std::exp(static_cast<double>(lse_internal) - lse_external));
 }
 
-/// Sums in float over the channels of one position, in lanes that the compiler keeps in one
-/// register; over positions they add up in double.
-struct Lanes {
-  std::array<float, kLanes> values{};
-  double sum() const {
-    double total = 0.0;
-    for (const float value : values) total += static_cast<double>(value);
-    return total;
-  }
-};
-
-/// One position: ref = in + w (ext - in), and e without the cancellation of two merges:
-/// e = (w_src - w) (ext - in) + w_src (src - ext).
-struct Position {
-  const float* external;
-  const float* internal;
-  const float* source;
-  float weight;         // w
-  float source_weight;  // w_src
-  float weight_change;  // w_src - w, from doubles
-};
-
-ReuseErrorSums position_sums(const Position& at, std::size_t channels) {
-  Lanes squared, absolute, reference, dot;
-  const auto add = [&](std::size_t lane, std::size_t d) {
-    const float gap = at.external[d] - at.internal[d];
-    const float ref = at.internal[d] + at.weight * gap;
-    const float error = at.weight_change * gap + at.source_weight * (at.source[d] - at.external[d]);
-    squared.values[lane] += error * error;
-    absolute.values[lane] += std::fabs(error);
-    reference.values[lane] += ref * ref;
-    dot.values[lane] += ref * (ref + error);
-  };
-  std::size_t d = 0;
-  for (; d + kLanes <= channels; d += kLanes) {
-    for (std::size_t lane = 0; lane < kLanes; ++lane) add(lane, d + lane);
-  }
-  for (; d < channels; ++d) add(0, d);
-  return {squared.sum(), absolute.sum(), reference.sum(), dot.sum(), 1};
+/// Floats over the channels of one position; over positions they add up in double.
+ReuseErrorSums position_sums(const MergedRow& row, std::size_t channels) {
+  static const RowProductKernels& kernels = best_row_products();
+  const MergeError sums = kernels.merge_error(row, channels);
+  return {double{sums.squared}, double{sums.absolute}, double{sums.reference}, double{sums.dot}, 1};
 }
 
 /// Index of tau in /summary/reuse_error, or -1.

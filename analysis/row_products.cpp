@@ -37,4 +37,9 @@ const RowProductKernels* const* available_row_products(size_t* count) {
   return available.variants.data();
 }
 
+const RowProductKernels& best_row_products() {
+  size_t count = 0;
+  return *available_row_products(&count)[0];
+}
+
 }  // namespace blockscope

@@ -1,6 +1,7 @@
-// The inner loops behind cosines: a·b, a·a and b·b of pairs of rows, straight from bfloat16 or
-// float32 words, accumulated in several float32 lanes. Compiled once per instruction set; the files
-// include no library header, so that no inline function of a wide instruction set leaks out.
+// The inner loops behind cosines and reuse errors: sums over the channels of rows (a·b, a·a and b·b
+// straight from bfloat16 or float32 words), accumulated in several float32 lanes. Compiled once per
+// instruction set; the files include no library header, so that no inline function of a wide
+// instruction set leaks out.
 #pragma once
 
 #include <stddef.h>
@@ -13,6 +14,26 @@ struct RowProducts {
   float dot;       ///< a . b
   float square_a;  ///< a . a
   float square_b;  ///< b . b
+};
+
+/// One position of the merge ref = internal + w (external - internal), and what it is off by when
+/// the external pair is `source`: e = (w_src - w) (external - internal) + w_src (source -
+/// external).
+struct MergedRow {
+  const float* external;  ///< [dim], as the other two
+  const float* internal;
+  const float* source;
+  float weight;         ///< w
+  float source_weight;  ///< w_src
+  float weight_change;  ///< w_src - w, as the caller has it from doubles
+};
+
+/// Sums over the channels.
+struct MergeError {
+  float squared;    ///< e e
+  float absolute;   ///< |e|
+  float reference;  ///< ref ref
+  float dot;        ///< ref (ref + e)
 };
 
 /// a, b: [rows, dim], no alignment needed; out: [rows].
@@ -28,11 +49,16 @@ struct RowProductKernels {
                      size_t stride, float* out);
   void (*cross_f32)(const float* a, const float* b, size_t rows, size_t dim, size_t segments,
                     size_t stride, float* out);
+
+  MergeError (*merge_error)(const MergedRow& row, size_t dim);
 };
 
 extern const RowProductKernels kRowProductsBaseline;
 extern const RowProductKernels kRowProductsAvx2;
 extern const RowProductKernels kRowProductsAvx512;
+
+/// The fastest that this processor can run.
+const RowProductKernels& best_row_products();
 
 /// What this processor can run, the fastest first; `count` of them, at least one.
 const RowProductKernels* const* available_row_products(size_t* count);

@@ -29,10 +29,18 @@ inline Vector load(const Element* from) {
 
 inline Floats as_floats(Words words) { return reinterpret_cast<Floats>(words); }
 
-inline float sum(Floats values) {
-  float total = 0.0F;
-  for (size_t i = 0; i < kLanes; ++i) total += values[i];
-  return total;
+typedef float Quad __attribute__((vector_size(16)));
+typedef int QuadIndex __attribute__((vector_size(16)));
+
+/// The lanes added up to four.
+inline Quad quarter(Floats values) {
+  constexpr size_t kQuads = kLanes / 4;
+  Quad quads[kQuads];
+  __builtin_memcpy(quads, &values, sizeof(values));
+  for (size_t half = kQuads / 2; half > 0; half /= 2) {
+    for (size_t i = 0; i < half; ++i) quads[i] += quads[i + half];
+  }
+  return quads[0];
 }
 
 inline float widen(uint16_t word) {
@@ -67,14 +75,30 @@ inline void add_pairs(const float* a, const float* b, Sums& even, Sums& odd) {
   odd.add(load<Floats>(a + kLanes), load<Floats>(b + kLanes));
 }
 
+/// The sums over the lanes, of all three at once: one by one they would take longer than a row of
+/// 128 channels.
+inline RowProducts totals(const Sums& sums) {
+  const Quad dot = quarter(sums.dot);
+  const Quad a = quarter(sums.square_a);
+  Quad b = quarter(sums.square_b);
+  const Quad dot_a = __builtin_shuffle(dot, a, QuadIndex{0, 4, 1, 5}) +
+                     __builtin_shuffle(dot, a, QuadIndex{2, 6, 3, 7});
+  b += __builtin_shuffle(b, QuadIndex{2, 3, 0, 1});
+  const Quad all = __builtin_shuffle(dot_a, b, QuadIndex{0, 1, 4, 4}) +
+                   __builtin_shuffle(dot_a, b, QuadIndex{2, 3, 5, 5});
+  return RowProducts{all[0], all[1], all[2]};
+}
+
 template <typename Element>
 RowProducts one_row(const Element* a, const Element* b, size_t dim) {
   Sums even;
   Sums odd;
   size_t i = 0;
   for (; i + 2 * kLanes <= dim; i += 2 * kLanes) add_pairs(a + i, b + i, even, odd);
-  RowProducts row{sum(even.dot + odd.dot), sum(even.square_a + odd.square_a),
-                  sum(even.square_b + odd.square_b)};
+  even.dot += odd.dot;
+  even.square_a += odd.square_a;
+  even.square_b += odd.square_b;
+  RowProducts row = totals(even);
   for (; i < dim; ++i) {
     const float x = widen(a[i]);
     const float y = widen(b[i]);
@@ -90,80 +114,189 @@ void all_rows(const Element* a, const Element* b, size_t rows, size_t dim, RowPr
   for (size_t r = 0; r < rows; ++r) out[r] = one_row(a + r * dim, b + r * dim, dim);
 }
 
-/// The first and the second floats of a load (see add_pairs).
-struct Pair {
-  Floats even, odd;
-};
+// All pairs: a panel of b is widened and transposed once, so that one load of it serves several
+// rows of a, whose channels are broadcast; no sum over lanes is left. Panels stay in the L1 cache.
 
-inline Pair load_pair(const uint16_t* from) {
-  const Words words = load<Words>(from);
-  return {as_floats(words << 16U), as_floats(words & 0xFFFF0000U)};
+constexpr size_t kPanelRows = 2 * kLanes;  // of b
+constexpr size_t kPanelDepth = 128;        // channels
+#if defined(__AVX512F__)
+constexpr size_t kTileRows = 8;  // of a: 16 sums, 2 loads and a broadcast fit the registers
+#elif defined(__AVX2__)
+constexpr size_t kTileRows = 6;
+#else
+constexpr size_t kTileRows = 4;
+#endif
+
+/// Exchanges rows and columns of kLanes x kLanes words, in log2(kLanes) rounds of exchanging
+/// halves.
+inline void transpose(Words* block) {
+  for (size_t half = 1; half < kLanes; half *= 2) {
+    Words low = {};
+    Words high = {};
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const bool upper = (lane & half) != 0;
+      low[lane] = static_cast<uint32_t>(upper ? lane - half + kLanes : lane);
+      high[lane] = static_cast<uint32_t>(upper ? lane + kLanes : lane + half);
+    }
+    for (size_t i = 0; i < kLanes; ++i) {
+      if ((i & half) != 0) continue;
+      const Words x = block[i];
+      const Words y = block[i + half];
+      block[i] = __builtin_shuffle(x, y, low);
+      block[i + half] = __builtin_shuffle(x, y, high);
+    }
+  }
 }
 
-inline Pair load_pair(const float* from) {
-  return {load<Floats>(from), load<Floats>(from + kLanes)};
+/// Channels [0, depth) of up to kLanes rows, transposed: to[d * kPanelRows + row]; rows that are
+/// not there become 0. A word is one float or two bfloat16 channels.
+inline void transpose_rows(const float* from, size_t rows, size_t dim, size_t depth, float* to) {
+  size_t d = 0;
+  for (; d + kLanes <= depth; d += kLanes) {
+    Words block[kLanes] = {};
+    for (size_t r = 0; r < rows; ++r) block[r] = load<Words>(from + r * dim + d);
+    transpose(block);
+    for (size_t i = 0; i < kLanes; ++i) {
+      __builtin_memcpy(to + (d + i) * kPanelRows, &block[i], sizeof(Words));
+    }
+  }
+  for (; d < depth; ++d) {
+    for (size_t r = 0; r < kLanes; ++r)
+      to[d * kPanelRows + r] = r < rows ? from[r * dim + d] : 0.0F;
+  }
 }
 
-/// RowsA x RowsB dot products at once: every load is used several times.
-template <size_t RowsA, size_t RowsB, typename Element>
-void cross_tile(const Element* a, const Element* b, size_t dim, size_t segments, size_t stride,
-                float* out, size_t out_stride) {
-  Floats sums[RowsA][RowsB] = {};
-  float tails[RowsA][RowsB] = {};
+inline void transpose_rows(const uint16_t* from, size_t rows, size_t dim, size_t depth, float* to) {
+  size_t d = 0;
+  for (; d + 2 * kLanes <= depth; d += 2 * kLanes) {
+    Words block[kLanes] = {};
+    for (size_t r = 0; r < rows; ++r) block[r] = load<Words>(from + r * dim + d);
+    transpose(block);
+    for (size_t i = 0; i < kLanes; ++i) {
+      const Words first = block[i] << 16U;
+      const Words second = block[i] & 0xFFFF0000U;
+      __builtin_memcpy(to + (d + 2 * i) * kPanelRows, &first, sizeof(Words));
+      __builtin_memcpy(to + (d + 2 * i + 1) * kPanelRows, &second, sizeof(Words));
+    }
+  }
+  for (; d < depth; ++d) {
+    for (size_t r = 0; r < kLanes; ++r) {
+      to[d * kPanelRows + r] = r < rows ? widen(from[r * dim + d]) : 0.0F;
+    }
+  }
+}
+
+/// Rows x kPanelRows sums, added to out [.., kPanelRows].
+template <size_t Rows, typename Element>
+void cross_tile(const Element* a, size_t dim, const float* panel, size_t depth, float* out) {
+  float left[Rows][kPanelDepth];
+  for (size_t i = 0; i < Rows; ++i) {
+    for (size_t d = 0; d < depth; ++d) left[i][d] = widen(a[i * dim + d]);
+  }
+  Floats sums[Rows][2] = {};
+  for (size_t d = 0; d < depth; ++d) {
+    const Floats low = load<Floats>(panel + d * kPanelRows);
+    const Floats high = load<Floats>(panel + d * kPanelRows + kLanes);
+    for (size_t i = 0; i < Rows; ++i) {
+      sums[i][0] += left[i][d] * low;
+      sums[i][1] += left[i][d] * high;
+    }
+  }
+  for (size_t i = 0; i < Rows; ++i) {
+    for (size_t half = 0; half < 2; ++half) {
+      float* to = out + i * kPanelRows + half * kLanes;
+      const Floats total = load<Floats>(to) + sums[i][half];
+      __builtin_memcpy(to, &total, sizeof(total));
+    }
+  }
+}
+
+/// Rows [0, rows) of a with a panel of b.
+template <typename Element>
+void cross_panel(const Element* a, size_t rows, size_t dim, const float* panel, size_t depth,
+                 float* out) {
+  size_t i = 0;
+  for (; i + kTileRows <= rows; i += kTileRows) {
+    cross_tile<kTileRows>(a + i * dim, dim, panel, depth, out + i * kPanelRows);
+  }
+  for (; i + 2 <= rows; i += 2) cross_tile<2>(a + i * dim, dim, panel, depth, out + i * kPanelRows);
+  for (; i < rows; ++i) cross_tile<1>(a + i * dim, dim, panel, depth, out + i * kPanelRows);
+}
+
+/// Rows of a in one go: their sums stay in the L1 cache.
+constexpr size_t kBandRows = 64;
+
+/// Up to kBandRows rows of a with up to kPanelRows rows of b.
+template <typename Element>
+void cross_band(const Element* a, size_t rows_a, const Element* b, size_t rows_b, size_t dim,
+                size_t segments, size_t stride, float* out, size_t out_stride) {
+  alignas(kBytes) float sums[kBandRows * kPanelRows] = {};
+  alignas(kBytes) float panel[kPanelDepth * kPanelRows];
+  const size_t first = rows_b < kLanes ? rows_b : kLanes;
   for (size_t segment = 0; segment < segments; ++segment, a += stride, b += stride) {
-    size_t d = 0;
-    for (; d + 2 * kLanes <= dim; d += 2 * kLanes) {
-      Pair right[RowsB];
-      for (size_t j = 0; j < RowsB; ++j) right[j] = load_pair(b + j * dim + d);
-      for (size_t i = 0; i < RowsA; ++i) {
-        const Pair left = load_pair(a + i * dim + d);
-        for (size_t j = 0; j < RowsB; ++j) {
-          sums[i][j] += left.even * right[j].even;
-          sums[i][j] += left.odd * right[j].odd;
-        }
-      }
-    }
-    for (; d < dim; ++d) {
-      for (size_t i = 0; i < RowsA; ++i) {
-        for (size_t j = 0; j < RowsB; ++j) {
-          tails[i][j] += widen(a[i * dim + d]) * widen(b[j * dim + d]);
-        }
-      }
+    for (size_t d = 0; d < dim; d += kPanelDepth) {
+      const size_t depth = dim - d < kPanelDepth ? dim - d : kPanelDepth;
+      transpose_rows(b + d, first, dim, depth, panel);
+      transpose_rows(b + first * dim + d, rows_b - first, dim, depth, panel + kLanes);
+      cross_panel(a + d, rows_a, dim, panel, depth, sums);
     }
   }
-  for (size_t i = 0; i < RowsA; ++i) {
-    for (size_t j = 0; j < RowsB; ++j) out[i * out_stride + j] = sum(sums[i][j]) + tails[i][j];
-  }
-}
-
-/// A strip of RowsA rows of a against all rows of b.
-template <size_t RowsA, typename Element>
-void cross_strip(const Element* a, const Element* b, size_t rows, size_t dim, size_t segments,
-                 size_t stride, float* out) {
-  size_t j = 0;
-  for (; j + 2 <= rows; j += 2) {
-    cross_tile<RowsA, 2>(a, b + j * dim, dim, segments, stride, out + j, rows);
-  }
-  for (; j < rows; ++j) {
-    cross_tile<RowsA, 1>(a, b + j * dim, dim, segments, stride, out + j, rows);
+  for (size_t i = 0; i < rows_a; ++i) {
+    __builtin_memcpy(out + i * out_stride, sums + i * kPanelRows, rows_b * sizeof(float));
   }
 }
 
 template <typename Element>
 void cross(const Element* a, const Element* b, size_t rows, size_t dim, size_t segments,
            size_t stride, float* out) {
-  size_t i = 0;
-  for (; i + 4 <= rows; i += 4) {
-    cross_strip<4>(a + i * dim, b, rows, dim, segments, stride, out + i * rows);
-  }
-  for (; i < rows; ++i) {
-    cross_strip<1>(a + i * dim, b, rows, dim, segments, stride, out + i * rows);
+  for (size_t i = 0; i < rows; i += kBandRows) {
+    const size_t rows_a = rows - i < kBandRows ? rows - i : kBandRows;
+    for (size_t j = 0; j < rows; j += kPanelRows) {
+      const size_t rows_b = rows - j < kPanelRows ? rows - j : kPanelRows;
+      cross_band(a + i * dim, rows_a, b + j * dim, rows_b, dim, segments, stride,
+                 out + i * rows + j, rows);
+    }
   }
 }
 
+struct ErrorSums {
+  Floats squared{}, absolute{}, reference{}, dot{};
+  void add(const MergedRow& row, Floats external, Floats internal, Floats source) {
+    const Floats gap = external - internal;
+    const Floats merged = internal + row.weight * gap;
+    const Floats error = row.weight_change * gap + row.source_weight * (source - external);
+    squared += error * error;
+    absolute += as_floats(reinterpret_cast<Words>(error) & 0x7FFFFFFFU);
+    reference += merged * merged;
+    dot += merged * (merged + error);
+  }
+};
+
+MergeError merge_error(const MergedRow& row, size_t dim) {
+  ErrorSums sums;
+  size_t d = 0;
+  for (; d + kLanes <= dim; d += kLanes) {
+    sums.add(row, load<Floats>(row.external + d), load<Floats>(row.internal + d),
+             load<Floats>(row.source + d));
+  }
+  if (d < dim) {  // zeros add nothing
+    Floats rest[3] = {};
+    __builtin_memcpy(&rest[0], row.external + d, (dim - d) * sizeof(float));
+    __builtin_memcpy(&rest[1], row.internal + d, (dim - d) * sizeof(float));
+    __builtin_memcpy(&rest[2], row.source + d, (dim - d) * sizeof(float));
+    sums.add(row, rest[0], rest[1], rest[2]);
+  }
+  const Quad squared = quarter(sums.squared);
+  const Quad absolute = quarter(sums.absolute);
+  const Quad reference = quarter(sums.reference);
+  const Quad dot = quarter(sums.dot);
+  const auto total = [](Quad quad) { return (quad[0] + quad[2]) + (quad[1] + quad[3]); };
+  return MergeError{total(squared), total(absolute), total(reference), total(dot)};
+}
+
 constexpr RowProductKernels make_row_products(const char* instruction_set) {
-  return RowProductKernels{instruction_set, &all_rows<uint16_t>, &all_rows<float>, &cross<uint16_t>,
-                           &cross<float>};
+  return RowProductKernels{instruction_set,  &all_rows<uint16_t>, &all_rows<float>,
+                           &cross<uint16_t>, &cross<float>,       &merge_error};
 }
 
 }  // namespace

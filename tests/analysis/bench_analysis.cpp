@@ -2,8 +2,9 @@
 //   bench_analysis make TRACE --gib 2 [--random]     writes a trace of level outputs of an 8B shape
 //   bench_analysis run TRACE [--repeat 3] [--threads 2] [--cold] [--python PYTHON]
 // `run` prints GB/s of A_out for: a raw sequential read (pread, 1 MiB) of as many bytes of the same
-// file, adjacent-step cosines, token x token matrices, and scripts/bench/analysis_torch.py's.
-// --cold drops the file from the page cache before each raw read and each cosine.
+// file, adjacent-step cosines, token x token matrices, and scripts/bench/analysis_torch.py's; then
+// the ratios of the medians. --cold drops the file from the page cache before each raw read and
+// each cosine.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -14,9 +15,10 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
+#include <cstdio>
 #include <functional>
 #include <iostream>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <thread>
 
@@ -205,30 +207,27 @@ class Bench {
 
   void run(const std::string& python) {
     raw(1);  // into the page cache
-    report("raw read, warm, 1 thread", [this] { raw(1); });
+    const double read = report("raw read, warm, 1 thread", [this] { raw(1); });
     report(fmt::format("raw read, warm, {} threads", threads_), [this] { raw(threads_); });
     MetricResult result;
-    report(fmt::format("cosine of A_out, warm, {} threads", threads_),
-           [&] { result = pass<ExternalCosines>(path_, threads_); });
+    const double cosine = report(fmt::format("cosine of A_out, warm, {} threads", threads_),
+                                 [&] { result = pass<ExternalCosines>(path_, threads_); });
     fmt::print("  mean cosine {:.6f}\n", mean_over_others(result.arrays[0], {}).values[0]);
+    print_ratio("the raw read by 1 thread", cosine, read);
     report("cosine of A_out, warm, 1 thread", [&] { pass<ExternalCosines>(path_, 1); });
-    report(fmt::format("token x token of A_out, warm, {} threads", threads_),
-           [&] { result = pass<ExternalMatrices>(path_, threads_); });
+    const double matrix = report(fmt::format("token x token of A_out, warm, {} threads", threads_),
+                                 [&] { result = pass<ExternalMatrices>(path_, threads_); });
     fmt::print("  sum of the matrices {:.3f}\n", result.arrays[0].values[0]);
-    if (python.empty()) return;
-    std::cout.flush();
-    const std::string command =
-        fmt::format("'{}' '{}/scripts/bench/analysis_torch.py' '{}' --repeat {} --threads {}",
-                    python, BLOCKSCOPE_SOURCE_DIR, path_, repeat_, threads_);
-    if (std::system(command.c_str()) != 0) fmt::print("  {} failed\n", command);
+    if (!python.empty()) run_python(python, cosine, matrix);
   }
 
   void run_cold() {
-    report(
+    const double read = report(
         "raw read, cold, 1 thread", [this] { raw(1); }, true);
-    report(
+    const double cosine = report(
         fmt::format("cosine of A_out, cold, {} threads", threads_),
         [this] { pass<ExternalCosines>(path_, threads_); }, true);
+    print_ratio("the raw read", cosine, read);
   }
 
   static void print_memory() {
@@ -239,6 +238,33 @@ class Bench {
   }
 
  private:
+  void run_python(const std::string& python, double cosine, double matrix) const {
+    const std::string command =
+        fmt::format("'{}' '{}/scripts/bench/analysis_torch.py' '{}' --repeat {} --threads {}",
+                    python, BLOCKSCOPE_SOURCE_DIR, path_, repeat_, threads_);
+    std::string text;
+    FILE* output = ::popen(command.c_str(), "r");
+    for (int c = 0; output != nullptr && (c = std::fgetc(output)) != EOF;) {
+      text.push_back(static_cast<char>(c));
+    }
+    if (output == nullptr || ::pclose(output) != 0) {
+      fmt::print("  {} failed\n", command);
+      return;
+    }
+    const auto other = nlohmann::json::parse(text);
+    for (const char* name : {"torch", "numpy"}) {
+      for (const auto& [what, ours] : {std::pair{"cosine", cosine}, {"matrix", matrix}}) {
+        const double theirs = other.at(fmt::format("{}_{}", name, what)).at("gb_per_s");
+        fmt::print("{:42} {:7.3f} GB/s\n", fmt::format("{} with h5py and {}", what, name), theirs);
+        print_ratio(name, ours, theirs);
+      }
+    }
+  }
+
+  static void print_ratio(const char* what, double ours, double other) {
+    fmt::print("  ours is {:.2f} times {}\n", ours / other, what);
+  }
+
   /// As many bytes as A_out has, from the beginning of the file.
   void raw(std::size_t threads) const {
     const std::size_t share = std::min(bytes_, file_bytes_) / threads;
@@ -266,7 +292,9 @@ class Bench {
     ::close(fd);
   }
 
-  void report(const std::string& what, const std::function<void()>& run, bool cold = false) const {
+  /// Returns the median, GB/s.
+  double report(const std::string& what, const std::function<void()>& run,
+                bool cold = false) const {
     std::vector<double> times;
     for (int i = 0; i < repeat_; ++i) {
       if (cold) drop_from_cache();
@@ -276,7 +304,8 @@ class Bench {
     const double gb = 1e-9 * static_cast<double>(bytes_);
     fmt::print("{:42} {:7.3f} GB/s  (best {:.3f}, worst {:.3f})\n", what,
                gb / times[times.size() / 2], gb / times.front(), gb / times.back());
-    std::cout.flush();
+    std::fflush(stdout);
+    return gb / times[times.size() / 2];
   }
 
   std::string path_;

@@ -102,15 +102,17 @@ TEST(ResultArray, SelectsByIndexAndSaysWhatThereIs) {
 
 float widen(std::uint16_t word) { return std::bit_cast<float>(std::uint32_t{word} << 16U); }
 
-TEST(RowProducts, AllInstructionSetsMatchDouble) {
+class RowProductsOf : public ::testing::TestWithParam<std::size_t> {};
+
+TEST_P(RowProductsOf, AllInstructionSetsMatchDouble) {
   std::mt19937 random(3);
   std::normal_distribution<float> normal;
   std::size_t count = 0;
   const RowProductKernels* const* variants = available_row_products(&count);
-  for (const std::size_t dim : {1, 3, 15, 16, 37, 64, 128, 200}) {
-    constexpr std::size_t kRows = 7;
+  for (const std::size_t dim : {1, 3, 15, 16, 37, 64, 128, 200, 300}) {
+    const std::size_t rows = GetParam();
     constexpr std::size_t kSegments = 3;
-    std::vector<std::uint16_t> a(kRows * dim * kSegments);
+    std::vector<std::uint16_t> a(rows * dim * kSegments);
     std::vector<std::uint16_t> b(a.size());
     std::vector<float> fa;
     std::vector<float> fb;
@@ -124,32 +126,82 @@ TEST(RowProducts, AllInstructionSetsMatchDouble) {
       double sum = 0.0;
       for (std::size_t s = 0; s < segments; ++s) {
         for (std::size_t d = 0; d < dim; ++d) {
-          sum += double{fa[(s * kRows + i) * dim + d]} * double{fb[(s * kRows + j) * dim + d]};
+          sum += double{fa[(s * rows + i) * dim + d]} * double{fb[(s * rows + j) * dim + d]};
         }
       }
+      return sum;
+    };
+    const auto squares = [&](const std::vector<float>& of, std::size_t i) {
+      double sum = 0.0;
+      for (std::size_t d = 0; d < dim; ++d)
+        sum += double{of[i * dim + d]} * double{of[i * dim + d]};
       return sum;
     };
     const double tolerance = 1e-5 * static_cast<double>(dim);
     for (std::size_t v = 0; v < count; ++v) {
       SCOPED_TRACE(::testing::Message() << variants[v]->instruction_set << " dim " << dim);
-      std::vector<RowProducts> words(kRows);
-      std::vector<RowProducts> values(kRows);
-      variants[v]->bf16(a.data(), b.data(), kRows, dim, words.data());
-      variants[v]->f32(fa.data(), fb.data(), kRows, dim, values.data());
-      std::vector<float> cross_words(kRows * kRows);
-      std::vector<float> cross_values(kRows * kRows);
-      variants[v]->cross_bf16(a.data(), b.data(), kRows, dim, kSegments, kRows * dim,
+      std::vector<RowProducts> words(rows);
+      std::vector<RowProducts> values(rows);
+      variants[v]->bf16(a.data(), b.data(), rows, dim, words.data());
+      variants[v]->f32(fa.data(), fb.data(), rows, dim, values.data());
+      std::vector<float> cross_words(rows * rows);
+      std::vector<float> cross_values(rows * rows);
+      variants[v]->cross_bf16(a.data(), b.data(), rows, dim, kSegments, rows * dim,
                               cross_words.data());
-      variants[v]->cross_f32(fa.data(), fb.data(), kRows, dim, kSegments, kRows * dim,
+      variants[v]->cross_f32(fa.data(), fb.data(), rows, dim, kSegments, rows * dim,
                              cross_values.data());
-      for (std::size_t i = 0; i < kRows; ++i) {
+      for (std::size_t i = 0; i < rows; ++i) {
         EXPECT_NEAR(words[i].dot, dot(i, i, 1), tolerance);
         EXPECT_NEAR(values[i].dot, dot(i, i, 1), tolerance);
-        for (std::size_t j = 0; j < kRows; ++j) {
-          EXPECT_NEAR(cross_words[i * kRows + j], dot(i, j, kSegments), tolerance);
-          EXPECT_NEAR(cross_values[i * kRows + j], dot(i, j, kSegments), tolerance);
+        EXPECT_NEAR(words[i].square_a, squares(fa, i), tolerance);
+        EXPECT_NEAR(words[i].square_b, squares(fb, i), tolerance);
+        for (std::size_t j = 0; j < rows; ++j) {
+          EXPECT_NEAR(cross_words[i * rows + j], dot(i, j, kSegments), tolerance);
+          EXPECT_NEAR(cross_values[i * rows + j], dot(i, j, kSegments), tolerance);
         }
       }
+    }
+  }
+}
+
+// One strip, what is left of it, more than a panel, more than a band.
+INSTANTIATE_TEST_SUITE_P(Rows, RowProductsOf, ::testing::Values(1, 7, 32, 45, 70));
+
+TEST(MergeError, AllInstructionSetsMatchDouble) {
+  std::mt19937 random(4);
+  std::normal_distribution<float> normal;
+  std::size_t count = 0;
+  const RowProductKernels* const* variants = available_row_products(&count);
+  for (const std::size_t dim : {1, 15, 16, 37, 128}) {
+    std::vector<float> external(dim), internal(dim), source(dim);
+    for (auto* values : {&external, &internal, &source}) {
+      for (float& value : *values) value = normal(random);
+    }
+    const double w = 0.7;
+    const double w_source = 0.6;
+    double squared = 0.0, absolute = 0.0, reference = 0.0, dot = 0.0;
+    for (std::size_t d = 0; d < dim; ++d) {
+      const double ref = w * double{external[d]} + (1.0 - w) * double{internal[d]};
+      const double merged = w_source * double{source[d]} + (1.0 - w_source) * double{internal[d]};
+      squared += (merged - ref) * (merged - ref);
+      absolute += std::abs(merged - ref);
+      reference += ref * ref;
+      dot += ref * merged;
+    }
+    const MergedRow row{external.data(),
+                        internal.data(),
+                        source.data(),
+                        static_cast<float>(w),
+                        static_cast<float>(w_source),
+                        static_cast<float>(w_source - w)};
+    const double tolerance = 2e-6 * static_cast<double>(dim);
+    for (std::size_t v = 0; v < count; ++v) {
+      SCOPED_TRACE(::testing::Message() << variants[v]->instruction_set << " dim " << dim);
+      const MergeError sums = variants[v]->merge_error(row, dim);
+      EXPECT_NEAR(sums.squared, squared, tolerance);
+      EXPECT_NEAR(sums.absolute, absolute, tolerance);
+      EXPECT_NEAR(sums.reference, reference, tolerance);
+      EXPECT_NEAR(sums.dot, dot, tolerance);
     }
   }
 }
