@@ -1,6 +1,7 @@
 #include "analysis/position_sets.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "decode_record/error.h"
@@ -11,11 +12,16 @@ namespace {
 // -1 (padding) becomes 0; anything below becomes too large.
 std::uint32_t shifted(std::int32_t position) { return static_cast<std::uint32_t>(position) + 1U; }
 
-/// Largest position + 1; 0 for padding alone. Checks every entry.
+/// At least the largest position + 1 and at most twice that; 0 for padding alone. Checks every
+/// entry.
 std::size_t checked_extent(std::span<const std::int32_t> set) {
+  std::uint32_t bits = 0;  // of all, which costs a third of the largest
+  for (const std::int32_t p : set) bits |= shifted(p);
+  constexpr auto kLimit = static_cast<std::uint32_t>(RankTable::kMaxPosition) + 1U;
+  if (bits < kLimit) return bits;
   std::uint32_t largest = 0;
   for (const std::int32_t p : set) largest = std::max(largest, shifted(p));
-  if (largest > static_cast<std::uint32_t>(RankTable::kMaxPosition) + 1U) {
+  if (largest > kLimit) {
     throw Error("expected positions from -1 (padding) to " +
                 std::to_string(RankTable::kMaxPosition) + ", got " +
                 std::to_string(static_cast<std::int32_t>(largest - 1U)));
@@ -36,46 +42,34 @@ std::size_t set_length(std::span<const std::int32_t> set) {
 
 void RankTable::assign(std::span<const std::int32_t> set) {
   const std::size_t extent = checked_extent(set);
-  for (const std::int32_t p : members_) {
-    if (p >= 0) table_[static_cast<std::size_t>(p)] = 0;
-  }
-  members_.assign(set.begin(), set.end());
+  const auto size = static_cast<std::uint32_t>(set.size());
   if (table_.size() < extent) table_.resize(extent, 0);
-  std::int32_t rank = 0;
+  if (size_ + size > std::numeric_limits<std::uint32_t>::max() - base_) {
+    std::ranges::fill(table_, 0U);
+    base_ = 1;
+    size_ = 0;
+  }
+  base_ += size_;  // entries below belong to sets before: nothing has to be cleared
+  size_ = size;
+  std::uint32_t entry = base_;
   for (const std::int32_t p : set) {
-    ++rank;
-    if (p < 0) continue;
-    std::int32_t& entry = table_[static_cast<std::size_t>(p)];
-    if (entry != 0) throw_repeated(p);
-    entry = rank;
+    if (p >= 0) {
+      std::uint32_t& at = table_[static_cast<std::size_t>(p)];
+      if (at >= base_) throw_repeated(p);
+      at = entry;
+    }
+    ++entry;
   }
 }
 
 void RankTable::ranks_of(std::span<const std::int32_t> set, std::span<std::int32_t> out) const {
-  const std::int32_t* table = table_.data();
-  const std::size_t size = table_.size();
-  for (std::size_t i = 0; i < set.size(); ++i) {
-    const auto p = static_cast<std::uint32_t>(set[i]);
-    out[i] = p < size ? table[p] - 1 : -1;
-  }
+  for (std::size_t i = 0; i < set.size(); ++i) out[i] = rank(set[i]);
 }
 
-void count_shared(std::span<const std::int32_t> ranks, std::span<std::uint8_t> shared) {
-  constexpr std::uint8_t kMet = 0x80;  // on A's ranks while counting: this member of A was in B
-  std::fill(shared.begin(), shared.end(), std::uint8_t{0});
-  std::int32_t rank_b = 0;
-  for (const std::int32_t rank_a : ranks) {
-    if (rank_a >= 0) {
-      std::uint8_t& member = shared[static_cast<std::size_t>(rank_a)];
-      if ((member & kMet) != 0) {
-        throw Error("expected distinct positions in a set, got the same one twice");
-      }
-      member |= kMet;
-      ++shared[static_cast<std::size_t>(std::max(rank_a, rank_b))];
-    }
-    ++rank_b;
-  }
-  for (std::uint8_t& count : shared) count &= static_cast<std::uint8_t>(~kMet);
+std::int64_t count_ranks_below(std::span<const std::int32_t> ranks, std::int32_t limit) {
+  std::int32_t count = 0;
+  for (const std::int32_t rank : ranks) count += rank >= 0 && rank < limit ? 1 : 0;
+  return count;
 }
 
 std::int64_t UnionCounter::count(std::span<const std::int32_t> sets) {

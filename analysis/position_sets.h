@@ -23,7 +23,8 @@ class RankTable {
   /// Rank in the set, from 0; -1: not in it. Any value may be asked for.
   std::int32_t rank(std::int32_t position) const {
     const auto p = static_cast<std::uint32_t>(position);
-    return p < table_.size() ? table_[p] - 1 : -1;
+    const std::uint32_t entry = p < table_.size() ? table_[p] : 0;
+    return entry >= base_ ? static_cast<std::int32_t>(entry - base_) : -1;
   }
 
   /// rank() of each member of `set`. [set.size()]
@@ -33,14 +34,14 @@ class RankTable {
   static constexpr std::int32_t kMaxPosition = (1 << 26) - 1;
 
  private:
-  std::vector<std::int32_t> table_;    // rank + 1 by position; 0: not in the set
-  std::vector<std::int32_t> members_;  // what to clear
+  std::vector<std::uint32_t> table_;  // base + rank by position; below base: not in the set
+  std::uint32_t base_ = 1;
+  std::uint32_t size_ = 0;  // of the set
 };
 
-/// For two sets A, B by falling score, given the ranks in A of B's members (RankTable::ranks_of):
-/// shared[r] = positions that are in both and whose larger rank is r, so |A[:k] n B[:k]| is the sum
-/// of shared[0 .. k). [ranks of the longer set]. Throws Error when B names a member of A twice.
-void count_shared(std::span<const std::int32_t> ranks, std::span<std::uint8_t> shared);
+/// Ranks in [0, limit). With the ranks in B of A[:k] (RankTable::ranks_of) and the limit k it is
+/// |A[:k] n B[:k]|, for sets by falling score.
+std::int64_t count_ranks_below(std::span<const std::int32_t> ranks, std::int32_t limit);
 
 /// Counts the distinct positions of many sets. Not thread-safe.
 class UnionCounter {

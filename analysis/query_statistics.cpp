@@ -180,7 +180,7 @@ void QueryStatisticsMetric::add_recall(const StepView& step) {
     try {
       recall_.add(layer, h, step.now().step,
                   set_recall(state.table, first.ints().subspan(h * k, k),
-                             now.ints().subspan(h * k, k), state.shared));
+                             now.ints().subspan(h * k, k), state.ranks));
     } catch (const Error& error) {
       throw CorruptTrace(path_ + ":/sets/topk: row " + std::to_string(step.now().row) +
                          ", layer slot " + std::to_string(layer) + ", KV head slot " +

@@ -54,7 +54,7 @@ class QueryStatisticsMetric : public StepMetric {
   struct Layer {
     std::vector<float> now, first;  // widened arrays
     RankTable table;
-    std::vector<std::uint8_t> shared;
+    std::vector<std::int32_t> ranks;
   };
   /// Where the current trace's values come from.
   struct Sources {

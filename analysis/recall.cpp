@@ -1,6 +1,7 @@
 #include "analysis/recall.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <numeric>
 
@@ -9,8 +10,17 @@
 namespace blockscope {
 namespace {
 
-/// In place of a probability, which is in [0, 1].
-constexpr float kFellOut = -1.0F;
+/// In lanes, so that the compiler adds several at once.
+double sum(std::span<const float> values) {
+  constexpr std::size_t kLanes = 8;
+  std::array<double, kLanes> lanes{};
+  std::size_t i = 0;
+  for (; i + kLanes <= values.size(); i += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += double{values[i + lane]};
+  }
+  for (; i < values.size(); ++i) lanes[0] += double{values[i]};
+  return std::accumulate(lanes.begin(), lanes.end(), 0.0);
+}
 
 std::string normaliser_of(const TraceReader& trace) {
   return trace.info().meta.set_normaliser == SetNormaliser::prefix ? "prefix" : "prefix+block";
@@ -56,16 +66,15 @@ std::vector<std::int64_t> resolve_set_sizes(const std::vector<std::int64_t>& wan
 }
 
 double set_recall(RankTable& table, std::span<const std::int32_t> first,
-                  std::span<const std::int32_t> now, std::vector<std::uint8_t>& scratch) {
+                  std::span<const std::int32_t> now, std::vector<std::int32_t>& scratch) {
   if (set_length(first) < first.size() || set_length(now) < now.size()) {
     return std::numeric_limits<double>::quiet_NaN();
   }
-  table.assign(first);
+  table.assign(first);  // for its checks
+  table.assign(now);
   scratch.resize(first.size());
-  std::vector<std::int32_t> ranks(now.size());
-  table.ranks_of(now, ranks);
-  count_shared(ranks, scratch);
-  return static_cast<double>(std::accumulate(scratch.begin(), scratch.end(), std::int64_t{0})) /
+  table.ranks_of(first, scratch);
+  return static_cast<double>(count_ranks_below(scratch, static_cast<std::int32_t>(now.size()))) /
          static_cast<double>(first.size());
 }
 
@@ -73,8 +82,6 @@ void RecallMetric::begin_shape(const TraceShape& shape) {
   shape_ = shape;
   sizes_ = options_.from_summary ? std::vector<std::int64_t>{shape.set_size}
                                  : resolve_set_sizes(options_.set_sizes, shape.set_size);
-  layers_.resize(shape.layers.size());
-  for (Layer& layer : layers_) layer.shared.resize(static_cast<std::size_t>(shape.set_size));
   const std::size_t columns = shape.kv_heads.size() * sizes_.size();
   for (StepGrid* grid : {&recall_, &covered_, &at_most_, &own_}) {
     *grid = StepGrid(shape.layers.size(), columns);
@@ -85,7 +92,7 @@ void RecallMetric::begin_shape(const TraceShape& shape) {
 Needs RecallMetric::begin_trace(const TraceReader& trace, const TraceShape& shape) {
   require_field(trace, Field::set_topk, "recall");
   exact_fields(trace);
-  if (layers_.empty()) {
+  if (shape_.layers.empty()) {
     begin_shape(shape);
     normaliser_ = normaliser_of(trace);
   } else if (normaliser_ != normaliser_of(trace)) {
@@ -103,7 +110,7 @@ void RecallMetric::add_block(const BlockSteps& block) {
 }
 
 void RecallMetric::add(const StepView& step) {
-  if (step.now().step <= 1) return;
+  if (step.now().step <= 1) return check_sets(step);
   const std::size_t layer = step.layer();
   for (const std::int64_t size : sizes_) {
     if (step.now().context_length <= size) left_out_.row(layer, trivial(size));
@@ -119,6 +126,16 @@ void RecallMetric::add(const StepView& step) {
   }
 }
 
+void RecallMetric::check_sets(const StepView& step) const {
+  if (options_.from_summary || step.now(Field::set_topk).empty()) return;
+  thread_local RankTable table;
+  const auto k = static_cast<std::size_t>(shape_.set_size);
+  for (std::size_t kv_head = 0; kv_head < shape_.kv_heads.size(); ++kv_head) {
+    const auto set = step.now(Field::set_topk).ints().subspan(kv_head * k, k);
+    at_set(path_, step, kv_head, [&] { table.assign(set); });
+  }
+}
+
 void RecallMetric::add_stored(const StepView& step) {
   const ArrayView recall = step.now(Field::set_recall);
   const ArrayView covered = step.now(Field::set_covered);
@@ -130,16 +147,13 @@ void RecallMetric::add_stored(const StepView& step) {
 
 void RecallMetric::add_head(const StepView& step, std::size_t kv_head) {
   const auto k = static_cast<std::size_t>(shape_.set_size);
-  Layer& layer = layers_[step.layer()];
+  thread_local Scratch scratch;
   const auto first = step.first(Field::set_topk).ints().subspan(kv_head * k, k);
   const auto now = step.now(Field::set_topk).ints().subspan(kv_head * k, k);
   const std::size_t length = std::min(set_length(first), set_length(now));
-  layer.first.assign(first);
-  layer.ranks.resize(k);
-  layer.first.ranks_of(now, layer.ranks);
-  count_shared(layer.ranks, layer.shared);
-  std::int64_t shared = 0;
-  std::size_t rank = 0;
+  scratch.now.assign(now);
+  scratch.ranks.resize(k);
+  scratch.now.ranks_of(first, scratch.ranks);
   for (std::size_t i = 0; i < sizes_.size(); ++i) {
     const auto size = static_cast<std::size_t>(sizes_[i]);
     if (step.now().context_length <= sizes_[i]) break;  // larger ones are trivial as well
@@ -147,39 +161,41 @@ void RecallMetric::add_head(const StepView& step, std::size_t kv_head) {
       left_out_.values(step.layer(), "sets with fewer than k members although N > k");
       break;
     }
-    for (; rank < size; ++rank) shared += layer.shared[rank];
+    const std::int64_t shared =
+        count_ranks_below(std::span(scratch.ranks).first(size), static_cast<std::int32_t>(size));
     recall_.add(step.layer(), kv_head * sizes_.size() + i, step.now().step,
                 static_cast<double>(shared) / static_cast<double>(size));
   }
   const ArrayView probability = step.now(Field::set_probability);
-  if (probability)
-    add_covered(step, kv_head, now, probability.floats().subspan(kv_head * k, k), length);
+  if (probability) {
+    add_covered(step, kv_head, probability.floats().subspan(kv_head * k, k), length, scratch);
+  }
 }
 
 void RecallMetric::add_covered(const StepView& step, std::size_t kv_head,
-                               std::span<const std::int32_t> now,
-                               std::span<const float> probability, std::size_t length) {
-  Layer& layer = layers_[step.layer()];
-  layer.by_rank.assign(now.size(), kFellOut);
-  for (std::size_t j = 0; j < now.size(); ++j) {
-    const std::int32_t rank = layer.ranks[j];
-    if (rank >= 0) layer.by_rank[static_cast<std::size_t>(rank)] = probability[j];
+                               std::span<const float> probability, std::size_t length,
+                               Scratch& scratch) {
+  scratch.probability.resize(scratch.ranks.size());
+  for (std::size_t i = 0; i < scratch.ranks.size(); ++i) {
+    const std::int32_t rank = scratch.ranks[i];
+    const float there = probability[static_cast<std::size_t>(std::max(rank, 0))];
+    scratch.probability[i] = rank >= 0 ? there : 0.0F;
   }
   const double smallest = static_cast<double>(probability[length == 0 ? 0 : length - 1]);
+  constexpr std::int32_t kAnyRank = std::numeric_limits<std::int32_t>::max();
   double covered = 0.0;
   double own = 0.0;
   std::int64_t fell_out = 0;
-  std::size_t rank = 0;
+  std::size_t begin = 0;
   for (std::size_t i = 0; i < sizes_.size(); ++i) {
     const auto size = static_cast<std::size_t>(sizes_[i]);
     if (size > length || step.now().context_length <= sizes_[i]) break;
-    for (; rank < size; ++rank) {
-      const float p = layer.by_rank[rank];
-      const bool there = p != kFellOut;
-      covered += there ? static_cast<double>(p) : 0.0;
-      fell_out += there ? 0 : 1;
-      own += static_cast<double>(probability[rank]);
-    }
+    const std::size_t more = size - begin;
+    covered += sum(std::span(scratch.probability).subspan(begin, more));
+    own += sum(probability.subspan(begin, more));
+    const auto ranks = std::span(scratch.ranks).subspan(begin, more);
+    fell_out += static_cast<std::int64_t>(more) - count_ranks_below(ranks, kAnyRank);
+    begin = size;
     const std::size_t column = kv_head * sizes_.size() + i;
     covered_.add(step.layer(), column, step.now().step, covered);
     at_most_.add(step.layer(), column, step.now().step,

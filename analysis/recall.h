@@ -42,17 +42,19 @@ class RecallMetric : public StepMetric {
   MetricResult finish() override;
 
  private:
-  struct Layer {
-    RankTable first;
-    std::vector<std::uint8_t> shared;  // [k]
-    std::vector<std::int32_t> ranks;   // [k] of this step's members in step 1's set, -1: none
-    std::vector<float> by_rank;        // [k] probability now of step 1's members
+  /// Of the set being looked at; of one thread.
+  struct Scratch {
+    RankTable now;
+    std::vector<std::int32_t> ranks;  // [k] of step 1's members in this step's set, -1: none
+    std::vector<float> probability;   // [k] now of step 1's members, 0: fell out
   };
   void begin_shape(const TraceShape& shape);
+  /// Throws CorruptTrace for a set of step 1, which later steps only look up, that is none.
+  void check_sets(const StepView& step) const;
   void add_stored(const StepView& step);
   void add_head(const StepView& step, std::size_t kv_head);
-  void add_covered(const StepView& step, std::size_t kv_head, std::span<const std::int32_t> now,
-                   std::span<const float> probability, std::size_t length);
+  void add_covered(const StepView& step, std::size_t kv_head, std::span<const float> probability,
+                   std::size_t length, Scratch& scratch);
   ResultArray means(const StepGrid& grid, const std::string& name, const std::string& description);
 
   MetricOptions options_;
@@ -60,7 +62,6 @@ class RecallMetric : public StepMetric {
   std::string path_;        // of the current trace, for errors
   std::string normaliser_;  // of all traces
   std::vector<std::int64_t> sizes_;
-  std::vector<Layer> layers_;
   StepGrid recall_, covered_, at_most_, own_;  // columns: kv_head * sizes + size
   LayerCounts left_out_;
   std::int64_t short_blocks_ = 0;
@@ -69,6 +70,6 @@ class RecallMetric : public StepMetric {
 /// |first n now| / k for the whole stored set of every KV head; the fifth stage of the query
 /// statistics. NaN where either set has fewer than k members.
 double set_recall(RankTable& table, std::span<const std::int32_t> first,
-                  std::span<const std::int32_t> now, std::vector<std::uint8_t>& scratch);
+                  std::span<const std::int32_t> now, std::vector<std::int32_t>& scratch);
 
 }  // namespace blockscope

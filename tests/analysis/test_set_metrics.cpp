@@ -102,13 +102,16 @@ TEST(Recall, DamagedSetsAreErrorsThatSayWhere) {
   int number = 0;
   for (const std::vector<std::int32_t>& set :
        {std::vector{5, 5}, std::vector{1, -9}, std::vector{1, 2000000000}}) {
-    SmallSetTrace trace(folder.file(std::to_string(number++) + ".h5"), 1, 2);
-    trace.sequence();
-    trace.add(with_set(1, 9, set, {0.5F, 0.5F}));
-    trace.add(with_set(2, 9, {1, 2}, {0.5F, 0.5F}));
-    trace.end(1.0F);
-    const std::string path = trace.finish();
-    EXPECT_THAT(message_of([&] { run("recall", {path}); }), HasSubstr(path + ":/sets/topk: row 1"));
+    for (const std::int64_t damaged : {0, 1}) {
+      SmallSetTrace trace(folder.file(std::to_string(number++) + ".h5"), 1, 2);
+      trace.sequence();
+      trace.add(with_set(1, 9, damaged == 0 ? set : std::vector{1, 2}, {0.5F, 0.5F}));
+      trace.add(with_set(2, 9, damaged == 1 ? set : std::vector{1, 2}, {0.5F, 0.5F}));
+      trace.end(1.0F);
+      const std::string path = trace.finish();
+      EXPECT_THAT(message_of([&] { run("recall", {path}); }),
+                  HasSubstr(path + ":/sets/topk: row " + std::to_string(damaged)));
+    }
   }
 }
 

@@ -81,6 +81,11 @@ TEST(TopK, TiesGoToTheLowerPosition) {
   SeededRandom random(23);
   for (float& score : few_values) score = static_cast<float>(random.integer(0, 3));
   expect_matches(few_values, 1, 9000, 400);
+  few_values.resize(3000);  // short: all in few buckets
+  expect_matches(few_values, 3, 1000, 64);
+  std::fill_n(few_values.begin(), 900, -kInfinity);
+  few_values[7] = kInfinity;
+  expect_matches(few_values, 1, 3000, 512);
 }
 
 TEST(TopK, NegativeAndInfiniteScoresKeepTheirOrder) {
