@@ -107,7 +107,14 @@ class TracePass {
     };
     const std::size_t shared = held([&](const auto& slots) { return reader_.shared_bytes(slots); });
     const std::size_t layer = held([&](const auto& slots) { return reader_.layer_bytes(slots); });
-    const std::size_t room = memory_bytes / 2 > shared ? memory_bytes / 2 - shared : 0;
+    if (shared + layer > memory_bytes / 2) {
+      const std::size_t smallest = (2 * (shared + layer) + (1U << 20U) - 1) >> 20U;
+      throw UsageError(fmt::format(
+          "memory: expected at least {} MiB for one layer of {} and the steps it is compared with, "
+          "got {} MiB. HINT: --memory {}, or fewer metrics at a time (--metric)",
+          smallest, trace.info().path, memory_bytes >> 20U, smallest));
+    }
+    const std::size_t room = memory_bytes / 2 - shared;
     group_ = std::clamp<std::size_t>(layer == 0 ? layers_.size() : room / layer, 1,
                                      std::max<std::size_t>(layers_.size(), 1));
   }

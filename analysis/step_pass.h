@@ -128,7 +128,8 @@ class TraceGroup {
 
 /// Feeds all metrics with all traces of the group and returns their results in the same order. With
 /// options.layers, arrays with a layer axis keep only those layers. Throws what the metrics and the
-/// reader throw, and UsageError when a layer was not recorded.
+/// reader throw, and UsageError when a layer was not recorded or memory_bytes can't hold one layer,
+/// saying how much can.
 std::vector<MetricResult> run_pass(const TraceGroup& traces,
                                    const std::vector<std::unique_ptr<StepMetric>>& metrics,
                                    const PassOptions& options = {});

@@ -163,7 +163,7 @@ def check_engine_rules(tools, folder):
     path = oracle.make_trace(tools, folder, "interleaved")
     names = "similarity,similarity_states,external_mass"
     one = oracle.our_metrics(tools, names, path, "--threads", "1", check=False).stdout
-    for flags in (["--threads", "2"], ["--threads", "7"], ["--memory", "1", "--threads", "3"]):
+    for flags in (["--threads", "2"], ["--threads", "7"], ["--memory", "8192", "--threads", "3"]):
         again = oracle.our_metrics(tools, names, path, *flags, check=False).stdout
         assert one and again == one, f"{flags}: other results than with one thread"
 

@@ -157,6 +157,8 @@ std::vector<TraceMakerOptions> odd_traces() {
   return {plain, interleaved, filtered, aborted};
 }
 
+constexpr std::size_t kLittle = std::size_t{24} << 10U;
+
 TEST(StepPass, ShowsEveryStepWithWhatCameBefore) {
   const TempDir folder;
   int number = 0;
@@ -164,8 +166,8 @@ TEST(StepPass, ShowsEveryStepWithWhatCameBefore) {
     const std::string path = folder.file(std::to_string(number++) + ".h5");
     make_trace(path, options);
     for (const std::size_t threads : {1, 3}) {
-      // One byte: a layer at a time; the default: all layers of a step together.
-      for (const std::size_t memory : {std::size_t{1}, PassOptions{}.memory_bytes}) {
+      // Little: not all layers at a time; the default: all layers of a step together.
+      for (const std::size_t memory : {kLittle, PassOptions{}.memory_bytes}) {
         const TraceGroup traces({path});
         std::vector<std::unique_ptr<StepMetric>> metrics;
         metrics.push_back(std::make_unique<Recorder>());

@@ -143,8 +143,21 @@ def test_flags(folder):
 def test_the_memory_limit_does_not_change_the_result(folder):
     path = make(folder / "a.h5", "--block-length", 64, "--head-dim", 512, "--blocks", 1,
                 "--array-type", "f32", "--sequences", 1, "--level", "outputs")
-    small = analyze(path, "--metric", "similarity", "--memory", "1", "--json", "-")
+    small = analyze(path, "--metric", "similarity", "--memory", "4", "--json", "-")
     assert small == analyze(path, "--metric", "similarity", "--threads", "3", "--json", "-")
+
+
+def test_a_memory_limit_below_one_layer_is_refused_with_the_smallest_that_works(folder):
+    path = make(folder / "a.h5", "--block-length", 64, "--head-dim", 2048, "--blocks", 1, "--layers",
+                1, "--array-type", "f32", "--sequences", 1, "--level", "outputs", "--steps", 2)
+    with h5py.File(path) as file:
+        layer = file["/attention/external"].chunks
+    # A_out and A_in of this step and of the one before, and as much again for the queue.
+    smallest = -(-2 * 4 * 4 * layer[2] * layer[3] * layer[4] >> 20)
+    flags = [path, "--metric", "similarity", "--memory"]
+    refused(*flags, 1, code=2, says=["a.h5", "got 1 MiB", f"HINT: --memory {smallest},"])
+    refused(*flags, smallest - 1, code=2, says=f"HINT: --memory {smallest},")
+    analyze(*flags, smallest, "--json", "-")
 
 
 def test_outputs(folder):
