@@ -147,7 +147,10 @@ class TracePass {
     Steps steps;
     steps.sources.resize(plan_.taus.size());
     std::int32_t expected = 1;
-    for (const StepRef& step : block.steps) {
+    prefetch(block, block.steps.begin(), layers);
+    for (auto at = block.steps.begin(); at != block.steps.end(); ++at) {
+      const StepRef& step = *at;
+      prefetch(block, at + 1, layers);
       if (step.step != expected) forget(steps, history, [](std::size_t) { return true; });
       expected = step.step + 1;
       const auto recomputes = [&](std::size_t i) {
@@ -159,6 +162,14 @@ class TracePass {
         forget(steps, history, recomputes);
       }
     }
+  }
+
+  /// The first recorded step from `at` on: it is read while the workers have the one before.
+  void prefetch(const BlockSteps& block, std::vector<StepRef>::const_iterator at,
+                std::span<const std::size_t> layers) const {
+    const auto next =
+        std::find_if(at, block.steps.end(), [](const StepRef& s) { return s.recorded; });
+    if (next != block.steps.end()) reader_.prefetch(next->row, layers);
   }
 
   /// A step without arrays: nothing is the step before, and what it recomputed is unknown.

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <list>
+#include <span>
 #include <vector>
 
 #include "analysis/buffer_pool.h"
@@ -24,6 +25,8 @@ class StepReader {
 
   /// [B], 1: the position exists.
   std::vector<std::uint8_t> valid(std::int64_t row);
+  /// Has the system read the large arrays of a row that will be sought, for these layers.
+  void prefetch(std::int64_t row, std::span<const std::size_t> slots) const;
   /// Goes to a row; what all layers share is read.
   void seek(std::int64_t row);
   /// The planned fields of this row in one recorded layer.

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "decode_record/h5_check.h"
+#include "decode_record/h5_prefetch.h"
 
 namespace blockscope::h5 {
 namespace {
@@ -191,6 +192,7 @@ File open_file(const std::string& path, OpenMode mode, bool clear_flags) {
     check(H5Pset_metadata_read_attempts(access.get(), 27), path, "set up");
   }
   if (mode == OpenMode::swmr_write) flags = H5F_ACC_RDWR | H5F_ACC_SWMR_WRITE;
+  const bool prefetches = mode != OpenMode::swmr_write && set_prefetching_driver(access);
   if (mode != OpenMode::read) {
     check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_LATEST, H5F_LIBVER_LATEST), path, "set up");
   }
@@ -205,7 +207,7 @@ File open_file(const std::string& path, OpenMode mode, bool clear_flags) {
     // superblock tells; HDF5 then refuses to follow it ("addr overflow"). As h5clear --increment=0.
     check(H5Fincrement_filesize(handle.get(), 0), path, "restore the end of the file");
   }
-  return File{std::move(handle), path};
+  return File{std::move(handle), path, prefetches};
 }
 
 void start_swmr_write(const File& file) {
@@ -272,6 +274,7 @@ Dataset open_dataset(const File& file, const std::string& path, Element element,
   Dataset dataset;
   dataset.name = where;
   dataset.element = element;
+  dataset.prefetches = file.prefetches;
   const H5Plist access = uncached(where);
   dataset.handle = H5Dataset(
       check_id(H5Dopen2(file.handle.get(), path.c_str(), access.get()), where, "open the dataset"));
@@ -383,6 +386,16 @@ bool read_chunk(const Dataset& dataset, std::span<const hsize_t> offset, void* d
       H5Dread_chunk(dataset.handle.get(), H5P_DEFAULT, offset.data(), &filters, data) >= 0;
   if (!read) H5Eclear2(H5E_DEFAULT);
   return read && filters == 0;
+}
+
+void prefetch_chunk(const Dataset& dataset, std::span<const hsize_t> offset) {
+  if (!dataset.prefetches || dataset.filtered || dataset.chunk.empty()) return;
+  silence();
+  const Prefetching prefetching;
+  std::uint32_t filters = 0;
+  std::byte unused{};  // HDF5 wants a buffer; nothing is written to it
+  H5Dread_chunk(dataset.handle.get(), H5P_DEFAULT, offset.data(), &filters, &unused);
+  H5Eclear2(H5E_DEFAULT);
 }
 
 std::uint64_t stored_bytes(const Dataset& dataset) {

@@ -66,6 +66,7 @@ std::size_t size_of(Element element);
 struct File {
   H5File handle;
   std::string path;
+  bool prefetches = false;  ///< see prefetch_chunk()
 };
 
 /// Rows [first, first + rows) of a virtual dataset: all rows of the dataset of the same path in
@@ -89,6 +90,7 @@ struct Dataset {
   H5Type type;                     ///< of the elements in the file
   std::vector<VirtualPart> parts;  ///< empty: not virtual
   std::vector<OpenPart> sources;   ///< [parts]; empty in one that was just created
+  bool prefetches = false;         ///< see prefetch_chunk()
 };
 
 struct OpenPart {
@@ -147,6 +149,11 @@ void read_words(const Dataset& dataset, std::span<const hsize_t> start,
 /// False when there is no such chunk or it isn't stored that way: read_words then knows what to do.
 bool read_chunk(const Dataset& dataset, std::span<const hsize_t> offset, void* data,
                 std::size_t bytes);
+
+/// Asks the system to have one unfiltered chunk in memory soon, and from the first call on not to
+/// guess what else of the file may be wanted. No effect where there is no such chunk, or the file
+/// was not opened for reading only.
+void prefetch_chunk(const Dataset& dataset, std::span<const hsize_t> offset);
 
 /// Bytes the dataset's elements take in the file.
 std::uint64_t stored_bytes(const Dataset& dataset);

@@ -198,6 +198,12 @@ void StoredTrace::read_into(Field field, std::int64_t first, std::int64_t count,
   if (part.bytes != 0) h5::read_words(target, part.start, part.shape, out.data());
 }
 
+void StoredTrace::prefetch(Field field, std::int64_t row, std::int64_t layer) const {
+  const Box part = box(field, row, 1, layer);
+  const h5::Dataset& target = dataset(field);
+  if (target.chunk == part.shape) h5::prefetch_chunk(target, part.start);
+}
+
 bool StoredTrace::chunk_written(Field field, std::int64_t row, std::int64_t layer) const {
   const DatasetSpec& spec = spec_of(field);
   const h5::Dataset& target = dataset(field);

@@ -55,6 +55,8 @@ class StoredTrace {
   /// The same into `out`, which must have the size of the values.
   void read_into(Field field, std::int64_t first, std::int64_t count, std::int64_t layer,
                  std::span<std::byte> out) const;
+  /// See TraceReader::prefetch.
+  void prefetch(Field field, std::int64_t row, std::int64_t layer) const;
   bool chunk_written(Field field, std::int64_t row, std::int64_t layer) const;
 
   template <typename Value>

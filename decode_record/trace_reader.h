@@ -85,6 +85,10 @@ class TraceReader {
   static constexpr std::int64_t kAllLayersOfRow = -1;
   void read_raw(Field field, std::int64_t first_row, std::int64_t count, std::int64_t layer,
                 std::span<std::byte> out) const;
+  /// Asks the system to have what read_raw would read of one row in memory soon, and from then on
+  /// to read nothing of the file that was not asked for. Only for arrays stored in a chunk of their
+  /// own per row and layer, or per row; no effect for others, and for compressed and merged files.
+  void prefetch(Field field, std::int64_t row, std::int64_t layer) const;
   /// Whether the row's values of this dataset were written (they are fill values otherwise).
   bool written(Field field, std::int64_t row, std::int64_t layer) const;
 
