@@ -189,6 +189,15 @@ class Calibration(unittest.TestCase):
         self.assertFalse(file["reuse"][1][2])
         self.assertEqual(file["reuse"], self.mask_at(file, similarity[1][2]))
 
+    def test_the_schema_knows_pins(self):
+        file = self.calibrate([self.make("--steps 5")], "--gamma", 0)
+        file["pins"] = [{"layer": 0, "head": 1, "reuse": False}]
+        self.assertEqual(problems(SCHEMA, file), [])
+        for pin in ({"layer": 0, "head": 1}, {"layer": -1, "head": 1, "reuse": False},
+                    {"layer": 0, "head": 1, "reuse": 0}):
+            file["pins"] = [pin]
+            self.assertEqual(len(problems(SCHEMA, file)), 1, pin)
+
     def test_a_sample_too_small_to_trust_is_said(self):
         path = self.make("--steps 2 --blocks 1 --sequences 1")
         done = self.command(path, "-o", self.root / "small.json", "--gamma", 0.9)

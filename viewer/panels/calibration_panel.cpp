@@ -277,10 +277,6 @@ void draw_file(ViewModel& model, State& state, CalibrationEdit& edit, float scal
 }
 
 void draw_pictures(PanelContext& context, CalibrationEdit& edit) {
-  State& state = context.state.calibration;
-  ImGui::Checkbox("light up in Heads###show-in-heads", &state.show_in_heads);
-  ImGui::SameLine();
-  ImGui::Checkbox("FLOPs instead of bytes###against-flops", &state.against_flops);
   ImGui::TextDisabled("framed: reuses; dot: pinned to reuse; cross: pinned to recompute");
   const ImVec2 space = ImGui::GetContentRegionAvail();
   const float spacing = ImGui::GetStyle().ItemSpacing.y;
@@ -333,11 +329,14 @@ void draw_calibration_panel(PanelContext& context) {
   draw_gamma(*edit, context.scale);
   draw_tau(*edit, context.scale);
   draw_targets(model, state, *edit, context.scale);
+  ImGui::SameLine();
+  ImGui::Checkbox("FLOPs axis###against-flops", &state.against_flops);
   draw_edit_buttons(*edit);
   ImGui::SameLine();
+  ImGui::Checkbox("light up in Heads###show-in-heads", &state.show_in_heads);
   draw_file(model, state, *edit, context.scale);
   if (edit->sums() == nullptr) return;
-  draw_calibration_result(*edit);
+  draw_calibration_result(*edit, context.appearance.dark);
   draw_pictures(context, *edit);
 }
 

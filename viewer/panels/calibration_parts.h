@@ -22,7 +22,7 @@ void calibration_keys(const ViewModel& model, PanelState::Calibration& state);
 std::vector<CellMark> reuse_marks_of_trace(const ViewModel& model, PanelState::Calibration& state);
 
 /// What is saved and what it costs in words, warnings, and how the loaded file differs.
-void draw_calibration_result(const CalibrationEdit& edit);
+void draw_calibration_result(const CalibrationEdit& edit, bool dark);
 /// Heads of the model by similarity; a click pins.
 void draw_calibration_grid(PanelContext& context, CalibrationEdit& edit, float width, float height);
 /// Saving against error for every tau; a click takes the nearest point's gamma.

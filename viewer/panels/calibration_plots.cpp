@@ -167,15 +167,16 @@ void draw_calibration_curve(PanelContext& context, CalibrationEdit& edit, float 
                             float height) {
   const bool flops = context.state.calibration.against_flops;
   const std::string title =
-      fmt::format("what gamma trades, tau {}###calibration-curve", edit.choice().tau);
+      fmt::format("what gamma trades, tau {}{}###calibration-curve", edit.choice().tau,
+                  edit.choice().pins.empty() ? "" : ", with the pins");
   ImPlot::PushStyleVar(ImPlotStyleVar_FitPadding, ImVec2(0.04F, 0.06F));
   const bool open =
       ImPlot::BeginPlot(title.c_str(), ImVec2(width, height), ImPlotFlags_NoMouseText);
   if (!open) return ImPlot::PopStyleVar();
   ImPlot::SetupAxes(
       flops ? "FLOPs of the external attention not spent (%)" : "prefix bytes not read (%)",
-      "relative L2 where reused (%)", ImPlotAxisFlags_AutoFit, ImPlotAxisFlags_AutoFit);
-  ImPlot::SetupLegend(ImPlotLocation_NorthWest);
+      "relative L2 (%)", ImPlotAxisFlags_AutoFit, ImPlotAxisFlags_AutoFit);
+  ImPlot::SetupLegend(ImPlotLocation_East, ImPlotLegendFlags_Outside);
   Line chosen;
   for (const ReuseCurve& curve : edit.curves()) {
     const Line line = line_of(curve, flops);

@@ -9,7 +9,10 @@
 namespace blockscope {
 namespace {
 
-constexpr ImVec4 kWarning(0.93F, 0.62F, 0.15F, 1.0F);
+/// Readable on either background.
+ImVec4 warning_colour(bool dark) {
+  return dark ? ImVec4(0.93F, 0.62F, 0.15F, 1.0F) : ImVec4(0.62F, 0.33F, 0.0F, 1.0F);
+}
 
 std::string percent(double share) {
   return std::isnan(share) ? "not known" : fmt::format("{:.2f} %", 100.0 * share);
@@ -27,9 +30,9 @@ void row(const char* name, const std::string& value, const std::string& of) {
 
 }  // namespace
 
-void draw_calibration_result(const CalibrationEdit& edit) {
+void draw_calibration_result(const CalibrationEdit& edit, bool dark) {
   if (!edit.problem().empty()) {
-    ImGui::PushStyleColor(ImGuiCol_Text, kWarning);
+    ImGui::PushStyleColor(ImGuiCol_Text, warning_colour(dark));
     ImGui::TextWrapped("%s", edit.problem().c_str());
     ImGui::PopStyleColor();
   }
@@ -52,7 +55,7 @@ void draw_calibration_result(const CalibrationEdit& edit) {
                     percent(point.relative_l2_all_steps)));
     ImGui::EndTable();
   }
-  ImGui::PushStyleColor(ImGuiCol_Text, kWarning);
+  ImGui::PushStyleColor(ImGuiCol_Text, warning_colour(dark));
   for (const std::string& warning : edit.warnings()) ImGui::TextWrapped("%s", warning.c_str());
   if (const std::int64_t heads = edit.heads_unlike_loaded(); heads > 0) {
     ImGui::TextWrapped(
