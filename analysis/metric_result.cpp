@@ -89,15 +89,26 @@ ResultArray mean_over_others(const ResultArray& array, const std::vector<std::st
   ResultArray result = without_values(array, std::move(axes));
   result.terms.assign(result.values.size(), 0);
   std::vector<double> sums(result.values.size(), 0.0);
-  std::vector<std::size_t> at(kept.size());
+  // How far one step along each axis of `array` goes in the result; 0: averaged over. The viewer
+  // does this between two frames, so no index is taken apart for each element.
+  std::vector<std::size_t> stride(array.axes.size(), 0);
+  for (std::size_t k = kept.size(), size = 1; k-- > 0; size *= result.axes[k].size()) {
+    stride[kept[k]] = size;
+  }
+  std::vector<std::size_t> at(array.axes.size(), 0);
+  std::size_t to = 0;
   for (std::size_t i = 0; i < array.values.size(); ++i) {
     const std::int64_t terms = array.terms.empty() ? 1 : array.terms[i];
-    if (terms <= 0 || std::isnan(array.values[i])) continue;
-    const std::vector<std::size_t> from = unravel(i, array.axes);
-    for (std::size_t k = 0; k < kept.size(); ++k) at[k] = from[kept[k]];
-    const std::size_t to = ravel(at, result.axes);
-    sums[to] += array.values[i] * static_cast<double>(terms);
-    result.terms[to] += terms;
+    if (terms > 0 && !std::isnan(array.values[i])) {
+      sums[to] += array.values[i] * static_cast<double>(terms);
+      result.terms[to] += terms;
+    }
+    for (std::size_t axis = at.size(); axis-- > 0;) {
+      to += stride[axis];
+      if (++at[axis] < array.axes[axis].size()) break;
+      to -= stride[axis] * at[axis];
+      at[axis] = 0;
+    }
   }
   for (std::size_t i = 0; i < sums.size(); ++i) {
     if (result.terms[i] > 0) result.values[i] = sums[i] / static_cast<double>(result.terms[i]);
