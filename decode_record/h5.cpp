@@ -8,72 +8,6 @@
 #include "decode_record/h5_prefetch.h"
 
 namespace blockscope::h5 {
-namespace {
-
-/// The library's message without addresses, times and buffers: "file write failed: File too large".
-std::string tidy(std::string text) {
-  constexpr std::string_view kMark = "error message = '";
-  const std::size_t mark = text.find(kMark);
-  const std::size_t colon = text.find(": ");
-  if (mark == std::string::npos || colon == std::string::npos) return text;
-  const std::size_t start = mark + kMark.size();
-  return text.substr(0, colon + 2) + text.substr(start, text.find('\'', start) - start);
-}
-
-std::string innermost_error() {
-  std::string text;
-  const auto visit = [](unsigned, const H5E_error2_t* error, void* out) -> herr_t {
-    auto& message = *static_cast<std::string*>(out);
-    if (error->desc != nullptr && *error->desc != '\0') message = error->desc;
-    return 0;
-  };
-  H5Ewalk2(H5E_DEFAULT, H5E_WALK_DOWNWARD, visit, &text);
-  H5Eclear2(H5E_DEFAULT);
-  return text.empty() ? "unknown HDF5 error" : tidy(std::move(text));
-}
-
-bool tells_of_lock(std::string_view error) {
-  return error.find("unable to lock") != std::string_view::npos ||
-         error.find("lock file") != std::string_view::npos ||
-         error.find("file lock") != std::string_view::npos;
-}
-
-std::string hint_for(std::string_view error) {
-  const auto says = [error](std::string_view word) {
-    return error.find(word) != std::string_view::npos;
-  };
-  if (tells_of_lock(error)) {
-    return " HINT: another process holds the file, or the file system has no locks (NFS, Lustre): "
-           "set HDF5_USE_FILE_LOCKING=FALSE in the environment.";
-  }
-  if (says("No space left") || says("Disk quota") || says("File too large")) {
-    return " HINT: the disk is full; free space or choose another place (a capture goes on with "
-           "--resume).";
-  }
-  return "";
-}
-
-}  // namespace
-
-void silence() {
-  static const bool no_exit_handler = H5dont_atexit() >= 0;
-  thread_local const bool no_printing = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr) >= 0;
-  (void)no_exit_handler;
-  (void)no_printing;
-}
-
-void fail(std::string_view where, std::string_view what) {
-  const std::string error = innermost_error();
-  const std::string message = fmt::format("{}: {}: {}.{}", where, what, error, hint_for(error));
-  if (tells_of_lock(error)) throw TraceLocked(message);
-  throw TraceError(message);
-}
-
-hid_t check_id(hid_t id, std::string_view where, std::string_view what) {
-  if (id < 0) fail(where, what);
-  return id;
-}
-
 std::string library_version() {
   unsigned major = 0;
   unsigned minor = 0;
@@ -81,10 +15,6 @@ std::string library_version() {
   return H5get_libversion(&major, &minor, &release) < 0
              ? std::string()
              : fmt::format("{}.{}.{}", major, minor, release);
-}
-
-void check(herr_t status, std::string_view where, std::string_view what) {
-  if (status < 0) fail(where, what);
 }
 
 std::string object_name(const File& file, std::string_view path) {

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 
 #include "decode_record/trace_reader.h"
@@ -126,6 +128,51 @@ TEST(TraceWriter, ResumesBehindTheCommittedRowsAndMarksCutSequences) {
   EXPECT_TRUE(reader.sequence(1).aborted);
   EXPECT_EQ(reader.sequence(2).text, "again");
   EXPECT_EQ(reader.frame(2, 1).tokens_of(0)[0], 2);
+}
+
+// What a kill between the flush of the metadata and that of the superblock leaves: the rows are
+// there, and the superblock tells the end that the file had long before. HDF5 refuses to read
+// beyond it.
+TEST(TraceWriter, ResumesBehindASuperblockThatTellsAnEarlierEnd) {
+  constexpr std::int64_t kRows = 400;
+  const TempDir dir;
+  const std::string cut = dir.file("cut.h5");
+  std::string superblock(48, '\0');  // version 3 with 8-byte addresses, its checksum last
+  {
+    TraceWriter writer(dir.file("x.h5"), kMeta);
+    std::ifstream(writer.partial_path(), std::ios::binary).read(superblock.data(), 48);
+    const std::int64_t s = writer.begin_sequence(fixture::sequence_start(0, kRows / 2));
+    for (std::int64_t i = 0; i < kRows; ++i) {
+      writer.append_row(fixture::denoise_row(kMeta, s, i, i / 2, i % 2));
+    }
+    writer.commit();
+    // While it is written: with the flags that a writer which is alive has set.
+    std::filesystem::copy_file(writer.partial_path(), cut + ".partial");
+    writer.suspend();
+  }
+  ASSERT_EQ(superblock.substr(1, 3), "HDF");
+  const auto told_end = [](const std::string& bytes) {
+    std::uint64_t end = 0;
+    std::memcpy(&end, bytes.data() + 28, sizeof(end));
+    return end;
+  };
+  ASSERT_LT(told_end(superblock) * 2, std::filesystem::file_size(cut + ".partial"));
+  std::fstream(cut + ".partial", std::ios::in | std::ios::out | std::ios::binary)
+      .write(superblock.data(), 48);
+
+  ResumeState state;
+  TraceWriter writer = TraceWriter::resume(cut, kMeta, state);
+  EXPECT_EQ(state.num_rows, kRows);
+  const std::int64_t s = writer.begin_sequence(fixture::sequence_start(0, 2));
+  writer.append_row(fixture::denoise_row(kMeta, s, kRows, 0, 0));
+  writer.end_sequence(s, {FinishReason::length, "again", 0.0F});
+  writer.finish();
+  const TraceReader reader(cut);
+  ASSERT_EQ(reader.info().num_rows, kRows + 1);
+  for (const std::int64_t row : {std::int64_t{0}, kRows / 2, kRows - 1, kRows}) {
+    EXPECT_EQ(reader.read_floats_at(Field::query, row, 1)[3],
+              fixture::expected_value(Field::query, row, 1, 3));
+  }
 }
 
 TEST(TraceWriter, RefusesToResumeWithOtherDatasets) {
