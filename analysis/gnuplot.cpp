@@ -159,10 +159,27 @@ class FileActions {
   posix_spawn_file_actions_t actions_{};
 };
 
+/// A process group of its own: Ctrl-C reaches this process alone, which decides when to stop.
+class OwnGroup {
+ public:
+  OwnGroup() {
+    posix_spawnattr_init(&attributes_);
+    posix_spawnattr_setflags(&attributes_, POSIX_SPAWN_SETPGROUP);
+  }
+  ~OwnGroup() { posix_spawnattr_destroy(&attributes_); }
+  OwnGroup(const OwnGroup&) = delete;
+  OwnGroup& operator=(const OwnGroup&) = delete;
+  const posix_spawnattr_t* get() const { return &attributes_; }
+
+ private:
+  posix_spawnattr_t attributes_{};
+};
+
 /// Starts `program main.gp` in `folder`, with a bare environment: a user's locale, ~/.gnuplot or
 /// GNUTERM can't change a figure.
 pid_t start(const std::string& program, const fs::path& folder) {
   FileActions actions;
+  const OwnGroup group;
   posix_spawn_file_actions_addchdir_np(actions.get(), folder.c_str());
   posix_spawn_file_actions_addopen(actions.get(), STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_addopen(actions.get(), STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
@@ -177,7 +194,7 @@ pid_t start(const std::string& program, const fs::path& folder) {
                             environment[3].data(), nullptr};
   pid_t child = 0;
   const int failed =
-      posix_spawn(&child, program.c_str(), actions.get(), nullptr, argv.data(), envp.data());
+      posix_spawn(&child, program.c_str(), actions.get(), group.get(), argv.data(), envp.data());
   if (failed != 0) {
     throw Error(fmt::format("{}: can't be started: {}", program, std::strerror(failed)));
   }

@@ -69,7 +69,8 @@ class Gnuplot {
   RenderedFigure render(const Figure& figure, const FigureFormats& formats = {}) const;
   /// Several processes at a time (`threads`; 0: one per core); results in the figures' order. After
   /// an error no further figure is begun and the first error is thrown. `progress` is called from
-  /// the calling thread's workers, one at a time, with figures done and in all.
+  /// the calling thread's workers, one at a time, with figures done and in all; what it throws ends
+  /// the drawing like an error.
   std::vector<RenderedFigure> render_all(
       std::span<const Figure> figures, const FigureFormats& formats = {}, std::size_t threads = 0,
       const std::function<void(std::size_t, std::size_t)>& progress = {}) const;

@@ -80,7 +80,7 @@ class Progress {
     const auto now = std::chrono::steady_clock::now();
     if (!options_.progress || (now < next_ && done_ < total_)) return;
     next_ = now + kProgressInterval;
-    if (!options_.progress(done_, total_)) throw InterruptedError("the analysis was interrupted");
+    if (!options_.progress(done_, total_)) throw InterruptedError("the analysis was stopped");
   }
 
  private:

@@ -101,14 +101,8 @@ struct PassOptions {
   std::size_t threads = 0;                            ///< the calling one included; 0: one per core
   std::size_t memory_bytes = std::size_t{256} << 20;  ///< for arrays held at one time
   /// Called now and then from the reading thread with rows done and rows in all; false stops the
-  /// pass with InterruptedError.
+  /// pass with InterruptedError, and so does throwing one.
   std::function<bool(std::int64_t done, std::int64_t total)> progress;
-};
-
-/// The pass was stopped by PassOptions::progress.
-class InterruptedError : public Error {
- public:
-  using Error::Error;
 };
 
 /// Traces that are analysed together.

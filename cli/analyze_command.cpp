@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <CLI/App.hpp>
-#include <CLI/Error.hpp>
 #include <algorithm>
 #include <iterator>
 #include <limits>
@@ -48,8 +47,7 @@ Extent extent_of(const TraceGroup& traces, const RowSelection& rows) {
       extent.steps += static_cast<std::int64_t>(block.steps.size());
     }
     std::ranges::sort(sequences);
-    const auto repeated = std::ranges::unique(sequences);
-    extent.sequences += static_cast<std::int64_t>(sequences.size() - repeated.size());
+    extent.sequences += std::unique(sequences.begin(), sequences.end()) - sequences.begin();
   }
   return extent;
 }
@@ -105,7 +103,6 @@ class Analysis {
   explicit Analysis(const AnalyzeFlags& flags) : flags_(flags), output_(flags) {}
 
   void run() {
-    const InterruptGuard guard;
     const TraceGroup traces(flags_.traces);
     begin_document(traces);
     if (!flags_.matrix.empty()) {
@@ -115,6 +112,7 @@ class Analysis {
     } else {
       measure(traces);
     }
+    InterruptGuard::check();
     if (output_.prints_tables()) print();
     output_.write(document_);
   }
@@ -168,9 +166,8 @@ class Analysis {
     PassProgress progress(flags_.quiet, check_metrics(traces, infos, options, layers));
     std::vector<std::unique_ptr<StepMetric>> metrics;
     for (const MetricInfo* info : infos) metrics.push_back(info->make(options));
-    stoppable(
-        [&] { document_.results = run_pass(traces, metrics, pass_options(selection, progress)); },
-        progress);
+    document_.results = run_pass(traces, metrics, pass_options(selection, progress));
+    progress.finish();
     notes_ = narrow(document_.results, selection);
   }
 
@@ -181,25 +178,10 @@ class Analysis {
     document_.traces.push_back(backbone.trace(0).info().path);
     document_.selection.emplace_back("--backbone", flags_.backbone);
     PassProgress progress(flags_.quiet, 0);
-    stoppable(
-        [&] {
-          document_.results.push_back(compare_query_statistics(
-              traces, backbone, metric_options(flags_), pass_options(selection, progress)));
-        },
-        progress);
+    document_.results.push_back(compare_query_statistics(traces, backbone, metric_options(flags_),
+                                                         pass_options(selection, progress)));
+    progress.finish();
     notes_ = narrow(document_.results, selection);
-  }
-
-  template <typename Work>
-  static void stoppable(Work work, PassProgress& progress) {
-    try {
-      work();
-      progress.finish();
-    } catch (const InterruptedError&) {
-      progress.finish();
-      fmt::print(stderr, "blockscope: stopped by a signal; nothing was written\n");
-      throw CLI::RuntimeError(PassProgress::exit_code());
-    }
   }
 
   void print() const {
@@ -243,6 +225,7 @@ void run_analyze(const AnalyzeFlags& flags) {
   if (!flags.backbone.empty() && (!flags.metrics.empty() || flags.traces.size() != 1)) {
     throw UsageError("--backbone: takes one trace and no --metric");
   }
+  const InterruptGuard guard;  // before the first output: a signal must not leave one behind
   Analysis(flags).run();
 }
 

@@ -57,12 +57,7 @@ std::optional<OutputFile> AnalyzeOutput::open(const std::string& path, Text text
   }
   std::vector<std::string> inputs = flags_.traces;
   if (!flags_.backbone.empty()) inputs.push_back(flags_.backbone);
-  for (const std::string& input : inputs) {
-    std::error_code error;
-    if (fs::equivalent(input, path, error)) {
-      throw UsageError(fmt::format("{}: is one of the traces. HINT: name another file", path));
-    }
-  }
+  refuse_input_as_output(path, inputs);
   return std::optional<OutputFile>(std::in_place, path, flags_.force);
 }
 

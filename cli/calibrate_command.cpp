@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -44,12 +43,7 @@ std::string error_text(double error) {
 
 /// Fails now instead of after a long pass.
 void check_output(const CalibrateFlags& flags) {
-  std::error_code error;
-  for (const std::string& trace : flags.traces) {
-    if (std::filesystem::equivalent(trace, flags.output, error)) {
-      throw UsageError(fmt::format("--output {}: is one of the traces", flags.output));
-    }
-  }
+  refuse_input_as_output(flags.output, flags.traces);
   const OutputFile output(flags.output, flags.force);
 }
 
@@ -144,14 +138,14 @@ CalibrationSums accumulate(CalibrateFlags& flags) {
         "weights it is for",
         flags.traces.front()));
   }
-  const InterruptGuard interrupt;
   Progress progress(flags.quiet);
   flags.options.taus.push_back(flags.request.tau);
   flags.options.pass.progress = [&progress](std::int64_t done, std::int64_t total) {
     progress.update(
         static_cast<double>(done) / static_cast<double>(std::max<std::int64_t>(total, 1)),
         fmt::format("{} of {} steps", done, total));
-    return InterruptGuard::signal() == 0;
+    InterruptGuard::check();
+    return true;
   };
   CalibrationSums sums = accumulate_calibration(traces, flags.options);
   progress.clear();
@@ -164,10 +158,12 @@ void calibrate(CalibrateFlags flags) {
     throw UsageError(fmt::format("--tau: expected at least 1, got {}", flags.request.tau));
   }
   check_request(flags.request);
+  const InterruptGuard guard;  // before the first output: a signal must not leave one behind
   check_output(flags);
   const CalibrationSums sums = accumulate(flags);
   const Calibration chosen = choose(sums, flags.request);
   const ReuseFile file = to_reuse_file(sums, chosen);
+  InterruptGuard::check();
   write_reuse_file(flags.output, file, flags.force);
   for (const std::string& warning : warnings_of(chosen)) {
     fmt::print(stderr, "blockscope: warning: {}\n", warning);

@@ -5,7 +5,6 @@
 #include <CLI/App.hpp>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iostream>
@@ -17,12 +16,13 @@
 #include "analysis/export_csv.h"
 #include "cli/commands.h"
 #include "decode_record/error.h"
+#include "decode_record/output_file.h"
 #include "decode_record/trace_reader.h"
+#include "probe/interrupt.h"
 
 namespace blockscope {
 namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 struct ExportFlags {
@@ -214,27 +214,16 @@ void write_format(const TraceReader& reader, const std::string& format, std::ost
   }
 }
 
-/// The file appears under its name only when it is whole.
 void write_file(const TraceReader& reader, const ExportFlags& flags) {
-  const std::string temporary = flags.output + ".tmp";
-  if (!flags.force && fs::exists(flags.output)) {
-    throw UsageError(
-        fmt::format("{}: the output exists. HINT: pass --force to replace it", flags.output));
-  }
-  std::error_code error;
-  try {
-    std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
-    write_format(reader, flags.format, out);
-    out.close();
-    if (!out) {
-      throw Error(fmt::format(
-          "{}: writing failed. HINT: check that the folder exists and has space", temporary));
-    }
-    fs::rename(temporary, flags.output);
-  } catch (...) {
-    fs::remove(temporary, error);
-    throw;
-  }
+  const InterruptGuard guard;  // before the output: a signal must not leave half of it behind
+  refuse_input_as_output(flags.output, {reader.info().path});
+  OutputFile output(flags.output, flags.force);
+  std::ofstream out(output.temporary(), std::ios::binary | std::ios::trunc);
+  write_format(reader, flags.format, out);
+  out.close();
+  if (!out) throw Error(fmt::format("{}: writing failed. HINT: check the space", flags.output));
+  InterruptGuard::check();
+  output.commit();
 }
 
 void run_export(const ExportFlags& flags) {

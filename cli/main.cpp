@@ -1,14 +1,13 @@
-// The `blockscope` command: picks the command, catches once, turns errors into exit codes
-// (0 done, 1 failed, 2 usage) and one line on stderr.
+// The `blockscope` command: picks the command and runs it.
 #include <fmt/format.h>
 
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
-#include <cstdio>
 #include <string>
 
 #include "cli/commands.h"
+#include "cli/exit_code.h"
 #include "cli/modules.h"
 #include "cmake/build_info/build_info.h"
 #include "decode_record/error.h"
@@ -23,11 +22,6 @@ constexpr void (*kAddCommand[])(CLI::App&) = {
     blockscope::add_calibrate_command, blockscope::add_report_command,
     blockscope::add_repack_command,    blockscope::add_doctor_command,
 };
-
-int report(const std::string& message, int exit_code) {
-  fmt::print(stderr, "blockscope: error: {}\n", message);
-  return exit_code;
-}
 
 int run(CLI::App& app, int argc, char** argv) {
   const std::string command = argc > 1 ? argv[1] : "";
@@ -59,24 +53,16 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer(
       "Example: blockscope capture models/needle --prompt \"...\" -o run.h5\n"
-      "Exit codes: 0 done, 1 failed, 2 usage. `blockscope doctor` tells what works here.");
+      "Exit codes: 0 done, 1 failed, 2 usage, 128 + n stopped by signal n.\n"
+      "`blockscope doctor` tells what works here.");
   for (const auto& command : blockscope::kModuleCommands) {
     app.add_subcommand(std::string(command.name), std::string(command.description));
   }
   for (const auto add_command : kAddCommand) {
     add_command(app);
   }
-  try {
-    return run(app, argc, argv);
-  } catch (const CLI::RuntimeError& error) {
-    return error.get_exit_code();
-  } catch (const CLI::Success& request) {  // --help, --version
-    return app.exit(request);
-  } catch (const CLI::ParseError& error) {
-    return report(std::string(error.what()) + ". HINT: blockscope --help", 2);
-  } catch (const UsageError& error) {
-    return report(error.what(), 2);
-  } catch (const std::exception& error) {
-    return report(error.what(), 1);
-  }
+  int exit_code = 0;  // of a command in a module, which reports its own errors
+  const int outcome =
+      blockscope::exit_code_of(app, argc, argv, [&] { exit_code = run(app, argc, argv); });
+  return outcome != 0 ? outcome : exit_code;
 }

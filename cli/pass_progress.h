@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <functional>
+#include <string>
 
 #include "probe/interrupt.h"
 #include "probe/progress.h"
@@ -12,15 +13,16 @@ namespace blockscope {
 
 class PassProgress {
  public:
-  /// `row_bytes`: what a row costs to read. Shows only on a terminal, and nothing when `quiet`.
+  /// `row_bytes`: what a row costs to read, 0: unknown. Shows only on a terminal, and nothing when
+  /// `quiet`.
   PassProgress(bool quiet, std::size_t row_bytes);
 
-  /// For PassOptions::progress: false once a signal has arrived.
+  /// For PassOptions::progress: throws InterruptedError once a signal has arrived.
   std::function<bool(std::int64_t done, std::int64_t total)> callback();
   /// Removes the bar, so that results start on an empty line.
   void finish() { bar_.clear(); }
-  /// Exit code of a run that a signal ended, as shells count it: 130 for Ctrl-C.
-  static int exit_code() { return 128 + InterruptGuard::signal(); }
+  /// The same for another count than rows: "drawing: 3 of 12 figures".
+  void show(std::size_t done, std::size_t total, const std::string& text);
 
  private:
   bool update(std::int64_t done, std::int64_t total);

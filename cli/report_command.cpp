@@ -2,8 +2,6 @@
 #include <fmt/format.h>
 
 #include <CLI/App.hpp>
-#include <chrono>
-#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -12,6 +10,7 @@
 #include "analysis/report/report.h"
 #include "cli/commands.h"
 #include "cli/environment.h"
+#include "cli/pass_progress.h"
 #include "decode_record/error.h"
 #include "decode_record/output_file.h"
 
@@ -27,33 +26,6 @@ struct ReportFlags {
   bool force = false;
   bool quiet = false;
   ReportOptions options;
-};
-
-/// One line on stderr that is rewritten at most ten times a second; nothing when quiet.
-class ProgressLine {
- public:
-  explicit ProgressLine(bool quiet) : quiet_(quiet) {}
-  ~ProgressLine() { clear(); }
-  ProgressLine(const ProgressLine&) = delete;
-  ProgressLine& operator=(const ProgressLine&) = delete;
-
-  void show(const std::string& text, bool last) {
-    const auto now = std::chrono::steady_clock::now();
-    if (quiet_ || (!last && now - shown_ < std::chrono::milliseconds(100))) return;
-    shown_ = now;
-    fmt::print(stderr, "\r\033[K{}", text);
-    std::fflush(stderr);
-    dirty_ = true;
-  }
-  void clear() {
-    if (dirty_) fmt::print(stderr, "\r\033[K");
-    dirty_ = false;
-  }
-
- private:
-  bool quiet_;
-  bool dirty_ = false;
-  std::chrono::steady_clock::time_point shown_{};
 };
 
 std::vector<fs::path> figure_files(const std::string& folder, const std::vector<Figure>& figures) {
@@ -80,36 +52,34 @@ std::vector<OutputFile> open_figures(const ReportFlags& flags, const std::vector
   return files;
 }
 
-void write_figures(std::vector<OutputFile>& files, const std::vector<RenderedFigure>& rendered) {
-  for (std::size_t i = 0; i < files.size(); ++i) {
-    files[i].write(i % 2 == 0 ? rendered[i / 2].svg : rendered[i / 2].pdf);
-    files[i].commit();
-  }
-}
-
 void run_report(const ReportFlags& flags) {
+  const InterruptGuard guard;  // before the first output: a signal must not leave one behind
   const Gnuplot gnuplot(gnuplot_place());
+  std::vector<std::string> inputs = flags.traces;
+  if (!flags.options.backbone.empty()) inputs.push_back(flags.options.backbone);
+  refuse_input_as_output(flags.output, inputs);
   OutputFile output(flags.output, flags.force);
-  ProgressLine progress(flags.quiet);
+  PassProgress progress(flags.quiet, 0);
   const TraceGroup traces(flags.traces);
   ReportOptions options = flags.options;
-  options.progress = [&](std::int64_t done, std::int64_t total) {
-    progress.show(fmt::format("reading: {} of {} rows", done, total), done == total);
-    return true;
-  };
+  options.progress = progress.callback();
   const ReportPage page = make_report(traces, options);
   const std::vector<Figure> figures = figures_of(page);
   std::vector<OutputFile> figure_outputs = open_figures(flags, figures);
   const FigureFormats formats{.svg = true, .pdf = !flags.figures.empty(), .png = false};
   const auto rendered =
       gnuplot.render_all(figures, formats, options.threads, [&](std::size_t done, std::size_t all) {
-        progress.show(fmt::format("drawing: {} of {} figures", done, all), done == all);
+        progress.show(done, all, fmt::format("drawing: {} of {} figures", done, all));
       });
   const std::string html = page_html(page, rendered);
   output.write(html);
-  write_figures(figure_outputs, rendered);
+  for (std::size_t i = 0; i < figure_outputs.size(); ++i) {
+    figure_outputs[i].write(i % 2 == 0 ? rendered[i / 2].svg : rendered[i / 2].pdf);
+  }
+  InterruptGuard::check();
+  for (OutputFile& file : figure_outputs) file.commit();
   output.commit();
-  progress.clear();
+  progress.finish();
   if (flags.quiet) return;
   for (const std::string& finding : page.findings) fmt::print("{}\n", finding);
   fmt::print("{}: {} figures, {:.1f} MB\n", flags.output, figures.size(),

@@ -1,7 +1,7 @@
 // The exceptions of the whole project. A message says where, what was expected, what was found and
 // what to do next: "trace.h5:/attention/lse_external: expected [row, 36, 32, 32], got
 // [row, 36, 32, 31]. HINT: ...". `main` catches `Error` once; `UsageError` ends with exit code 2,
-// every other error with 1.
+// every other error with 1; `InterruptedError` with 128 + the signal, as shells count it.
 #pragma once
 
 #include <stdexcept>
@@ -17,6 +17,13 @@ class Error : public std::runtime_error {
 
 /// A flag or a combination of flags that makes no sense (exit code 2).
 class UsageError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A signal, or the caller of a long pass, wanted the work to stop. The message says what became of
+/// it.
+class InterruptedError : public Error {
  public:
   using Error::Error;
 };

@@ -18,6 +18,15 @@ namespace fs = std::filesystem;
 
 }  // namespace
 
+void refuse_input_as_output(const std::string& path, const std::vector<std::string>& inputs) {
+  for (const std::string& input : inputs) {
+    std::error_code error;
+    if (!fs::equivalent(input, path, error)) continue;
+    throw UsageError(fmt::format(
+        "{}: the command reads this file. HINT: name another one for the output", path));
+  }
+}
+
 OutputFile::OutputFile(std::string path, bool replace) : path_(std::move(path)) {
   std::error_code error;
   const fs::file_status status = fs::status(path_, error);

@@ -3,8 +3,12 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace blockscope {
+
+/// Throws UsageError when `path` is one of the files that the same command reads.
+void refuse_input_as_output(const std::string& path, const std::vector<std::string>& inputs);
 
 class OutputFile {
  public:

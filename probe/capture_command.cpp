@@ -236,8 +236,15 @@ void capture(CaptureFlags flags, const Environment& environment, const std::stri
   ReplaySource replay;
   if (!flags.replay.empty()) {
     replay = read_replay(flags.replay);
-    if (!flags.model.mask_token_id) flags.model.mask_token_id = replay.mask_token_id;
-    if (!flags.model.block_length) flags.model.block_length = replay.block_length;
+    ModelOverrides& overrides = flags.model.overrides;
+    if (!overrides.mask_token_id) {
+      overrides.mask_token_id = replay.mask_token_id;
+      overrides.mask_source = "trace of --replay";
+    }
+    if (!overrides.block_length) {
+      overrides.block_length = replay.block_length;
+      overrides.block_source = "trace of --replay";
+    }
   }
   const LoadedModel model = load_model(flags.model, environment);
   DecodeOptions decode = decode_options(flags.decoding, model.config);
@@ -282,9 +289,8 @@ void capture(CaptureFlags flags, const Environment& environment, const std::stri
       });
   if (totals.interrupted) {
     writer.suspend();
-    throw Error(
-        fmt::format("interrupted by a signal: {} rows are safe in {}. HINT: the same "
-                    "command with --resume goes on",
+    throw InterruptedError(
+        fmt::format("{} rows are safe in {}. HINT: the same command with --resume goes on",
                     writer.committed(), writer.partial_path()));
   }
   writer.finish();

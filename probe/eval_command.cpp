@@ -6,14 +6,15 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "decode_record/error.h"
+#include "decode_record/output_file.h"
 #include "probe/interrupt.h"
 #include "probe/progress.h"
 #include "probe/run_flags.h"
@@ -36,6 +37,7 @@ struct EvalFlags {
   uint64_t task_seed = 1;
   std::string backbone;
   std::string json_path;
+  bool force = false;
   bool quiet = false;
 };
 
@@ -99,7 +101,6 @@ EvalReport evaluate_model(const EvalFlags& flags, ModelFlags model_flags,
   EvalReport report;
   report.model = model_flags.model;
   Progress progress(flags.quiet);
-  const InterruptGuard guard;
   const auto begin = std::chrono::steady_clock::now();
   int64_t next_pass = 0;
   size_t right = 0;
@@ -116,7 +117,7 @@ EvalReport evaluate_model(const EvalFlags& flags, ModelFlags model_flags,
     callbacks.interrupted = [] { return InterruptGuard::signal() != 0; };
     const std::vector<DecodeOutcome> outcomes =
         decode_batch(*model.model, *policy, decode, requests, next_pass, callbacks);
-    if (InterruptGuard::signal() != 0) throw Error("eval: interrupted by a signal");
+    InterruptGuard::check();
     for (const DecodeOutcome& outcome : outcomes) {
       const TaskPrompt& prompt = prompts[static_cast<size_t>(outcome.sequence)];
       const std::string text = generated_text(outcome.generated, decode, &*tokenizer);
@@ -214,6 +215,9 @@ void check_flags(const EvalFlags& flags) {
 
 void run_eval(const EvalFlags& flags, const Environment& environment) {
   check_flags(flags);
+  const InterruptGuard guard;  // before the output: a signal must not leave one behind
+  std::optional<OutputFile> output;
+  if (!flags.json_path.empty()) output.emplace(flags.json_path, flags.force);
   const std::vector<TaskPrompt> prompts = make_prompts(flags);
   std::vector<EvalReport> reports;
   reports.push_back(evaluate_model(flags, flags.model, prompts, environment));
@@ -221,18 +225,15 @@ void run_eval(const EvalFlags& flags, const Environment& environment) {
   if (!flags.backbone.empty()) {
     ModelFlags backbone = flags.model;
     backbone.model = flags.backbone;
-    backbone.mask_token_id.reset();  // autoregressive
-    backbone.block_length.reset();
+    backbone.overrides = {};  // autoregressive
     reports.push_back(evaluate_model(flags, backbone, prompts, environment));
     print_report(reports.back(), flags);
   }
-  if (flags.json_path.empty()) return;
+  if (!output) return;
   nlohmann::json json = nlohmann::json::array();
   for (const EvalReport& report : reports) json.push_back(to_json(report));
-  std::ofstream stream(flags.json_path);
-  stream << json.dump(1) << '\n';
-  stream.close();
-  if (!stream) throw Error(fmt::format("{}: can't be written", flags.json_path));
+  output->write(json.dump(1) + "\n");
+  output->commit();
 }
 
 }  // namespace
@@ -260,6 +261,7 @@ void add_eval_command(CLI::App& app, const Environment& environment) {
       ->capture_default_str();
   command->add_option("--backbone", flags->backbone, "Also score this autoregressive checkpoint");
   command->add_option("--json", flags->json_path, "Write the numbers to this file");
+  command->add_flag("--force", flags->force, "Replace an existing output");
   command->add_flag("-q,--quiet", flags->quiet, "No progress");
   command->callback([flags, environment] { run_eval(*flags, environment); });
 }

@@ -3,6 +3,8 @@
 #include <array>
 #include <csignal>
 
+#include "decode_record/error.h"
+
 namespace blockscope {
 namespace {
 
@@ -29,5 +31,9 @@ InterruptGuard::~InterruptGuard() {
 }
 
 int InterruptGuard::signal() { return received; }
+
+void InterruptGuard::check(const std::string& outcome) {
+  if (received != 0) throw InterruptedError(outcome);
+}
 
 }  // namespace blockscope

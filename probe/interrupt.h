@@ -2,6 +2,8 @@
 // current step; a second SIGINT ends the process at once.
 #pragma once
 
+#include <string>
+
 namespace blockscope {
 
 /// Installs the handlers for as long as it lives.
@@ -14,6 +16,8 @@ class InterruptGuard {
 
   /// The signal that arrived, 0: none.
   static int signal();
+  /// Throws InterruptedError, with what became of the work, once a signal has arrived.
+  static void check(const std::string& outcome = "nothing was written");
 };
 
 }  // namespace blockscope

@@ -31,8 +31,8 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
   app.add_option("--revision", flags.revision, "Revision of a model id")->capture_default_str();
   app.add_option("--dtype", flags.dtype, "auto (the checkpoint's), float32, bfloat16, float16")
       ->capture_default_str();
-  app.add_option("--mask-token-id", flags.mask_token_id, "Overrides the mask token id");
-  app.add_option("--block-length", flags.block_length, "Overrides the block length B");
+  app.add_option("--mask-token-id", flags.overrides.mask_token_id, "Overrides the mask token id");
+  app.add_option("--block-length", flags.overrides.block_length, "Overrides the block length B");
   app.add_option("--threads", flags.threads, "CPU threads (0: all)")->capture_default_str();
 }
 
@@ -43,8 +43,7 @@ LoadedModel load_model(const ModelFlags& flags, const Environment& environment) 
   if (flags.threads > 0) at::set_num_threads(flags.threads);
   LoadedModel loaded;
   loaded.source = resolve_model(flags.model, flags.revision, environment.hub);
-  const Checkpoint checkpoint =
-      Checkpoint::open(loaded.source.folder, {flags.mask_token_id, flags.block_length});
+  const Checkpoint checkpoint = Checkpoint::open(loaded.source.folder, flags.overrides);
   loaded.config = checkpoint.config();
   loaded.digest = checkpoint.digest();
   loaded.checkpoint_bytes = checkpoint.total_bytes();

@@ -18,8 +18,7 @@ struct ModelFlags {
   std::string model;  // folder or hub id
   std::string revision = "main";
   std::string dtype = "auto";  // auto | float32 | bfloat16 | float16
-  std::optional<int64_t> mask_token_id;
-  std::optional<int64_t> block_length;
+  ModelOverrides overrides;
   int threads = 0;  // 0: all cores
 };
 void add_model_flags(CLI::App& app, ModelFlags& flags);

@@ -135,16 +135,15 @@ void resolve_block_diffusion(const ConfigTexts& texts, const JsonObject& config_
     add_from_tokenizer(texts, token, masks);
   }
 
-  const std::string by_flag = "command line";
   if (overrides.mask_token_id) {
-    config.mask_token_id = {*overrides.mask_token_id, by_flag + " --mask-token-id"};
+    config.mask_token_id = {*overrides.mask_token_id, overrides.mask_source};
   } else if (auto found = agreed(masks, folder, "mask token id", "--mask-token-id")) {
     config.mask_token_id = std::move(found);
   } else if (family.default_mask_token_id && *family.default_mask_token_id < config.vocab_size) {
     config.mask_token_id = {*family.default_mask_token_id, "architecture table"};
   }
   if (overrides.block_length) {
-    config.block_length = {*overrides.block_length, by_flag + " --block-length"};
+    config.block_length = {*overrides.block_length, overrides.block_source};
   } else if (auto found = agreed(blocks, folder, "block length", "--block-length")) {
     config.block_length = std::move(found);
   } else if (family.default_block_length) {
@@ -170,13 +169,13 @@ void resolve_block_diffusion(const ConfigTexts& texts, const JsonObject& config_
   // The command line wins; what it overrode stays visible.
   for (const auto& other : masks) {
     if (overrides.mask_token_id && other.value != *overrides.mask_token_id) {
-      config.warnings.push_back(fmt::format("--mask-token-id {} overrides {} of {}",
+      config.warnings.push_back(fmt::format("{} {} overrides {} of {}", overrides.mask_source,
                                             *overrides.mask_token_id, other.value, other.source));
     }
   }
   for (const auto& other : blocks) {
     if (overrides.block_length && other.value != *overrides.block_length) {
-      config.warnings.push_back(fmt::format("--block-length {} overrides {} of {}",
+      config.warnings.push_back(fmt::format("{} {} overrides {} of {}", overrides.block_source,
                                             *overrides.block_length, other.value, other.source));
     }
   }

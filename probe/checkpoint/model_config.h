@@ -28,10 +28,12 @@ struct Resolved {
   std::string source;
 };
 
-/// What the user decided on the command line; always wins and is recorded as such.
+/// What was decided from outside the checkpoint; always wins and is recorded with who decided it.
 struct ModelOverrides {
   std::optional<std::int64_t> mask_token_id{};
   std::optional<std::int64_t> block_length{};
+  std::string mask_source = "command line --mask-token-id";
+  std::string block_source = "command line --block-length";
 };
 
 /// RoPE variants of transformers' `modeling_rope_utils` that are honoured; every other is refused.

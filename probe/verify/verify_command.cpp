@@ -48,15 +48,10 @@ void check_flags(const VerifyFlags& flags) {
 }
 
 /// A result that took an hour must have a place to go: asked before the first pass.
-std::optional<OutputFile> open_output(const std::string& path, bool replace) {
+std::optional<OutputFile> open_output(const std::string& path, const VerifyFlags& flags) {
   if (path.empty()) return std::nullopt;
-  return OutputFile(path, replace);
-}
-
-void finish_output(std::optional<OutputFile>& file, const std::string& text) {
-  if (!file.has_value()) return;
-  file->write(text);
-  file->commit();
+  refuse_input_as_output(path, {flags.setting.reuse_file, flags.prompts.file});
+  return OutputFile(path, flags.force);
 }
 
 void check_figures(const VerifyFlags& flags, const GnuplotPlace& place) {
@@ -75,21 +70,24 @@ void check_figures(const VerifyFlags& flags, const GnuplotPlace& place) {
   }
 }
 
-void write_figures(const std::string& folder, const std::vector<Figure>& figures,
-                   const GnuplotPlace& place) {
+/// Draws into files that appear with commit().
+std::vector<OutputFile> draw_figures(const std::string& folder, const std::vector<Figure>& figures,
+                                     const GnuplotPlace& place) {
   const Gnuplot gnuplot(place);
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) throw Error(fmt::format("{}: can't be created: {}", folder, error.message()));
+  std::vector<OutputFile> files;
   for (const Figure& figure : figures) {
     const RenderedFigure rendered = gnuplot.render(figure, {.svg = true, .pdf = true});
     const std::string path = (fs::path(folder) / figure.name).string();
     for (const auto& [ending, text] :
          {std::pair{".svg", &rendered.svg}, std::pair{".pdf", &rendered.pdf}}) {
-      std::optional<OutputFile> file = open_output(path + ending, true);
-      finish_output(file, *text);
+      files.emplace_back(path + ending, true);
+      files.back().write(*text);
     }
   }
+  return files;
 }
 
 std::string decoding_line(const DecodingFlags& flags, const DecodeOptions& decode) {
@@ -138,8 +136,9 @@ VerifyFacts facts_of(const VerifyFlags& flags, const LoadedModel& model,
 void verify(const VerifyFlags& flags, const Environment& environment, const GnuplotPlace& place) {
   check_flags(flags);
   check_figures(flags, place);
-  std::optional<OutputFile> output = open_output(flags.output, flags.force);
-  std::optional<OutputFile> csv = open_output(flags.csv, flags.force);
+  const InterruptGuard guard;  // before the first output: a signal must not leave one behind
+  std::optional<OutputFile> output = open_output(flags.output, flags);
+  std::optional<OutputFile> csv = open_output(flags.csv, flags);
   LoadedModel model = load_model(flags.model, environment);
   const DecodeOptions decode = decode_options(flags.decoding, model.config);
   if (decode.autoregressive()) {
@@ -159,7 +158,7 @@ void verify(const VerifyFlags& flags, const Environment& environment, const Gnup
   const std::vector<RunPrompt> prompts =
       load_prompts(flags.prompts, model, tokenizer_or_null, flags.decoding.gen_length, decode);
 
-  const InterruptGuard guard;
+  InterruptGuard::check();
   Progress progress(flags.quiet);
   const VerifyInput input{
       model, decode, prompts, tokenizer_or_null, flags.decoding.batch_size, flags.repeats};
@@ -169,16 +168,21 @@ void verify(const VerifyFlags& flags, const Environment& environment, const Gnup
 
   const VerifyFacts facts = facts_of(flags, model, decode, prompts);
   const std::string json = verify_json(result, facts);
-  finish_output(output, json);
-  finish_output(csv, verify_csv(result, facts));
+  std::vector<OutputFile> files;
+  if (!flags.figures.empty()) {
+    files = draw_figures(flags.figures, verify_figures(result, facts.block_length), place);
+  }
+  if (output) output->write(json);
+  if (csv) csv->write(verify_csv(result, facts));
+  InterruptGuard::check();
+  for (OutputFile& figure : files) figure.commit();
+  for (auto* text : {&output, &csv}) {
+    if (text->has_value()) (*text)->commit();
+  }
   if (flags.json) {
     fmt::print("{}", json);
   } else {
     fmt::print("{}{}{}", detail_text(result, facts), sweep_text(result), verdict_text(result));
-  }
-  std::fflush(stdout);
-  if (!flags.figures.empty()) {
-    write_figures(flags.figures, verify_figures(result, facts.block_length), place);
   }
 }
 
@@ -206,9 +210,10 @@ void add_verify_command(CLI::App& app, const Environment& environment,
   command->add_option("--taus", flags->setting.taus, "Values of the sweep")
       ->delimiter(',')
       ->capture_default_str();
-  command->add_option("--gammas", flags->setting.gammas, "Values of the sweep")
-      ->delimiter(',')
-      ->capture_default_str();
+  command
+      ->add_option("--gammas", flags->setting.gammas,
+                   "Values of the sweep (default: eight, evenly in the saving the file predicts)")
+      ->delimiter(',');
   command
       ->add_option("--repeats", flags->repeats,
                    "Free runs of each side, interleaved, for the times")

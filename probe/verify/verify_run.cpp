@@ -97,7 +97,7 @@ class VerifyLoop {
     int64_t next_pass = 0;
     const std::vector<DecodeOutcome> outcomes =
         decode_batch(*input_.model.model, *policy, input_.decode, requests, next_pass, callbacks);
-    stop_if_interrupted();
+    InterruptGuard::check();
     const size_t r = static_cast<size_t>(repetition);
     arm.run.times.attention[r] += static_cast<double>(observer.attention_ns) * 1e-9;
     arm.run.times.total[r] += static_cast<double>(observer.total_ns) * 1e-9;
@@ -128,14 +128,10 @@ class VerifyLoop {
       const auto policy = policy_of(arm);
       replay_in_lockstep(*input_.model.model, *policy, input_.decode, replayed, *arm.meter,
                          interrupted);
-      stop_if_interrupted();
+      InterruptGuard::check();
       arm.predicted += predicted_reads(rows, arm.setting->tau, arm.setting->reuse, shape_);
       tick(kReplayCost * static_cast<double>(requests.size()), "replaying");
     }
-  }
-
-  void stop_if_interrupted() const {
-    if (interrupted()) throw Error("verify: interrupted by a signal, nothing was written");
   }
 
   /// `cost` in decoded prompts.

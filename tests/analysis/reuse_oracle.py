@@ -163,3 +163,28 @@ def mask_of(similarity, gamma, group, kv_group):
         whole = mask.reshape(len(mask), -1, group).all(-1)
         mask = np.repeat(whole, group, axis=1)
     return mask
+
+
+def predicted(traces, mask, totals, errors):
+    """What reuse by `mask` [layer, head] saves and costs, named as in the calibration file. totals:
+    of savings_of, errors: errors_of each trace; without them (not in the summaries) only savings."""
+    layers, heads, kv_heads = traces[0].shape
+    point = {"heads": int(mask.sum()),
+             "byte_saving": totals[2] / totals[0] * mask.reshape(layers, kv_heads, -1).all(-1).mean(),
+             "flop_saving": totals[3] / totals[1] * mask.mean()}
+    if None in errors:
+        return point
+    reused, fresh, masked = Sums(), Sums(), Sums()
+    for cells in errors:
+        for (layer, head), (where_reused, where_fresh) in cells.items():
+            reused.add(where_reused.values, where_reused.terms)
+            fresh.add(where_fresh.values, where_fresh.terms)
+            if mask[traces[0].layers[layer], traces[0].heads[head]]:
+                masked.add(where_reused.values, where_reused.terms)
+    channels = traces[0].file["/model"].attrs["head_dim"]
+    divide = lambda a, b: a / b if b else np.nan
+    return point | {
+        "terms": reused.terms,
+        "relative_l2": divide(masked.values[0], reused.values[2]) ** 0.5,
+        "mean_l1": divide(masked.values[1], reused.terms * channels),
+        "relative_l2_all_steps": divide(masked.values[0], reused.values[2] + fresh.values[2]) ** 0.5}

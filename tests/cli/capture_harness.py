@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import unittest
 
 import h5py
 import numpy as np
@@ -197,3 +198,17 @@ def assert_same_trajectories(got, expected):
 
 def temporary_folder():
     return tempfile.TemporaryDirectory(prefix="blockscope-capture-")
+
+
+class CheckpointCase(unittest.TestCase):
+    """A folder for the whole class, with a checkpoint in it."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.holder = temporary_folder()
+        cls.root = pathlib.Path(cls.holder.name)
+        cls.model = write_checkpoint(cls.root / "model")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.holder.cleanup()

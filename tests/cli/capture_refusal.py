@@ -3,24 +3,13 @@ of how a command is refused: one line that says what and where, the documented e
 nothing left under the final name."""
 
 import pathlib
-import unittest
 
-from capture_harness import capture, temporary_folder, write_checkpoint
+from capture_harness import CheckpointCase, capture
 
 USAGE, FAILED = 2, 1
 
 
-class RefusalCase(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.holder = temporary_folder()
-        cls.root = pathlib.Path(cls.holder.name)
-        cls.model = write_checkpoint(cls.root / "model")
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
-
+class RefusalCase(CheckpointCase):
     def refused(self, code, words, *arguments, model=None, output=None, prompt=("--input-ids", "1,2,3"),
                 environment=None, lines=1):
         """The command fails with `code`, on one line (or `lines`) that holds every word."""

@@ -169,7 +169,7 @@ def test_outputs(folder):
     analyze(path, "--csv", kept, "--force")
     assert kept.read_text().startswith("metric,")
     whole = path.read_bytes()
-    refused(path, "--hdf5", path, "--force", code=2, says="one of the traces")
+    refused(path, "--hdf5", path, "--force", code=2, says="reads this file")
     assert path.read_bytes() == whole
     refused(path, "--csv", "-", "--json", "-", code=2, says="standard output")
     refused(path, "--hdf5", "-", code=2, says="--hdf5")

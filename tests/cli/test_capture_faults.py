@@ -12,8 +12,8 @@ import unittest
 import capture_harness as harness
 import h5py
 import numpy as np
-from capture_harness import (assert_same_trajectories, capture, run, start, temporary_folder,
-                             trajectories, write_checkpoint, write_prompts)
+from capture_harness import (CheckpointCase, assert_same_trajectories, capture, run, start,
+                             trajectories, write_prompts)
 
 KILLS = 24
 SAMPLED = ("--temperature", "1.0", "--seed", "3", "--strategy", "low_confidence_dynamic")
@@ -38,12 +38,10 @@ def committed(path):
         return rows
 
 
-class Faults(unittest.TestCase):
+class Faults(CheckpointCase):
     @classmethod
     def setUpClass(cls):
-        cls.holder = temporary_folder()
-        cls.root = pathlib.Path(cls.holder.name)
-        cls.model = write_checkpoint(cls.root / "model")
+        super().setUpClass()
         cls.prompts = write_prompts(cls.root / "prompts.jsonl", 10, gen_length=160)
         cls.whole = {}
         for batch in (1, 4):
@@ -53,10 +51,6 @@ class Faults(unittest.TestCase):
             cls.whole[batch] = trajectories(output)
         assert_same = cls.whole[1].keys() == cls.whole[4].keys()
         assert assert_same and len(cls.whole[1]) == 10
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
 
     @classmethod
     def arguments(cls, output, batch, level="outputs"):
@@ -101,7 +95,7 @@ class Faults(unittest.TestCase):
                 with self.subTest(signal=number.name, batch=batch):
                     output = self.root / f"{number.name}-{batch}.h5"
                     code, out, err = self.cut(output, batch, number, after=25)
-                    self.assertEqual(code, 1, err)
+                    self.assertEqual(code, 128 + number, err)
                     self.assertEqual(len(err.splitlines()), 1, err)
                     self.assertIn("--resume", err)
                     self.assertFalse(output.exists())
@@ -144,7 +138,7 @@ class Faults(unittest.TestCase):
         self.wait_for_rows(process, partial, first + 60)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=120)
-        self.assertEqual(process.returncode, 1)
+        self.assertEqual(process.returncode, 128 + signal.SIGTERM)
         self.resume_and_compare(output, 4)
 
     def test_resuming_a_finished_run_changes_nothing(self):

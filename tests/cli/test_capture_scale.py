@@ -2,11 +2,10 @@
 
 import json
 import os
-import pathlib
 import unittest
 
 import capture_harness as harness
-from capture_harness import (BINARY, assert_same_trajectories, capture, temporary_folder,
+from capture_harness import (BINARY, CheckpointCase, assert_same_trajectories, capture,
                              trajectories, write_checkpoint, write_prompts)
 
 MIB = 1 << 20
@@ -21,17 +20,7 @@ def peak_memory(*arguments):
     return usage.ru_maxrss * 1024
 
 
-class Scale(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.holder = temporary_folder()
-        cls.root = pathlib.Path(cls.holder.name)
-        cls.model = write_checkpoint(cls.root / "model")
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
-
+class Scale(CheckpointCase):
     def test_memory_is_flat_over_200_prompts(self):
         prompts = write_prompts(self.root / "many.jsonl", 200, gen_length=100)
         peaks = [peak_memory(self.model, "--prompts", prompts, "--record", "outputs",
