@@ -28,9 +28,18 @@ struct Layout {
   std::vector<std::string> pages;  // further axes without a mean over them: a table per element
 };
 
+/// Layers; without them the first place, and a parameter only where there is nothing else: means
+/// are taken over places alone.
+std::string default_row(const ResultArray& array) {
+  if (array.has_axis("layer")) return "layer";
+  const auto place =
+      std::ranges::find_if(array.axes, [](const auto& axis) { return is_place(axis.name); });
+  return place != array.axes.end() ? place->name : array.axes.front().name;
+}
+
 Layout choose_layout(const ResultArray& array, const std::vector<std::string>& by) {
   Layout layout;
-  layout.row = array.has_axis("layer") ? "layer" : array.axes.front().name;
+  layout.row = default_row(array);
   if (!by.empty()) layout.row = by[0];
   if (by.size() > 1) layout.column = by[1];
   for (const ResultAxis& axis : array.axes) {

@@ -46,10 +46,12 @@ class ReuseErrorMetric : public StepMetric {
   };
   Cell over_steps(std::size_t tau, std::size_t layer, std::size_t head) const;
   Cell over_heads(std::size_t tau) const;
-  ResultArray make_array(std::string name, std::string unit, std::string description,
-                         std::vector<ResultAxis> axes) const;
   void add_step_arrays(MetricResult& result) const;
-  void add_head_arrays(MetricResult& result) const;
+  void add_pooled_arrays(MetricResult& result) const;
+  /// Three arrays of `axes` from the sums of their cells, named with `suffix`.
+  void add_arrays(MetricResult& result, const std::string& suffix, const std::string& where,
+                  const std::vector<ResultAxis>& axes,
+                  const std::vector<ReuseErrorSums>& cells) const;
   void add_tau_arrays(MetricResult& result) const;
   void count_left_out(MetricResult& result) const;
   std::size_t num_steps() const;
@@ -116,63 +118,67 @@ std::size_t ReuseErrorMetric::num_steps() const {
 
 ResultAxis ReuseErrorMetric::tau_axis() const { return {"tau", reader_.taus(), {}}; }
 
-ResultArray ReuseErrorMetric::make_array(std::string name, std::string unit,
-                                         std::string description,
-                                         std::vector<ResultAxis> axes) const {
-  return {std::move(name), std::move(unit), std::move(description), std::move(axes), {}, {}};
-}
-
 void ReuseErrorMetric::add_step_arrays(MetricResult& result) const {
   ResultAxis steps{"step", {}, {}};
   for (std::size_t s = 1; s <= num_steps(); ++s) steps.index.push_back(static_cast<double>(s));
-  const std::vector<ResultAxis> axes{tau_axis(), shape_.layer_axis(), shape_.head_axis(), steps};
-  ResultArray l2 = make_array("relative_l2", "1", "sqrt(sum e^2 / sum ref^2) where reused", axes);
-  ResultArray l1 = make_array("mean_l1", "1", "mean |e| per channel where reused", axes);
-  ResultArray cosine = make_array("cosine", "cosine", "of merged and true output, reused", axes);
+  std::vector<ReuseErrorSums> cells;
   for (std::size_t t = 0; t < reader_.taus().size(); ++t) {
     for (const Layer& layer : layers_) {
       for (std::size_t head = 0; head < shape_.heads.size(); ++head) {
         for (std::size_t s = 0; s < steps.index.size(); ++s) {
-          const ReuseErrorSums sums = s < layer.steps.size()
-                                          ? layer.steps[s][t * shape_.heads.size() + head].reused
-                                          : ReuseErrorSums{};
-          l2.values.push_back(sums.relative_l2());
-          l1.values.push_back(sums.mean_l1(shape_.head_dim));
-          cosine.values.push_back(sums.cosine());
-          l2.terms.push_back(sums.terms);
+          cells.push_back(s < layer.steps.size()
+                              ? layer.steps[s][t * shape_.heads.size() + head].reused
+                              : ReuseErrorSums{});
         }
       }
     }
   }
-  l1.terms = cosine.terms = l2.terms;
-  for (ResultArray* array : {&l2, &l1, &cosine}) result.arrays.push_back(std::move(*array));
+  add_arrays(result, "", "where reused",
+             {tau_axis(), shape_.layer_axis(), shape_.head_axis(), steps}, cells);
 }
 
-void ReuseErrorMetric::add_head_arrays(MetricResult& result) const {
-  const std::vector<ResultAxis> axes{tau_axis(), shape_.layer_axis(), shape_.head_axis()};
-  ResultArray l2 = make_array("relative_l2_head", "1", "all reused steps of a head together", axes);
-  ResultArray l1 = make_array("mean_l1_head", "1", "all reused steps of a head together", axes);
-  ResultArray cosine =
-      make_array("cosine_head", "cosine", "all reused steps of a head together", axes);
+void ReuseErrorMetric::add_pooled_arrays(MetricResult& result) const {
+  std::vector<ReuseErrorSums> heads, layers;
   for (std::size_t t = 0; t < reader_.taus().size(); ++t) {
     for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+      layers.emplace_back();
       for (std::size_t head = 0; head < shape_.heads.size(); ++head) {
-        const ReuseErrorSums sums = over_steps(t, layer, head).reused;
-        l2.values.push_back(sums.relative_l2());
-        l1.values.push_back(sums.mean_l1(shape_.head_dim));
-        cosine.values.push_back(sums.cosine());
-        l2.terms.push_back(sums.terms);
+        heads.push_back(over_steps(t, layer, head).reused);
+        layers.back().add(heads.back());
       }
     }
+  }
+  add_arrays(result, "_head", "all reused steps of a head together",
+             {tau_axis(), shape_.layer_axis(), shape_.head_axis()}, heads);
+  add_arrays(result, "_layer", "all reused steps and heads of a layer together",
+             {tau_axis(), shape_.layer_axis()}, layers);
+}
+
+void ReuseErrorMetric::add_arrays(MetricResult& result, const std::string& suffix,
+                                  const std::string& where, const std::vector<ResultAxis>& axes,
+                                  const std::vector<ReuseErrorSums>& cells) const {
+  ResultArray l2{"relative_l2" + suffix, "1", "sqrt(sum e^2 / sum ref^2), " + where, axes, {}, {}};
+  ResultArray l1{"mean_l1" + suffix, "1", "mean |e| per channel, " + where, axes, {}, {}};
+  ResultArray cosine{
+      "cosine" + suffix, "cosine", "of merged and true output, " + where, axes, {}, {}};
+  for (const ReuseErrorSums& sums : cells) {
+    l2.values.push_back(sums.relative_l2());
+    l1.values.push_back(sums.mean_l1(shape_.head_dim));
+    cosine.values.push_back(sums.cosine());
+    l2.terms.push_back(sums.terms);
   }
   l1.terms = cosine.terms = l2.terms;
   for (ResultArray* array : {&l2, &l1, &cosine}) result.arrays.push_back(std::move(*array));
 }
 
 void ReuseErrorMetric::add_tau_arrays(MetricResult& result) const {
-  ResultArray reused = make_array("relative_l2_tau", "1", "reused steps, all heads", {tau_axis()});
-  ResultArray all = make_array("relative_l2_all_steps", "1",
-                               "all steps and heads; recomputed steps add no error", {tau_axis()});
+  ResultArray reused{"relative_l2_tau", "1", "reused steps, all heads", {tau_axis()}, {}, {}};
+  ResultArray all{"relative_l2_all_steps",
+                  "1",
+                  "all steps and heads; recomputed steps add no error",
+                  {tau_axis()},
+                  {},
+                  {}};
   for (std::size_t t = 0; t < reader_.taus().size(); ++t) {
     Cell cell = over_heads(t);
     reused.values.push_back(cell.reused.relative_l2());
@@ -217,7 +223,7 @@ MetricResult ReuseErrorMetric::finish() {
   result.source = "FlashBlock (arXiv 2602.05305), section 4.2, eq. 9";
   result.computed_from = computed_from_;
   add_step_arrays(result);
-  add_head_arrays(result);
+  add_pooled_arrays(result);
   add_tau_arrays(result);
   count_left_out(result);
   return result;

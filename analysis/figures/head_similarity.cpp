@@ -100,6 +100,7 @@ std::vector<ReportFigure> head_similarity(const MetricResult& result) {
     const std::size_t last = std::min(layers, first + kLayersPerFigure);
     Panels panels{.count = last - first, .columns = heads <= kFewHeads ? 3U : 2U};
     panels.columns = std::min(panels.columns, panels.count);
+    panels.top = 58;  // the key stands above the last column's title
     panels.plot_width = panels.columns == 3 ? 270 : panels.columns == 2 ? 420 : 640;
     ReportFigure part_of;
     part_of.figure.name =

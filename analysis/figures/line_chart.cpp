@@ -108,7 +108,7 @@ NumberTable curve_numbers(const std::string& x_name, const std::vector<Curve>& c
     places.insert(places.end(), curve.x.begin(), curve.x.end());
   }
   std::ranges::sort(places);
-  places.erase(std::ranges::unique(places).begin(), places.end());
+  places.erase(std::unique(places.begin(), places.end()), places.end());
   for (const double place : places) {
     std::vector<std::string> row{fmt::format("{:g}", place)};
     for (const Curve& curve : curves) {

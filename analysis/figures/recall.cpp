@@ -27,6 +27,10 @@ std::optional<ReportFigure> recall_over_steps(const MetricResult& result) {
       count_text(total_terms(recall)));
   draw_chart(chart, part.figure);
   part.numbers = curve_numbers("step", chart.curves);
+  const std::string none = report_number(std::nan(""));
+  std::erase_if(part.numbers.rows, [&](const std::vector<std::string>& row) {
+    return std::count(row.begin() + 1, row.end(), none) + 1 == std::ssize(row);  // step 1 has none
+  });
   return part;
 }
 

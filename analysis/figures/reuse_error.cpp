@@ -38,7 +38,7 @@ std::optional<double> where_heads_differ(const std::vector<ReuseCurve>& curves) 
 }  // namespace
 
 std::optional<ReportFigure> reuse_error_by_layer(const MetricResult& result) {
-  const ResultArray& error = result.array("relative_l2");
+  const ResultArray& error = result.array("relative_l2_layer");
   const std::size_t layers = error.axes[error.axis("layer")].size();
   LineChart chart{.x_label = "layer", .y_label = "relative L2 error"};
   chart.curves = curves_of(error, "layer", "tau", "\u03c4 = ");
@@ -54,10 +54,9 @@ std::optional<ReportFigure> reuse_error_by_layer(const MetricResult& result) {
   part.figure.title = "One-step reuse error per layer";
   part.figure.caption = fmt::format(
       "Relative L2 error of the attention output if every head took A_out from the last step that "
-      "the rule \u201cread the prefix again when at least \u03c4 tokens changed\u201d read, over "
-      "the "
-      "steps that the rule lets reuse. One step: errors are not propagated to later layers or "
-      "steps. n = {} terms.",
+      "the rule \u201cread the prefix again when at least \u03c4 tokens changed\u201d read: "
+      "sqrt(\u03a3e\u00b2 / \u03a3ref\u00b2) over a layer's heads and the steps that the rule lets "
+      "reuse. One step: errors are not propagated to later layers or steps. n = {} terms.",
       count_text(total_terms(error)));
   part.numbers = curve_numbers("layer", chart.curves);
   chart.curves = merge_equal(chart.curves, "\u03c4 = ");

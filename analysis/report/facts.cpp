@@ -127,7 +127,8 @@ std::string model_name(const TraceGroup& traces) {
 }
 
 std::vector<std::pair<std::string, std::string>> run_facts(const TraceGroup& traces,
-                                                           const TraceCounts& counts) {
+                                                           const TraceCounts& counts,
+                                                           const std::string& backbone) {
   const TraceMeta& meta = traces.trace(0).info().meta;
   const json model = parsed(meta.model_json);
   const json run = parsed(meta.run_json);
@@ -152,6 +153,11 @@ std::vector<std::pair<std::string, std::string>> run_facts(const TraceGroup& tra
                               to_string(lowest_level(traces)), meta.layers.size(), meta.num_layers,
                               meta.heads.size(), meta.num_heads));
   facts.emplace_back(traces.size() == 1 ? "Trace" : "Traces", trace_list(traces));
+  if (!backbone.empty()) {
+    const TraceGroup other({backbone});
+    facts.emplace_back("Backbone",
+                       fmt::format("{}, trace {}", model_name(other), trace_list(other)));
+  }
   const std::string version = text_of(run, "version");
   if (!version.empty()) facts.emplace_back("Captured with", fmt::format("blockscope {}", version));
   return facts;

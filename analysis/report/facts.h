@@ -20,8 +20,10 @@ struct TraceCounts {
 TraceCounts count_trace(const std::vector<std::vector<BlockSteps>>& blocks);
 
 std::string model_name(const TraceGroup& traces);
+/// `backbone`: path of its trace; empty: none.
 std::vector<std::pair<std::string, std::string>> run_facts(const TraceGroup& traces,
-                                                           const TraceCounts& counts);
+                                                           const TraceCounts& counts,
+                                                           const std::string& backbone);
 /// Up to three sentences, true either way the numbers fall.
 std::vector<std::string> find_findings(const ReportMetrics& metrics);
 

@@ -38,7 +38,7 @@ std::vector<std::int64_t> sequences_of(const std::vector<BlockSteps>& blocks) {
   std::vector<std::int64_t> sequences;
   for (const BlockSteps& block : blocks) sequences.push_back(block.sequence);
   std::ranges::sort(sequences);
-  sequences.erase(std::ranges::unique(sequences).begin(), sequences.end());
+  sequences.erase(std::unique(sequences.begin(), sequences.end()), sequences.end());
   return sequences;
 }
 
@@ -126,7 +126,7 @@ ReportPage make_report(const TraceGroup& traces, const ReportOptions& options) {
                               counted(counts.steps, "denoising step", "denoising steps"));
   page.findings = find_findings(metrics);
   if (!reuse.finding.empty()) page.findings.push_back(reuse.finding);
-  page.facts = run_facts(traces, counts);
+  page.facts = run_facts(traces, counts, options.backbone);
   page.sections.push_back(trajectory_section(traces, choice));
   page.sections.push_back(stability_section(traces, choice, metrics));
   page.sections.push_back(reuse_section(metrics, reuse));

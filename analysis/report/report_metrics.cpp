@@ -53,9 +53,15 @@ RecordLevel lowest_level(const TraceGroup& traces) {
 ReportMetrics measure(const TraceGroup& traces, const std::string& backbone,
                       const PassOptions& options) {
   ReportMetrics results;
+  if (!backbone.empty()) {  // first: a backbone that doesn't pair is refused at once
+    const TraceGroup other({backbone});
+    MetricResult compared = compare_query_statistics(traces, other, {}, options);
+    results.found.emplace(compared.metric, std::move(compared));
+  }
   std::vector<std::unique_ptr<StepMetric>> metrics;
   for (const MetricInfo& metric : all_metrics()) {
     if (std::ranges::find(kShown, metric.name) == kShown.end()) continue;
+    if (metric.name == std::string("query_statistics") && !backbone.empty()) continue;  // in there
     const std::string reason = obstacle(metric, traces);
     if (reason.empty()) {
       metrics.push_back(metric.make({}));
@@ -67,11 +73,6 @@ ReportMetrics measure(const TraceGroup& traces, const std::string& backbone,
     for (MetricResult& result : run_pass(traces, metrics, options)) {
       results.found.emplace(result.metric, std::move(result));
     }
-  }
-  if (!backbone.empty()) {
-    const TraceGroup other({backbone});
-    MetricResult compared = compare_query_statistics(traces, other, {}, options);
-    results.found.emplace(compared.metric, std::move(compared));
   }
   return results;
 }

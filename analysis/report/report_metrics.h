@@ -18,8 +18,9 @@ struct ReportMetrics {
 };
 
 /// Every metric of the page that the traces have the data for, in one pass. With a `backbone` (a
-/// trace captured with --replay of these; empty: none) also `query_comparison`, in two more. Throws
-/// UsageError when the backbone's trace doesn't pair with the others.
+/// trace captured with --replay of these; empty: none) `query_comparison` stands for
+/// `query_statistics`, in two passes before it. Throws UsageError when the backbone's trace doesn't
+/// pair with the others.
 ReportMetrics measure(const TraceGroup& traces, const std::string& backbone,
                       const PassOptions& options);
 

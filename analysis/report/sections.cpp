@@ -96,7 +96,7 @@ ReportSection reuse_section(const ReportMetrics& metrics, const ReuseResults& re
       metrics, "reuse", "What reuse would save",
       "FlashBlock takes A_out of an earlier step where a head is steady enough "
       "(\u03b3) and few tokens changed (\u03c4). Predicted from the trace alone; "
-      "`blockscope verify` measures it.");
+      "blockscope verify measures it.");
   if (reuse.missing.empty()) {
     section.add(gamma_curves(reuse.curves));
   } else {

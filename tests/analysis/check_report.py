@@ -1,5 +1,5 @@
-"""Judges `blockscope report`: the page with html.parser, its drawings as XML, its numbers with h5py
-and numpy alone: check_report.py MAKE_TRACE."""
+"""Judges `blockscope report`: the page with html.parser, its drawings as XML, its numbers and heatmaps
+with h5py and numpy alone: check_report.py MAKE_TRACE."""
 
 import os
 import pathlib
@@ -8,8 +8,7 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 
-import h5py
-import numpy as np
+from report_numbers import check_numbers
 from report_page import Page, check_captions, check_self_contained
 
 BLOCKSCOPE = os.environ["BLOCKSCOPE_BINARY"]
@@ -36,79 +35,6 @@ def make_trace(path, *flags):
     return path
 
 
-def cosine(a, b):
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    return (a * b).sum(-1) / np.sqrt((a * a).sum(-1) * (b * b).sum(-1))
-
-
-def denoising_pairs(file):
-    """(row, next row) of adjacent recorded denoising steps of one block."""
-    steps = {name: file["steps"][name][()] for name in
-             ("sequence", "kind", "block", "step", "recorded", "context_length")}
-    aborted = file["sequences/aborted"][()]
-    last = {}
-    for row in range(int(file["steps/committed"][0])):
-        if steps["kind"][row] != 1 or aborted[steps["sequence"][row]]:
-            continue
-        key = steps["sequence"][row], steps["block"][row]
-        before = last.get(key)
-        if (before is not None and steps["recorded"][before] and steps["recorded"][row]
-                and steps["step"][row] == steps["step"][before] + 1):
-            yield before, row, steps["context_length"][row]
-        last[key] = row
-
-
-def head_means(file):
-    """{(layer, head): (mean A_in, mean A_out, terms of A_out)} from the arrays."""
-    sums = {}
-    layers, heads = file["layer"][()], file["head"][()]
-    for before, row, prefix in denoising_pairs(file):
-        valid = (file["steps/valid"][before] & file["steps/valid"][row]).astype(bool)
-        for slot, layer in enumerate(layers):
-            of = [cosine(file[f"attention/{name}"][before, slot], file[f"attention/{name}"][row, slot])
-                  for name in ("internal", "external")]
-            for place, head in enumerate(heads):
-                total = sums.setdefault((int(layer), int(head)), [0.0, 0.0, 0, 0])
-                total[0] += of[0][place][valid].sum()
-                total[2] += valid.sum()
-                if prefix > 0:
-                    total[1] += of[1][place][valid].sum()
-                    total[3] += valid.sum()
-    return {key: (t[0] / t[2], t[1] / t[3] if t[3] else np.nan, t[3]) for key, t in sums.items()}
-
-
-def number(text):
-    return np.nan if text == "\u2013" else float(text.replace(",", ""))
-
-
-def check_head_numbers(page, file):
-    rows = page.figures["head-similarity"]["rows"]
-    assert rows[0] == ["layer", "head", "A_in", "A_out", "terms"]
-    expected = head_means(file)
-    assert len(rows) - 1 == len(expected)
-    for layer, head, internal, external, terms in rows[1:]:
-        truth = expected[int(layer), int(head)]
-        # Four decimals are shown.
-        assert abs(number(internal) - truth[0]) < 6e-5, (layer, head, internal, truth)
-        assert number(terms) == truth[2], (layer, head, terms, truth)
-        if truth[2]:
-            assert abs(number(external) - truth[1]) < 6e-5, (layer, head, external, truth)
-
-
-def external_mass(file):
-    total = terms = 0
-    kind, recorded = file["steps/kind"][()], file["steps/recorded"][()]
-    for row in range(int(file["steps/committed"][0])):
-        if kind[row] != 1 or not recorded[row] or file["steps/context_length"][row] == 0:
-            continue
-        valid = file["steps/valid"][row].astype(bool)
-        out = file["attention/lse_external"][row][..., valid].astype(np.float64)
-        inside = file["attention/lse_internal"][row][..., valid].astype(np.float64)
-        total += (1.0 / (1.0 + np.exp(inside - out))).sum()
-        terms += out.size
-    return total / terms, terms
-
-
 def check_figures(folder, page):
     drawn = {name for name, figure in page.figures.items() if figure["svg"]}
     assert {p.stem for p in folder.glob("*.svg")} == drawn == {p.stem for p in folder.glob("*.pdf")}
@@ -129,12 +55,7 @@ def test_full_trace(folder):
     for name in ("token-similarity", "step-similarity", "external-mass", "recall", "union-size",
                  "reuse-error", "gamma-curve", "query-stages", "settled", "decoding-steps"):
         assert name in page.figures, (name, list(page.figures))
-    with h5py.File(trace) as file:
-        check_head_numbers(page, file)
-        mass, terms = external_mass(file)
-        rows = page.figures["external-mass"]["rows"][1:]
-        shown = sum(number(r[2]) * number(r[3]) for r in rows) / sum(number(r[3]) for r in rows)
-        assert abs(shown - mass) < 6e-5 and sum(number(r[3]) for r in rows) == terms
+    check_numbers(page, folder / "figures", trace)
     again = page_of(folder / "again.html", trace, "--title", "x", "--threads", 1)
     once_more = page_of(folder / "more.html", trace, "--title", "x", "--threads", 3)
     assert again.source == once_more.source

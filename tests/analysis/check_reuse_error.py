@@ -1,5 +1,5 @@
 """The metric reuse_error against float64 numpy on traces of odd shapes: every array, per step, per
-head and over all, for tau on both sides of what the summaries hold.
+head, per layer and over all, for tau on both sides of what the summaries hold.
 Usage: check_reuse_error.py METRIC_DUMP MAKE_TRACE"""
 
 import json
@@ -48,12 +48,14 @@ def check_trace(path, from_summary):
     steps = len(arrays["relative_l2"]["axes"][-1]["index"])
     shape = len(TAUS), len(trace.layers), len(trace.heads)
     by_step, by_head = np.zeros((4, *shape, steps)), np.zeros((4, *shape))
+    by_layer = np.zeros((4, *shape[:2]))
     over_all, hidden = np.full((2, len(TAUS)), np.nan), {}
     for t, tau in enumerate(TAUS):
         whole, hidden[tau] = oracle.errors_of(trace, tau, from_summary)
         parts = [oracle.errors_of(trace, tau, from_summary, step + 1)[0] for step in range(steps)]
         total, fresh = oracle.Sums(), oracle.Sums()
         for layer in range(shape[1]):
+            together = oracle.Sums()
             for head in range(shape[2]):
                 none = (oracle.Sums(), oracle.Sums())
                 at = (layer, head)
@@ -63,7 +65,9 @@ def check_trace(path, from_summary):
                 reused, recomputed = (whole or {at: none})[at]
                 by_head[:, t, layer, head] = values_of(reused, channels)
                 total.add(reused.values, reused.terms)
+                together.add(reused.values, reused.terms)
                 fresh.add(recomputed.values, recomputed.terms)
+            by_layer[:, t, layer] = values_of(together, channels)
         over_all[0, t] = values_of(total, channels)[0]
         if whole is not None and total.terms + fresh.terms:
             fresh.add(total.values, total.terms)
@@ -72,6 +76,7 @@ def check_trace(path, from_summary):
     for i, name in enumerate(("relative_l2", "mean_l1", "cosine")):
         count += check(name, arrays[name]["values"], by_step[i])
         count += check(name + "_head", arrays[name + "_head"]["values"], by_head[i])
+        count += check(name + "_layer", arrays[name + "_layer"]["values"], by_layer[i])
     check("terms", arrays["relative_l2"]["terms"], by_step[3])
     check("terms", arrays["relative_l2_head"]["terms"], by_head[3])
     count += check("relative_l2_tau", arrays["relative_l2_tau"]["values"], over_all[0])
