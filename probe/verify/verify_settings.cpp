@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "decode_record/error.h"
 
 namespace blockscope {
@@ -34,6 +36,40 @@ ReuseSetting own_setting(const SettingFlags& flags, const ReuseFile& file) {
   return setting;
 }
 
+/// For each of kSweepPoints even shares of the largest saving that the file predicts, the largest
+/// gamma that reaches it, rising: a model's similarities may all lie within a few hundredths.
+std::vector<double> gammas_of(const ReuseFile& file, const std::string& path) {
+  constexpr int kSweepPoints = 8;
+  const auto saves_less = [](const ReusePoint& a, const ReusePoint& b) {
+    return a.byte_saving < b.byte_saving;
+  };
+  const std::vector<ReusePoint>* points = nullptr;  // tau scales the savings of all gammas alike
+  double most = 0.0;
+  for (const ReuseCurve& curve : file.curves) {
+    if (curve.points.empty()) continue;
+    const double saving =
+        std::max_element(curve.points.begin(), curve.points.end(), saves_less)->byte_saving;
+    if (saving > most) points = &curve.points;
+    most = std::max(most, saving);
+  }
+  if (points == nullptr) {
+    throw CalibrationError(fmt::format(
+        "{}: predictions: expected a saving to choose the gammas of --sweep by, got none. "
+        "HINT: --gammas",
+        path));
+  }
+  std::vector<double> gammas;
+  for (int i = kSweepPoints; i > 0; --i) {
+    const double wanted = most * i / kSweepPoints - 1e-9;
+    double largest = points->front().gamma;
+    for (const ReusePoint& point : *points) {
+      if (point.byte_saving >= wanted) largest = std::max(largest, point.gamma);
+    }
+    if (gammas.empty() || largest > gammas.back()) gammas.push_back(largest);
+  }
+  return gammas;
+}
+
 }  // namespace
 
 void check_setting_flags(const SettingFlags& flags) {
@@ -42,8 +78,8 @@ void check_setting_flags(const SettingFlags& flags) {
   };
   if (flags.tau.has_value()) check_tau("--tau", *flags.tau);
   if (!flags.sweep) return;
-  if (flags.taus.empty() || flags.gammas.empty()) {
-    throw UsageError("--sweep: expected at least one value in --taus and in --gammas, got none");
+  if (flags.taus.empty()) {
+    throw UsageError("--sweep: expected at least one value in --taus, got none");
   }
   for (const int64_t tau : flags.taus) check_tau("--taus", tau);
   for (const double gamma : flags.gammas) {
@@ -63,8 +99,10 @@ std::vector<ReuseSetting> reuse_settings(const SettingFlags& flags, const ReuseF
                     "`blockscope calibrate` writes it; without it leave out --sweep",
                     flags.reuse_file));
   }
+  const std::vector<double> gammas =
+      flags.gammas.empty() ? gammas_of(file, flags.reuse_file) : flags.gammas;
   for (const int64_t tau : flags.taus) {
-    for (const double gamma : flags.gammas) {
+    for (const double gamma : gammas) {
       ReuseSetting setting;
       setting.tau = tau;
       setting.gamma = gamma;

@@ -224,6 +224,28 @@ TEST(ReuseSettingsTest, PinsOfTheFileHoldAtEveryGamma) {
   EXPECT_EQ(settings[2].reuse, (ReuseMask{{true, false, false, false}}));
 }
 
+TEST(ReuseSettingsTest, WithoutGammasTheFilesCurveGivesThemEvenlyInItsSaving) {
+  const double gammas[] = {0.5, 0.96, 0.97, 0.98, 0.99, 1.0};
+  const double savings[] = {0.9, 0.9, 0.7, 0.45, 0.2, 0.0};
+  ReuseCurve curve{2, {}};
+  for (size_t i = 0; i < std::size(gammas); ++i) {
+    ReusePoint point;
+    point.gamma = gammas[i];
+    point.byte_saving = savings[i];
+    curve.points.push_back(point);
+  }
+  ReuseFile file = calibrated();
+  file.curves = {{1, {ReusePoint{}}}, curve};
+  std::vector<double> chosen;
+  for (const ReuseSetting& setting : reuse_settings(sweep_flags({3}, {}), file, 2)) {
+    chosen.push_back(*setting.gamma);
+  }
+  // Eighths of 0.9, each with the largest gamma that reaches it, once.
+  EXPECT_EQ(chosen, (std::vector<double>{0.9, 0.96, 0.97, 0.98, 0.99}));  // the file's own first
+  file.curves.pop_back();
+  EXPECT_THROW(reuse_settings(sweep_flags({3}, {}), file, 2), CalibrationError);
+}
+
 TEST(ReuseSettingsTest, TauOfTheFlagBeatsTheFilesAndItsPrediction) {
   SettingFlags flags;
   flags.tau = 2;
