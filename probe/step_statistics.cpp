@@ -180,6 +180,14 @@ double row_kl(const float* p, const float* log_p, const float* log_p_now, int64_
 
 #undef BLOCKSCOPE_LOAD
 
+/// Mean of `value(row)` over the rows of a head.
+template <typename Value>
+float mean_over_block(const HeadShape& shape, int64_t head, Value value) {
+  double sum = 0.0;
+  for (int64_t row = head * shape.block; row < (head + 1) * shape.block; ++row) sum += value(row);
+  return static_cast<float>(sum / static_cast<double>(shape.block));
+}
+
 }  // namespace
 
 HeadAttention::HeadAttention(const at::Tensor& all_outputs, const at::Tensor& all_lses, int64_t row)
@@ -190,22 +198,18 @@ HeadAttention::HeadAttention(const at::Tensor& all_outputs, const at::Tensor& al
 
 void mean_similarity(const float* a, const float* b, const HeadShape& shape, float* out) {
   for_each_head(shape, [&](int64_t head) {
-    double sum = 0.0;
-    for (int64_t row = head * shape.block; row < (head + 1) * shape.block; ++row) {
-      sum += cosine(a + row * shape.dim, b + row * shape.dim, shape.dim);
-    }
-    out[head] = static_cast<float>(sum / static_cast<double>(shape.block));
+    out[head] = mean_over_block(shape, head, [&](int64_t row) {
+      return cosine(a + row * shape.dim, b + row * shape.dim, shape.dim);
+    });
   });
 }
 
 void mean_external_mass(const float* lse_external, const float* lse_internal,
                         const HeadShape& shape, float* out) {
   for (int64_t head = 0; head < shape.heads; ++head) {
-    double sum = 0.0;
-    for (int64_t row = head * shape.block; row < (head + 1) * shape.block; ++row) {
-      sum += static_cast<double>(external_weight(lse_external[row], lse_internal[row]));
-    }
-    out[head] = static_cast<float>(sum / static_cast<double>(shape.block));
+    out[head] = mean_over_block(shape, head, [&](int64_t row) {
+      return static_cast<double>(external_weight(lse_external[row], lse_internal[row]));
+    });
   }
 }
 
