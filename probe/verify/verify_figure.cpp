@@ -38,14 +38,31 @@ double accuracy_percent(const PairedScores& scores) {
   return scores.count == 0 ? std::numeric_limits<double>::quiet_NaN() : scores.mean_b * 100.0;
 }
 
-/// Saving %, accuracy %, mean KL, gamma in quotes.
-FigureData curve_data(int64_t tau, const std::vector<const SettingResult*>& curve) {
+double saving_percent(const SettingResult& point) { return point.run.reads.saving() * 100.0; }
+
+/// Right end of the axis of savings, in percent: a round number with room for the last label.
+double largest_saving(const Curves& curves) {
+  double most = 0.0;
+  for (const auto& [tau, curve] : curves) {
+    for (const SettingResult* point : curve) most = std::max(most, saving_percent(*point));
+  }
+  return std::clamp(std::ceil(most / 10.0 + 0.5) * 10.0, 20.0, 100.0);
+}
+
+/// Saving %, accuracy %, mean KL, gamma in quotes; empty where the label before it is too near.
+FigureData curve_data(int64_t tau, const std::vector<const SettingResult*>& curve,
+                      double axis_end) {
+  constexpr double kLabelWidth = 0.1;  // of the axis
   std::string text;
+  double free_from = 0.0;
   for (const SettingResult* point : curve) {
-    std::string row = data_row({point->run.reads.saving() * 100.0, accuracy_percent(point->scores),
-                                std::max(point->fidelity.kl.mean, 0.0)});
+    const double saving = saving_percent(*point);
+    std::string row =
+        data_row({saving, accuracy_percent(point->scores), std::max(point->fidelity.kl.mean, 0.0)});
     row.pop_back();  // the newline
-    text += row + fmt::format("\t\"{}\"\n", gamma_text(point->setting));
+    const bool labelled = saving >= free_from;
+    if (labelled) free_from = saving + kLabelWidth * axis_end;
+    text += row + fmt::format("\t\"{}\"\n", labelled ? gamma_text(point->setting) : "");
   }
   return {tau_file(tau), text};
 }
@@ -105,18 +122,19 @@ Figure tradeoff_figure(const VerifyResult& result) {
       result.prompts, result.settings.front().fidelity.kl.count, labelled);
   figure.width = 900;
   figure.height = 400;
-  for (const auto& [tau, curve] : curves) figure.data.push_back(curve_data(tau, curve));
+  const double axis_end = largest_saving(curves);
+  for (const auto& [tau, curve] : curves) {
+    figure.data.push_back(curve_data(tau, curve, axis_end));
+  }
   figure.data.push_back(
       {"dense.tsv",
        data_row({0.0, (scores.mean_a - scores.error_a) * 100.0,
                  (scores.mean_a + scores.error_a) * 100.0, scores.mean_a * 100.0}) +
            data_row({100.0, (scores.mean_a - scores.error_a) * 100.0,
                      (scores.mean_a + scores.error_a) * 100.0, scores.mean_a * 100.0})});
-  figure.script =
-      "set multiplot layout 1,2\n"
-      "set xrange [0:100]\n"
-      "set xlabel 'external key bytes not read (%)'\n"
-      "set key inside left bottom\n";
+  figure.script = "set multiplot layout 1,2\n" + fmt::format("set xrange [0:{:g}]\n", axis_end) +
+                  "set xlabel 'external key bytes not read (%)'\n"
+                  "set key inside left bottom\n";
   if (scores.count > 0) {
     figure.script += fmt::format(
         "set ylabel 'accuracy (%, n = {})'\n"
