@@ -49,11 +49,31 @@ void draw_bars(PanelContext& context, const MetricResult& result) {
   ImPlot::EndPlot();
 }
 
-void draw_curves(PanelContext& context, const MetricResult& result, const MetricChoice& choice) {
+const std::vector<Curve>& curves_of_layer(PanelState::Curves& state,
+                                          const std::shared_ptr<const MetricPayload>& payload,
+                                          const TraceMeta& meta, std::size_t layer) {
+  if (state.drawn_of == payload && state.drawn_metric == state.metric &&
+      state.drawn_layer == layer) {
+    return state.drawn;
+  }
+  state.drawn.clear();
+  for (std::size_t head = 0; head < meta.heads.size(); ++head) {
+    state.drawn.push_back(
+        head_curve(payload->result, kMetricChoices[state.metric], meta, layer, head));
+  }
+  state.drawn_of = payload;
+  state.drawn_metric = state.metric;
+  state.drawn_layer = layer;
+  return state.drawn;
+}
+
+void draw_curves(PanelContext& context, const std::shared_ptr<const MetricPayload>& payload,
+                 const MetricChoice& choice) {
   ViewModel& model = context.model;
   const TraceMeta& meta = model.overview()->info.meta;
   const Selection& at = model.selection();
-  const Curve curve = head_curve(result, choice, meta, at.layer, at.head);
+  const std::vector<Curve>& curves = curves_of_layer(context.state.curves, payload, meta, at.layer);
+  const Curve& curve = curves[at.head];
   const std::string title =
       fmt::format("{}, layer {}###curve", choice.label, meta.layers[at.layer]);
   if (!ImPlot::BeginPlot(title.c_str(), ImGui::GetContentRegionAvail())) return;
@@ -63,7 +83,7 @@ void draw_curves(PanelContext& context, const MetricResult& result, const Metric
   for (std::size_t head = 0; head < meta.heads.size(); ++head) {
     const bool selected = head == at.head;
     if (selected) continue;
-    const Curve other = head_curve(result, choice, meta, at.layer, head);
+    const Curve& other = curves[head];
     ImPlotSpec spec;
     spec.LineColor = ImVec4(0.55F, 0.55F, 0.55F, 0.6F);
     ImPlot::PlotLine("other heads", other.steps.data(), other.values.data(),
@@ -71,7 +91,7 @@ void draw_curves(PanelContext& context, const MetricResult& result, const Metric
   }
   ImPlotSpec spec;
   spec.LineColor = colour4(kExternalColour);
-  spec.LineWeight = 2.5F;
+  spec.LineWeight = 2.5F * context.scale;
   spec.Marker = ImPlotMarker_Circle;
   const std::string label = fmt::format("head {} (n = {})", meta.heads[at.head], curve.terms);
   ImPlot::PlotLine(label.c_str(), curve.steps.data(), curve.values.data(),
@@ -103,7 +123,7 @@ void draw_curves_panel(PanelContext& context) {
   if (state.bars) {
     draw_bars(context, data.value->result);
   } else {
-    draw_curves(context, data.value->result, choice);
+    draw_curves(context, data.value, choice);
   }
 }
 

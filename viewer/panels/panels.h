@@ -13,6 +13,7 @@
 
 #include "viewer/calibration_edit.h"
 #include "viewer/colormap.h"
+#include "viewer/metric_choice.h"
 #include "viewer/textures.h"
 #include "viewer/view_model.h"
 
@@ -51,6 +52,11 @@ struct PanelState {
     std::size_t metric = 0;
     bool bars = false;  ///< per head beside each other instead of over steps
     ViewModel::Scope scope = ViewModel::Scope::everything;
+    /// One per head, made once for a result, metric and layer: averaging is too slow for each
+    /// frame.
+    std::vector<Curve> drawn;
+    std::shared_ptr<const MetricPayload> drawn_of;
+    std::size_t drawn_metric = 0, drawn_layer = 0;
   } curves;
   struct Calibration {
     std::map<std::string, CalibrationEdit> edits;  ///< by checkpoint digest
