@@ -12,41 +12,48 @@
 
 #include "decode_record/error.h"
 #include "viewer/panels/calibration_parts.h"
+#include "viewer/panels/show_text.h"
 #include "viewer/selection_text.h"
 
 namespace blockscope {
 namespace {
 
-const std::array<Panel, 6> kPanels = {{{"Trajectory", draw_trajectory_panel},
-                                       {"Heads", draw_heads_panel},
-                                       {"Heatmap", draw_heatmap_panel},
-                                       {"Curves", draw_curves_panel},
-                                       {"Calibration", draw_calibration_panel},
-                                       {"Run", draw_run_panel}}};
-
-std::string lower(std::string text) {
-  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
-  return text;
-}
+const std::array<Panel, 7> kPanels = {
+    {{"Trajectory", draw_trajectory_panel, trajectory_panel_table},
+     {"Heads", draw_heads_panel, heads_panel_table},
+     {"Heatmap", draw_heatmap_panel, heatmap_panel_table},
+     {"Curves", draw_curves_panel, curves_panel_table},
+     {"Compare", draw_compare_panel, compare_panel_table},
+     {"Calibration", draw_calibration_panel},
+     {"Run", draw_run_panel, run_panel_table}}};
 
 }  // namespace
 
+std::string panel_key(const Panel& panel) {
+  std::string key = panel.name;
+  std::ranges::transform(key, key.begin(), [](unsigned char c) { return std::tolower(c); });
+  return key;
+}
+
 std::vector<std::string> panel_names() {
   std::vector<std::string> names;
-  for (const Panel& panel : kPanels) names.push_back(lower(panel.name));
+  for (const Panel& panel : kPanels) names.push_back(panel_key(panel));
   return names;
 }
 
 App::App(const AppOptions& options)
     : options_(options),
+      settings_(load_settings(options.config_folder)),
       window_(options.window),
-      model_(options.cache_bytes),
+      model_(options.cache_bytes > 0 ? options.cache_bytes : settings_.cache_mib << 20U),
+      appearance_(settings_.appearance),
       panels_(kPanels.begin(), kPanels.end()),
-      map_(Colormap(options.colormap)) {
+      map_(Colormap(options.colormap.empty() ? appearance_.map : options.colormap)) {
+  show_from_text(options.show, state_);
   check_selection_text(options.select);  // a mistake is told before anything is drawn
-  appearance_.map = options.colormap;
-  appearance_.dark = options.dark;
-  styled_dark_ = !options.dark;
+  appearance_.map = map_->name();
+  appearance_.dark = options.dark.value_or(appearance_.dark);
+  styled_dark_ = !appearance_.dark;
   reuse_pending_ = !options.reuse.empty();
   for (const std::string& name : options.panels) {
     if (!std::ranges::count(panel_names(), name)) {
@@ -56,7 +63,7 @@ App::App(const AppOptions& options)
   }
   if (!options.panels.empty()) {
     for (Panel& panel : panels_) {
-      panel.visible = std::ranges::count(options.panels, lower(panel.name)) > 0;
+      panel.visible = std::ranges::count(options.panels, panel_key(panel)) > 0;
     }
   }
   for (const std::string_view name : kColormapNames) {
@@ -75,6 +82,7 @@ App::~App() { model_.data().set_wake({}); }
 
 void App::run() {
   while (!window_.should_close()) wait_and_draw();
+  remember();
 }
 
 void App::wait_and_draw() {
@@ -83,7 +91,8 @@ void App::wait_and_draw() {
   constexpr double kStill = 3600.0;
   constexpr int kSettling = 3;  // ImGui places what is new over some frames
   if (model_.data().busy() || state_.trajectory.playing) frames_owed_ = kSettling;
-  const bool typing = ImGui::GetIO().WantTextInput;
+  // The desktop's file dialog doesn't wake the window when it is done.
+  const bool typing = ImGui::GetIO().WantTextInput || file_dialog_;
   if (window_.wait(frames_owed_ > 0 ? kMoving : typing ? kCursor : kStill)) {
     frames_owed_ = kSettling;
   } else {
@@ -96,23 +105,30 @@ void App::frame(double seconds, Image* picture) {
   window_.wait(seconds);
   for (const std::string& path : window_.take_dropped_files()) model_.open(path);
   model_.update();
+  note_opened();
   if (selection_pending_ && model_.overview() != nullptr) {
     selection_pending_ = false;
     model_.select(selection_from_text(options_.select, *model_.overview(), model_.selection()));
   }
   if (reuse_pending_ && model_.overview() != nullptr) load_reuse();
+  Image own;
+  const bool save = export_ && export_->frames == 1;
+  if (save && picture == nullptr) picture = &own;
   window_.frame(
       [this] {
         draw();
         if (after_draw_) after_draw_();
       },
       picture);
+  if (export_ && export_->frames > 0) export_->frames -= 1;
+  if (save) save_export(picture);
 }
 
 Image App::picture(double patience) {
   const auto begin = std::chrono::steady_clock::now();
   int quiet = 0;
   Image image;
+  menus_ = false;
   while (quiet < 4) {  // the layout settles over some frames
     frame(0.0, &image);
     if (!model_.problems().empty()) throw Error(model_.problems().front());
@@ -127,6 +143,7 @@ Image App::picture(double patience) {
                               patience));
     }
   }
+  menus_ = true;
   return image;
 }
 
@@ -175,6 +192,7 @@ void App::default_layout(unsigned dockspace) {
   ImGui::DockBuilderDockWindow("Curves", bottom_right);
   ImGui::DockBuilderDockWindow("Run", right);
   ImGui::DockBuilderDockWindow("Calibration", right);
+  ImGui::DockBuilderDockWindow("Compare", right);
   ImGui::DockBuilderDockWindow("Heatmap", right);
   ImGui::DockBuilderFinish(dockspace);
   front_pending_ = 2;
@@ -197,7 +215,15 @@ void App::draw() {
   for (Panel& panel : panels_) {
     if (!panel.visible) continue;
     if (shown == 1) ImGui::SetNextWindowDockID(dockspace, ImGuiCond_Always);
-    if (ImGui::Begin(panel.name, &panel.visible)) panel.draw(context);
+    const bool menu = menus_ && !(export_ && export_->frames > 0);
+    if (ImGui::Begin(panel.name, &panel.visible, menu ? ImGuiWindowFlags_MenuBar : 0)) {
+      if (menu) draw_panel_menu(panel);
+      panel.left = ImGui::GetWindowPos().x;
+      panel.top = ImGui::GetWindowPos().y;
+      panel.width = ImGui::GetWindowWidth();
+      panel.height = ImGui::GetWindowHeight();
+      panel.draw(context);
+    }
     ImGui::End();
   }
   // Of the tabs that share a place; windows are docked in their first frame.
@@ -205,6 +231,8 @@ void App::draw() {
     ImGui::SetWindowFocus(options_.reuse.empty() ? "Heatmap" : "Calibration");
   }
   draw_help();
+  draw_export();
+  draw_open();
   draw_problem();
   shortcuts();
   ImPlot::PopColormap();

@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "viewer/file_dialog.h"
 #include "viewer/panels/panels.h"
+#include "viewer/settings.h"
 #include "viewer/window.h"
 
 namespace blockscope {
@@ -18,10 +20,12 @@ struct AppOptions {
   std::vector<std::string> panels;  ///< shown; empty: all, in the default layout
   /// "sequence=0,block=1,step=4,layer=3,head=2,token=5"; numbers as the model and trace have them.
   std::string select;
-  std::string colormap = "viridis";
-  bool dark = true;
-  std::string reuse;  ///< calibration file to start with; empty: none
-  std::size_t cache_bytes = std::size_t{256} << 20;
+  std::string show;             ///< as show_from_text takes it
+  std::string colormap;         ///< empty: as remembered
+  std::optional<bool> dark;     ///< unset: as remembered
+  std::string reuse;            ///< calibration file to start with; empty: none
+  std::string config_folder;    ///< where settings are kept; empty: nothing is remembered
+  std::size_t cache_bytes = 0;  ///< 0: as remembered
 };
 
 class App {
@@ -42,6 +46,9 @@ class App {
   /// can't be opened, or when loading takes longer than `patience` seconds.
   Image picture(double patience);
 
+  /// The numbers that a panel shows ("heads"); nullopt while it shows none.
+  std::optional<CsvTable> table(const std::string& panel);
+
   ViewModel& model() { return model_; }
   PanelState& state() { return state_; }
   Appearance& appearance() { return appearance_; }
@@ -57,12 +64,22 @@ class App {
   void draw_status();
   void draw_problem();
   void draw_help();
+  void draw_open_menu();
+  void draw_open();
+  void note_opened();  ///< puts new traces into the list of recent ones
+  void remember();     ///< writes the settings; throws Error when it can't
+  void draw_faults();
+  void draw_cache();
+  void draw_panel_menu(const Panel& panel);
+  void draw_export();
+  void save_export(const Image* image);  ///< image: of the whole window, for a picture
   void default_layout(unsigned dockspace);
   void shortcuts();
   void load_reuse();
   void apply_style();
 
   AppOptions options_;
+  Settings settings_;
   Window window_;
   ViewModel model_;
   Textures textures_;
@@ -77,6 +94,21 @@ class App {
   int front_pending_ = 0;  // frames until the tabs in front are chosen
   int frames_owed_ = 0;    // until what input and news changed has settled
   bool help_ = false;
+  bool menus_ = true;  ///< of panels; pictures go without
+  struct ExportRequest {
+    const Panel* panel = nullptr;
+    bool picture = true;
+    std::string path;
+    bool replace = false;
+    int frames = 0;       ///< until the picture is taken; 0: still asking for the path
+    std::string problem;  ///< with the last path
+  };
+  std::optional<ExportRequest> export_;
+  bool open_asked_ = false;
+  std::string open_path_, completed_path_;
+  std::vector<std::string> completions_;  // of completed_path_
+  std::unique_ptr<FileDialog> file_dialog_;
+  std::vector<bool> noted_;  // documents that are in the list of recent ones
   bool styled_dark_ = false;
 };
 

@@ -15,11 +15,17 @@ namespace blockscope {
 void App::draw_menu() {
   if (!ImGui::BeginMainMenuBar()) return;
   if (ImGui::BeginMenu("Trace")) {
+    draw_open_menu();
+    ImGui::Separator();
     for (std::size_t i = 0; i < model_.documents().size(); ++i) {
       const OpenDocument& document = model_.documents()[i];
       if (document.state == OpenState::failed) continue;
       if (ImGui::MenuItem(fmt::format("{}{}###trace{}", document.path,
-                                      document.live ? " (being written)" : "", i)
+                                      document.fault != FileFault::none
+                                          ? fmt::format(" ({})", name_of(document.fault))
+                                      : document.live ? " (being written)"
+                                                      : "",
+                                      i)
                               .c_str(),
                           nullptr, i == model_.selection().trace)) {
         Selection first;
@@ -82,13 +88,48 @@ void App::draw_status() {
           static_cast<long long>(meta.heads[model_.selection().head]), step->context_length,
           step->transferred, step->masks_left);
     }
+    draw_faults();
     const char* right = model_.data().busy() ? "loading ..." : "F1 help";
-    ImGui::SameLine(ImGui::GetWindowWidth() - ImGui::CalcTextSize(right).x -
-                    12.0F * window_.scale());
+    const float cache = ImGui::CalcTextSize("cache 00000 / 00000 MiB").x;
+    ImGui::SetCursorPosX(ImGui::GetWindowWidth() - ImGui::CalcTextSize("loading ...").x - cache -
+                         50.0F * window_.scale());
+    draw_cache();
+    ImGui::SetCursorPosX(ImGui::GetWindowWidth() - ImGui::CalcTextSize(right).x -
+                         12.0F * window_.scale());
     ImGui::TextDisabled("%s", right);
     ImGui::EndMenuBar();
   }
   ImGui::End();
+}
+
+/// Badges of the active trace: still being written, or no longer the file that was opened.
+void App::draw_faults() {
+  if (model_.overview() == nullptr) return;
+  const std::size_t active = model_.selection().trace;
+  const OpenDocument& document = model_.documents()[active];
+  if (document.live) {
+    bool follow = model_.follow();
+    ImGui::TextColored(ImVec4(0.25F, 0.75F, 0.4F, 1.0F), "| being written");
+    if (ImGui::Checkbox("follow", &follow)) model_.set_follow(follow);
+  }
+  if (document.fault == FileFault::none) return;
+  ImGui::TextColored(ImVec4(0.95F, 0.45F, 0.2F, 1.0F), "| file %s", name_of(document.fault));
+  if (ImGui::SmallButton("Reopen")) model_.reopen(active);
+}
+
+void App::draw_cache() {
+  constexpr double kMiB = 1024.0 * 1024.0;
+  DataService& data = model_.data();
+  const std::string label = fmt::format("cache {:.0f} / {:.0f} MiB###cache",
+                                        static_cast<double>(data.cached_bytes()) / kMiB,
+                                        static_cast<double>(data.budget_bytes()) / kMiB);
+  if (!ImGui::BeginMenu(label.c_str())) return;
+  int mib = static_cast<int>(data.budget_bytes() >> 20U);
+  ImGui::SetNextItemWidth(140.0F * window_.scale());
+  if (ImGui::InputInt("MiB to keep##cache-mib", &mib, 64, 256)) {
+    data.set_budget(static_cast<std::size_t>(std::clamp(mib, 16, 65536)) << 20U);
+  }
+  ImGui::EndMenu();
 }
 
 void App::draw_problem() {
@@ -97,6 +138,15 @@ void App::draw_problem() {
   if (!ImGui::BeginPopupModal("Problem", nullptr, ImGuiWindowFlags_NoSavedSettings)) return;
   if (!model_.problems().empty()) ImGui::TextWrapped("%s", model_.problems().front().c_str());
   ImGui::Spacing();
+  const std::size_t active = model_.selection().trace;
+  if (model_.overview() != nullptr && model_.documents()[active].fault != FileFault::none) {
+    if (ImGui::Button("Reopen")) {
+      model_.reopen(active);
+      model_.pop_problem();
+      ImGui::CloseCurrentPopup();
+    }
+    ImGui::SameLine();
+  }
   if (ImGui::Button("OK") || model_.problems().empty() ||
       ImGui::IsKeyPressed(ImGuiKey_Escape, false)) {
     model_.pop_problem();
@@ -108,7 +158,7 @@ void App::draw_problem() {
 void App::draw_help() {
   if (!help_) return;
   if (ImGui::Begin("Keys", &help_, ImGuiWindowFlags_AlwaysAutoResize)) {
-    constexpr std::array<std::pair<const char*, const char*>, 11> kKeys = {
+    constexpr std::array<std::pair<const char*, const char*>, 12> kKeys = {
         {{"Left, Right", "one denoising step back, forward"},
          {"Space", "play, pause"},
          {"Up, Down", "layer"},
@@ -118,6 +168,7 @@ void App::draw_help() {
          {"C", "next colour map"},
          {"Ctrl+Z, Ctrl+Shift+Z, Ctrl+Y", "calibration: undo, redo"},
          {"Ctrl+S", "calibration: save"},
+         {"Ctrl+O", "open a trace"},
          {"Ctrl+W, Ctrl+Q", "close the trace, quit"},
          {"F1", "this list"}}};
     if (ImGui::BeginTable("keys", 2, ImGuiTableFlags_SizingFixedFit)) {
@@ -139,6 +190,7 @@ void App::shortcuts() {
   const auto pressed = [](ImGuiKey key) { return ImGui::IsKeyPressed(key); };
   if (io.KeyCtrl) {
     if (pressed(ImGuiKey_Q)) window_.close();
+    if (pressed(ImGuiKey_O)) open_asked_ = true;
     if (pressed(ImGuiKey_W)) model_.close(model_.selection().trace);
     calibration_keys(model_, state_.calibration);
     return;

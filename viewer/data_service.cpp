@@ -1,7 +1,10 @@
 #include "viewer/data_service.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 
 #include "decode_record/error.h"
 
@@ -10,11 +13,26 @@ namespace {
 
 constexpr auto kIdlePeriod = std::chrono::milliseconds(500);
 
+std::string too_large(std::size_t bytes, std::size_t budget) {
+  constexpr double kMiB = 1024.0 * 1024.0;
+  return fmt::format("This reads {:.0f} MiB, more than the cache's {:.0f} MiB.",
+                     static_cast<double>(bytes) / kMiB, static_cast<double>(budget) / kMiB);
+}
+
 }  // namespace
+
+TraceReader& open_trace(OpenTraces& traces, std::size_t index) {
+  if (index >= traces.size() || !traces[index]) throw TraceError("the trace is closed");
+  return *traces[index];
+}
 
 void JobControl::report(double done, double total) {
   progress_ = total > 0.0 ? done / total : 1.0;
   if (cancelled_) throw Cancelled{};
+}
+
+void JobControl::require(std::size_t bytes) const {
+  if (bytes > most_bytes_) throw TooLarge{bytes};
 }
 
 DataService::DataService(std::size_t budget_bytes)
@@ -36,6 +54,7 @@ DataService::Found DataService::find_or_start(const std::string& slot, const std
   if (const auto found = cache_.find(key); found != cache_.end()) {
     ages_.splice(ages_.begin(), ages_, found->second.age);
     const Entry& entry = found->second;
+    if (entry.held) return {DataState::held, nullptr, 0.0, entry.message};
     if (!entry.value) return {DataState::failed, nullptr, 0.0, entry.message};
     return {DataState::ready, entry.value, 1.0, ""};
   }
@@ -50,7 +69,8 @@ DataService::Found DataService::find_or_start(const std::string& slot, const std
     if (same_slot->key == key) return {};
     waiting_.erase(same_slot);
   }
-  waiting_.push_back({slot, key, job, std::make_shared<JobControl>()});
+  const std::size_t most = agreed_.contains(key) ? ~std::size_t{0} : budget_;
+  waiting_.push_back({slot, key, job, std::make_shared<JobControl>(most)});
   changed_.notify_all();
   return {};
 }
@@ -73,16 +93,33 @@ void DataService::set_wake(std::function<void()> wake) {
   wake_ = std::move(wake);
 }
 
+void DataService::erase(std::map<std::string, Entry>::iterator entry) {
+  if (entry->second.value) cached_bytes_ -= entry->second.value->bytes();
+  ages_.erase(entry->second.age);
+  cache_.erase(entry);
+}
+
+void DataService::cancel(const std::string& key) {
+  const std::scoped_lock lock(mutex_);
+  if (running_ && running_->key == key) {
+    cancelled_.insert(key);
+    running_->control->cancel();
+  }
+}
+
+void DataService::load(const std::string& key) {
+  const std::scoped_lock lock(mutex_);
+  agreed_.insert(key);
+  const auto found = cache_.find(key);
+  if (found != cache_.end() && found->second.held) erase(found);
+}
+
 void DataService::forget(const std::string& prefix) {
   const std::scoped_lock lock(mutex_);
   for (auto entry = cache_.begin(); entry != cache_.end();) {
-    if (!entry->first.starts_with(prefix)) {
-      ++entry;
-      continue;
-    }
-    if (entry->second.value) cached_bytes_ -= entry->second.value->bytes();
-    ages_.erase(entry->second.age);
-    entry = cache_.erase(entry);
+    const auto next = std::next(entry);
+    if (entry->first.starts_with(prefix)) erase(entry);
+    entry = next;
   }
   std::erase_if(waiting_, [&](const Waiting& work) { return work.key.starts_with(prefix); });
   if (running_ && running_->key.starts_with(prefix)) running_->control->cancel();
@@ -112,22 +149,31 @@ bool DataService::busy() const {
 void DataService::shrink() {
   // The newest value always stays: a single one larger than the budget must still be shown.
   while (cached_bytes_ > budget_ && ages_.size() > 1) {
-    const auto oldest = cache_.find(ages_.back());
-    if (oldest->second.value) cached_bytes_ -= oldest->second.value->bytes();
-    cache_.erase(oldest);
-    ages_.pop_back();
+    erase(cache_.find(ages_.back()));
   }
 }
 
 void DataService::finish(const Waiting& work, Entry entry) {
   const std::scoped_lock lock(mutex_);
   running_.reset();
+  cancelled_.erase(work.key);
   if (cache_.contains(work.key)) return;
   ages_.push_front(work.key);
   entry.age = ages_.begin();
   if (entry.value) cached_bytes_ += entry.value->bytes();
   cache_.emplace(work.key, std::move(entry));
   shrink();
+}
+
+void DataService::stopped(const Waiting& work) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (cancelled_.erase(work.key) == 0) {  // nobody asks for it any more
+      running_.reset();
+      return;
+    }
+  }
+  finish(work, {nullptr, "Cancelled.", true, {}});
 }
 
 void DataService::run() {
@@ -145,12 +191,13 @@ void DataService::run() {
       running_ = work;
       lock.unlock();
       try {
-        finish(work, {work.job(traces_, *work.control), "", {}});
+        finish(work, {work.job(traces_, *work.control), "", false, {}});
       } catch (const JobControl::Cancelled&) {
-        const std::scoped_lock relock(mutex_);
-        running_.reset();
+        stopped(work);
+      } catch (const JobControl::TooLarge& read) {
+        finish(work, {nullptr, too_large(read.bytes, budget_bytes()), true, {}});
       } catch (const std::exception& error) {
-        finish(work, {nullptr, error.what(), {}});
+        finish(work, {nullptr, error.what(), false, {}});
       }
       lock.lock();
     } else {

@@ -18,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -36,6 +37,12 @@ struct Payload {
 /// Handed to jobs: says how far they are, and whether anybody still wants the result.
 class JobControl {
  public:
+  explicit JobControl(std::size_t most_bytes = ~std::size_t{0}) : most_bytes_(most_bytes) {}
+  /// Call it before reading `bytes`; throws TooLarge when a person has to agree first.
+  void require(std::size_t bytes) const;
+  struct TooLarge {
+    std::size_t bytes;
+  };
   /// Throws Cancelled when the result is no longer wanted. Call it at least every 20 ms of work.
   void report(double done, double total);
   void cancel() { cancelled_ = true; }
@@ -45,20 +52,27 @@ class JobControl {
  private:
   std::atomic<bool> cancelled_ = false;
   std::atomic<double> progress_ = 0.0;
+  std::size_t most_bytes_;
 };
 
-enum class DataState { loading, ready, failed };
+/// held: larger than the budget, or cancelled; nothing happens until DataService::load.
+enum class DataState { loading, ready, failed, held };
+class DataService;
 
 template <typename T>
 struct Data {
   DataState state = DataState::loading;
   std::shared_ptr<const T> value;  ///< set when ready
   double progress = 0.0;           ///< 0 .. 1 while loading
-  std::string message;             ///< why it failed, for a person
+  std::string message;             ///< why it failed or is held, for a person
+  std::string key = {};            ///< of the request
+  DataService* service = nullptr;  ///< that answered; nullptr: nothing was asked
 };
 
 /// An open trace as the background thread sees it.
 using OpenTraces = std::vector<std::unique_ptr<TraceReader>>;
+/// The trace at `index`; throws TraceError when it is closed.
+TraceReader& open_trace(OpenTraces& traces, std::size_t index);
 
 class DataService {
  public:
@@ -73,8 +87,12 @@ class DataService {
   template <typename T>
   Data<T> request(const std::string& slot, const std::string& key, const Job& job) {
     Found found = find_or_start(slot, key, job);
-    return {found.state, std::dynamic_pointer_cast<const T>(found.value), found.progress,
-            std::move(found.message)};
+    return {found.state,
+            std::dynamic_pointer_cast<const T>(found.value),
+            found.progress,
+            std::move(found.message),
+            key,
+            this};
   }
 
   /// Runs before any waiting job and is never dropped: opening and closing traces.
@@ -82,6 +100,11 @@ class DataService {
   /// Called about twice a second on the background thread while it has nothing else to do; true:
   /// there is something new, and the window is woken.
   void set_idle(std::function<bool(OpenTraces&)> idle);
+
+  /// Stops the job for `key`; it stays held.
+  void cancel(const std::string& key);
+  /// Agrees to what is held: the next request computes it, however large.
+  void load(const std::string& key);
 
   /// Forgets values and failures whose key starts with `prefix`.
   void forget(const std::string& prefix);
@@ -103,6 +126,7 @@ class DataService {
   struct Entry {
     std::shared_ptr<const Payload> value;
     std::string message;  // of a failure
+    bool held = false;
     std::list<std::string>::iterator age;
   };
   struct Waiting {
@@ -114,6 +138,8 @@ class DataService {
   Found find_or_start(const std::string& slot, const std::string& key, const Job& job);
   void run();
   void finish(const Waiting& work, Entry entry);
+  void stopped(const Waiting& work);
+  void erase(std::map<std::string, Entry>::iterator entry);
   void shrink();
 
   mutable std::mutex mutex_;
@@ -123,7 +149,9 @@ class DataService {
   std::vector<Waiting> waiting_;  // at most one per slot, oldest first
   std::optional<Waiting> running_;
   std::map<std::string, Entry> cache_;
-  std::list<std::string> ages_;  // most recently asked for first
+  std::set<std::string> agreed_;     // keys that may be larger than the budget
+  std::set<std::string> cancelled_;  // keys whose running job a person stopped
+  std::list<std::string> ages_;      // most recently asked for first
   std::size_t cached_bytes_ = 0;
   std::size_t budget_;
   std::function<bool(OpenTraces&)> idle_;

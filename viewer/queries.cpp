@@ -6,6 +6,7 @@
 #include <cmath>
 #include <unordered_map>
 
+#include "analysis/available_metrics.h"
 #include "analysis/metrics.h"
 #include "analysis/step_pass.h"
 #include "decode_record/error.h"
@@ -60,6 +61,10 @@ std::string readable_piece(const std::string& bytes) {
     }
   }
   return out;
+}
+
+std::string readable_token(const TraceReader& trace, std::int64_t token) {
+  return token < 0 ? std::string(kMaskSymbol) : readable_piece(token_text(trace, token));
 }
 
 std::size_t Overview::bytes() const {
@@ -145,11 +150,27 @@ std::size_t MetricPayload::bytes() const {
   return sum;
 }
 
+void require_pass(const TraceReader& trace, const std::string& metric, const RowSelection& rows,
+                  const JobControl& control, bool from_summary) {
+  MetricOptions options;
+  options.from_summary = from_summary;
+  const TraceGroup group({trace.info().path});
+  const std::size_t row =
+      check_metrics(group, {&metric_by_name(metric)}, options, group.shape().layers.size());
+  std::size_t recorded = 0;
+  for (const BlockSteps& block : list_blocks(trace, rows)) {
+    recorded += static_cast<std::size_t>(std::ranges::count(block.steps, true, &StepRef::recorded));
+  }
+  control.require(row * recorded);
+}
+
 std::shared_ptr<const MetricPayload> compute_metric(const TraceReader& trace,
                                                     const std::string& metric,
-                                                    const RowSelection& rows, JobControl& control) {
+                                                    const RowSelection& rows, bool from_summary,
+                                                    JobControl& control) {
+  require_pass(trace, metric, rows, control, from_summary);
   MetricOptions metric_options;
-  metric_options.from_summary = true;
+  metric_options.from_summary = from_summary;
   std::vector<std::unique_ptr<StepMetric>> metrics;
   metrics.push_back(metric_by_name(metric).make(metric_options));
   PassOptions options;
@@ -185,7 +206,8 @@ std::shared_ptr<const MatrixPayload> with_range(SimilarityMatrix matrix) {
 }
 
 std::size_t SetsPayload::bytes() const {
-  return sizeof(*this) + positions.size() * 8 + steps.size() * 4;
+  return sizeof(*this) + positions.size() * 8 + steps.size() * 4 +
+         token_texts.size() * sizeof(std::string);
 }
 
 std::shared_ptr<const SetsPayload> read_sets(const TraceReader& trace, const BlockSteps& block,
@@ -212,6 +234,15 @@ std::shared_ptr<const SetsPayload> read_sets(const TraceReader& trace, const Blo
                                 probability.begin() + first + count);
     payload->steps.push_back(step.step);
     payload->context_length = std::max(payload->context_length, step.context_length);
+  }
+  if (!block.steps.empty()) {
+    const Frame frame = trace.frame_before(block.steps.front().row);
+    std::vector<std::int64_t> tokens = frame.prompts.at(0);
+    tokens.insert(tokens.end(), frame.generated_tokens.begin(), frame.generated_tokens.end());
+    tokens.resize(std::min(tokens.size(), static_cast<std::size_t>(payload->context_length)));
+    for (const std::int64_t token : tokens) {
+      payload->token_texts.push_back(readable_token(trace, token));
+    }
   }
   return payload;
 }

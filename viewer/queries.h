@@ -55,14 +55,21 @@ struct Trajectory : Payload {
 std::shared_ptr<const Trajectory> read_trajectory(const TraceReader& trace, std::int64_t sequence,
                                                   JobControl& control);
 
+/// Throws JobControl::TooLarge when the arrays that the metric reads for these rows are more than a
+/// job may read unasked, and TraceError when the trace lacks them.
+void require_pass(const TraceReader& trace, const std::string& metric, const RowSelection& rows,
+                  const JobControl& control, bool from_summary = true);
+
 struct MetricPayload : Payload {
   MetricResult result;
   std::size_t bytes() const override;
 };
-/// A metric of analysis/metrics.h over one trace, from its stored summaries where it has them.
+/// A metric of analysis/metrics.h over one trace; `from_summary`: from its stored summaries where
+/// it has them.
 std::shared_ptr<const MetricPayload> compute_metric(const TraceReader& trace,
                                                     const std::string& metric,
-                                                    const RowSelection& rows, JobControl& control);
+                                                    const RowSelection& rows, bool from_summary,
+                                                    JobControl& control);
 
 struct MatrixPayload : Payload {
   SimilarityMatrix matrix;
@@ -79,6 +86,7 @@ struct SetsPayload : Payload {
   std::vector<std::int32_t> positions;  ///< [steps, k], by falling probability
   std::vector<float> probability;       ///< [steps, k]
   std::int32_t context_length = 0;
+  std::vector<std::string> token_texts;  ///< [context_length], readable; what stands there
   std::size_t bytes() const override;
 };
 std::shared_ptr<const SetsPayload> read_sets(const TraceReader& trace, const BlockSteps& block,
@@ -87,5 +95,8 @@ std::shared_ptr<const SetsPayload> read_sets(const TraceReader& trace, const Blo
 /// A byte-level BPE piece or any bytes as readable text: invalid UTF-8 and control characters
 /// escaped, spaces kept.
 std::string readable_piece(const std::string& bytes);
+
+/// A token's readable piece, "#id" when the trace has no vocabulary; one symbol for -1, a mask.
+std::string readable_token(const TraceReader& trace, std::int64_t token);
 
 }  // namespace blockscope

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <optional>
 #include <sstream>
 
@@ -72,8 +73,7 @@ Selection selection_from_text(const std::string& text, const Overview& overview,
     };
     const auto found = std::ranges::find_if(overview.blocks, fits);
     if (found == overview.blocks.end()) {
-      throw UsageError(
-          fmt::format("--select {}: the trace has no such sequence and block", text));
+      throw UsageError(fmt::format("--select {}: the trace has no such sequence and block", text));
     }
     selection.block = static_cast<std::size_t>(found - overview.blocks.begin());
   }
@@ -91,6 +91,24 @@ Selection selection_from_text(const std::string& text, const Overview& overview,
   if (wanted.head) selection.head = slot_of(meta.heads, *wanted.head, "head");
   if (wanted.token) selection.token = static_cast<std::int32_t>(*wanted.token);
   return selection;
+}
+
+std::string export_name(const ViewModel& model, const std::string& panel,
+                        const std::string& extension) {
+  const Overview* overview = model.overview();
+  if (overview == nullptr) return fmt::format("{}.{}", panel, extension);
+  const TraceMeta& meta = overview->info.meta;
+  const Selection& at = model.selection();
+  std::string name =
+      fmt::format("{}-{}", std::filesystem::path(overview->info.path).stem().string(), panel);
+  if (panel == "run") return fmt::format("{}.{}", name, extension);
+  if (const StepRef* step = model.step()) {
+    name += fmt::format("-sequence{}-block{}-step{}", step->sequence, step->block, step->step);
+  }
+  if (panel != "trajectory" && at.layer < meta.layers.size() && at.head < meta.heads.size()) {
+    name += fmt::format("-layer{}-head{}", meta.layers[at.layer], meta.heads[at.head]);
+  }
+  return fmt::format("{}.{}", name, extension);
 }
 
 }  // namespace blockscope

@@ -15,4 +15,8 @@ void check_selection_text(const std::string& text);
 Selection selection_from_text(const std::string& text, const Overview& overview,
                               const Selection& now);
 
+/// "run-heads-layer3-head2.png": a file name for what a panel shows of the active trace.
+std::string export_name(const ViewModel& model, const std::string& panel,
+                        const std::string& extension);
+
 }  // namespace blockscope

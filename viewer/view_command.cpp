@@ -7,7 +7,9 @@
 #include <memory>
 
 #include "decode_record/error.h"
+#include "decode_record/output_file.h"
 #include "viewer/app.h"
+#include "viewer/panels/show_text.h"
 #include "viewer/png_file.h"
 
 namespace blockscope {
@@ -16,25 +18,34 @@ namespace {
 struct ViewFlags {
   std::vector<std::string> traces;
   std::string screenshot;
+  std::string csv;
   std::vector<std::string> panels;
   std::string select;
   std::string reuse;
-  std::string colormap = "viridis";
+  std::string show;
+  std::string colormap;
   bool light = false;
+  bool dark = false;
   bool force = false;
   int width = 1440;
   int height = 900;
   float scale = 0.0F;
   double patience = 60.0;
-  std::size_t cache_mib = 256;
+  std::size_t cache_mib = 0;
 };
 
 void run_view(const ViewFlags& flags, const std::string& config_folder) {
-  const bool picture = !flags.screenshot.empty();
-  if (picture && std::filesystem::exists(flags.screenshot) && !flags.force) {
-    throw UsageError(fmt::format("{}: exists. HINT: --force replaces it", flags.screenshot));
+  const bool picture = !flags.screenshot.empty() || !flags.csv.empty();
+  for (const std::string* path : {&flags.screenshot, &flags.csv}) {
+    if (!path->empty() && std::filesystem::exists(*path) && !flags.force) {
+      throw UsageError(fmt::format("{}: exists. HINT: --force replaces it", *path));
+    }
   }
-  if (picture && flags.traces.empty()) throw UsageError("--screenshot: which trace?");
+  if (picture && flags.traces.empty()) throw UsageError("--screenshot, --csv: which trace?");
+  if (!flags.csv.empty() && flags.panels.size() != 1) {
+    throw UsageError(fmt::format("--csv: of which panel? HINT: --panel with one of {}",
+                                 CLI::detail::join(panel_names(), ", ")));
+  }
   AppOptions options;
   options.traces = flags.traces;
   options.window.width = flags.width;
@@ -45,17 +56,31 @@ void run_view(const ViewFlags& flags, const std::string& config_folder) {
     std::error_code ignored;
     std::filesystem::create_directories(config_folder, ignored);
     options.window.ini_file = config_folder + "/layout.ini";
+    options.config_folder = config_folder;
   }
   options.panels = flags.panels;
   options.select = flags.select;
   options.reuse = flags.reuse;
+  options.show = flags.show;
   options.colormap = flags.colormap;
-  options.dark = !flags.light;
+  if (flags.light || flags.dark) options.dark = flags.dark;
   options.cache_bytes = flags.cache_mib << 20U;
   App app(options);
   if (!picture) return app.run();
   const Image image = app.picture(flags.patience);
-  write_png(flags.screenshot, image.width, image.height, image.rgba);
+  if (!flags.screenshot.empty()) {
+    write_png(flags.screenshot, image.width, image.height, image.rgba, flags.force);
+  }
+  if (flags.csv.empty()) return;
+  const auto table = app.table(flags.panels.front());
+  if (!table) {
+    throw Error(
+        fmt::format("--csv: panel {} shows no numbers of this trace. HINT: --screenshot shows why",
+                    flags.panels.front()));
+  }
+  OutputFile file(flags.csv, flags.force);
+  file.write(table->text());
+  file.commit();
 }
 
 }  // namespace
@@ -66,6 +91,8 @@ void add_view_command(CLI::App& app, const std::string& config_folder) {
   auto flags = std::make_shared<ViewFlags>();
   command->add_option("traces", flags->traces, "Trace files, finished or being written");
   command->add_option("--screenshot", flags->screenshot, "Write a PNG instead of opening a window");
+  command->add_option("--csv", flags->csv,
+                      "Write the numbers of one --panel instead of opening a window");
   command
       ->add_option(
           "--panel", flags->panels,
@@ -75,10 +102,12 @@ void add_view_command(CLI::App& app, const std::string& config_folder) {
                       "What to show, such as sequence=0,block=1,step=4,layer=3,head=2");
   command->add_option("--reuse", flags->reuse,
                       "Calibration file to start the calibration panel with");
+  command->add_option("--show", flags->show, "What the panels show: " + show_text_help());
   command->add_option("--colormap", flags->colormap,
                       "viridis, magma, inferno, cividis or coolwarm; with _r: reversed");
-  command->add_flag("--light", flags->light, "Light instead of dark");
-  command->add_flag("--force", flags->force, "Replace an existing picture");
+  auto* light = command->add_flag("--light", flags->light, "Light instead of dark");
+  command->add_flag("--dark", flags->dark, "Dark instead of light")->excludes(light);
+  command->add_flag("--force", flags->force, "Replace existing files");
   command->add_option("--width", flags->width, "Of the window in pixels")
       ->check(CLI::Range(320, 16384));
   command->add_option("--height", flags->height, "Of the window in pixels")
@@ -91,7 +120,8 @@ void add_view_command(CLI::App& app, const std::string& config_folder) {
   command->footer(
       "Examples:\n  blockscope view run.h5\n"
       "  xvfb-run -a blockscope view run.h5 --screenshot fig1.png --panel heatmap "
-      "--select layer=3,step=4 --width 1280 --height 800");
+      "--select layer=3,step=4 --width 1280 --height 800\n"
+      "  xvfb-run -a blockscope view dense.h5 reuse.h5 --panel compare --csv difference.csv");
   command->callback([flags, config_folder] { run_view(*flags, config_folder); });
 }
 

@@ -3,24 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 
 #include "decode_record/error.h"
 
 namespace blockscope {
 namespace {
-
-/// The reader at `index`, or an error for the panel that asked.
-TraceReader& reader_at(OpenTraces& traces, std::size_t index) {
-  if (index >= traces.size() || !traces[index]) throw TraceError("the trace is closed");
-  return *traces[index];
-}
-
-Selection first_of(std::size_t trace) {
-  Selection selection;
-  selection.trace = trace;
-  return selection;
-}
 
 template <typename Container>
 std::size_t clamped(std::size_t index, const Container& container) {
@@ -28,92 +15,6 @@ std::size_t clamped(std::size_t index, const Container& container) {
 }
 
 }  // namespace
-
-ViewModel::ViewModel(std::size_t budget_bytes) : data_(budget_bytes) {
-  // Twice a second: rows written since, and files that vanished.
-  data_.set_idle([mailbox = mailbox_](OpenTraces& traces) {
-    bool any = false;
-    for (std::size_t i = 0; i < traces.size(); ++i) {
-      if (!traces[i]) continue;
-      std::string problem;
-      std::shared_ptr<const Overview> news;
-      try {
-        if (!traces[i]->info().partial) continue;
-        if (traces[i]->refresh()) news = read_overview(*traces[i]);
-      } catch (const std::exception& error) {
-        problem = error.what();
-      }
-      if (!news && problem.empty()) continue;
-      any = true;
-      const std::scoped_lock lock(mailbox->mutex);
-      mailbox->letters.emplace_back([i, news, problem](ViewModel& model) {
-        OpenDocument& document = model.documents_[i];
-        if (news) {
-          document.overview = news;
-          document.live = news->info.partial;
-          document.version += 1;
-        } else if (document.problem != problem) {
-          document.problem = problem;
-          model.problems_.push_back(problem);
-        }
-      });
-    }
-    return any;
-  });
-}
-
-void ViewModel::open(const std::string& path) {
-  const auto same = std::ranges::find_if(documents_, [&](const OpenDocument& document) {
-    return document.path == path && document.state != OpenState::failed;
-  });
-  if (same != documents_.end()) {
-    selection_.trace = static_cast<std::size_t>(same - documents_.begin());
-    clamp_selection();
-    return;
-  }
-  const std::size_t index = documents_.size();
-  documents_.push_back({});
-  documents_.back().path = path;
-  data_.post([index, path, mailbox = mailbox_](OpenTraces& traces) {
-    traces.resize(std::max(traces.size(), index + 1));
-    std::shared_ptr<const Overview> overview;
-    std::string problem;
-    try {
-      traces[index] = std::make_unique<TraceReader>(path);
-      overview = read_overview(*traces[index]);
-    } catch (const std::exception& error) {
-      traces[index].reset();
-      problem = error.what();
-    }
-    const std::scoped_lock lock(mailbox->mutex);
-    mailbox->letters.emplace_back([index, overview, problem](ViewModel& model) {
-      OpenDocument& document = model.documents_[index];
-      document.overview = overview;
-      document.problem = problem;
-      document.state = overview ? OpenState::open : OpenState::failed;
-      document.live = overview && overview->info.partial;
-      if (!overview) {
-        model.problems_.push_back(problem);
-        return;
-      }
-      if (model.overview() == nullptr) model.selection_ = first_of(index);
-      model.clamp_selection();
-    });
-  });
-}
-
-void ViewModel::close(std::size_t trace) {
-  if (trace >= documents_.size()) return;
-  // Slots keep their numbers, so that keys and jobs under way stay true.
-  documents_[trace].overview.reset();
-  documents_[trace].state = OpenState::failed;
-  documents_[trace].problem = "closed";
-  data_.forget(fmt::format("{}/", trace));
-  data_.post([trace](OpenTraces& traces) {
-    if (trace < traces.size()) traces[trace].reset();
-  });
-  clamp_selection();
-}
 
 void ViewModel::update() {
   std::vector<std::function<void(ViewModel&)>> letters;
@@ -147,6 +48,17 @@ const StepRef* ViewModel::next_step() const {
   return here != nullptr && selection_.step + 1 < here->steps.size()
              ? &here->steps[selection_.step + 1]
              : nullptr;
+}
+
+const StepRef* ViewModel::step_to_compare(std::int32_t number) const {
+  if (number == 0 || block() == nullptr) return next_step();
+  const auto found = std::ranges::find(block()->steps, number, &StepRef::step);
+  return found == block()->steps.end() ? nullptr : &*found;
+}
+
+void ViewModel::select_trace(std::size_t trace) {
+  selection_ = {};
+  selection_.trace = trace;
 }
 
 void ViewModel::select(Selection wanted) {
@@ -207,7 +119,7 @@ void ViewModel::clamp_selection() {
   if (overview() == nullptr) {
     const auto open = std::ranges::find(documents_, OpenState::open, &OpenDocument::state);
     if (open == documents_.end()) return;
-    selection_ = first_of(static_cast<std::size_t>(open - documents_.begin()));
+    select_trace(static_cast<std::size_t>(open - documents_.begin()));
   }
   const Overview& open = *overview();
   selection_.block = clamped(selection_.block, open.blocks);
@@ -221,7 +133,31 @@ void ViewModel::clamp_selection() {
 }
 
 std::string ViewModel::key(const char* what) const {
-  return fmt::format("{}/{}/{}", selection_.trace, documents_[selection_.trace].version, what);
+  return fmt::format("{}/{}", trace_key(selection_.trace), what);
+}
+
+std::string ViewModel::trace_key(std::size_t trace) const {
+  return fmt::format("{}/{}", trace, documents_[trace].version);
+}
+
+std::optional<std::size_t> ViewModel::other_trace() const {
+  if (overview() == nullptr) return std::nullopt;
+  const auto usable = [&](std::size_t trace) {
+    return trace != selection_.trace && trace < documents_.size() && documents_[trace].overview;
+  };
+  if (other_ && usable(*other_)) return other_;
+  for (std::size_t trace = 0; trace < documents_.size(); ++trace) {
+    if (usable(trace)) return trace;
+  }
+  return std::nullopt;
+}
+
+void ViewModel::swap_traces() {
+  const std::optional<std::size_t> other = other_trace();
+  if (!other) return;
+  other_ = selection_.trace;
+  selection_.trace = *other;
+  clamp_selection();
 }
 
 Data<Trajectory> ViewModel::trajectory() {
@@ -230,13 +166,13 @@ Data<Trajectory> ViewModel::trajectory() {
   const std::int64_t sequence = block()->sequence;
   return data_.request<Trajectory>("trajectory", fmt::format("{}/{}", key("trajectory"), sequence),
                                    [trace, sequence](OpenTraces& traces, JobControl& control) {
-                                     return read_trajectory(reader_at(traces, trace), sequence,
+                                     return read_trajectory(open_trace(traces, trace), sequence,
                                                             control);
                                    });
 }
 
-Data<MetricPayload> ViewModel::metric(const std::string& slot, const std::string& name,
-                                      Scope scope) {
+Data<MetricPayload> ViewModel::metric(const std::string& slot, const std::string& name, Scope scope,
+                                      bool from_summary) {
   if (block() == nullptr) return {};
   RowSelection rows;
   if (scope != Scope::everything) rows.sequences = {{block()->sequence}};
@@ -246,16 +182,17 @@ Data<MetricPayload> ViewModel::metric(const std::string& slot, const std::string
                                 ? fmt::format("{}", block()->sequence)
                                 : fmt::format("{}.{}", block()->sequence, block()->block);
   const std::size_t trace = selection_.trace;
-  return data_.request<MetricPayload>(slot, fmt::format("{}/{}/{}", key("metric"), name, where),
-                                      [trace, name, rows](OpenTraces& traces, JobControl& control) {
-                                        return compute_metric(reader_at(traces, trace), name, rows,
-                                                              control);
-                                      });
+  return data_.request<MetricPayload>(
+      slot,
+      fmt::format("{}/{}{}/{}", key("metric"), name, from_summary ? "" : " from arrays", where),
+      [trace, name, rows, from_summary](OpenTraces& traces, JobControl& control) {
+        return compute_metric(open_trace(traces, trace), name, rows, from_summary, control);
+      });
 }
 
-Data<MatrixPayload> ViewModel::token_matrix(const std::string& slot, Field field, bool all_heads) {
+Data<MatrixPayload> ViewModel::token_matrix(const std::string& slot, Field field, const StepRef* to,
+                                            bool all_heads) {
   const StepRef* from = step();
-  const StepRef* to = next_step();
   if (from == nullptr || to == nullptr) return {};
   const std::optional<std::size_t> head = all_heads ? std::nullopt : std::optional(selection_.head);
   const std::string what =
@@ -265,7 +202,7 @@ Data<MatrixPayload> ViewModel::token_matrix(const std::string& slot, Field field
       slot, what,
       [trace = selection_.trace, field, a = from->row, b = to->row, layer = selection_.layer, head](
           OpenTraces& traces, JobControl&) {
-        return with_range(token_similarity(reader_at(traces, trace), field, a, b, layer, head));
+        return with_range(token_similarity(open_trace(traces, trace), field, a, b, layer, head));
       });
 }
 
@@ -278,8 +215,12 @@ Data<MatrixPayload> ViewModel::step_matrix(const std::string& slot, Field field,
   return data_.request<MatrixPayload>(
       slot, what,
       [trace = selection_.trace, field, block = *block(), layer = selection_.layer, head](
-          OpenTraces& traces, JobControl&) {
-        return with_range(step_similarity(reader_at(traces, trace), field, block, layer, head));
+          OpenTraces& traces, JobControl& control) {
+        const TraceReader& reader = open_trace(traces, trace);
+        const TraceMeta& meta = reader.info().meta;
+        control.require(block.steps.size() * row_bytes(spec_of(field), meta) /
+                        std::max<std::size_t>(1, meta.layers.size()));
+        return with_range(step_similarity(reader, field, block, layer, head));
       });
 }
 
@@ -296,7 +237,7 @@ Data<SetsPayload> ViewModel::sets() {
       "sets", fmt::format("{}/{}/{}/{}", key("sets"), selection_.block, selection_.layer, kv_head),
       [trace = selection_.trace, block = *block(), layer = selection_.layer, kv_head](
           OpenTraces& traces, JobControl&) {
-        return read_sets(reader_at(traces, trace), block, layer, kv_head);
+        return read_sets(open_trace(traces, trace), block, layer, kv_head);
       });
 }
 

@@ -39,6 +39,22 @@ void scale_plots(float scale) {
 
 }  // namespace
 
+Image cropped(const Image& image, float left, float top, float width, float height) {
+  const auto clamped = [](float value, int limit) {
+    return std::clamp(static_cast<int>(value + 0.5F), 0, limit);
+  };
+  const int x0 = clamped(left, image.width);
+  const int x1 = clamped(left + width, image.width);
+  const int y0 = clamped(top, image.height);
+  const int y1 = clamped(top + height, image.height);
+  Image part{x1 - x0, y1 - y0, {}};
+  for (int y = y0; y < y1; ++y) {
+    const auto row = image.rgba.begin() + static_cast<std::ptrdiff_t>(y) * image.width;
+    part.rgba.insert(part.rgba.end(), row + x0, row + x1);
+  }
+  return part;
+}
+
 Window::Window(const WindowOptions& options) : ini_file_(options.ini_file) {
   if (glfwInit() != GLFW_TRUE) {
     throw Error(fmt::format(

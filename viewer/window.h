@@ -24,6 +24,9 @@ struct Image {
   std::vector<std::uint32_t> rgba;  ///< rows from the top
 };
 
+/// The part of an image, in pixels from the top left; what lies outside is cut off.
+Image cropped(const Image& image, float left, float top, float width, float height);
+
 class Window {
  public:
   /// Throws Error when there is no display or no OpenGL 3.3, saying how to go on over SSH.

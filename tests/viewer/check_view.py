@@ -1,8 +1,10 @@
 """`blockscope view` as a user runs it: pictures under Xvfb, and errors a person can act on."""
 
+import csv
 import json
 import os
 import pathlib
+import re
 import shutil
 import struct
 import subprocess
@@ -83,6 +85,104 @@ def check_pictures(folder):
         assert again.read_bytes() == path.read_bytes(), f"{panel}: two pictures of one thing differ"
 
 
+def colour_table():
+    text = pathlib.Path("viewer/colormap_tables.inc").read_text()
+    digits = "".join(re.findall(r'"([0-9a-f]+)"', text.split("kViridis")[1].split(";")[0]))
+    return np.array([[int(digits[i + j : i + j + 2], 16) for j in (0, 2, 4)] for i in range(0, 6 * 256, 6)])
+
+
+def read_csv(path):
+    rows = list(csv.reader(path.open()))
+    return rows[0], [[float(cell) if cell else np.nan for cell in row] for row in rows[1:]]
+
+
+def places(pixels, values, low, high):
+    """Centre in pixels of every cell whose colour no other cell has: {(row, column): (y, x)}."""
+    index = np.floor(np.nan_to_num((values - low) / (high - low)) * 255 + 0.5).astype(int)
+    found = {}
+    for cell in np.ndindex(values.shape):
+        if np.isnan(values[cell]) or np.count_nonzero(index == index[cell]) > 1:
+            continue
+        ys, xs = np.nonzero((pixels == colour_table()[index[cell]]).all(axis=2))
+        if len(ys) > 60:
+            found[cell] = np.median(ys), np.median(xs)
+    return found
+
+
+def check_the_right_way_round(folder):
+    """Cells lie where the numbers say: rows downwards, columns to the right."""
+
+    def draw(panel):
+        out, numbers = folder / f"way-{panel}.png", folder / f"way-{panel}.csv"
+        result = view(TRACE, "--screenshot", out, "--csv", numbers, "--panel", panel, "--width", 900,
+                      "--height", 900, "--colormap", "viridis")
+        assert result.returncode == 0, result.stderr
+        pixels = read_png(out)[:, :-100, :3]  # without the colour bar, which has every colour
+        return pixels, *read_csv(numbers)
+
+    def compare(found, what):
+        assert len(found) >= 3, f"{what}: only {len(found)} cells with a colour of their own found"
+        cells = sorted(found)
+        turned = 0
+        for a in cells:
+            for b in cells:
+                for axis in (0, 1):
+                    if a[axis] >= b[axis]:
+                        continue
+                    assert found[a][axis] < found[b][axis], f"{what}: {a} and {b} are swapped: {found}"
+                    turned |= 1 << axis
+        assert turned == 3, f"{what}: the cells found don't span both axes: {found}"
+
+    pixels, header, rows = draw("heads")
+    assert header[:2] == ["layer", "head"] and "cosine" in header[2], header
+    heads = len({row[1] for row in rows})
+    grid = np.array([row[2] for row in rows]).reshape(-1, heads)
+    compare(places(pixels, grid, np.nanmin(grid), np.nanmax(grid)), "heads")
+
+    pixels, header, rows = draw("heatmap")
+    size = int(len(rows) ** 0.5)
+    external = np.array([row[2] for row in rows]).reshape(size, size)
+    internal = np.array([row[3] for row in rows]).reshape(size, size)
+    low, high = (f(np.stack([external, internal])) for f in (np.nanmin, np.nanmax))
+    # x: the token of the first step, so the picture is the transposed matrix; A_out is above.
+    compare(places(pixels[:450], external.T, low, high), "heatmap, A_out")
+    compare(places(pixels[450:], internal.T, low, high), "heatmap, A_in")
+
+
+def check_numbers(folder):
+    for panel in ("trajectory", "heads", "heatmap", "curves", "run"):
+        path = folder / f"{panel}.csv"
+        result = view(TRACE, "--csv", path, "--panel", panel)
+        assert result.returncode == 0, (panel, result.stderr)
+        assert len(path.read_text().splitlines()) > 2, panel
+    other = folder / "other.h5"
+    shutil.copyfile(TRACE, other)
+    path = folder / "compare.csv"
+    picture = folder / "compare.png"
+    result = view(TRACE, other, "--panel", "compare", "--csv", path, "--screenshot", picture)
+    assert result.returncode == 0, result.stderr
+    for panel, mode, column in (
+        ("compare", "steps", "B - A"),
+        ("compare", "tokens", "state"),
+        ("compare", "queries", "element"),
+        ("heatmap", "steps", "other step"),
+        ("heatmap", "sets", "rank"),
+        ("curves", "heads", "A_out"),
+        ("curves", "recall-sizes", "k"),
+        ("curves", "unions", "first steps"),
+    ):
+        numbers = folder / f"{panel}-{mode}.csv"
+        result = view(TRACE, other, "--panel", panel, "--show", f"{panel}={mode}", "--csv", numbers)
+        assert result.returncode == 0, (panel, mode, result.stderr)
+        lines = numbers.read_text().splitlines()
+        assert column in lines[0] and len(lines) > 2, (panel, mode, lines[:3])
+    header, rows = read_csv(path)
+    assert header[-1].startswith("B - A"), header
+    values = np.array(rows)
+    assert np.nanmax(np.abs(values[:, 4])) == 0 and np.isfinite(values[:, 2]).any(), values
+    assert len(np.unique(read_png(picture)[:, :, :3].reshape(-1, 3), axis=0)) > 30
+
+
 def check_refusals(folder):
     def refused(code, text, *arguments, display=True):
         before = sorted(folder.iterdir())
@@ -99,7 +199,12 @@ def check_refusals(folder):
     refused(2, "name=number", TRACE, "--screenshot", out, "--select", "step")
     refused(2, "layer 99", TRACE, "--screenshot", out, "--select", "layer=99")
     refused(2, "--force", TRACE, "--screenshot", folder / "run.png")
-    refused(1, "can't write", TRACE, "--screenshot", folder / "no" / "folder.png")
+    refused(1, "no/folder.png", TRACE, "--screenshot", folder / "no" / "folder.png")
+    refused(1, "no/folder.csv", TRACE, "--csv", folder / "no" / "folder.csv", "--panel", "heads")
+    refused(2, "heads|steps|tokens|queries", TRACE, "--csv", folder / "out.csv", "--panel", "compare",
+            "--show", "compare=pancake")
+    refused(2, "which panel", TRACE, "--csv", folder / "out.csv")
+    refused(1, "no numbers", TRACE, "--csv", folder / "out.csv", "--panel", "compare")
     reuse = {"format": "blockscope-reuse", "format_version": 1, "reuse": [[True] * 6] * 6,
              "model": {"layers": 6, "heads": 6, "digest": "b" * 64}}
     (folder / "other.json").write_text(json.dumps(reuse))
@@ -116,5 +221,7 @@ if view("--help", display=False).returncode != 0:
     sys.exit(77)
 with tempfile.TemporaryDirectory() as name:
     check_pictures(pathlib.Path(name))
+    check_the_right_way_round(pathlib.Path(name))
+    check_numbers(pathlib.Path(name))
     check_refusals(pathlib.Path(name))
-print("pictures of six panels and eleven refusals checked")
+print("pictures and numbers of the panels, their orientation, and fifteen refusals checked")

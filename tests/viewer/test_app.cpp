@@ -150,8 +150,15 @@ TEST_F(AppTest, HeadsAndCurvesChangeTheMetricAndTheScope) {
     ctx->SetRef("Curves");
     ctx->ComboClick("##metric/union size");
     IM_CHECK_EQ(app().state().curves.metric, 4U);
-    ctx->ItemCheck("per head");
-    IM_CHECK(app().state().curves.bars);
+    ctx->ItemClick("###keep");
+    IM_CHECK_EQ(app().state().curves.kept.size(), 1U);
+    ctx->ItemClick("###keep");
+    IM_CHECK(app().state().curves.kept.empty());
+    ctx->ComboClick("##mode/A_in, A_out per head");
+    IM_CHECK(app().state().curves.mode == PanelState::Curves::Mode::per_head);
+    ctx->ComboClick("##mode/recall for several k");
+    ctx->ItemUncheck("###together");
+    IM_CHECK(!app().state().curves.together);
   });
   ASSERT_TRUE(settle());
   // The picture really is of the metric: the share of mass outside lies in (0, 1).
@@ -159,6 +166,8 @@ TEST_F(AppTest, HeadsAndCurvesChangeTheMetricAndTheScope) {
   EXPECT_GT(app().state().heads.grid->low, 0.0F);
   EXPECT_LT(app().state().heads.grid->high, 1.0F);
   EXPECT_EQ(app().state().heads.grid_metric, 2U);
+  EXPECT_TRUE(app().state().curves.recall_head.has_value());
+  EXPECT_FALSE(app().state().curves.recall.empty());
 }
 
 TEST_F(AppTest, TheHeatmapHasThreeModesAndALockedRange) {

@@ -43,7 +43,8 @@ TEST(Colormap, EveryValueHasAColourAndNanHasItsOwn) {
   EXPECT_EQ(map.at(3.0F, 3.0F, 3.0F), map.table()[128]);
   EXPECT_EQ(map.at(std::nanf(""), 0.0F, 1.0F), kNoValueColour);
   for (const std::string_view name : kColormapNames) {
-    for (const Colour colour : Colormap(name).table()) EXPECT_NE(colour, kNoValueColour);
+    const Colormap one(name);
+    for (const Colour colour : one.table()) EXPECT_NE(colour, kNoValueColour);
   }
 }
 

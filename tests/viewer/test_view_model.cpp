@@ -5,38 +5,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
-#include <functional>
-#include <thread>
-
 #include "decode_record/trace_reader.h"
+#include "tests/viewer/view_model_test.h"
 
 namespace blockscope {
 namespace {
 
 using ::testing::HasSubstr;
 
-const std::string kTrace = std::string(BLOCKSCOPE_SOURCE_DIR) + "/tests/data/trace_schema_1.h5";
+using testing::wait_for;
+using testing::wait_until;
 
-bool wait_until(ViewModel& model, const std::function<bool()>& done) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (std::chrono::steady_clock::now() < end) {
-    model.update();
-    if (done()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  return false;
-}
-
-template <typename T>
-Data<T> wait_for(ViewModel& model, const std::function<Data<T>()>& ask) {
-  Data<T> data;
-  wait_until(model, [&] {
-    data = ask();
-    return data.state != DataState::loading;
-  });
-  return data;
-}
+const std::string& kTrace = testing::kFrozenTrace;
 
 class OpenTrace : public ::testing::Test {
  protected:
@@ -79,7 +59,7 @@ TEST_F(OpenTrace, StepsForwardThroughOneSequenceAndBackAgain) {
   std::size_t denoising = 0;
   const TraceReader trace(kTrace);
   for (const std::int64_t row : trace.rows_of(sequence)) {
-    denoising += static_cast<PassKind>(trace.steps(row, 1).kind[0]) == PassKind::denoise ? 1 : 0;
+    denoising += static_cast<PassKind>(trace.steps(row, 1).kind[0]) == PassKind::denoise ? 1U : 0U;
   }
   EXPECT_EQ(rows.size(), denoising);
   model_.move_step(-1'000'000);
@@ -115,8 +95,9 @@ TEST_F(OpenTrace, TrajectoryEndsWithTheTextOfTheSequence) {
 TEST_F(OpenTrace, TokenMatrixHasTheDiagonalThatTheArraysGive) {
   const TraceMeta& meta = model_.overview()->info.meta;
   if (meta.level < RecordLevel::outputs) GTEST_SKIP() << "the frozen trace has no outputs";
-  const auto data = wait_for<MatrixPayload>(
-      model_, [&] { return model_.token_matrix("t", Field::attention_internal, false); });
+  const auto data = wait_for<MatrixPayload>(model_, [&] {
+    return model_.token_matrix("t", Field::attention_internal, model_.next_step(), false);
+  });
   ASSERT_EQ(data.state, DataState::ready) << data.message;
   const auto block = static_cast<std::size_t>(meta.block_length);
   const auto dim = static_cast<std::size_t>(meta.head_dim);

@@ -1,106 +1,258 @@
-// The Curves panel: a metric over the steps of a block for the selected head and the mean of its
-// layer; or per head, A_in beside A_out (FlashBlock, arXiv 2602.05305, Fig. 5).
+// The Curves panel: a metric over the steps of a block for the selected head and for heads that
+// were kept for comparison; per head, A_in beside A_out (FlashBlock, arXiv 2602.05305, Fig. 5);
+// recall for several k; the distribution of union sizes.
 #include <fmt/format.h>
 #include <imgui.h>
 #include <implot.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <limits>
 #include <vector>
 
-#include "viewer/metric_choice.h"
+#include "viewer/panel_metrics.h"
 #include "viewer/panels/metric_picker.h"
 #include "viewer/panels/panels.h"
 
 namespace blockscope {
 namespace {
 
+using Mode = PanelState::Curves::Mode;
+
+/// Of kept heads and set sizes: Okabe and Ito without the two colours of A_out and A_in.
+constexpr std::array<Colour, 6> kLineColours = {0xFF739E00, 0xFFA779CC, 0xFFE9B456,
+                                                0xFF005ED5, 0xFF42E4F0, 0xFF8C8C8C};
+
 ImVec4 colour4(Colour colour) { return ImGui::ColorConvertU32ToFloat4(colour); }
 
-void draw_bars(PanelContext& context, const MetricResult& result) {
-  const TraceMeta& meta = context.model.overview()->info.meta;
-  const std::size_t layer = context.model.selection().layer;
-  const std::string title = fmt::format("layer {}###bars", meta.layers[layer]);
-  if (!ImPlot::BeginPlot(title.c_str(), ImGui::GetContentRegionAvail())) return;
-  ImPlot::SetupAxes("head", "cosine of adjacent steps");
-  const double heads = static_cast<double>(meta.heads.size());
-  ImPlot::SetupAxesLimits(-0.6, heads - 0.4, 0.0, 1.05, ImPlotCond_Once);
-  ImPlot::SetupLegend(ImPlotLocation_SouthEast);
-  constexpr double kWidth = 0.38;
-  const std::array<std::pair<const MetricChoice*, Colour>, 2> sides = {
-      {{&kMetricChoices[1], kInternalColour}, {&kMetricChoices[0], kExternalColour}}};
-  double shift = -kWidth / 2;
-  for (const auto& [choice, colour] : sides) {
-    const SimilarityMatrix grid = head_grid(result, *choice, meta);
-    std::vector<double> values(grid.columns);
-    std::vector<double> places(grid.columns);
-    for (std::size_t head = 0; head < grid.columns; ++head) {
-      const float value = grid.values[layer * grid.columns + head];
-      values[head] = std::isnan(value) ? 0.0 : static_cast<double>(value);
-      places[head] = static_cast<double>(head) + shift;
-    }
-    ImPlotSpec spec;
-    spec.FillColor = colour4(colour);
-    spec.LineColor = colour4(colour);
-    ImPlot::PlotBars(choice->label, places.data(), values.data(), static_cast<int>(values.size()),
-                     kWidth, spec);
-    shift += kWidth;
-  }
-  ImPlot::EndPlot();
-}
-
-const std::vector<Curve>& curves_of_layer(PanelState::Curves& state,
-                                          const std::shared_ptr<const MetricPayload>& payload,
-                                          const TraceMeta& meta, std::size_t layer) {
-  if (state.drawn_of == payload && state.drawn_metric == state.metric &&
-      state.drawn_layer == layer) {
-    return state.drawn;
-  }
-  state.drawn.clear();
-  for (std::size_t head = 0; head < meta.heads.size(); ++head) {
-    state.drawn.push_back(
-        head_curve(payload->result, kMetricChoices[state.metric], meta, layer, head));
-  }
-  state.drawn_of = payload;
-  state.drawn_metric = state.metric;
-  state.drawn_layer = layer;
-  return state.drawn;
-}
-
-void draw_curves(PanelContext& context, const std::shared_ptr<const MetricPayload>& payload,
-                 const MetricChoice& choice) {
-  ViewModel& model = context.model;
-  const TraceMeta& meta = model.overview()->info.meta;
-  const Selection& at = model.selection();
-  const std::vector<Curve>& curves = curves_of_layer(context.state.curves, payload, meta, at.layer);
-  const Curve& curve = curves[at.head];
-  const std::string title =
-      fmt::format("{}, layer {}###curve", choice.label, meta.layers[at.layer]);
-  if (!ImPlot::BeginPlot(title.c_str(), ImGui::GetContentRegionAvail())) return;
-  ImPlot::SetupAxes("step in block", choice.unit, ImPlotAxisFlags_AutoFit, ImPlotAxisFlags_AutoFit);
-  ImPlot::SetupLegend(ImPlotLocation_SouthWest);
-  // All heads of the layer in grey, the selected one in colour.
-  for (std::size_t head = 0; head < meta.heads.size(); ++head) {
-    const bool selected = head == at.head;
-    if (selected) continue;
-    const Curve& other = curves[head];
-    ImPlotSpec spec;
-    spec.LineColor = ImVec4(0.55F, 0.55F, 0.55F, 0.6F);
-    ImPlot::PlotLine("other heads", other.steps.data(), other.values.data(),
-                     static_cast<int>(other.steps.size()), spec);
-  }
-  ImPlotSpec spec;
-  spec.LineColor = colour4(kExternalColour);
-  spec.LineWeight = 2.5F * context.scale;
-  spec.Marker = ImPlotMarker_Circle;
-  const std::string label = fmt::format("head {} (n = {})", meta.heads[at.head], curve.terms);
+void plot_curve(const std::string& label, const Curve& curve, const ImPlotSpec& spec) {
   ImPlot::PlotLine(label.c_str(), curve.steps.data(), curve.values.data(),
                    static_cast<int>(curve.steps.size()), spec);
-  if (model.step() != nullptr) {
-    ImPlot::TagX(static_cast<double>(model.step()->step), ImVec4(0.8F, 0.5F, 0.1F, 1.0F), "%d",
-                 model.step()->step);
-  }
+}
+
+ImPlotSpec strong(Colour colour, float scale) {
+  ImPlotSpec spec;
+  spec.LineColor = colour4(colour);
+  spec.LineWeight = 2.5F * scale;
+  spec.Marker = ImPlotMarker_Circle;
+  return spec;
+}
+
+/// Beside the data, never on it.
+void legend_below() {
+  ImPlot::SetupLegend(ImPlotLocation_South,
+                      ImPlotLegendFlags_Outside | ImPlotLegendFlags_Horizontal);
+}
+
+/// With room around the outermost points.
+bool begin_plot(const char* title) {
+  ImPlot::PushStyleVar(ImPlotStyleVar_FitPadding, ImVec2(0.04F, 0.08F));
+  if (ImPlot::BeginPlot(title, ImGui::GetContentRegionAvail())) return true;
+  ImPlot::PopStyleVar();
+  return false;
+}
+void end_plot() {
   ImPlot::EndPlot();
+  ImPlot::PopStyleVar();
+}
+
+/// Marks the selected step; a click goes to another.
+void step_cursor(ViewModel& model) {
+  if (model.step() == nullptr) return;
+  ImPlot::TagX(static_cast<double>(model.step()->step), ImVec4(0.8F, 0.5F, 0.1F, 1.0F), "%d",
+               model.step()->step);
+  if (!ImPlot::IsPlotHovered() || !ImGui::IsMouseDoubleClicked(ImGuiMouseButton_Left)) return;
+  const double x = ImPlot::GetPlotMousePos().x;
+  Selection selection = model.selection();
+  const auto& steps = model.block()->steps;
+  const auto nearest = std::ranges::min_element(
+      steps, {}, [&](const StepRef& step) { return std::abs(static_cast<double>(step.step) - x); });
+  if (nearest == steps.end()) return;
+  selection.step = static_cast<std::size_t>(nearest - steps.begin());
+  model.select(selection);
+}
+
+/// FlashBlock's Fig. 5 for the selected layer.
+void draw_bars(PanelContext& context, const std::shared_ptr<const MetricPayload>& data) {
+  const TraceMeta& meta = context.model.overview()->info.meta;
+  PanelState::Curves& state = context.state.curves;
+  const std::size_t layer = context.model.selection().layer;
+  if (state.bars_of != data) {
+    state.bars_of = data;
+    state.external = head_grid(data->result, kPanelMetrics[kSimilarityExternal], meta);
+    state.internal = head_grid(data->result, kPanelMetrics[kSimilarityInternal], meta);
+  }
+  const std::string title = fmt::format("layer {}###bars", meta.layers[layer]);
+  if (!begin_plot(title.c_str())) return;
+  ImPlot::SetupAxes("head", "cosine of adjacent steps", ImPlotAxisFlags_AutoFit,
+                    ImPlotAxisFlags_AutoFit);
+  if (meta.heads.size() > 1) {
+    ImPlot::SetupAxisTicks(ImAxis_X1, static_cast<double>(meta.heads.front()),
+                           static_cast<double>(meta.heads.back()),
+                           static_cast<int>(std::min<std::size_t>(meta.heads.size(), 9)));
+    ImPlot::SetupAxisFormat(ImAxis_X1, "%.0f");
+  }
+  legend_below();
+  // Dots, not bars: the values lie close to 1, and bars must start at 0.
+  for (const auto& [grid, colour, label] :
+       {std::tuple(&state.internal, kInternalColour, "A_in (inside the block)"),
+        std::tuple(&state.external, kExternalColour, "A_out (to the prefix)")}) {
+    std::vector<double> values;
+    std::vector<double> places;
+    for (std::size_t head = 0; head < grid->columns; ++head) {
+      const float value = grid->values[layer * grid->columns + head];
+      if (std::isnan(value)) continue;  // no dot: nothing was measured
+      values.push_back(static_cast<double>(value));
+      places.push_back(static_cast<double>(meta.heads[head]));
+    }
+    ImPlotSpec spec;
+    spec.LineColor = colour4(colour);
+    spec.Marker = ImPlotMarker_Circle;
+    spec.MarkerSize = 5.0F * context.scale;
+    spec.MarkerFillColor = colour4(colour);
+    ImPlot::PlotScatter(label, places.data(), values.data(), static_cast<int>(values.size()), spec);
+  }
+  end_plot();
+}
+
+void draw_over_steps(PanelContext& context, const std::shared_ptr<const MetricPayload>& data) {
+  ViewModel& model = context.model;
+  const TraceMeta& meta = model.overview()->info.meta;
+  PanelState::Curves& state = context.state.curves;
+  const PanelMetric& choice = kPanelMetrics[state.metric];
+  if (state.curves_of != data || state.curves_metric != state.metric) {
+    state.curves_of = data;
+    state.curves_metric = state.metric;
+    state.curves = head_curves(means_by_step(data->result, choice), meta);
+  }
+  const HeadCurves& curves = state.curves;
+  const Selection& at = model.selection();
+  const std::string title =
+      fmt::format("{}, layer {}###curve", choice.label, meta.layers[at.layer]);
+  if (!begin_plot(title.c_str())) return;
+  ImPlot::SetupAxes("step in block", choice.unit, ImPlotAxisFlags_AutoFit, ImPlotAxisFlags_AutoFit);
+  legend_below();
+  ImPlotSpec faint;
+  faint.LineColor = ImVec4(0.55F, 0.55F, 0.55F, 0.6F);
+  for (std::size_t head = 0; head < curves.heads; ++head) {
+    if (head != at.head) plot_curve("other heads of the layer", curves.at(at.layer, head), faint);
+  }
+  std::size_t index = 0;
+  for (const HeadSlot& kept : state.kept) {
+    const Colour colour = kLineColours[index++ % kLineColours.size()];
+    if (kept.layer >= meta.layers.size() || kept.head >= curves.heads) continue;
+    ImPlotSpec spec = strong(colour, context.scale);
+    spec.LineWeight = 1.8F * context.scale;
+    plot_curve(fmt::format("layer {}, head {}", meta.layers[kept.layer], meta.heads[kept.head]),
+               curves.at(kept.layer, kept.head), spec);
+  }
+  const Curve& selected = curves.at(at.layer, at.head);
+  plot_curve(fmt::format("head {} (n = {})###selected", meta.heads[at.head], selected.terms),
+             selected, strong(kExternalColour, context.scale));
+  step_cursor(model);
+  end_plot();
+}
+
+/// The head whose sets are shown; nullopt: all together.
+std::optional<HeadSlot> shown_head(const PanelContext& context) {
+  if (context.state.curves.together) return std::nullopt;
+  return HeadSlot{context.model.selection().layer, context.model.selection().head};
+}
+
+void draw_recall(PanelContext& context, const std::shared_ptr<const MetricPayload>& data) {
+  const TraceMeta& meta = context.model.overview()->info.meta;
+  PanelState::Curves& state = context.state.curves;
+  const auto head = shown_head(context);
+  if (state.recall_of != data || state.recall_head != head) {
+    state.recall_of = data;
+    state.recall_head = head;
+    state.recall = recall_by_size(data->result, meta, head);
+  }
+  const std::int64_t terms = state.recall.empty() ? 0 : state.recall.front().curve.terms;
+  const std::string title = fmt::format(
+      "recall of step 1's set, {} (n = {})###recall",
+      head ? fmt::format("layer {}, head {}", meta.layers[head->layer], meta.heads[head->head])
+           : std::string("all heads"),
+      terms);
+  if (!begin_plot(title.c_str())) return;
+  ImPlot::SetupAxes("step in block", "share of the set still chosen", ImPlotAxisFlags_AutoFit);
+  ImPlot::SetupAxisLimits(ImAxis_Y1, 0.0, 1.05, ImPlotCond_Once);
+  legend_below();
+  std::size_t index = 0;
+  for (const SizeCurve& line : state.recall) {
+    plot_curve(fmt::format("k = {}", line.size), line.curve,
+               strong(kLineColours[index++ % kLineColours.size()], context.scale));
+  }
+  step_cursor(context.model);
+  end_plot();
+}
+
+void draw_unions(PanelContext& context, const std::shared_ptr<const MetricPayload>& data) {
+  const TraceMeta& meta = context.model.overview()->info.meta;
+  PanelState::Curves& state = context.state.curves;
+  const std::optional<std::size_t> layer =
+      state.together ? std::nullopt : std::optional(context.model.selection().layer);
+  if (state.unions_of != data || state.unions_layer != layer) {
+    state.unions_of = data;
+    state.unions_layer = layer;
+    state.unions = union_distribution(data->result, layer);
+  }
+  const UnionDistribution& unions = state.unions;
+  const std::string title =
+      layer ? fmt::format("union of the tokens' sets, layer {}###unions", meta.layers[*layer])
+            : std::string("union of the tokens' sets, all layers###unions");
+  if (!begin_plot(title.c_str())) return;
+  ImPlot::SetupAxes("|union| / k", "share of steps and KV heads", ImPlotAxisFlags_AutoFit,
+                    ImPlotAxisFlags_AutoFit);
+  legend_below();
+  const double half = unions.width / 2;
+  double shift = -half / 2;
+  for (const auto& [values, terms, colour, label] :
+       {std::tuple(&unions.all, unions.terms, kExternalColour, "all steps"),
+        std::tuple(&unions.first, unions.first_terms, kInternalColour, "first steps")}) {
+    std::vector<double> places = unions.centres;
+    for (double& place : places) place += shift;
+    ImPlotSpec spec;
+    spec.FillColor = spec.LineColor = colour4(colour);
+    ImPlot::PlotBars(fmt::format("{} (n = {:.0f})###{}", label, terms, label).c_str(),
+                     places.data(), values->data(), static_cast<int>(places.size()), half * 0.9,
+                     spec);
+    shift += half;
+  }
+  end_plot();
+}
+
+/// "Keep" puts the selected head's curve beside those of heads selected later.
+void keep_buttons(PanelContext& context) {
+  PanelState::Curves& state = context.state.curves;
+  const HeadSlot here{context.model.selection().layer, context.model.selection().head};
+  const auto found = std::ranges::find(state.kept, here);
+  ImGui::SameLine();
+  if (found == state.kept.end()) {
+    if (ImGui::Button("Keep###keep")) state.kept.push_back(here);
+    ImGui::SetItemTooltip("keep this head's curve while others are selected");
+  } else if (ImGui::Button("Drop###keep")) {
+    state.kept.erase(found);
+  }
+  if (state.kept.empty()) return;
+  ImGui::SameLine();
+  if (ImGui::Button("Drop all")) state.kept.clear();
+}
+
+/// The metric that a mode shows.
+std::size_t metric_of(const PanelState::Curves& state) {
+  switch (state.mode) {
+    case Mode::over_steps:
+      return state.metric;
+    case Mode::per_head:
+      return kSimilarityExternal;
+    case Mode::recall_sizes:
+      return kRecall;
+    case Mode::union_sizes:
+      return kUnionSize;
+  }
+  return state.metric;
 }
 
 }  // namespace
@@ -109,21 +261,37 @@ void draw_curves_panel(PanelContext& context) {
   ViewModel& model = context.model;
   if (model.block() == nullptr) return explain_missing("No trace is open.");
   PanelState::Curves& state = context.state.curves;
-  ImGui::Checkbox("per head", &state.bars);
+  constexpr const char* kModes[] = {"over steps", "A_in, A_out per head", "recall for several k",
+                                    "union sizes"};
+  int mode = static_cast<int>(state.mode);
+  ImGui::SetNextItemWidth(172.0F * context.scale);
+  if (ImGui::Combo("##mode", &mode, kModes, IM_ARRAYSIZE(kModes))) state.mode = Mode{mode};
   ImGui::SameLine();
-  if (!state.bars) {
-    pick_metric("##metric", state.metric, context.scale);
-    ImGui::SameLine();
-  }
   pick_scope("##scope", state.scope, context.scale);
-  const MetricChoice& choice = kMetricChoices[state.bars ? 0 : state.metric];
+  if (state.mode == Mode::over_steps) {
+    pick_metric("##metric", state.metric, context.scale);
+    keep_buttons(context);
+  } else if (state.mode != Mode::per_head) {
+    ImGui::SameLine();
+    ImGui::Checkbox(
+        state.mode == Mode::recall_sizes ? "all heads###together" : "all layers###together",
+        &state.together);
+  }
+  const PanelMetric& choice = kPanelMetrics[metric_of(state)];
   if (!has_level_for(model.overview()->info.meta, choice)) return;
-  const auto data = model.metric("curves", choice.metric, state.scope);
+  // Summaries have one k only.
+  const auto data = model.metric("curves", choice.metric, state.scope,
+                                 /*from_summary=*/state.mode != Mode::recall_sizes);
   if (!ready_or_explain(data)) return;
-  if (state.bars) {
-    draw_bars(context, data.value->result);
-  } else {
-    draw_curves(context, data.value, choice);
+  switch (state.mode) {
+    case Mode::over_steps:
+      return draw_over_steps(context, data.value);
+    case Mode::per_head:
+      return draw_bars(context, data.value);
+    case Mode::recall_sizes:
+      return draw_recall(context, data.value);
+    case Mode::union_sizes:
+      return draw_unions(context, data.value);
   }
 }
 

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <imgui.h>
 
-#include "viewer/metric_choice.h"
+#include "viewer/panel_metrics.h"
 #include "viewer/panels/calibration_parts.h"
 #include "viewer/panels/heatmap_plot.h"
 #include "viewer/panels/metric_picker.h"
@@ -18,7 +18,7 @@ void draw_heads_panel(PanelContext& context) {
   pick_metric("##metric", state.metric, context.scale);
   ImGui::SameLine();
   pick_scope("##scope", state.scope, context.scale);
-  const MetricChoice& choice = kMetricChoices[state.metric];
+  const PanelMetric& choice = kPanelMetrics[state.metric];
   if (!has_level_for(model.overview()->info.meta, choice)) return;
   const auto data = model.metric("heads", choice.metric, state.scope);
   if (!ready_or_explain(data)) return;

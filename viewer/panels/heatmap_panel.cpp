@@ -4,7 +4,9 @@
 #include <imgui.h>
 #include <implot.h>
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <vector>
 
 #include "viewer/panels/heatmap_plot.h"
@@ -23,11 +25,30 @@ struct Side {
 constexpr std::array<Side, 2> kSides = {{{"A_out", "heatmap-out", Field::attention_external},
                                          {"A_in", "heatmap-in", Field::attention_internal}}};
 
+/// The step that the selected one is compared with.
+void pick_step(PanelContext& context) {
+  std::int32_t& to_step = context.state.heatmap.to_step;
+  const auto name = [](std::int32_t step) {
+    return step == 0 ? std::string("next step") : fmt::format("step {}", step);
+  };
+  ImGui::SameLine();
+  ImGui::TextUnformatted("with");
+  ImGui::SameLine();
+  ImGui::SetNextItemWidth(100.0F * context.scale);
+  if (!ImGui::BeginCombo("##to-step", name(to_step).c_str())) return;
+  if (ImGui::Selectable(name(0).c_str(), to_step == 0)) to_step = 0;
+  for (const StepRef& step : context.model.block()->steps) {
+    if (ImGui::Selectable(name(step.step).c_str(), to_step == step.step)) to_step = step.step;
+  }
+  ImGui::EndCombo();
+}
+
 void draw_controls(PanelContext& context) {
   PanelState::Heatmap& state = context.state.heatmap;
   Appearance& appearance = context.appearance;
   ImGui::SetNextItemWidth(140.0F * context.scale);
   ImGui::Combo("##mode", &state.mode, kModes.data(), static_cast<int>(kModes.size()));
+  if (state.mode == 0) pick_step(context);
   if (state.mode != 2) {
     ImGui::SameLine();
     ImGui::Checkbox("all heads", &state.all_heads);
@@ -52,11 +73,12 @@ std::string where(const ViewModel& model, bool all_heads) {
 void draw_matrices(PanelContext& context, bool tokens) {
   ViewModel& model = context.model;
   const bool all_heads = context.state.heatmap.all_heads;
+  const StepRef* to = model.step_to_compare(context.state.heatmap.to_step);
   const ImVec2 space = ImGui::GetContentRegionAvail();
   const float height = (space.y - ImGui::GetStyle().ItemSpacing.y) / 2;
   std::array<Data<MatrixPayload>, 2> data;
   for (std::size_t i = 0; i < kSides.size(); ++i) {
-    data[i] = tokens ? model.token_matrix(kSides[i].slot, kSides[i].field, all_heads)
+    data[i] = tokens ? model.token_matrix(kSides[i].slot, kSides[i].field, to, all_heads)
                      : model.step_matrix(kSides[i].slot, kSides[i].field, all_heads);
   }
   // Both pictures share one range: their difference is the point.
@@ -75,9 +97,9 @@ void draw_matrices(PanelContext& context, bool tokens) {
       if (tokens) {
         const std::int32_t step = model.step()->step;
         plot.title = fmt::format("{}, {}: steps {} and {}###{}", kSides[i].name,
-                                 where(model, all_heads), step, model.next_step()->step, plot.id);
+                                 where(model, all_heads), step, to->step, plot.id);
         plot.x_label = fmt::format("token at step {}", step);
-        plot.y_label = fmt::format("token at step {}", model.next_step()->step);
+        plot.y_label = fmt::format("token at step {}", to->step);
         plot.transpose = true;
         plot.mark_x = model.selection().token;
         plot.mark_y = model.selection().token;
@@ -129,7 +151,11 @@ void draw_sets(PanelContext& context) {
   ImPlot::PopPlotClipRect();
   if (ImPlot::IsPlotHovered()) {
     const ImPlotPoint mouse = ImPlot::GetPlotMousePos();
-    ImGui::SetTooltip("position %.0f, step %.0f", mouse.x, mouse.y);
+    const double position = std::round(mouse.x);
+    const auto at = static_cast<std::size_t>(std::max(0.0, position));
+    const bool known = position >= 0.0 && at < sets.token_texts.size();
+    ImGui::SetTooltip("position %.0f: \"%s\"\nstep %.0f", position,
+                      known ? sets.token_texts[at].c_str() : "-", std::round(mouse.y));
   }
   ImPlot::EndPlot();
 }
@@ -153,8 +179,11 @@ void draw_heatmap_panel(PanelContext& context) {
     if (meta.set_size == 0) return explain_missing("This trace was captured without top-k sets.");
     return draw_sets(context);
   }
-  if (mode == 0 && model.next_step() == nullptr) {
-    return explain_missing("This is the block's last step: there is no next step to compare with.");
+  if (mode == 0 && model.step_to_compare(context.state.heatmap.to_step) == nullptr) {
+    return explain_missing(
+        context.state.heatmap.to_step == 0
+            ? std::string("This is the block's last step: choose a step to compare with.")
+            : fmt::format("This block has no step {}.", context.state.heatmap.to_step));
   }
   draw_matrices(context, mode == 0);
 }

@@ -10,6 +10,7 @@ namespace blockscope {
 namespace {
 
 constexpr float kBarWidth = 74.0F;
+constexpr float kWideBarWidth = 100.0F;  // for labels such as -0.0004
 
 void mark(double low_x, double low_y, double high_x, double high_y) {
   const ImVec2 a = ImPlot::PlotToPixels(low_x, low_y);
@@ -61,11 +62,37 @@ void draw_marks(const std::vector<CellMark>& marks, std::size_t columns, double 
   ImPlot::PopPlotClipRect();
 }
 
+/// Strokes over cells without a value, so that grey of a colour map is never mistaken for them.
+void hatch(const HeatmapPlot& plot, const SimilarityMatrix& values, std::size_t columns,
+           std::size_t rows) {
+  constexpr float kSmallest = 5.0F;  // pixels; smaller cells are grey only
+  ImPlot::PushPlotClipRect();
+  ImDrawList* draw = ImPlot::GetPlotDrawList();
+  for (std::size_t row = 0; row < rows; ++row) {
+    for (std::size_t column = 0; column < columns; ++column) {
+      const std::size_t index =
+          plot.transpose ? column * values.columns + row : row * values.columns + column;
+      if (!std::isnan(values.values[index])) continue;
+      const double x = plot.first_x + static_cast<double>(column);
+      const double y = plot.first_y + static_cast<double>(row);
+      const ImVec2 a = ImPlot::PlotToPixels(x - 0.5, y + 0.5);
+      const ImVec2 b = ImPlot::PlotToPixels(x + 0.5, y - 0.5);
+      if (std::abs(b.x - a.x) < kSmallest || std::abs(b.y - a.y) < kSmallest) {
+        return ImPlot::PopPlotClipRect();
+      }
+      draw->AddLine(a, b, 0xFF404040U, 1.0F);
+      draw->AddLine(ImVec2((a.x + b.x) / 2, a.y), ImVec2(b.x, (a.y + b.y) / 2), 0xFF404040U, 1.0F);
+      draw->AddLine(ImVec2(a.x, (a.y + b.y) / 2), ImVec2((a.x + b.x) / 2, b.y), 0xFF404040U, 1.0F);
+    }
+  }
+  ImPlot::PopPlotClipRect();
+}
+
 }  // namespace
 
 std::pair<float, float> colour_range(const Appearance& appearance, const MatrixPayload& matrix,
                                      const HeatmapPlot& plot) {
-  if (appearance.lock_range) return {appearance.low, appearance.high};
+  if (appearance.lock_range && !plot.own_range) return {appearance.low, appearance.high};
   const bool any = matrix.low <= matrix.high;
   return {plot.low.value_or(any ? matrix.low : 0.0F), plot.high.value_or(any ? matrix.high : 1.0F)};
 }
@@ -79,10 +106,13 @@ std::optional<HeatmapHit> draw_heatmap(PanelContext& context, const HeatmapPlot&
   const auto [low, high] = colour_range(context.appearance, *matrix, plot);
   const ImTextureID texture =
       context.textures.heatmap(plot.id, matrix, low, high, context.map, plot.transpose);
-  const float bar = kBarWidth * context.scale;
+  const bool small = std::max(std::abs(low), std::abs(high)) < 0.01F;
+  const float bar = (small ? kWideBarWidth : kBarWidth) * context.scale;
   std::optional<HeatmapHit> hit;
   const ImVec2 size(std::max(60.0F, plot.width - bar), plot.height);
-  if (ImPlot::BeginPlot(plot.title.c_str(), size, ImPlotFlags_NoLegend | ImPlotFlags_NoMouseText)) {
+  if (ImPlot::BeginPlot(
+          plot.title.c_str(), size,
+          (matrix->missing > 0 ? 0 : ImPlotFlags_NoLegend) | ImPlotFlags_NoMouseText)) {
     ImPlot::SetupAxes(plot.x_label.c_str(), plot.y_label.c_str(), ImPlotAxisFlags_NoGridLines,
                       ImPlotAxisFlags_NoGridLines | ImPlotAxisFlags_Invert);
     // Cells are centred on their coordinate.
@@ -95,6 +125,13 @@ std::optional<HeatmapHit> draw_heatmap(PanelContext& context, const HeatmapPlot&
     // second).
     ImPlot::PlotImage("##values", texture, ImPlotPoint(x0, y1), ImPlotPoint(x1, y0));
     if (plot.marks.size() == rows * columns) draw_marks(plot.marks, columns, x0, y0);
+    if (matrix->missing > 0) {
+      hatch(plot, values, columns, rows);
+      // Names the hatched cells in the legend.
+      ImPlotSpec grey;
+      grey.FillColor = ImGui::ColorConvertU32ToFloat4(kNoValueColour);
+      ImPlot::PlotDummy("no value (NaN)", grey);
+    }
     if (plot.mark_x || plot.mark_y) {
       mark(plot.mark_x ? *plot.mark_x - 0.5 : x0, plot.mark_y ? *plot.mark_y - 0.5 : y0,
            plot.mark_x ? *plot.mark_x + 0.5 : x1, plot.mark_y ? *plot.mark_y + 0.5 : y1);

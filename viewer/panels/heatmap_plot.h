@@ -34,6 +34,7 @@ struct HeatmapPlot {
   double first_x = 0, first_y = 0;  ///< coordinate of the first column and row
   float width = 0.0F, height = 0.0F;
   std::optional<float> low, high;  ///< of the colours; unset: the values' own or the locked range
+  bool own_range = false;          ///< low and high hold whatever range is locked
   /// Cells to mark with a frame, in the plot's coordinates.
   std::optional<double> mark_x, mark_y;
   std::vector<CellMark> marks;  ///< [rows, columns] of the picture; empty: none

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <imgui.h>
 
-#include "analysis/metrics.h"
 #include "decode_record/trace_meta.h"
 #include "viewer/panels/panels.h"
 
@@ -20,9 +19,9 @@ void next_width(float width) {
 
 void pick_metric(const char* id, std::size_t& metric, float scale) {
   next_width(170.0F * scale);
-  if (!ImGui::BeginCombo(id, kMetricChoices[metric].label)) return;
-  for (std::size_t i = 0; i < kMetricChoices.size(); ++i) {
-    if (ImGui::Selectable(kMetricChoices[i].label, i == metric)) metric = i;
+  if (!ImGui::BeginCombo(id, kPanelMetrics[metric].label)) return;
+  for (std::size_t i = 0; i < kPanelMetrics.size(); ++i) {
+    if (ImGui::Selectable(kPanelMetrics[i].label, i == metric)) metric = i;
   }
   ImGui::EndCombo();
 }
@@ -34,16 +33,12 @@ void pick_scope(const char* id, ViewModel::Scope& scope, float scale) {
   if (ImGui::Combo(id, &index, kNames, 3)) scope = static_cast<ViewModel::Scope>(index);
 }
 
-bool has_level_for(const TraceMeta& meta, const MetricChoice& choice) {
-  // `recall` and `union_size` stand in /sets, the others in /summary.
-  const RecordLevel needed = parse_record_level(metric_by_name(choice.metric).level);
-  const RecordLevel least =
-      std::string(choice.metric) == "similarity" ? RecordLevel::summary : needed;
-  if (meta.level >= least) return true;
+bool has_level_for(const TraceMeta& meta, const PanelMetric& choice) {
+  if (meta.level >= parse_record_level(choice.level)) return true;
   explain_missing(
       fmt::format("This trace has level '{}'. {} needs a trace captured with "
                   "--record {}.",
-                  to_string(meta.level), choice.label, to_string(least)));
+                  to_string(meta.level), choice.label, choice.level));
   return false;
 }
 

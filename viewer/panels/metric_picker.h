@@ -3,13 +3,13 @@
 
 #include <cstddef>
 
-#include "viewer/metric_choice.h"
+#include "viewer/panel_metrics.h"
 
 namespace blockscope {
 
 void pick_metric(const char* id, std::size_t& metric, float scale);
 void pick_scope(const char* id, ViewModel::Scope& scope, float scale);
 /// False, with a sentence in the panel, when the trace's level lacks what the metric needs.
-bool has_level_for(const TraceMeta& meta, const MetricChoice& choice);
+bool has_level_for(const TraceMeta& meta, const PanelMetric& choice);
 
 }  // namespace blockscope

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -13,20 +14,14 @@
 
 #include "viewer/calibration_edit.h"
 #include "viewer/colormap.h"
-#include "viewer/metric_choice.h"
+#include "viewer/comparison.h"
+#include "viewer/csv_table.h"
+#include "viewer/panel_metrics.h"
+#include "viewer/settings.h"
 #include "viewer/textures.h"
 #include "viewer/view_model.h"
 
 namespace blockscope {
-
-/// How things are shown; kept from run to run.
-struct Appearance {
-  bool dark = true;
-  std::string map = "viridis";
-  /// Of heatmaps: locked to [low, high] or fitted to each.
-  bool lock_range = false;
-  float low = 0.0F, high = 1.0F;
-};
 
 /// State of single panels that no other panel needs.
 struct PanelState {
@@ -47,16 +42,24 @@ struct PanelState {
   struct Heatmap {
     int mode = 0;  ///< 0: token x token, 1: step x step, 2: top-k positions
     bool all_heads = true;
+    std::int32_t to_step = 0;  ///< that tokens are compared with; 0: the next one
   } heatmap;
   struct Curves {
+    enum class Mode { over_steps, per_head, recall_sizes, union_sizes };
+    Mode mode = Mode::over_steps;
     std::size_t metric = 0;
-    bool bars = false;  ///< per head beside each other instead of over steps
     ViewModel::Scope scope = ViewModel::Scope::everything;
-    /// One per head, made once for a result, metric and layer: averaging is too slow for each
-    /// frame.
-    std::vector<Curve> drawn;
-    std::shared_ptr<const MetricPayload> drawn_of;
-    std::size_t drawn_metric = 0, drawn_layer = 0;
+    bool together = true;        ///< all heads (recall) or layers (unions) instead of the selected
+    std::vector<HeadSlot> kept;  ///< heads whose curves stay while others are selected
+    // What is drawn of a result, made once for it.
+    std::shared_ptr<const MetricPayload> curves_of, bars_of, recall_of, unions_of;
+    std::size_t curves_metric = 0;
+    HeadCurves curves;
+    SimilarityMatrix external, internal;
+    std::optional<HeadSlot> recall_head;
+    std::vector<SizeCurve> recall;
+    std::optional<std::size_t> unions_layer;
+    UnionDistribution unions;
   } curves;
   struct Calibration {
     std::map<std::string, CalibrationEdit> edits;  ///< by checkpoint digest
@@ -79,6 +82,11 @@ struct PanelState {
     std::shared_ptr<const CalibrationSums> grid_of;
     std::shared_ptr<const MatrixPayload> grid;
   } calibration;
+  struct Compare {
+    int mode = 0;  ///< 0: heads, 1: steps, 2: tokens, 3: query statistics
+    std::size_t metric = 0;
+    CompareScope scope = CompareScope::matched;
+  } compare;
 };
 
 struct PanelContext {
@@ -93,14 +101,27 @@ struct PanelContext {
 struct Panel {
   const char* name;  ///< the window's title and what --panel takes (lower case)
   void (*draw)(PanelContext&);
+  /// The numbers shown; nullopt while there are none. nullptr: the panel has none.
+  std::optional<CsvTable> (*table)(PanelContext&) = nullptr;
   bool visible = true;
+  float left = 0.0F, top = 0.0F, width = 0.0F, height = 0.0F;  ///< in the last frame
 };
+/// The name in lower case.
+std::string panel_key(const Panel& panel);
 void draw_trajectory_panel(PanelContext& context);
 void draw_heads_panel(PanelContext& context);
 void draw_heatmap_panel(PanelContext& context);
 void draw_curves_panel(PanelContext& context);
+void draw_compare_panel(PanelContext& context);
 void draw_run_panel(PanelContext& context);
 void draw_calibration_panel(PanelContext& context);
+
+std::optional<CsvTable> trajectory_panel_table(PanelContext& context);
+std::optional<CsvTable> heads_panel_table(PanelContext& context);
+std::optional<CsvTable> heatmap_panel_table(PanelContext& context);
+std::optional<CsvTable> curves_panel_table(PanelContext& context);
+std::optional<CsvTable> compare_panel_table(PanelContext& context);
+std::optional<CsvTable> run_panel_table(PanelContext& context);
 
 /// Colours of A_out and A_in everywhere: blue and orange of Okabe and Ito, safe for colour-blind
 /// eyes, as in FlashBlock's Fig. 5.
@@ -110,12 +131,18 @@ inline constexpr Colour kInternalColour = 0xFF009FE6;  // #E69F00
 /// Draws progress or the reason when `data` is not ready; true when it is.
 template <typename T>
 bool ready_or_explain(const Data<T>& data);
-void explain(DataState state, double progress, const std::string& message);
+struct Explanation {
+  DataState state;
+  double progress;
+  std::string message, key;
+  DataService* service;
+};
+void explain(const Explanation& what);
 
 template <typename T>
 bool ready_or_explain(const Data<T>& data) {
   if (data.state == DataState::ready && data.value) return true;
-  explain(data.state, data.progress, data.message);
+  explain({data.state, data.progress, data.message, data.key, data.service});
   return false;
 }
 

@@ -63,6 +63,16 @@ void draw_grid(PanelContext& context, const Grid& grid) {
   draw->AddRectFilled(ImVec2(clip_low.x, corner(0, grid.now).y),
                       ImVec2(clip_right, corner(0, grid.now + 1).y),
                       ImGui::GetColorU32(ImGuiCol_HeaderActive, 0.45F));
+  const std::optional<std::int32_t> token = context.model.selection().token;
+  const auto now = static_cast<std::size_t>(grid.now);
+  if (token && now < grid.trajectory.rows.size()) {  // the crosshair that all panels share
+    const std::int64_t position = grid.trajectory.rows[now].first_position + *token;
+    const ImVec2 low = corner(position, 0);
+    draw->AddRectFilled(ImVec2(low.x, grid.origin.y),
+                        ImVec2(low.x + grid.cell.x - 1.0F,
+                               corner(0, static_cast<std::int32_t>(grid.trajectory.rows.size())).y),
+                        ImGui::GetColorU32(ImGuiCol_HeaderActive, 0.3F));
+  }
   for (std::int64_t position = 0; position < grid.trajectory.gen_length; ++position) {
     const float x = corner(position, 0).x;
     if (x < clip_left || x > clip_right) continue;

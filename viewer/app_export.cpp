@@ -1,0 +1,102 @@
+// Export of one panel: its picture, cropped from the framebuffer, or its numbers as CSV.
+#include <fmt/format.h>
+#include <imgui.h>
+#include <imgui_internal.h>
+#include <misc/cpp/imgui_stdlib.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "decode_record/error.h"
+#include "decode_record/output_file.h"
+#include "viewer/app.h"
+#include "viewer/png_file.h"
+#include "viewer/selection_text.h"
+
+namespace blockscope {
+
+std::optional<CsvTable> App::table(const std::string& panel) {
+  const auto found = std::ranges::find(panels_, panel, [](const Panel& p) { return panel_key(p); });
+  if (found == panels_.end() || found->table == nullptr) return std::nullopt;
+  PanelContext context{model_, appearance_, state_, textures_, *map_, window_.scale()};
+  return found->table(context);
+}
+
+void App::draw_panel_menu(const Panel& panel) {
+  if (!ImGui::BeginMenuBar()) return;
+  if (ImGui::BeginMenu("Export")) {
+    const auto ask = [&](bool picture) {
+      export_.emplace();
+      export_->panel = &panel;
+      export_->picture = picture;
+      export_->path = export_name(model_, panel_key(panel), picture ? "png" : "csv");
+    };
+    const bool numbers = panel.table != nullptr;
+    if (ImGui::MenuItem("Picture (PNG) ...")) ask(true);
+    if (ImGui::MenuItem("Numbers (CSV) ...", nullptr, false, numbers)) ask(false);
+    if (ImGui::MenuItem("Copy numbers", nullptr, false, numbers)) {
+      const auto rows = table(panel_key(panel));
+      if (rows) {
+        window_.set_clipboard(rows->text());
+      } else {
+        model_.add_problem(fmt::format("{}: shows no numbers yet.", panel.name));
+      }
+    }
+    ImGui::EndMenu();
+  }
+  ImGui::EndMenuBar();
+}
+
+void App::save_export(const Image* image) {
+  ExportRequest& wanted = *export_;
+  try {
+    if (wanted.picture) {
+      const ImVec2 scale = ImGui::GetIO().DisplayFramebufferScale;
+      const Image part = cropped(*image, wanted.panel->left * scale.x, wanted.panel->top * scale.y,
+                                 wanted.panel->width * scale.x, wanted.panel->height * scale.y);
+      write_png(wanted.path, part.width, part.height, part.rgba, wanted.replace);
+    } else {
+      const auto rows = table(panel_key(*wanted.panel));
+      if (!rows) throw Error("The panel shows no numbers yet.");
+      OutputFile file(wanted.path, wanted.replace);
+      file.write(rows->text());
+      file.commit();
+    }
+    export_.reset();
+  } catch (const std::exception& error) {
+    wanted.problem = error.what();  // the popup stays, so that another path can be tried
+    wanted.frames = 0;
+  }
+}
+
+void App::draw_export() {
+  if (!export_ || export_->frames > 0) return;
+  ExportRequest& wanted = *export_;
+  if (!ImGui::IsPopupOpen("Export panel")) ImGui::OpenPopup("Export panel");
+  ImGui::SetNextWindowSize(ImVec2(560.0F * window_.scale(), 0.0F), ImGuiCond_Appearing);
+  if (!ImGui::BeginPopupModal("Export panel", nullptr, ImGuiWindowFlags_NoSavedSettings)) return;
+  ImGui::Text("%s, %s", wanted.panel->name, wanted.picture ? "picture (PNG)" : "numbers (CSV)");
+  ImGui::SetNextItemWidth(-1.0F);
+  const bool enter =
+      ImGui::InputText("##export-path", &wanted.path, ImGuiInputTextFlags_EnterReturnsTrue);
+  std::error_code ignored;
+  ImGui::TextDisabled("in %s", std::filesystem::current_path(ignored).c_str());
+  ImGui::Checkbox("Replace an existing file", &wanted.replace);
+  if (!wanted.problem.empty()) ImGui::TextWrapped("%s", wanted.problem.c_str());
+  ImGui::Spacing();
+  const bool save = ImGui::Button("Save") || enter;
+  ImGui::SameLine();
+  const bool cancel = ImGui::Button("Cancel") || ImGui::IsKeyPressed(ImGuiKey_Escape, false);
+  if (save || cancel) ImGui::CloseCurrentPopup();
+  ImGui::EndPopup();
+  if (cancel) {
+    export_.reset();
+  } else if (save && wanted.picture) {
+    wanted.frames = 2;  // the popup and the menus are gone from these frames
+    ImGui::GetCurrentContext()->DimBgRatio = 0.0F;  // else the popup's veil fades over the picture
+  } else if (save) {
+    save_export(nullptr);
+  }
+}
+
+}  // namespace blockscope
