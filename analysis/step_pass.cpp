@@ -147,10 +147,12 @@ class TracePass {
     Steps steps;
     steps.sources.resize(plan_.taus.size());
     std::int32_t expected = 1;
-    prefetch(block, block.steps.begin(), layers);
+    auto ahead = block.steps.begin();
     for (auto at = block.steps.begin(); at != block.steps.end(); ++at) {
       const StepRef& step = *at;
-      prefetch(block, at + 1, layers);
+      for (; ahead != block.steps.end() && ahead - at <= kStepsAhead; ++ahead) {
+        if (ahead->recorded) reader_.prefetch(ahead->row, layers);
+      }
       if (step.step != expected) forget(steps, history, [](std::size_t) { return true; });
       expected = step.step + 1;
       const auto recomputes = [&](std::size_t i) {
@@ -164,13 +166,8 @@ class TracePass {
     }
   }
 
-  /// The first recorded step from `at` on: it is read while the workers have the one before.
-  void prefetch(const BlockSteps& block, std::vector<StepRef>::const_iterator at,
-                std::span<const std::size_t> layers) const {
-    const auto next =
-        std::find_if(at, block.steps.end(), [](const StepRef& s) { return s.recorded; });
-    if (next != block.steps.end()) reader_.prefetch(next->row, layers);
-  }
+  /// Steps that the system reads while the workers have the one before.
+  static constexpr std::ptrdiff_t kStepsAhead = 6;
 
   /// A step without arrays: nothing is the step before, and what it recomputed is unknown.
   template <typename Recomputes>
