@@ -180,6 +180,19 @@ void App::default_layout(unsigned dockspace) {
   ImGui::DockBuilderRemoveNode(dockspace);
   ImGui::DockBuilderAddNode(dockspace, ImGuiDockNodeFlags_DockSpace);
   ImGui::DockBuilderSetNodeSize(dockspace, ImGui::GetMainViewport()->WorkSize);
+  std::vector<const char*> shown;
+  for (const Panel& panel : panels_) {
+    if (panel.visible) shown.push_back(panel.name);
+  }
+  if (shown.size() == 2) {
+    ImGuiID first = dockspace;
+    const ImGuiID second =
+        ImGui::DockBuilderSplitNode(first, ImGuiDir_Right, 0.5F, nullptr, &first);
+    ImGui::DockBuilderDockWindow(shown[0], first);
+    ImGui::DockBuilderDockWindow(shown[1], second);
+    ImGui::DockBuilderFinish(dockspace);
+    return;
+  }
   // Trajectory above heads and curves; heatmaps, tall, beside them.
   ImGuiID left = dockspace;
   const ImGuiID right = ImGui::DockBuilderSplitNode(left, ImGuiDir_Right, 0.42F, nullptr, &left);

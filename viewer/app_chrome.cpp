@@ -91,12 +91,14 @@ void App::draw_status() {
     draw_faults();
     const char* right = model_.data().busy() ? "loading ..." : "F1 help";
     const float cache = ImGui::CalcTextSize("cache 00000 / 00000 MiB").x;
-    ImGui::SetCursorPosX(ImGui::GetWindowWidth() - ImGui::CalcTextSize("loading ...").x - cache -
-                         50.0F * window_.scale());
-    draw_cache();
-    ImGui::SetCursorPosX(ImGui::GetWindowWidth() - ImGui::CalcTextSize(right).x -
-                         12.0F * window_.scale());
-    ImGui::TextDisabled("%s", right);
+    const float wide = ImGui::GetWindowWidth();
+    const float at = wide - ImGui::CalcTextSize("loading ...").x - cache - 50.0F * window_.scale();
+    if (ImGui::GetCursorPosX() < at) {  // a narrow window has room for the selection only
+      ImGui::SetCursorPosX(at);
+      draw_cache();
+      ImGui::SetCursorPosX(wide - ImGui::CalcTextSize(right).x - 12.0F * window_.scale());
+      ImGui::TextDisabled("%s", right);
+    }
     ImGui::EndMenuBar();
   }
   ImGui::End();

@@ -10,6 +10,8 @@
 #include "viewer/panels/compare_views.h"
 #include "viewer/panels/heatmap_plot.h"
 
+#include "viewer/panels/plot_axes.h"
+
 namespace blockscope {
 namespace {
 
@@ -19,7 +21,15 @@ struct GridPlace {
   const char* id;
   const char* title;
   float width, height;
+  const TraceMeta* meta;  ///< of the trace whose layers and heads these are
 };
+
+/// A trace's recorded slot of a layer or head of the model.
+std::optional<std::size_t> slot_of(const std::vector<std::int64_t>& recorded, std::int64_t wanted) {
+  const auto found = std::ranges::find(recorded, wanted);
+  if (found == recorded.end()) return std::nullopt;
+  return static_cast<std::size_t>(found - recorded.begin());
+}
 
 /// A grid with the selected head marked; a click selects.
 void draw_grid(PanelContext& context, const GridPlace& place,
@@ -35,13 +45,23 @@ void draw_grid(PanelContext& context, const GridPlace& place,
     plot.y_label = "layer";
     plot.width = place.width;
     plot.height = ImGui::GetContentRegionAvail().y;
-    plot.mark_x = static_cast<double>(context.model.selection().head);
-    plot.mark_y = static_cast<double>(context.model.selection().layer);
+    // The grid's trace may have recorded other layers and heads than the selected one.
+    const TraceMeta& active = context.model.overview()->info.meta;
+    plot.x_numbers = &place.meta->heads;
+    plot.y_numbers = &place.meta->layers;
+    const auto head = slot_of(place.meta->heads, active.heads[context.model.selection().head]);
+    const auto layer = slot_of(place.meta->layers, active.layers[context.model.selection().layer]);
+    if (head && layer) {
+      plot.mark_x = static_cast<double>(*head);
+      plot.mark_y = static_cast<double>(*layer);
+    }
     const auto hit = draw_heatmap(context, plot, grid);
     if (hit && hit->clicked) {
       Selection selection = context.model.selection();
-      selection.layer = hit->row;
-      selection.head = hit->column;
+      selection.layer =
+          slot_of(active.layers, place.meta->layers[hit->row]).value_or(selection.layer);
+      selection.head =
+          slot_of(active.heads, place.meta->heads[hit->column]).value_or(selection.head);
       context.model.select(selection);
     }
   }
@@ -63,13 +83,6 @@ void plot_curve(const char* label, const Curve& curve, Colour colour) {
                    curve.values.data(), static_cast<int>(curve.steps.size()), spec);
 }
 
-/// B's recorded slot of a layer or head of the model.
-std::optional<std::size_t> slot_of(const std::vector<std::int64_t>& recorded, std::int64_t wanted) {
-  const auto found = std::ranges::find(recorded, wanted);
-  if (found == recorded.end()) return std::nullopt;
-  return static_cast<std::size_t>(found - recorded.begin());
-}
-
 }  // namespace
 
 void draw_compared_heads(PanelContext& context) {
@@ -77,6 +90,9 @@ void draw_compared_heads(PanelContext& context) {
   const auto data = compare_metric(context.model, state.metric, state.scope);
   if (!ready_or_explain(data)) return;
   const MetricComparison& both = *data.value;
+  const TraceMeta& meta_a = context.model.overview()->info.meta;
+  const auto b = context.model.other_trace();
+  const TraceMeta& meta_b = b ? context.model.documents()[*b].overview->info.meta : meta_a;
   const PanelMetric& choice = kPanelMetrics[state.metric];
   HeatmapPlot plot;
   plot.unit = choice.unit;
@@ -88,9 +104,11 @@ void draw_compared_heads(PanelContext& context) {
   const ImVec2 space = ImGui::GetContentRegionAvail();
   const float gap = ImGui::GetStyle().ItemSpacing.x;
   const float width = (space.x - 2.0F * gap) / 3.0F;
-  draw_grid(context, {"compare-grid-a", "A", width, space.y}, both.grid_a, plot, both.problem_a);
+  draw_grid(context, {"compare-grid-a", "A", width, space.y, &meta_a}, both.grid_a, plot,
+            both.problem_a);
   ImGui::SameLine();
-  draw_grid(context, {"compare-grid-b", "B", width, space.y}, both.grid_b, plot, both.problem_b);
+  draw_grid(context, {"compare-grid-b", "B", width, space.y, &meta_b}, both.grid_b, plot,
+            both.problem_b);
   ImGui::SameLine();
   static const Colormap kDiverging("coolwarm");
   PanelContext diverging{context.model,    context.appearance, context.state,
@@ -104,8 +122,8 @@ void draw_compared_heads(PanelContext& context) {
     plot.high = limit;
   }
   ImPlot::PushColormap(kDiverging.name().c_str());
-  draw_grid(diverging, {"compare-grid-difference", "B - A", width, space.y}, both.grid_difference,
-            plot, no_difference(both));
+  draw_grid(diverging, {"compare-grid-difference", "B - A", width, space.y, &meta_a},
+            both.grid_difference, plot, no_difference(both));
   ImPlot::PopColormap();
 }
 
@@ -133,6 +151,7 @@ void draw_compared_steps(PanelContext& context) {
   if (ImPlot::BeginPlot(title.c_str(), ImVec2(space.x, height))) {
     ImPlot::SetupAxes("step in block", choice.unit, ImPlotAxisFlags_AutoFit,
                       ImPlotAxisFlags_AutoFit);
+    whole_numbers(ImAxis_X1);
     ImPlot::SetupLegend(ImPlotLocation_SouthWest);
     plot_curve("A", head_curve(both.by_step_a, meta, at.layer, at.head), kExternalColour);
     if (layer && head) {
@@ -144,6 +163,7 @@ void draw_compared_steps(PanelContext& context) {
   if (ImPlot::BeginPlot("##compare-difference", ImVec2(space.x, ImGui::GetContentRegionAvail().y),
                         ImPlotFlags_NoTitle)) {
     ImPlot::SetupAxes("step in block", "B - A", ImPlotAxisFlags_AutoFit, ImPlotAxisFlags_AutoFit);
+    whole_numbers(ImAxis_X1);
     ImPlot::SetupLegend(ImPlotLocation_SouthWest);
     const double zero = 0.0;
     ImPlotSpec line;

@@ -10,6 +10,8 @@
 #include "viewer/comparison.h"
 #include "viewer/panels/compare_views.h"
 
+#include "viewer/panels/plot_axes.h"
+
 namespace blockscope {
 namespace {
 
@@ -53,6 +55,7 @@ void draw_sides(const MetricResult& result, const char* name, const char* title,
   if (!ImPlot::BeginPlot(fmt::format("{}###compare-{}", title, name).c_str(), size)) return;
   ImPlot::SetupAxes(array->axes[1].name.c_str(), array->unit.c_str(), ImPlotAxisFlags_AutoFit,
                     ImPlotAxisFlags_AutoFit);
+  whole_numbers(ImAxis_X1);
   constexpr std::array<std::pair<const char*, Colour>, 2> kSides = {
       {{"A", kExternalColour}, {"B", kInternalColour}}};
   for (std::size_t side = 0; side < kSides.size(); ++side) {

@@ -14,6 +14,7 @@
 #include "viewer/panel_metrics.h"
 #include "viewer/panels/metric_picker.h"
 #include "viewer/panels/panels.h"
+#include "viewer/panels/plot_axes.h"
 
 namespace blockscope {
 namespace {
@@ -87,12 +88,7 @@ void draw_bars(PanelContext& context, const std::shared_ptr<const MetricPayload>
   if (!begin_plot(title.c_str())) return;
   ImPlot::SetupAxes("head", "cosine of adjacent steps", ImPlotAxisFlags_AutoFit,
                     ImPlotAxisFlags_AutoFit);
-  if (meta.heads.size() > 1) {
-    ImPlot::SetupAxisTicks(ImAxis_X1, static_cast<double>(meta.heads.front()),
-                           static_cast<double>(meta.heads.back()),
-                           static_cast<int>(std::min<std::size_t>(meta.heads.size(), 9)));
-    ImPlot::SetupAxisFormat(ImAxis_X1, "%.0f");
-  }
+  whole_numbers(ImAxis_X1);
   legend_below();
   // Dots, not bars: the values lie close to 1, and bars must start at 0.
   for (const auto& [grid, colour, label] :
@@ -132,6 +128,7 @@ void draw_over_steps(PanelContext& context, const std::shared_ptr<const MetricPa
       fmt::format("{}, layer {}###curve", choice.label, meta.layers[at.layer]);
   if (!begin_plot(title.c_str())) return;
   ImPlot::SetupAxes("step in block", choice.unit, ImPlotAxisFlags_AutoFit, ImPlotAxisFlags_AutoFit);
+  whole_numbers(ImAxis_X1);
   legend_below();
   ImPlotSpec faint;
   faint.LineColor = ImVec4(0.55F, 0.55F, 0.55F, 0.6F);
@@ -177,6 +174,7 @@ void draw_recall(PanelContext& context, const std::shared_ptr<const MetricPayloa
       terms);
   if (!begin_plot(title.c_str())) return;
   ImPlot::SetupAxes("step in block", "share of the set still chosen", ImPlotAxisFlags_AutoFit);
+  whole_numbers(ImAxis_X1);
   ImPlot::SetupAxisLimits(ImAxis_Y1, 0.0, 1.05, ImPlotCond_Once);
   legend_below();
   std::size_t index = 0;

@@ -35,6 +35,8 @@ void draw_heads_panel(PanelContext& context) {
   plot.title = fmt::format("{}###heads", choice.label);
   plot.x_label = "head";
   plot.y_label = "layer";
+  plot.x_numbers = &meta.heads;
+  plot.y_numbers = &meta.layers;
   plot.unit = choice.unit;
   plot.width = space.x;
   plot.height = space.y - ImGui::GetTextLineHeightWithSpacing();

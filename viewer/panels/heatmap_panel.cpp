@@ -11,6 +11,7 @@
 
 #include "viewer/panels/heatmap_plot.h"
 #include "viewer/panels/panels.h"
+#include "viewer/panels/plot_axes.h"
 
 namespace blockscope {
 namespace {
@@ -131,6 +132,8 @@ void draw_sets(PanelContext& context) {
     return;
   }
   ImPlot::SetupAxes("position in the prefix", "step", 0, ImPlotAxisFlags_Invert);
+  whole_numbers(ImAxis_X1);
+  whole_numbers(ImAxis_Y1);
   const double steps = sets.steps.empty() ? 1.0 : static_cast<double>(sets.steps.back());
   ImPlot::SetupAxesLimits(0, static_cast<double>(sets.context_length), 0.5, steps + 0.5,
                           ImPlotCond_Once);

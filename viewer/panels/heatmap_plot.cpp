@@ -1,10 +1,12 @@
 #include "viewer/panels/heatmap_plot.h"
+#include "viewer/panels/plot_axes.h"
 
 #include <imgui.h>
 #include <implot.h>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace blockscope {
 namespace {
@@ -115,6 +117,9 @@ std::optional<HeatmapHit> draw_heatmap(PanelContext& context, const HeatmapPlot&
           (matrix->missing > 0 ? 0 : ImPlotFlags_NoLegend) | ImPlotFlags_NoMouseText)) {
     ImPlot::SetupAxes(plot.x_label.c_str(), plot.y_label.c_str(), ImPlotAxisFlags_NoGridLines,
                       ImPlotAxisFlags_NoGridLines | ImPlotAxisFlags_Invert);
+    whole_numbers(ImAxis_X1, plot.x_numbers);
+    whole_numbers(ImAxis_Y1, plot.y_numbers);
+    ImPlot::SetupLegend(ImPlotLocation_South, ImPlotLegendFlags_Outside);
     // Cells are centred on their coordinate.
     const double x0 = plot.first_x - 0.5;
     const double y0 = plot.first_y - 0.5;
@@ -129,8 +134,9 @@ std::optional<HeatmapHit> draw_heatmap(PanelContext& context, const HeatmapPlot&
       hatch(plot, values, columns, rows);
       // Names the hatched cells in the legend.
       ImPlotSpec grey;
-      grey.FillColor = ImGui::ColorConvertU32ToFloat4(kNoValueColour);
-      ImPlot::PlotDummy("no value (NaN)", grey);
+      grey.LineColor = ImGui::ColorConvertU32ToFloat4(kNoValueColour);
+      const double nowhere = std::numeric_limits<double>::quiet_NaN();
+      ImPlot::PlotLine("no value (NaN)", &nowhere, &nowhere, 1, grey);
     }
     if (plot.mark_x || plot.mark_y) {
       mark(plot.mark_x ? *plot.mark_x - 0.5 : x0, plot.mark_y ? *plot.mark_y - 0.5 : y0,
@@ -147,15 +153,21 @@ std::optional<HeatmapHit> draw_heatmap(PanelContext& context, const HeatmapPlot&
         const std::size_t index = plot.transpose ? hit->column * values.columns + hit->row
                                                  : hit->row * values.columns + hit->column;
         const float value = values.values[index];
+        const auto called = [](const std::vector<std::int64_t>* names, double first,
+                               std::size_t cell) {
+          return names != nullptr ? static_cast<double>(names->at(cell))
+                                  : first + static_cast<double>(cell);
+        };
+        const double x = called(plot.x_numbers, plot.first_x, hit->column);
+        const double y = called(plot.y_numbers, plot.first_y, hit->row);
         if (plot.tooltip) {
           ImGui::SetTooltip("%s", plot.tooltip(*hit).c_str());
         } else if (std::isnan(value)) {
-          ImGui::SetTooltip("%s %g, %s %g: no value (NaN)", plot.x_label.c_str(),
-                            plot.first_x + column, plot.y_label.c_str(), plot.first_y + row);
+          ImGui::SetTooltip("%s %g, %s %g: no value (NaN)", plot.x_label.c_str(), x,
+                            plot.y_label.c_str(), y);
         } else {
-          ImGui::SetTooltip("%s %g, %s %g\n%s %.5f", plot.x_label.c_str(), plot.first_x + column,
-                            plot.y_label.c_str(), plot.first_y + row, plot.unit.c_str(),
-                            static_cast<double>(value));
+          ImGui::SetTooltip("%s %g, %s %g\n%s %.5f", plot.x_label.c_str(), x, plot.y_label.c_str(),
+                            y, plot.unit.c_str(), static_cast<double>(value));
         }
       }
     }

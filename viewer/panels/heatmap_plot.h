@@ -30,7 +30,9 @@ struct HeatmapHit {
 struct HeatmapPlot {
   std::string id;  ///< distinct within the window; also names the texture
   std::string title, x_label, y_label, unit;
-  bool transpose = false;           ///< rows of the matrix along x
+  bool transpose = false;  ///< rows of the matrix along x
+  /// What cells are called where it is not their coordinate: recorded layers and heads.
+  const std::vector<std::int64_t>*x_numbers = nullptr, *y_numbers = nullptr;
   double first_x = 0, first_y = 0;  ///< coordinate of the first column and row
   float width = 0.0F, height = 0.0F;
   std::optional<float> low, high;  ///< of the colours; unset: the values' own or the locked range

@@ -158,7 +158,9 @@ void draw_trajectory_panel(PanelContext& context) {
   draw_controls(context, t, static_cast<std::int32_t>(trajectory.rows.size()) - 1);
 
   const float text_height = ImGui::GetTextLineHeight();
-  ImGui::BeginChild("text", ImVec2(0.0F, text_height * 3.4F), ImGuiChildFlags_Borders);
+  // Always with its scrollbar: one that comes and goes changes the wrapping, and with it itself.
+  ImGui::BeginChild("text", ImVec2(0.0F, text_height * 4.4F), ImGuiChildFlags_Borders,
+                    ImGuiWindowFlags_AlwaysVerticalScrollbar);
   std::size_t tail = trajectory.prompt.size() > 90 ? trajectory.prompt.size() - 90 : 0;
   while (tail > 0 && (static_cast<unsigned char>(trajectory.prompt[tail]) & 0xC0U) == 0x80U) --tail;
   ImGui::PushTextWrapPos(0.0F);
