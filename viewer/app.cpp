@@ -24,7 +24,7 @@ const std::array<Panel, 7> kPanels = {
      {"Heatmap", draw_heatmap_panel, heatmap_panel_table},
      {"Curves", draw_curves_panel, curves_panel_table},
      {"Compare", draw_compare_panel, compare_panel_table},
-     {"Calibration", draw_calibration_panel},
+     {"Calibration", draw_calibration_panel, calibration_panel_table},
      {"Run", draw_run_panel, run_panel_table}}};
 
 }  // namespace

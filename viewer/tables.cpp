@@ -215,6 +215,24 @@ CsvTable compared_tokens_table(const TokensPayload& data) {
   return table;
 }
 
+CsvTable calibration_table(const CalibrationEdit& edit) {
+  CsvTable table({"layer", "head", "similarity of A_out [cosine]", "standard error", "p5",
+                  "step pairs", "reuse", "pinned"});
+  if (edit.sums() == nullptr || edit.result() == nullptr) return table;
+  const CalibrationSums& sums = *edit.sums();
+  for (std::size_t layer = 0; layer < sums.similarity.size(); ++layer) {
+    for (std::size_t head = 0; head < sums.similarity[layer].size(); ++head) {
+      const auto l = static_cast<std::int64_t>(layer);
+      const auto h = static_cast<std::int64_t>(head);
+      table.add({l, h, sums.similarity[layer][head], sums.standard_error[layer][head],
+                 sums.p5[layer][head], sums.count[layer][head],
+                 std::int64_t{edit.result()->reuse[layer][head]},
+                 std::int64_t{edit.pin_of(l, h).has_value()}});
+    }
+  }
+  return table;
+}
+
 CsvTable compared_queries_table(const MetricResult& result) {
   CsvTable table({"array", "unit", "model", "axis", "element", "value", "terms"});
   for (const ResultArray& array : result.arrays) {

@@ -150,7 +150,7 @@ def check_the_right_way_round(folder):
 
 
 def check_numbers(folder):
-    for panel in ("trajectory", "heads", "heatmap", "curves", "run"):
+    for panel in ("trajectory", "heads", "heatmap", "curves", "calibration", "run"):
         path = folder / f"{panel}.csv"
         result = view(TRACE, "--csv", path, "--panel", panel)
         assert result.returncode == 0, (panel, result.stderr)

@@ -2,6 +2,7 @@
 // in the cache.
 #include <nlohmann/json.hpp>
 
+#include "viewer/panels/calibration_parts.h"
 #include "viewer/panels/panels.h"
 #include "viewer/tables.h"
 
@@ -103,6 +104,12 @@ std::optional<CsvTable> compare_panel_table(PanelContext& context) {
   if (state.mode == 1) return compared_steps_table(*data.value, choice);
   return compared_heads_table(*data.value, choice, model.overview()->info.meta,
                               model.documents()[*other].overview->info.meta);
+}
+
+std::optional<CsvTable> calibration_panel_table(PanelContext& context) {
+  const CalibrationEdit* edit = active_calibration(context.model, context.state.calibration);
+  if (edit == nullptr || edit->result() == nullptr) return std::nullopt;
+  return calibration_table(*edit);
 }
 
 std::optional<CsvTable> run_panel_table(PanelContext& context) {

@@ -121,6 +121,7 @@ std::optional<CsvTable> heads_panel_table(PanelContext& context);
 std::optional<CsvTable> heatmap_panel_table(PanelContext& context);
 std::optional<CsvTable> curves_panel_table(PanelContext& context);
 std::optional<CsvTable> compare_panel_table(PanelContext& context);
+std::optional<CsvTable> calibration_panel_table(PanelContext& context);
 std::optional<CsvTable> run_panel_table(PanelContext& context);
 
 /// Colours of A_out and A_in everywhere: blue and orange of Okabe and Ito, safe for colour-blind
