@@ -265,7 +265,7 @@ def check_bad_input(folder, prompts, good, swept, mask):
     refused(2, MODEL, "--reuse", swept, "--sweep", "--taus", "0", *given, words=["--taus"])
     refused(2, MODEL, "--reuse", good, "--tau", 0, *given, words=["--tau"])
     refused(2, MODEL, "--reuse", good, "--repeats", 0, *given, words=["--repeats"])
-    refused(2, MODEL, "--reuse", good, "-o", prompts, *given, words=["--force"])
+    refused(2, MODEL, "--reuse", good, "-o", prompts, *given, words=["reads this file"])
     unanswered = folder / "unanswered.jsonl"
     first = json.loads(prompts.read_text().splitlines()[0])
     unanswered.write_text(json.dumps({"prompt": first["prompt"]}) + "\n")
