@@ -16,9 +16,12 @@
 #include "tests/analysis/trace_maker.h"
 #include "tests/cli/command.h"
 #include "tests/decode_record/trace_fixture.h"
+#include "tests/viewer/view_model_test.h"
 
 namespace blockscope {
 namespace {
+
+using testing::wait_until;
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -41,16 +44,6 @@ testing::TraceMakerOptions small_trace(std::uint64_t seed) {
 std::string bytes_of(const std::string& path) {
   std::ifstream stream(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(stream), {}};
-}
-
-bool wait_until(ViewModel& model, const std::function<bool()>& done) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (std::chrono::steady_clock::now() < end) {
-    model.update();
-    if (done()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  return false;
 }
 
 class CalibrationOfTraces : public ::testing::Test {
