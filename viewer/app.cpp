@@ -211,7 +211,16 @@ void App::default_layout(unsigned dockspace) {
   front_pending_ = 2;
 }
 
+/// Glyphs get their place in the font's texture when they are first drawn, and where they are shows
+/// in the last bit of a pixel: in a fixed order, pictures of one thing are equal.
+void App::load_letters() {
+  if (letters_loaded_) return;
+  letters_loaded_ = true;
+  for (ImWchar letter = 0x20; letter < 0x7F; ++letter) ImGui::GetFontBaked()->FindGlyph(letter);
+}
+
 void App::draw() {
+  load_letters();
   apply_style();
   if (map_->name() != appearance_.map) map_.emplace(appearance_.map);
   ImPlot::PushColormap(appearance_.map.c_str());

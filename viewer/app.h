@@ -77,6 +77,7 @@ class App {
   void shortcuts();
   void load_reuse();
   void apply_style();
+  void load_letters();
 
   AppOptions options_;
   Settings settings_;
@@ -91,6 +92,7 @@ class App {
   bool selection_pending_ = true;
   bool reuse_pending_ = false;
   bool layout_pending_ = true;
+  bool letters_loaded_ = false;
   int front_pending_ = 0;  // frames until the tabs in front are chosen
   int frames_owed_ = 0;    // until what input and news changed has settled
   bool help_ = false;
