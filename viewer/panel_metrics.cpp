@@ -20,13 +20,18 @@ ResultArray first_of_axis(const ResultArray& array, const std::string& name) {
   return first;
 }
 
-/// The array with the axes that a choice doesn't show fixed to the element it means.
+/// The array with the axes that a choice doesn't show fixed to the element it means. Without any
+/// axis when the result lacks the element: a panel asks in every frame and must not throw.
 ResultArray shown_part(ResultArray array, const PanelMetric& choice) {
   if (array.has_axis("k")) {
     const auto& sizes = array.axes[array.axis("k")].index;
     array = select(array, "k", {*std::ranges::max_element(sizes)});
   }
-  if (array.has_axis("tau")) array = select(array, "tau", {choice.tau});
+  if (array.has_axis("tau")) {
+    const auto& taus = array.axes[array.axis("tau")].index;
+    if (std::ranges::find(taus, choice.tau) == taus.end()) return {};
+    array = select(array, "tau", {choice.tau});
+  }
   if (array.has_axis("estimator")) {
     array = first_of_axis(array, "estimator");
   }
@@ -82,13 +87,14 @@ ResultArray means_by_head(const MetricResult& result, const PanelMetric& choice)
   const ResultArray* array = result.find(choice.by_head != nullptr ? choice.by_head : choice.array);
   if (array == nullptr) return {};
   const ResultArray shown = shown_part(*array, choice);
-  return mean_over_others(shown, layer_and_head(shown));
+  return shown.axes.empty() ? ResultArray{} : mean_over_others(shown, layer_and_head(shown));
 }
 
 ResultArray means_by_step(const MetricResult& result, const PanelMetric& choice) {
   const ResultArray* array = result.find(choice.array);
   if (array == nullptr || !array->has_axis("step")) return {};
   const ResultArray shown = shown_part(*array, choice);
+  if (shown.axes.empty()) return {};
   std::vector<std::string> keep = layer_and_head(shown);
   keep.emplace_back("step");
   return mean_over_others(shown, keep);

@@ -45,6 +45,18 @@ TEST(PanelMetric, EveryChoiceIsInItsResult) {
   }
 }
 
+TEST(PanelMetric, ATauThatTheTraceLacksHasNoValues) {
+  const TraceMeta meta = meta_of_trace();
+  const MetricResult result = compute("reuse_error");
+  PanelMetric choice = kPanelMetrics[5];
+  ASSERT_STREQ(choice.metric, "reuse_error");
+  choice.tau = 99.0;
+  for (const float value : head_grid(result, choice, meta).values) EXPECT_TRUE(std::isnan(value));
+  for (const Curve& curve : head_curves(means_by_step(result, choice), meta).curves) {
+    EXPECT_TRUE(curve.steps.empty());
+  }
+}
+
 TEST(PanelMetric, CurvesOfKeyValueHeadsStandAtTheirGroup) {
   const TraceMeta meta = meta_of_trace();
   const MetricResult result = compute("recall");
