@@ -2,15 +2,46 @@
 
 #include <ATen/ATen.h>
 
+#include <cstdint>
+#include <set>
+
 namespace blockscope {
 namespace {
 
-/// The columns of x that a chunk sees, along dimension `dim`.
-at::Tensor columns(const at::Tensor& x, int64_t dim, const RowChunk& chunk) {
-  const at::Tensor shared = x.narrow(dim, 0, chunk.shared);
-  if (chunk.own_end == chunk.own_begin) return shared;
-  return at::cat({shared, x.narrow(dim, chunk.own_begin, chunk.own_end - chunk.own_begin)}, dim);
-}
+/// A tensor cut along `dim` at every place where a chunk's columns begin or end. Chunks put their
+/// columns together from the pieces: the gradient of a cut is one concatenation, where that of a
+/// slice would be a tensor of zeros as large as the whole, added up chunk by chunk.
+class Pieces {
+ public:
+  Pieces(const at::Tensor& x, std::int64_t dim, const std::vector<RowChunk>& chunks) : dim_(dim) {
+    std::set<std::int64_t> cuts = {0, x.size(dim)};
+    for (const RowChunk& chunk : chunks) {
+      cuts.insert(chunk.shared);
+      if (chunk.own_end > chunk.own_begin) cuts.insert({chunk.own_begin, chunk.own_end});
+    }
+    begins_.assign(cuts.begin(), cuts.end());
+    std::vector<std::int64_t> sizes;
+    for (std::size_t i = 0; i + 1 < begins_.size(); ++i) {
+      sizes.push_back(begins_[i + 1] - begins_[i]);
+    }
+    pieces_ = x.split_with_sizes(sizes, dim);
+  }
+
+  /// The columns that `chunk` sees.
+  at::Tensor columns(const RowChunk& chunk) const {
+    std::vector<at::Tensor> seen;
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      const bool own = begins_[i] >= chunk.own_begin && begins_[i] < chunk.own_end;
+      if (begins_[i] < chunk.shared || own) seen.push_back(pieces_[i]);
+    }
+    return seen.size() == 1 ? seen.front() : at::cat(seen, dim_);
+  }
+
+ private:
+  std::int64_t dim_;
+  std::vector<std::int64_t> begins_;  // of every piece, and the end of the last
+  std::vector<at::Tensor> pieces_;
+};
 
 }  // namespace
 
@@ -20,7 +51,7 @@ MaskedAttention::MaskedAttention(const at::Tensor& mask, const std::vector<RowCh
   const at::Tensor cast = mask.to(dtype);
   for (const RowChunk& chunk : chunks_) {
     const at::Tensor rows = cast.narrow(2, chunk.begin, chunk.end - chunk.begin);
-    masks_.push_back(columns(rows, 3, chunk));
+    masks_.push_back(Pieces(rows, 3, chunks_).columns(chunk));
   }
 }
 
@@ -36,14 +67,16 @@ at::Tensor MaskedAttention::attention(const AttentionInput& input) {
         .expand({sequences, kv_heads, heads / kv_heads, length, x.size(3)})
         .reshape({sequences, heads, length, x.size(3)});
   };
-  const at::Tensor k = per_query_head(input.k);
-  const at::Tensor v = per_query_head(input.v);
+  const Pieces k(per_query_head(input.k), 2, chunks_);
+  const Pieces v(per_query_head(input.v), 2, chunks_);
+  std::vector<std::int64_t> rows;
+  for (const RowChunk& chunk : chunks_) rows.push_back(chunk.end - chunk.begin);
+  const std::vector<at::Tensor> queries = q.split_with_sizes(rows, 2);
   std::vector<at::Tensor> parts;
-  for (size_t i = 0; i < chunks_.size(); ++i) {
-    const RowChunk& chunk = chunks_[i];
-    parts.push_back(at::scaled_dot_product_attention(
-        q.narrow(2, chunk.begin, chunk.end - chunk.begin), columns(k, 2, chunk),
-        columns(v, 2, chunk), masks_[i], 0.0, false, input.scale));
+  for (std::size_t i = 0; i < chunks_.size(); ++i) {
+    parts.push_back(at::scaled_dot_product_attention(queries[i], k.columns(chunks_[i]),
+                                                     v.columns(chunks_[i]), masks_[i], 0.0, false,
+                                                     input.scale));
   }
   const at::Tensor z = parts.size() == 1 ? parts.front() : at::cat(parts, 2);
   return z.to(input.q.scalar_type());

@@ -229,7 +229,7 @@ class Writer {
     static const TaskWord equals = task_words().index("=");
     static const TaskWord semicolon = task_words().index(";");
     constexpr std::size_t kMostTotal = 19;
-    const std::size_t terms = random_.between(2, 4);
+    const std::size_t terms = random_.between(spec_.least_terms, 4);
     std::size_t total = random_.below(10);
     Words key = number(total);
     Words answer;

@@ -53,6 +53,7 @@ struct DocumentSpec {
   std::size_t sentences = 0;        // needles in the wordier form
   std::size_t chains = 0;
   std::array<std::size_t, kNumTasks> questions{};  // how many questions of each task
+  std::size_t least_terms = 2;                     // of a sum; the most is 4
   double depth = -1.0;  // in [0, 1]: puts the statements that are asked for near this depth
 };
 

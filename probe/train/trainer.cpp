@@ -105,7 +105,7 @@ DocumentSpec training_spec(int level, TaskRandom& random) {
     spec.sentences = std::max<std::size_t>(1, most / 8);
     spec.chains = level < 2 ? 1 : 2;
     at_task(Task::kSentence) = 1;
-    at_task(Task::kMultiKey) = 1;
+    at_task(Task::kMultiKey) = 2;
     at_task(Task::kChain) = spec.chains;
     at_task(Task::kArithmetic) = 2;
     at_task(Task::kSort) = 2;
@@ -119,8 +119,10 @@ DocumentSpec drill_spec(TaskRandom& random) {
   spec.needles = 2;
   spec.questions[static_cast<std::size_t>(Task::kNeedle)] = 1;
   spec.questions[static_cast<std::size_t>(Task::kCopy)] = 1;
-  spec.questions[static_cast<std::size_t>(Task::kArithmetic)] = 6;
-  spec.questions[static_cast<std::size_t>(Task::kSort)] = 6;
+  spec.questions[static_cast<std::size_t>(Task::kArithmetic)] = 9;
+  spec.questions[static_cast<std::size_t>(Task::kSort)] = 3;
+  // The first operation of a sum is learned long before the ones that start from its result.
+  spec.least_terms = 3;
   return spec;
 }
 
