@@ -9,10 +9,10 @@
 #include <memory>
 #include <string>
 
-#include "analysis/available_metrics.h"
-#include "analysis/query_comparison.h"
-#include "analysis/result_selection.h"
-#include "analysis/result_table.h"
+#include "analysis/metrics/available_metrics.h"
+#include "analysis/metrics/query_comparison.h"
+#include "analysis/results/result_selection.h"
+#include "analysis/results/result_table.h"
 #include "cli/analyze_flags.h"
 #include "cli/analyze_matrix.h"
 #include "cli/analyze_output.h"

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "analysis/metrics.h"
-#include "analysis/step_pass.h"
+#include "analysis/metrics/metrics.h"
+#include "analysis/pass/step_pass.h"
 
 namespace blockscope {
 

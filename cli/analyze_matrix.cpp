@@ -8,8 +8,8 @@
 #include <numeric>
 #include <optional>
 
-#include "analysis/exact_values.h"
-#include "analysis/token_similarity.h"
+#include "analysis/metrics/token_similarity.h"
+#include "analysis/pass/exact_values.h"
 #include "decode_record/error.h"
 #include "decode_record/trace_layout.h"
 

@@ -2,8 +2,8 @@
 // other. Internal to the command's files.
 #pragma once
 
-#include "analysis/metric_result.h"
-#include "analysis/step_pass.h"
+#include "analysis/pass/step_pass.h"
+#include "analysis/results/metric_result.h"
 #include "cli/analyze_flags.h"
 
 namespace blockscope {

@@ -10,9 +10,9 @@
 #include <set>
 #include <sstream>
 
-#include "analysis/export_csv.h"
-#include "analysis/export_hdf5.h"
-#include "analysis/export_json.h"
+#include "analysis/results/export_csv.h"
+#include "analysis/results/export_hdf5.h"
+#include "analysis/results/export_json.h"
 #include "decode_record/error.h"
 
 namespace blockscope {

@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "analysis/analysis_document.h"
+#include "analysis/results/analysis_document.h"
 #include "cli/analyze_flags.h"
 #include "decode_record/output_file.h"
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "analysis/calibration.h"
+#include "analysis/calibration/calibration.h"
 #include "cli/commands.h"
 #include "decode_record/error.h"
 #include "decode_record/output_file.h"

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "analysis/gnuplot.h"
+#include "analysis/figures/gnuplot.h"
 #include "probe/environment.h"
 
 namespace blockscope {

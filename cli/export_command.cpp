@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "analysis/export_csv.h"
+#include "analysis/results/export_csv.h"
 #include "cli/commands.h"
 #include "decode_record/error.h"
 #include "decode_record/output_file.h"

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "analysis/available_metrics.h"
-#include "analysis/metrics.h"
+#include "analysis/metrics/available_metrics.h"
+#include "analysis/metrics/metrics.h"
 #include "cli/commands.h"
 #include "decode_record/error.h"
 #include "decode_record/trace_inventory.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "analysis/exact_values.h"
+#include "analysis/pass/exact_values.h"
 #include "decode_record/error.h"
 #include "viewer/calibration_edit.h"
 

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "analysis/calibration.h"
+#include "analysis/calibration/calibration.h"
 #include "viewer/view_model.h"
 
 namespace blockscope {

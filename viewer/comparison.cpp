@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "analysis/query_comparison.h"
+#include "analysis/metrics/query_comparison.h"
 #include "decode_record/error.h"
 
 namespace blockscope {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "analysis/trace_comparison.h"
+#include "analysis/metrics/trace_comparison.h"
 #include "viewer/panel_metrics.h"
 #include "viewer/view_model.h"
 

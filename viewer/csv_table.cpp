@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "analysis/export_csv.h"
+#include "analysis/results/export_csv.h"
 #include "decode_record/error.h"
 
 namespace blockscope {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "analysis/union_size.h"
+#include "analysis/metrics/union_size.h"
 
 namespace blockscope {
 namespace {

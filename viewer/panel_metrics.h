@@ -8,14 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "analysis/metric_result.h"
+#include "analysis/results/metric_result.h"
 #include "viewer/view_model.h"
 
 namespace blockscope {
 
 struct PanelMetric {
   const char* label;   ///< for people
-  const char* metric;  ///< name in analysis/metrics.h
+  const char* metric;  ///< name in analysis/metrics/metrics.h
   const char* array;   ///< of the MetricResult: with layers, heads and steps
   const char* unit;
   const char* level;  ///< least --record level

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <unordered_map>
 
-#include "analysis/available_metrics.h"
-#include "analysis/metrics.h"
-#include "analysis/step_pass.h"
+#include "analysis/metrics/available_metrics.h"
+#include "analysis/metrics/metrics.h"
+#include "analysis/pass/step_pass.h"
 #include "decode_record/error.h"
 
 namespace blockscope {

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "analysis/block_index.h"
-#include "analysis/metric_result.h"
-#include "analysis/token_similarity.h"
+#include "analysis/metrics/token_similarity.h"
+#include "analysis/pass/block_index.h"
+#include "analysis/results/metric_result.h"
 #include "viewer/data_service.h"
 
 namespace blockscope {
@@ -64,8 +64,8 @@ struct MetricPayload : Payload {
   MetricResult result;
   std::size_t bytes() const override;
 };
-/// A metric of analysis/metrics.h over one trace; `from_summary`: from its stored summaries where
-/// it has them.
+/// A metric of analysis/metrics/metrics.h over one trace; `from_summary`: from its stored summaries
+/// where it has them.
 std::shared_ptr<const MetricPayload> compute_metric(const TraceReader& trace,
                                                     const std::string& metric,
                                                     const RowSelection& rows, bool from_summary,

@@ -41,7 +41,8 @@ CsvTable compared_heads_table(const MetricComparison& data, const PanelMetric& c
 CsvTable compared_steps_table(const MetricComparison& data, const PanelMetric& choice);
 /// step, position, state, and the tokens at the end.
 CsvTable compared_tokens_table(const TokensPayload& data);
-/// layer, head, similarity, its standard error and 5th percentile, step pairs, reuse, pinned (0 or 1).
+/// layer, head, similarity, its standard error and 5th percentile, step pairs, reuse, pinned (0 or
+/// 1).
 CsvTable calibration_table(const CalibrationEdit& edit);
 /// Every array in long form: array, unit, model, stage or layer or step, value, terms.
 CsvTable compared_queries_table(const MetricResult& result);

@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "analysis/figures/palette.h"
 #include "analysis/figures/panels.h"
-#include "analysis/palette.h"
 
 namespace blockscope {
 

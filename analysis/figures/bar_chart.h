@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "analysis/gnuplot.h"
+#include "analysis/figures/gnuplot.h"
 
 namespace blockscope {
 

@@ -4,9 +4,9 @@
 #include <cmath>
 
 #include "analysis/figures/figures.h"
+#include "analysis/figures/palette.h"
 #include "analysis/figures/panels.h"
 #include "analysis/figures/terms.h"
-#include "analysis/palette.h"
 
 namespace blockscope {
 namespace {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "analysis/gnuplot.h"
+#include "analysis/figures/gnuplot.h"
 
 namespace blockscope {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "analysis/figures/panels.h"
-#include "analysis/token_similarity.h"
+#include "analysis/metrics/token_similarity.h"
 
 namespace blockscope {
 

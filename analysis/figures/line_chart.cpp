@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "analysis/figures/palette.h"
 #include "analysis/figures/panels.h"
-#include "analysis/palette.h"
 
 namespace blockscope {
 namespace {

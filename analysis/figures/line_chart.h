@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "analysis/gnuplot.h"
-#include "analysis/metric_result.h"
+#include "analysis/figures/gnuplot.h"
 #include "analysis/report/html.h"
+#include "analysis/results/metric_result.h"
 
 namespace blockscope {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "analysis/gnuplot.h"
+#include "analysis/figures/gnuplot.h"
 
 namespace blockscope {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "analysis/metric_result.h"
+#include "analysis/results/metric_result.h"
 
 namespace blockscope {
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "analysis/exact_values.h"
 #include "analysis/figures/figures.h"
 #include "analysis/figures/heatmap.h"
 #include "analysis/figures/panels.h"
+#include "analysis/pass/exact_values.h"
 
 namespace blockscope {
 namespace {

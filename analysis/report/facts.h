@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include "analysis/block_index.h"
+#include "analysis/pass/block_index.h"
+#include "analysis/pass/step_pass.h"
 #include "analysis/report/report_metrics.h"
-#include "analysis/step_pass.h"
 
 namespace blockscope {
 

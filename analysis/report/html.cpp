@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "analysis/svg.h"
+#include "analysis/figures/svg.h"
 
 namespace blockscope {
 

@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "analysis/figures/svg.h"
 #include "analysis/report/trajectory.h"
-#include "analysis/svg.h"
 
 namespace blockscope {
 namespace {

@@ -6,7 +6,7 @@
 #include <variant>
 #include <vector>
 
-#include "analysis/gnuplot.h"
+#include "analysis/figures/gnuplot.h"
 #include "analysis/report/html.h"
 
 namespace blockscope {

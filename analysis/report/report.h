@@ -7,8 +7,8 @@
 #include <optional>
 #include <string>
 
+#include "analysis/pass/step_pass.h"
 #include "analysis/report/page.h"
-#include "analysis/step_pass.h"
 
 namespace blockscope {
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <array>
 
-#include "analysis/metrics.h"
-#include "analysis/query_comparison.h"
+#include "analysis/metrics/metrics.h"
+#include "analysis/metrics/query_comparison.h"
 
 namespace blockscope {
 namespace {

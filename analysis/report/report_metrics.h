@@ -5,8 +5,8 @@
 #include <map>
 #include <string>
 
-#include "analysis/metric_result.h"
-#include "analysis/step_pass.h"
+#include "analysis/pass/step_pass.h"
+#include "analysis/results/metric_result.h"
 
 namespace blockscope {
 

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "analysis/calibration.h"
+#include "analysis/calibration/calibration.h"
 #include "analysis/report/html.h"
 #include "analysis/report/report_metrics.h"
 #include "decode_record/error.h"

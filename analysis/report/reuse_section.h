@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "analysis/step_pass.h"
+#include "analysis/pass/step_pass.h"
 #include "decode_record/reuse_file.h"
 
 namespace blockscope {

@@ -5,12 +5,12 @@
 #include <cstddef>
 #include <vector>
 
-#include "analysis/block_index.h"
 #include "analysis/figures/figures.h"
+#include "analysis/pass/block_index.h"
+#include "analysis/pass/step_pass.h"
 #include "analysis/report/page.h"
 #include "analysis/report/report_metrics.h"
 #include "analysis/report/reuse_section.h"
-#include "analysis/step_pass.h"
 
 namespace blockscope {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "analysis/block_index.h"
+#include "analysis/pass/block_index.h"
 #include "decode_record/trace_reader.h"
 
 namespace blockscope {

@@ -4,10 +4,10 @@
 #include <array>
 #include <cmath>
 
-#include "analysis/palette.h"
+#include "analysis/figures/palette.h"
+#include "analysis/figures/svg.h"
 #include "analysis/report/html.h"
 #include "analysis/report/trajectory.h"
-#include "analysis/svg.h"
 
 namespace blockscope {
 namespace {

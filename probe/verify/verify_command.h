@@ -2,7 +2,7 @@
 
 #include <CLI/App.hpp>
 
-#include "analysis/gnuplot.h"
+#include "analysis/figures/gnuplot.h"
 #include "probe/environment.h"
 
 namespace blockscope {

@@ -5,7 +5,7 @@
 #include <array>
 #include <vector>
 
-#include "analysis/gnuplot.h"
+#include "analysis/figures/gnuplot.h"
 #include "probe/verify/verify_result.h"
 
 namespace blockscope {

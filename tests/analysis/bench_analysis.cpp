@@ -22,9 +22,9 @@
 #include <random>
 #include <thread>
 
-#include "analysis/cosine.h"
-#include "analysis/pair_cosines.h"
-#include "analysis/step_pass.h"
+#include "analysis/math/cosine.h"
+#include "analysis/metrics/pair_cosines.h"
+#include "analysis/pass/step_pass.h"
 #include "decode_record/trace_writer.h"
 
 namespace blockscope {

@@ -15,8 +15,8 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "analysis/metrics.h"
-#include "analysis/top_k.h"
+#include "analysis/math/top_k.h"
+#include "analysis/metrics/metrics.h"
 #include "decode_record/trace_writer.h"
 #include "tests/support/seed.h"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "analysis/token_similarity.h"
+#include "analysis/metrics/token_similarity.h"
 
 namespace blockscope {
 namespace {

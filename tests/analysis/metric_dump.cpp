@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "analysis/decoding_curves.h"
-#include "analysis/metrics.h"
-#include "analysis/query_comparison.h"
-#include "analysis/step_pass.h"
+#include "analysis/metrics/decoding_curves.h"
+#include "analysis/metrics/metrics.h"
+#include "analysis/metrics/query_comparison.h"
+#include "analysis/pass/step_pass.h"
 
 namespace blockscope {
 namespace {

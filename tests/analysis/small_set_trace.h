@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "analysis/metrics.h"
+#include "analysis/metrics/metrics.h"
 #include "decode_record/trace_writer.h"
 #include "tests/decode_record/trace_fixture.h"
 

@@ -1,5 +1,5 @@
 // The choice of gamma as a pure function of the sums, judged by loops over the masks themselves.
-#include "analysis/calibration.h"
+#include "analysis/calibration/calibration.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "analysis/lowest_values.h"
+#include "analysis/math/lowest_values.h"
 
 namespace blockscope {
 namespace {

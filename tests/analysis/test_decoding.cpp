@@ -1,10 +1,10 @@
 // Decoding statistics and curves on traces small enough to work out by hand.
-#include "analysis/decoding.h"
+#include "analysis/metrics/decoding.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "analysis/decoding_curves.h"
+#include "analysis/metrics/decoding_curves.h"
 #include "tests/analysis/small_set_trace.h"
 
 namespace blockscope {

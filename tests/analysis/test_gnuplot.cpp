@@ -1,5 +1,5 @@
 // Figures through the real gnuplot: hostile text, warnings, time limits, missing programs.
-#include "analysis/gnuplot.h"
+#include "analysis/figures/gnuplot.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 #include <limits>
 #include <regex>
 
-#include "analysis/svg.h"
+#include "analysis/figures/svg.h"
 #include "decode_record/error.h"
 
 namespace blockscope {

@@ -1,9 +1,10 @@
-#include "analysis/position_sets.h"
+#include "analysis/math/position_sets.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <set>
 
@@ -27,9 +28,11 @@ Set random_set(SeededRandom& random, std::int32_t positions, std::size_t size) {
   return all;
 }
 
-Set ranks_of(const RankTable& table, const Set& set) {
+/// -1 for every position that is not in the table's set.
+Set ranks_of(RankTable& table, const Set& set) {
   Set ranks(set.size());
   table.ranks_of(set, ranks);
+  for (std::int32_t& rank : ranks) rank = std::max(rank, -1);
   return ranks;
 }
 
@@ -62,11 +65,10 @@ TEST(PositionSets, ATableForgetsTheSetBefore) {
   RankTable table;
   table.assign(Set{500, 3});
   table.assign(Set{7});
-  EXPECT_EQ(table.rank(500), -1);
-  EXPECT_EQ(table.rank(3), -1);
-  EXPECT_EQ(table.rank(7), 0);
-  EXPECT_EQ(table.rank(-1), -1);
-  EXPECT_EQ(table.rank(1 << 30), -1);
+  EXPECT_THAT(ranks_of(table, Set{500, 3, 7, -1, RankTable::kMaxPosition}),
+              ::testing::ElementsAre(-1, -1, 0, -1, -1));
+  EXPECT_THROW(ranks_of(table, Set{-2}), Error);
+  EXPECT_THROW(ranks_of(table, Set{RankTable::kMaxPosition + 1}), Error);
 }
 
 TEST(PositionSets, PaddingIsNoMember) {
@@ -87,10 +89,23 @@ TEST(PositionSets, RepeatedAndImpossiblePositionsAreErrors) {
   EXPECT_THROW(table.assign(Set{-2}), Error);
   EXPECT_THROW(table.assign(Set{RankTable::kMaxPosition + 1}), Error);
   table.assign(Set{3, 1});
-  EXPECT_EQ(table.rank(3), 0) << "the table survives an error";
+  EXPECT_EQ(ranks_of(table, Set{3}), Set{0}) << "the table survives an error";
   UnionCounter unions;
   EXPECT_THROW(unions.count(Set{5, -7}), Error);
   EXPECT_EQ(unions.count(Set{5, 5}), 1) << "the counter survives an error";
+  EXPECT_NO_THROW(unions.check_set(Set{5, 6, -1, -1}));
+  EXPECT_THROW(unions.check_set(Set{5, -1, 6, 5}), Error);
+  EXPECT_THROW(unions.check_set(Set{-2}), Error);
+  EXPECT_NO_THROW(unions.check_set(Set{5}));
+}
+
+TEST(PositionSets, SumsTheValuesOfSmallRanks) {
+  const std::vector<float> values{1.0F,  std::nanf(""), 4.0F,   8.0F,  16.0F,
+                                  32.0F, 64.0F,         128.0F, 256.0F};
+  const Set ranks{0, -1, 3, 2, 9, -7, 1, 4, 2};
+  EXPECT_EQ(sum_ranks_below(values, ranks, 3), 1.0 + 8.0 + 64.0 + 256.0);
+  EXPECT_EQ(sum_ranks_below(values, ranks, 0), 0.0);
+  EXPECT_EQ(sum_ranks_below({}, {}, 5), 0.0);
 }
 
 TEST(PositionSets, UnionCountsDistinctPositionsForDenseAndSparseTables) {

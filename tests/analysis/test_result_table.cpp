@@ -1,5 +1,5 @@
 // Results as tables for a terminal and as CSV and JSON: what a person reads must be what is there.
-#include "analysis/result_table.h"
+#include "analysis/results/result_table.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,10 +10,10 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "analysis/export_csv.h"
-#include "analysis/export_json.h"
-#include "analysis/result_selection.h"
-#include "analysis/text_table.h"
+#include "analysis/results/export_csv.h"
+#include "analysis/results/export_json.h"
+#include "analysis/results/result_selection.h"
+#include "analysis/results/text_table.h"
 
 namespace blockscope {
 namespace {

@@ -8,9 +8,9 @@
 #include <limits>
 #include <random>
 
-#include "analysis/cosine.h"
-#include "analysis/row_products.h"
-#include "analysis/running_mean.h"
+#include "analysis/math/cosine.h"
+#include "analysis/math/row_products.h"
+#include "analysis/math/running_mean.h"
 #include "decode_record/error.h"
 
 namespace blockscope {

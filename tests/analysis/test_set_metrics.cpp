@@ -6,8 +6,8 @@
 #include <cmath>
 #include <limits>
 
-#include "analysis/query_comparison.h"
-#include "analysis/query_statistics.h"
+#include "analysis/metrics/query_comparison.h"
+#include "analysis/metrics/query_statistics.h"
 #include "tests/analysis/small_set_trace.h"
 
 namespace blockscope {

@@ -8,8 +8,8 @@
 #include <mutex>
 #include <thread>
 
-#include "analysis/metrics.h"
-#include "analysis/step_pass.h"
+#include "analysis/metrics/metrics.h"
+#include "analysis/pass/step_pass.h"
 #include "tests/analysis/trace_maker.h"
 #include "tests/decode_record/trace_fixture.h"
 

@@ -1,4 +1,4 @@
-#include "analysis/top_k.h"
+#include "analysis/math/top_k.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

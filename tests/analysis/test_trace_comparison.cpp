@@ -1,5 +1,5 @@
 // Two traces written by hand: which sequences pair, where their tokens part, what B - A is.
-#include "analysis/trace_comparison.h"
+#include "analysis/metrics/trace_comparison.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -65,10 +65,9 @@ TEST_F(Comparison, PairsByPromptThenByNameAndTellsTheRest) {
                                        {"two", {3}, {5}},
                                        {"three", {4}, {5}},
                                        {"one again", {1, 2}, {7}}});
-  const TraceReader b = trace("b.h5", {{"two", {9, 9}, {5}},
-                                       {"first", {1, 2}, {5}},
-                                       {"second", {1, 2}, {5}},
-                                       {"four", {8}, {5}}});
+  const TraceReader b = trace(
+      "b.h5",
+      {{"two", {9, 9}, {5}}, {"first", {1, 2}, {5}}, {"second", {1, 2}, {5}}, {"four", {8}, {5}}});
   const SequenceMatches matches = match_sequences(a, b);
   ASSERT_EQ(matches.pairs.size(), 3U);
   EXPECT_EQ(matches.pairs[0].b, 1);
@@ -147,10 +146,14 @@ TEST(ShapeDifferences, NameWhatDiffers) {
 
 TEST(Difference, IsTakenWhereBothHaveTheCell) {
   const double nan = std::nan("");
-  const ResultArray a{"x", "1", "", {{"layer", {0, 1, 2}, {}}, {"head", {4, 7}, {}}},
-                      {1, 2, 3, 4, 5, nan}, {9, 9, 9, 2, 9, 0}};
-  const ResultArray b{"x", "1", "", {{"layer", {2, 1}, {}}, {"head", {7, 4}, {}}},
-                      {10, 20, 30, 40}, {5, 5, 5, 5}};
+  const ResultArray a{"x",
+                      "1",
+                      "",
+                      {{"layer", {0, 1, 2}, {}}, {"head", {4, 7}, {}}},
+                      {1, 2, 3, 4, 5, nan},
+                      {9, 9, 9, 2, 9, 0}};
+  const ResultArray b{
+      "x", "1", "", {{"layer", {2, 1}, {}}, {"head", {7, 4}, {}}}, {10, 20, 30, 40}, {5, 5, 5, 5}};
   const ResultArray d = difference(b, a);
   EXPECT_THAT(d.axes[0].index, ElementsAre(1, 2));
   EXPECT_THAT(d.axes[1].index, ElementsAre(4, 7));

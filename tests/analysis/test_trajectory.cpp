@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-
 #include "analysis/report/html.h"
 #include "decode_record/trace_writer.h"
 #include "tests/decode_record/trace_fixture.h"

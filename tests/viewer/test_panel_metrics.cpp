@@ -7,8 +7,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "analysis/metrics.h"
-#include "analysis/step_pass.h"
+#include "analysis/metrics/metrics.h"
+#include "analysis/pass/step_pass.h"
 #include "decode_record/trace_reader.h"
 
 namespace blockscope {

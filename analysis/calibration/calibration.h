@@ -1,0 +1,147 @@
+// Calibration of head-wise reuse (FlashBlock, arXiv 2602.05305, section 4.2): from traces to the
+// heads whose external attention may be reused, and what that should save and cost.
+//
+//   CalibrationSums sums = accumulate_calibration(traces, {});      // one pass over the traces
+//   ReusePredictor predictor(sums, ReuseGranularity::head);         // microseconds
+//   ReusePoint point = predictor.at(gamma, tau);                    // O(log heads): for a slider
+//   Calibration chosen = choose(sums, {.gamma = 0.9, .tau = 2});
+//   write_reuse_file("reuse.json", to_reuse_file(sums, chosen));
+//
+// Statistic per (layer, head): sim_{A_out} of a step pair = mean over block positions of
+// cos(A_out_i^s, A_out_i^{s+1}), A_out exact (Fig. 5). `similarity` is its mean over step pairs,
+// blocks and sequences weighted by positions; standard deviation, 5th percentile and count are over
+// the pairs.
+//
+// Savings are of denoising steps with a prefix (prefill and commit passes are exact under every
+// policy). At a step with 1 < step and M < tau: a KV head's N keys and values are not read iff all
+// G of its query heads reuse; a query head that reuses spares 4 B N D FLOPs.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "analysis/metrics/reuse_error.h"
+#include "analysis/pass/step_pass.h"
+#include "decode_record/reuse_file.h"
+
+namespace blockscope {
+
+/// Everything the traces say about one tau.
+struct TauSums {
+  std::int64_t tau = 0;
+  std::int64_t reusing_steps = 0;  ///< of CalibrationSums::steps: step > 1 and M < tau
+  double reusing_keys = 0.0;       ///< sum of N over them
+  double reusing_flops = 0.0;      ///< sum of B N over them
+  /// [layers * heads] of the model; all zero where a head was not recorded.
+  std::vector<ReuseErrorSums> reused, recomputed;
+  bool errors_known = true;  ///< false: /summary has no such tau
+};
+
+struct CalibrationSums {
+  ReuseModel model;
+  std::int64_t head_dim = 0;
+  std::int64_t steps = 0;  ///< denoising steps with a prefix, recorded or not
+  double keys = 0.0;       ///< sum of N over them
+  double flops = 0.0;      ///< sum of B N over them, B = positions that exist
+  std::vector<TauSums> taus;
+
+  HeadMatrix<double> similarity, standard_deviation, standard_error, p5;  ///< NaN: not recorded
+  HeadMatrix<std::int64_t> count;                                         ///< step pairs
+
+  std::vector<ReuseTrace> traces;
+  std::string computed_from;                     ///< datasets
+  std::map<std::string, std::int64_t> left_out;  ///< terms by reason, as in MetricResult
+
+  /// Throws UsageError when this tau was not accumulated.
+  const TauSums& at(std::int64_t tau) const;
+};
+
+struct CalibrationOptions {
+  std::vector<std::int64_t> taus{1, 2, 3, 4};  ///< each >= 1
+  bool from_summary = false;                   ///< read /summary even where the arrays are there
+  PassOptions pass;
+};
+
+/// Throws what run_pass throws; TraceError when no head has a single step pair.
+CalibrationSums accumulate_calibration(const TraceGroup& traces, const CalibrationOptions& options);
+
+/// What any (gamma, tau) saves and costs. Keeps a reference to the sums.
+class ReusePredictor {
+ public:
+  /// Pins hold at every gamma. Throws UsageError for a pin of a head that doesn't exist, or that is
+  /// to reuse and was not measured.
+  ReusePredictor(const CalibrationSums& sums, ReuseGranularity granularity,
+                 const std::vector<ReusePin>& pins = {});
+
+  ReusePoint at(double gamma, std::int64_t tau) const;
+  ReusePrediction predict(double gamma, std::int64_t tau) const;
+  /// One gamma, as short a decimal as there is, for every set of heads that some gamma makes, by
+  /// rising gamma, thinned evenly to `most`. The first lets every head reuse, the last none
+  /// (but for pins).
+  std::vector<double> gammas(std::size_t most = 200) const;
+  ReuseCurve curve(std::int64_t tau, std::size_t most = 200) const;
+  /// The largest gamma with byte_saving >= saving; the smallest with relative_l2 <= error and some
+  /// head left. nullopt: out of reach.
+  std::optional<double> gamma_for_saving(double saving, std::int64_t tau) const;
+  std::optional<double> gamma_for_error(double error, std::int64_t tau) const;
+
+ private:
+  struct Prefix {
+    std::vector<double> squared, absolute;  ///< of the first i heads of `heads_`, [heads + 1]
+    double reference = 0.0, reference_all = 0.0;
+    std::int64_t terms = 0;
+  };
+  const CalibrationSums& sums_;
+  std::vector<double> keys_;        ///< a head reuses iff its key > gamma; falling; pinned: +-inf
+  std::vector<double> group_keys_;  ///< a KV head is not read iff its key > gamma; falling
+  std::vector<double> levels_;      ///< distinct keys, rising
+  std::map<std::int64_t, Prefix> prefixes_;
+
+  double gamma_of_interval(std::size_t interval) const;
+  std::size_t num_intervals() const { return levels_.size() + 1; }
+};
+
+/// Exactly one of the three.
+struct CalibrationRequest {
+  std::optional<double> gamma;      ///< in [-1, 1]
+  std::optional<double> saving;     ///< of prefix bytes, in (0, 1]
+  std::optional<double> max_error;  ///< relative L2, >= 0
+  std::int64_t tau = 2;
+  ReuseGranularity granularity = ReuseGranularity::head;
+  std::vector<ReusePin> pins;  ///< by rising (layer, head)
+};
+
+/// Throws UsageError, naming the flag.
+void check_request(const CalibrationRequest& request);
+
+/// How far the sample can be trusted.
+struct SampleTrust {
+  std::int64_t measured = 0;   ///< heads with a similarity
+  std::int64_t undecided = 0;  ///< of them, not pinned: gamma within 2 standard errors, or one pair
+  double largest_error = 0.0;  ///< largest standard error; NaN: no head has two pairs
+  std::int64_t fewest_pairs = 0;
+};
+
+struct Calibration {
+  double gamma = 0.0;
+  std::int64_t tau = 2;
+  ReuseGranularity granularity = ReuseGranularity::head;
+  std::vector<ReusePin> pins;
+  HeadMatrix<bool> reuse;
+  ReusePrediction predicted;
+  SampleTrust trust;
+};
+
+/// Throws UsageError for a request that makes no sense or is out of reach, saying what is in reach.
+Calibration choose(const CalibrationSums& sums, const CalibrationRequest& request);
+
+/// What a person must know before using it: one sentence each, without a final full stop.
+std::vector<std::string> warnings_of(const Calibration& calibration);
+
+/// The file's content, with a curve for every accumulated tau.
+ReuseFile to_reuse_file(const CalibrationSums& sums, const Calibration& calibration);
+
+}  // namespace blockscope

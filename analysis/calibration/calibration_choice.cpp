@@ -1,0 +1,188 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "analysis/calibration/calibration.h"
+
+namespace blockscope {
+namespace {
+
+std::string percent(double share) { return fmt::format("{:.2f} %", 100.0 * share); }
+
+/// What each tau could save with every head reusing.
+std::string savings_in_reach(const CalibrationSums& sums, const ReusePredictor& predictor) {
+  std::string list;
+  for (const TauSums& tau : sums.taus) {
+    list += fmt::format("{}{} with --tau {}", list.empty() ? "" : ", ",
+                        percent(predictor.at(-1.0, tau.tau).byte_saving), tau.tau);
+  }
+  return list;
+}
+
+double gamma_for_saving(const CalibrationSums& sums, const ReusePredictor& predictor, double saving,
+                        std::int64_t tau) {
+  if (const auto gamma = predictor.gamma_for_saving(saving, tau)) return *gamma;
+  const TauSums& at = sums.at(tau);
+  throw UsageError(fmt::format(
+      "--saving: {} of the prefix bytes can't be saved with tau {}: {} of {} denoising steps "
+      "change "
+      "fewer than {} tokens, and with every measured head reusing at most {} is saved. HINT: in "
+      "reach are {}",
+      percent(saving), tau, at.reusing_steps, sums.steps, tau,
+      percent(predictor.at(-1.0, tau).byte_saving), savings_in_reach(sums, predictor)));
+}
+
+double gamma_for_error(const CalibrationSums& sums, const ReusePredictor& predictor, double error,
+                       std::int64_t tau) {
+  const TauSums& at = sums.at(tau);
+  if (!at.errors_known) {
+    throw UsageError(fmt::format(
+        "--max-error: these traces don't know the error at tau {}; summaries have tau 2, 3 and 4. "
+        "HINT: capture with `--record outputs`",
+        tau));
+  }
+  if (predictor.at(-1.0, tau).terms == 0) {
+    throw UsageError(fmt::format(
+        "--max-error: no recorded step changes fewer than {} tokens, so tau {} never reuses and "
+        "there is no error to bound. HINT: a larger --tau",
+        tau, tau));
+  }
+  if (const auto gamma = predictor.gamma_for_error(error, tau)) return *gamma;
+  double least = std::numeric_limits<double>::infinity();
+  double at_gamma = 1.0;
+  for (const ReusePoint& point :
+       predictor.curve(tau, std::numeric_limits<std::size_t>::max()).points) {
+    if (point.heads > 0 && point.relative_l2 < least) {
+      least = point.relative_l2;
+      at_gamma = point.gamma;
+    }
+  }
+  throw UsageError(fmt::format(
+      "--max-error: a relative L2 error of {} can't be kept with tau {} by any gamma that lets a "
+      "head reuse; the smallest is {:.3g}, at --gamma {}. HINT: a smaller --tau, or that error",
+      error, tau, least, at_gamma));
+}
+
+SampleTrust trust_of(const CalibrationSums& sums, double gamma, const std::vector<ReusePin>& pins) {
+  SampleTrust trust;
+  trust.largest_error = kNotMeasured;
+  trust.fewest_pairs = std::numeric_limits<std::int64_t>::max();
+  for (std::size_t layer = 0; layer < sums.similarity.size(); ++layer) {
+    for (std::size_t head = 0; head < sums.similarity[layer].size(); ++head) {
+      const double similarity = sums.similarity[layer][head];
+      if (std::isnan(similarity)) continue;
+      const double error = sums.standard_error[layer][head];
+      ++trust.measured;
+      trust.fewest_pairs = std::min(trust.fewest_pairs, sums.count[layer][head]);
+      if (!std::isnan(error)) trust.largest_error = std::fmax(trust.largest_error, error);
+      const bool pinned = std::ranges::any_of(pins, [&](const ReusePin& pin) {
+        return std::cmp_equal(pin.layer, layer) && std::cmp_equal(pin.head, head);
+      });
+      // `!(a >= b)`: also true for a single pair, which has no standard error.
+      if (!pinned && !(std::fabs(similarity - gamma) >= 2.0 * error)) ++trust.undecided;
+    }
+  }
+  return trust;
+}
+
+}  // namespace
+
+void check_request(const CalibrationRequest& request) {
+  const int given =
+      (request.gamma ? 1 : 0) + (request.saving ? 1 : 0) + (request.max_error ? 1 : 0);
+  if (given != 1) {
+    throw UsageError(fmt::format(
+        "calibrate: expected exactly one of --gamma, --saving and --max-error, got {}", given));
+  }
+  const auto refuse = [](const char* flag, const char* expected, double got) {
+    throw UsageError(fmt::format("{}: expected {}, got {}", flag, expected, got));
+  };
+  if (request.gamma && !(*request.gamma >= -1.0 && *request.gamma <= 1.0)) {
+    refuse("--gamma", "a cosine from -1 to 1", *request.gamma);
+  }
+  if (request.saving && !(*request.saving > 0.0 && *request.saving <= 1.0)) {
+    refuse("--saving", "a share of the prefix bytes above 0 and at most 1", *request.saving);
+  }
+  if (request.max_error && !(*request.max_error >= 0.0 && std::isfinite(*request.max_error))) {
+    refuse("--max-error", "a relative L2 error of at least 0", *request.max_error);
+  }
+}
+
+Calibration choose(const CalibrationSums& sums, const CalibrationRequest& request) {
+  check_request(request);
+  const ReusePredictor predictor(sums, request.granularity, request.pins);
+  Calibration chosen;
+  chosen.tau = request.tau;
+  chosen.granularity = request.granularity;
+  chosen.pins = request.pins;
+  if (request.gamma) {
+    chosen.gamma = *request.gamma;
+  } else if (request.saving) {
+    chosen.gamma = gamma_for_saving(sums, predictor, *request.saving, request.tau);
+  } else {
+    chosen.gamma = gamma_for_error(sums, predictor, *request.max_error, request.tau);
+  }
+  chosen.reuse = reuse_mask(sums.similarity, chosen.gamma, request.granularity, sums.model.kv_heads,
+                            request.pins);
+  chosen.predicted = predictor.predict(chosen.gamma, request.tau);
+  chosen.trust = trust_of(sums, chosen.gamma, chosen.pins);
+  return chosen;
+}
+
+std::vector<std::string> warnings_of(const Calibration& chosen) {
+  std::vector<std::string> warnings;
+  const SampleTrust& trust = chosen.trust;
+  const ReusePrediction& predicted = chosen.predicted;
+  if (trust.undecided > 0) {
+    warnings.push_back(fmt::format(
+        "gamma {:.6g} lies within 2 standard errors of the similarity of {} of {} heads (largest "
+        "standard error {}, fewest step pairs {}): another sample may decide otherwise. HINT: "
+        "more prompts, or a gamma further away",
+        chosen.gamma, trust.undecided, trust.measured,
+        std::isnan(trust.largest_error) ? "-" : fmt::format("{:.3g}", trust.largest_error),
+        trust.fewest_pairs));
+  }
+  const char* pins = chosen.pins.empty() ? "" : ", with the pins";
+  if (predicted.point.heads == 0) {
+    warnings.push_back(fmt::format(
+        "no head has a similarity above {:.6g}{}: nothing will be reused", chosen.gamma, pins));
+  } else if (predicted.external_keys_read == predicted.external_keys &&
+             predicted.reusing_steps > 0) {
+    warnings.push_back(
+        fmt::format("no KV head has all of its query heads above gamma{}: every prefix byte is "
+                    "still read. HINT: --saving, or a smaller gamma",
+                    pins));
+  } else if (predicted.reusing_steps == 0) {
+    warnings.push_back(
+        fmt::format("every step of these traces changes {} or more tokens: tau {} never reuses",
+                    chosen.tau, chosen.tau));
+  }
+  return warnings;
+}
+
+ReuseFile to_reuse_file(const CalibrationSums& sums, const Calibration& calibration) {
+  const ReusePredictor predictor(sums, calibration.granularity, calibration.pins);
+  ReuseFile file;
+  file.model = sums.model;
+  file.reuse = calibration.reuse;
+  file.pins = calibration.pins;
+  file.gamma = calibration.gamma;
+  file.tau = calibration.tau;
+  file.granularity = calibration.granularity;
+  file.statistic = "mean cosine of exact A_out between adjacent denoising steps";
+  file.computed_from = sums.computed_from;
+  file.traces = sums.traces;
+  file.similarity = sums.similarity;
+  file.standard_deviation = sums.standard_deviation;
+  file.standard_error = sums.standard_error;
+  file.p5 = sums.p5;
+  file.count = sums.count;
+  file.predicted = calibration.predicted;
+  for (const TauSums& tau : sums.taus) file.curves.push_back(predictor.curve(tau.tau));
+  return file;
+}
+
+}  // namespace blockscope

@@ -1,0 +1,166 @@
+#include "analysis/math/position_sets.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <numeric>
+#include <string>
+
+#include "decode_record/error.h"
+
+namespace blockscope {
+namespace {
+
+// -1 (padding) becomes 0; anything below becomes too large.
+std::uint32_t shifted(std::int32_t position) { return static_cast<std::uint32_t>(position) + 1U; }
+
+/// At least the largest position + 1 and at most twice that; 0 for padding alone. Checks every
+/// entry.
+std::size_t checked_extent(std::span<const std::int32_t> set) {
+  std::uint32_t bits = 0;  // of all, which costs a third of the largest
+  for (const std::int32_t p : set) bits |= shifted(p);
+  constexpr auto kLimit = static_cast<std::uint32_t>(RankTable::kMaxPosition) + 1U;
+  if (bits < kLimit) return bits;
+  std::uint32_t largest = 0;
+  for (const std::int32_t p : set) largest = std::max(largest, shifted(p));
+  if (largest > kLimit) {
+    throw Error("expected positions from -1 (padding) to " +
+                std::to_string(RankTable::kMaxPosition) + ", got " +
+                std::to_string(static_cast<std::int32_t>(largest - 1U)));
+  }
+  return largest;
+}
+
+[[noreturn]] void throw_repeated(std::int32_t position) {
+  throw Error("expected distinct positions in a set, got " + std::to_string(position) + " twice");
+}
+
+}  // namespace
+
+std::size_t set_length(std::span<const std::int32_t> set) {
+  if (std::count(set.begin(), set.end(), -1) == 0) return set.size();  // vectorises, unlike find
+  return static_cast<std::size_t>(std::find(set.begin(), set.end(), -1) - set.begin());
+}
+
+void RankTable::cover(std::span<const std::int32_t> set) {
+  const std::size_t extent = checked_extent(set) + 1;
+  if (table_.size() < extent) table_.resize(extent, 0);
+}
+
+void RankTable::assign(std::span<const std::int32_t> set) {
+  cover(set);
+  const auto size = static_cast<std::int32_t>(set.size());
+  if (size_ + size > std::numeric_limits<std::int32_t>::max() - base_) {
+    std::ranges::fill(table_, 0);
+    base_ = 1;
+    size_ = 0;
+  }
+  base_ += size_;  // entries below belong to sets before: nothing has to be cleared
+  size_ = size;
+  std::int32_t entry = base_;
+  for (const std::int32_t p : set) {
+    if (p >= 0) {
+      std::int32_t& at = table_[shifted(p)];
+      if (at >= base_) throw_repeated(p);
+      at = entry;
+    }
+    ++entry;
+  }
+}
+
+void RankTable::ranks_of(std::span<const std::int32_t> set, std::span<std::int32_t> out) {
+  cover(set);
+  const std::int32_t* const table = table_.data();
+  const std::int32_t base = base_;
+  for (std::size_t i = 0; i < set.size(); ++i) out[i] = table[shifted(set[i])] - base;
+}
+
+std::int64_t count_ranks_below(std::span<const std::int32_t> ranks, std::int32_t limit) {
+  std::int32_t count = 0;
+  for (const std::int32_t rank : ranks) count += rank >= 0 && rank < limit ? 1 : 0;
+  return count;
+}
+
+double sum_ranks_below(std::span<const float> values, std::span<const std::int32_t> ranks,
+                       std::int32_t limit) {
+  // In lanes, so that the compiler adds several at once; chosen, not multiplied, because a value
+  // that does not count may be NaN.
+  constexpr std::size_t kLanes = 8;
+  std::array<double, kLanes> lanes{};
+  const auto chosen = [&](std::size_t i) {
+    return ranks[i] >= 0 && ranks[i] < limit ? values[i] : 0.0F;
+  };
+  std::size_t i = 0;
+  for (; i + kLanes <= values.size(); i += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += double{chosen(i + lane)};
+  }
+  for (; i < values.size(); ++i) lanes[0] += double{chosen(i)};
+  return std::accumulate(lanes.begin(), lanes.end(), 0.0);
+}
+
+std::int64_t UnionCounter::count(std::span<const std::int32_t> sets) {
+  const std::size_t extent = checked_extent(sets) + 1;
+  if (seen_.size() < extent) seen_.resize(extent, 0);
+  // Stores without reading back, then one sweep over the table: faster than counting on the way,
+  // unless the table is much longer than the list.
+  std::uint8_t* seen = seen_.data();
+  for (const std::int32_t p : sets) seen[shifted(p)] = 1;
+  seen[0] = 0;
+  std::int64_t distinct = 0;
+  if (extent <= 8 * sets.size()) {
+    for (std::size_t begin = 0; begin < extent; begin += 128) {
+      const std::size_t end = std::min(extent, begin + 128);
+      std::uint8_t part = 0;  // at most 128: fits, and vectorises without widening
+      for (std::size_t i = begin; i < end; ++i) part = static_cast<std::uint8_t>(part + seen[i]);
+      distinct += part;
+    }
+    std::fill_n(seen, extent, std::uint8_t{0});
+    return distinct;
+  }
+  for (const std::int32_t p : sets) {
+    distinct += seen[shifted(p)];
+    seen[shifted(p)] = 0;
+  }
+  return distinct;
+}
+
+void UnionCounter::check_set(std::span<const std::int32_t> set) {
+  const auto padding = std::count(set.begin(), set.end(), -1);
+  if (count(set) + padding == static_cast<std::int64_t>(set.size())) return;
+  std::vector<std::int32_t> sorted(set.begin(), set.end());
+  std::ranges::sort(sorted);
+  const auto after_padding = sorted.begin() + padding;
+  throw_repeated(*std::adjacent_find(after_padding, sorted.end()));
+}
+
+void OverlapCounter::mark(std::span<const std::int32_t> set, std::uint64_t bit) {
+  const std::size_t extent = checked_extent(set);
+  if (table_.size() < extent) table_.resize(extent, 0);
+  for (const std::int32_t p : set) {
+    if (p < 0) continue;
+    std::uint64_t& entry = table_[static_cast<std::size_t>(p)];
+    if ((entry & bit) != 0) throw_repeated(p);
+    entry |= bit;
+    members_.push_back(p);
+  }
+}
+
+void OverlapCounter::assign(std::span<const std::int32_t> a, std::span<const std::int32_t> b) {
+  for (const std::int32_t p : members_) table_[static_cast<std::size_t>(p)] = 0;
+  members_.clear();
+  mark(a, 1);
+  mark(b, std::uint64_t{1} << 32);
+}
+
+OverlapCounter::Counts OverlapCounter::count(std::span<const std::int32_t> set) const {
+  std::uint64_t sum = 0;
+  const std::size_t size = table_.size();
+  const std::uint64_t* table = table_.data();
+  for (const std::int32_t p : set) {
+    const auto index = static_cast<std::uint32_t>(p);
+    sum += index < size ? table[index] : 0;
+  }
+  return {static_cast<std::int64_t>(sum & 0xffffffffU), static_cast<std::int64_t>(sum >> 32)};
+}
+
+}  // namespace blockscope

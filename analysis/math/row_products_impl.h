@@ -1,0 +1,303 @@
+// The kernels of row_products.h, written with the compiler's vector types for the width that the
+// including file is compiled for. Included once per instruction set; everything has internal
+// linkage.
+#pragma once
+
+#include "analysis/math/row_products.h"
+
+namespace blockscope {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr size_t kBytes = 64;
+#elif defined(__AVX2__)
+constexpr size_t kBytes = 32;
+#else
+constexpr size_t kBytes = 16;
+#endif
+constexpr size_t kLanes = kBytes / sizeof(float);
+
+typedef float Floats __attribute__((vector_size(kBytes)));
+typedef uint32_t Words __attribute__((vector_size(kBytes)));
+
+template <typename Vector, typename Element>
+inline Vector load(const Element* from) {
+  Vector vector;
+  __builtin_memcpy(&vector, from, sizeof(vector));
+  return vector;
+}
+
+inline Floats as_floats(Words words) { return reinterpret_cast<Floats>(words); }
+
+typedef float Quad __attribute__((vector_size(16)));
+typedef int QuadIndex __attribute__((vector_size(16)));
+
+/// The lanes added up to four.
+inline Quad quarter(Floats values) {
+  constexpr size_t kQuads = kLanes / 4;
+  Quad quads[kQuads];
+  __builtin_memcpy(quads, &values, sizeof(values));
+  for (size_t half = kQuads / 2; half > 0; half /= 2) {
+    for (size_t i = 0; i < half; ++i) quads[i] += quads[i + half];
+  }
+  return quads[0];
+}
+
+inline float widen(uint16_t word) {
+  const uint32_t bits = static_cast<uint32_t>(word) << 16U;
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+inline float widen(float value) { return value; }
+
+struct Sums {
+  Floats dot{}, square_a{}, square_b{};
+  void add(Floats a, Floats b) {
+    dot += a * b;
+    square_a += a * a;
+    square_b += b * b;
+  }
+};
+
+/// One load of bfloat16 pairs gives two vectors of floats: a word of two elements shifted left is
+/// the first of them, with its lower half cleared the second.
+inline void add_pairs(const uint16_t* a, const uint16_t* b, Sums& even, Sums& odd) {
+  const Words x = load<Words>(a);
+  const Words y = load<Words>(b);
+  even.add(as_floats(x << 16U), as_floats(y << 16U));
+  odd.add(as_floats(x & 0xFFFF0000U), as_floats(y & 0xFFFF0000U));
+}
+
+inline void add_pairs(const float* a, const float* b, Sums& even, Sums& odd) {
+  even.add(load<Floats>(a), load<Floats>(b));
+  odd.add(load<Floats>(a + kLanes), load<Floats>(b + kLanes));
+}
+
+/// The sums over the lanes, of all three at once: one by one they would take longer than a row of
+/// 128 channels.
+inline RowProducts totals(const Sums& sums) {
+  const Quad dot = quarter(sums.dot);
+  const Quad a = quarter(sums.square_a);
+  Quad b = quarter(sums.square_b);
+  const Quad dot_a = __builtin_shuffle(dot, a, QuadIndex{0, 4, 1, 5}) +
+                     __builtin_shuffle(dot, a, QuadIndex{2, 6, 3, 7});
+  b += __builtin_shuffle(b, QuadIndex{2, 3, 0, 1});
+  const Quad all = __builtin_shuffle(dot_a, b, QuadIndex{0, 1, 4, 4}) +
+                   __builtin_shuffle(dot_a, b, QuadIndex{2, 3, 5, 5});
+  return RowProducts{all[0], all[1], all[2]};
+}
+
+template <typename Element>
+RowProducts one_row(const Element* a, const Element* b, size_t dim) {
+  Sums even;
+  Sums odd;
+  size_t i = 0;
+  for (; i + 2 * kLanes <= dim; i += 2 * kLanes) add_pairs(a + i, b + i, even, odd);
+  even.dot += odd.dot;
+  even.square_a += odd.square_a;
+  even.square_b += odd.square_b;
+  RowProducts row = totals(even);
+  for (; i < dim; ++i) {
+    const float x = widen(a[i]);
+    const float y = widen(b[i]);
+    row.dot += x * y;
+    row.square_a += x * x;
+    row.square_b += y * y;
+  }
+  return row;
+}
+
+template <typename Element>
+void all_rows(const Element* a, const Element* b, size_t rows, size_t dim, RowProducts* out) {
+  for (size_t r = 0; r < rows; ++r) out[r] = one_row(a + r * dim, b + r * dim, dim);
+}
+
+// All pairs: a panel of b is widened and transposed once, so that one load of it serves several
+// rows of a, whose channels are broadcast; no sum over lanes is left. Panels stay in the L1 cache.
+
+constexpr size_t kPanelRows = 2 * kLanes;  // of b
+constexpr size_t kPanelDepth = 128;        // channels
+#if defined(__AVX512F__)
+constexpr size_t kTileRows = 8;  // of a: 16 sums, 2 loads and a broadcast fit the registers
+#elif defined(__AVX2__)
+constexpr size_t kTileRows = 6;
+#else
+constexpr size_t kTileRows = 4;
+#endif
+
+/// Exchanges rows and columns of kLanes x kLanes words, in log2(kLanes) rounds of exchanging
+/// halves.
+inline void transpose(Words* block) {
+  for (size_t half = 1; half < kLanes; half *= 2) {
+    Words low = {};
+    Words high = {};
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const bool upper = (lane & half) != 0;
+      low[lane] = static_cast<uint32_t>(upper ? lane - half + kLanes : lane);
+      high[lane] = static_cast<uint32_t>(upper ? lane + kLanes : lane + half);
+    }
+    for (size_t i = 0; i < kLanes; ++i) {
+      if ((i & half) != 0) continue;
+      const Words x = block[i];
+      const Words y = block[i + half];
+      block[i] = __builtin_shuffle(x, y, low);
+      block[i + half] = __builtin_shuffle(x, y, high);
+    }
+  }
+}
+
+/// Channels [0, depth) of up to kLanes rows, transposed: to[d * kPanelRows + row]; rows that are
+/// not there become 0. A word is one float or two bfloat16 channels.
+inline void transpose_rows(const float* from, size_t rows, size_t dim, size_t depth, float* to) {
+  size_t d = 0;
+  for (; d + kLanes <= depth; d += kLanes) {
+    Words block[kLanes] = {};
+    for (size_t r = 0; r < rows; ++r) block[r] = load<Words>(from + r * dim + d);
+    transpose(block);
+    for (size_t i = 0; i < kLanes; ++i) {
+      __builtin_memcpy(to + (d + i) * kPanelRows, &block[i], sizeof(Words));
+    }
+  }
+  for (; d < depth; ++d) {
+    for (size_t r = 0; r < kLanes; ++r)
+      to[d * kPanelRows + r] = r < rows ? from[r * dim + d] : 0.0F;
+  }
+}
+
+inline void transpose_rows(const uint16_t* from, size_t rows, size_t dim, size_t depth, float* to) {
+  size_t d = 0;
+  for (; d + 2 * kLanes <= depth; d += 2 * kLanes) {
+    Words block[kLanes] = {};
+    for (size_t r = 0; r < rows; ++r) block[r] = load<Words>(from + r * dim + d);
+    transpose(block);
+    for (size_t i = 0; i < kLanes; ++i) {
+      const Words first = block[i] << 16U;
+      const Words second = block[i] & 0xFFFF0000U;
+      __builtin_memcpy(to + (d + 2 * i) * kPanelRows, &first, sizeof(Words));
+      __builtin_memcpy(to + (d + 2 * i + 1) * kPanelRows, &second, sizeof(Words));
+    }
+  }
+  for (; d < depth; ++d) {
+    for (size_t r = 0; r < kLanes; ++r) {
+      to[d * kPanelRows + r] = r < rows ? widen(from[r * dim + d]) : 0.0F;
+    }
+  }
+}
+
+/// Rows x kPanelRows sums, added to out [.., kPanelRows].
+template <size_t Rows, typename Element>
+void cross_tile(const Element* a, size_t dim, const float* panel, size_t depth, float* out) {
+  float left[Rows][kPanelDepth];
+  for (size_t i = 0; i < Rows; ++i) {
+    for (size_t d = 0; d < depth; ++d) left[i][d] = widen(a[i * dim + d]);
+  }
+  Floats sums[Rows][2] = {};
+  for (size_t d = 0; d < depth; ++d) {
+    const Floats low = load<Floats>(panel + d * kPanelRows);
+    const Floats high = load<Floats>(panel + d * kPanelRows + kLanes);
+    for (size_t i = 0; i < Rows; ++i) {
+      sums[i][0] += left[i][d] * low;
+      sums[i][1] += left[i][d] * high;
+    }
+  }
+  for (size_t i = 0; i < Rows; ++i) {
+    for (size_t half = 0; half < 2; ++half) {
+      float* to = out + i * kPanelRows + half * kLanes;
+      const Floats total = load<Floats>(to) + sums[i][half];
+      __builtin_memcpy(to, &total, sizeof(total));
+    }
+  }
+}
+
+/// Rows [0, rows) of a with a panel of b.
+template <typename Element>
+void cross_panel(const Element* a, size_t rows, size_t dim, const float* panel, size_t depth,
+                 float* out) {
+  size_t i = 0;
+  for (; i + kTileRows <= rows; i += kTileRows) {
+    cross_tile<kTileRows>(a + i * dim, dim, panel, depth, out + i * kPanelRows);
+  }
+  for (; i + 2 <= rows; i += 2) cross_tile<2>(a + i * dim, dim, panel, depth, out + i * kPanelRows);
+  for (; i < rows; ++i) cross_tile<1>(a + i * dim, dim, panel, depth, out + i * kPanelRows);
+}
+
+/// Rows of a in one go: their sums stay in the L1 cache.
+constexpr size_t kBandRows = 64;
+
+/// Up to kBandRows rows of a with up to kPanelRows rows of b.
+template <typename Element>
+void cross_band(const Element* a, size_t rows_a, const Element* b, size_t rows_b, size_t dim,
+                size_t segments, size_t stride, float* out, size_t out_stride) {
+  alignas(kBytes) float sums[kBandRows * kPanelRows] = {};
+  alignas(kBytes) float panel[kPanelDepth * kPanelRows];
+  const size_t first = rows_b < kLanes ? rows_b : kLanes;
+  for (size_t segment = 0; segment < segments; ++segment, a += stride, b += stride) {
+    for (size_t d = 0; d < dim; d += kPanelDepth) {
+      const size_t depth = dim - d < kPanelDepth ? dim - d : kPanelDepth;
+      transpose_rows(b + d, first, dim, depth, panel);
+      transpose_rows(b + first * dim + d, rows_b - first, dim, depth, panel + kLanes);
+      cross_panel(a + d, rows_a, dim, panel, depth, sums);
+    }
+  }
+  for (size_t i = 0; i < rows_a; ++i) {
+    __builtin_memcpy(out + i * out_stride, sums + i * kPanelRows, rows_b * sizeof(float));
+  }
+}
+
+template <typename Element>
+void cross(const Element* a, const Element* b, size_t rows, size_t dim, size_t segments,
+           size_t stride, float* out) {
+  for (size_t i = 0; i < rows; i += kBandRows) {
+    const size_t rows_a = rows - i < kBandRows ? rows - i : kBandRows;
+    for (size_t j = 0; j < rows; j += kPanelRows) {
+      const size_t rows_b = rows - j < kPanelRows ? rows - j : kPanelRows;
+      cross_band(a + i * dim, rows_a, b + j * dim, rows_b, dim, segments, stride,
+                 out + i * rows + j, rows);
+    }
+  }
+}
+
+struct ErrorSums {
+  Floats squared{}, absolute{}, reference{}, dot{};
+  void add(const MergedRow& row, Floats external, Floats internal, Floats source) {
+    const Floats gap = external - internal;
+    const Floats merged = internal + row.weight * gap;
+    const Floats error = row.weight_change * gap + row.source_weight * (source - external);
+    squared += error * error;
+    absolute += as_floats(reinterpret_cast<Words>(error) & 0x7FFFFFFFU);
+    reference += merged * merged;
+    dot += merged * (merged + error);
+  }
+};
+
+MergeError merge_error(const MergedRow& row, size_t dim) {
+  ErrorSums sums;
+  size_t d = 0;
+  for (; d + kLanes <= dim; d += kLanes) {
+    sums.add(row, load<Floats>(row.external + d), load<Floats>(row.internal + d),
+             load<Floats>(row.source + d));
+  }
+  if (d < dim) {  // zeros add nothing
+    Floats rest[3] = {};
+    __builtin_memcpy(&rest[0], row.external + d, (dim - d) * sizeof(float));
+    __builtin_memcpy(&rest[1], row.internal + d, (dim - d) * sizeof(float));
+    __builtin_memcpy(&rest[2], row.source + d, (dim - d) * sizeof(float));
+    sums.add(row, rest[0], rest[1], rest[2]);
+  }
+  const Quad squared = quarter(sums.squared);
+  const Quad absolute = quarter(sums.absolute);
+  const Quad reference = quarter(sums.reference);
+  const Quad dot = quarter(sums.dot);
+  const auto total = [](Quad quad) { return (quad[0] + quad[2]) + (quad[1] + quad[3]); };
+  return MergeError{total(squared), total(absolute), total(reference), total(dot)};
+}
+
+constexpr RowProductKernels make_row_products(const char* instruction_set) {
+  return RowProductKernels{instruction_set,  &all_rows<uint16_t>, &all_rows<float>,
+                           &cross<uint16_t>, &cross<float>,       &merge_error};
+}
+
+}  // namespace
+}  // namespace blockscope

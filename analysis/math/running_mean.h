@@ -1,0 +1,70 @@
+// Sums behind the means of a metric. NaN and infinite values are counted and never averaged in.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "analysis/results/metric_result.h"
+
+namespace blockscope {
+
+/// Weighted mean and standard deviation of what was added (West 1979, so that a small spread around
+/// a large mean survives). Not thread-safe.
+class RunningMean {
+ public:
+  /// A value that stands for `terms` terms (a block's mean over its positions, say). Values that
+  /// are not finite, and terms <= 0, are counted in non_finite() and left out.
+  void add(double value, std::int64_t terms = 1);
+  void merge(const RunningMean& other);
+
+  std::int64_t terms() const { return terms_; }
+  std::int64_t values() const { return values_; }  ///< calls of add() that counted
+  std::int64_t non_finite() const { return non_finite_; }
+  double mean() const;                ///< NaN without terms
+  double standard_deviation() const;  ///< over the values, weighted, n - 1; NaN below two values
+  /// Of the mean: standard_deviation / sqrt(values).
+  double standard_error() const;
+
+ private:
+  std::int64_t terms_ = 0;
+  std::int64_t values_ = 0;
+  std::int64_t non_finite_ = 0;
+  double mean_ = 0.0;
+  double squares_ = 0.0;  ///< sum of terms * (value - mean)^2
+};
+
+/// RunningMean per (layer slot, column, step); columns are heads, KV heads or anything else fixed.
+/// The step axis grows as steps are met. Different layers may be fed from different threads at the
+/// same time; one layer only from one.
+class StepGrid {
+ public:
+  StepGrid() = default;
+  StepGrid(std::size_t layers, std::size_t columns);
+
+  /// step >= 1.
+  void add(std::size_t layer, std::size_t column, std::int64_t step, double value,
+           std::int64_t terms = 1);
+  std::int64_t num_steps() const;  ///< largest step met
+  std::int64_t non_finite() const;
+  const RunningMean& cell(std::size_t layer, std::size_t column, std::int64_t step) const;
+  /// All steps of one (layer, column) together.
+  RunningMean over_steps(std::size_t layer, std::size_t column) const;
+
+  /// "step" from 1 to num_steps().
+  ResultAxis step_axis() const;
+  /// Appends means and terms [step, column] of the columns from `first_column` on; steps that were
+  /// not met are NaN.
+  void append_steps(ResultArray& array, std::size_t layer, std::size_t first_column,
+                    std::size_t columns, std::int64_t steps) const;
+
+  /// Mean [layer, column, step]. `layers`, `columns` give the axes; step runs from 1.
+  ResultArray means(std::string name, std::string unit, std::string description, ResultAxis layers,
+                    ResultAxis columns) const;
+
+ private:
+  std::size_t columns_ = 0;
+  std::vector<std::vector<std::vector<RunningMean>>> cells_;  // [layer][step - 1][column]
+};
+
+}  // namespace blockscope

@@ -1,0 +1,84 @@
+// How a run decoded: tokens per step, steps per block, confidence when a token is transferred, when
+// each position of a block settled, and M per step with how often M < tau, which is how often
+// FlashBlock (arXiv 2602.05305, section 4.2) reuses. From /steps, /frames and /sequences alone, so
+// every trace has it.
+#pragma once
+
+#include <string>
+
+#include "analysis/math/running_mean.h"
+#include "analysis/metrics/metrics.h"
+
+namespace blockscope {
+
+/// Sums over blocks; also behind the curves of decoding_curves.h.
+class DecodingTotals {
+ public:
+  explicit DecodingTotals(std::vector<double> taus = {});
+
+  /// One block of the trace, with all its steps. Reads its deltas.
+  void add(const TraceReader& trace, const BlockSteps& block, bool autoregressive);
+
+  RunningMean tokens_per_step() const { return tokens_; }
+  RunningMean steps_per_block() const { return steps_; }
+  RunningMean confidence() const { return confidence_; }
+  RunningMean transferred() const { return transferred_; }
+  /// Over sequences that ended and have a score.
+  RunningMean accuracy() const { return accuracy_; }
+
+  /// Mean [step].
+  ResultArray tokens_by_step() const;
+  ResultArray confidence_by_step() const;
+  ResultArray transferred_by_step() const;
+  /// Share [tau] of the denoising steps after a block's first that have M < tau.
+  ResultArray share_below_tau() const;
+  /// Counts [steps]: blocks that took this many.
+  ResultArray blocks_by_steps() const;
+  /// Counts [step, position]: positions of the block whose token was last decided in this step.
+  ResultArray settled(std::int64_t block_length) const;
+  std::map<std::string, std::int64_t> left_out() const { return left_out_; }
+
+ private:
+  using Means = std::vector<RunningMean>;  // [step - 1]
+  static RunningMean& at_step(Means& means, std::int64_t step);
+  static ResultArray by_step(const Means& means, std::string name, std::string unit,
+                             std::string description);
+  void add_step(const TraceReader& trace, const StepRef& step, std::int64_t origin,
+                std::vector<std::int64_t>& settled_at);
+  bool ended(const TraceReader& trace, const BlockSteps& block, FinishReason reason) const;
+
+  std::vector<double> taus_;
+  RunningMean tokens_, steps_, confidence_, transferred_, accuracy_;
+  Means tokens_by_step_, confidence_by_step_, transferred_by_step_;
+  std::vector<std::int64_t> below_tau_;
+  std::int64_t later_steps_ = 0;
+  std::vector<std::int64_t> blocks_by_steps_;       // [steps - 1]
+  std::vector<std::vector<std::int64_t>> settled_;  // [step - 1][position]
+  std::map<std::string, std::int64_t> left_out_;
+  std::map<std::int64_t, std::int64_t> prompt_length_;  // by sequence of the current trace
+  std::map<std::int64_t, FinishReason> finish_reason_;
+  const TraceReader* trace_ = nullptr;  // whose sequences the maps hold
+};
+
+/// True when the trace says that it was decoded token by token, not in blocks.
+bool is_autoregressive(const TraceReader& trace);
+
+/// Arrays: means [quantity]; tokens_by_step, confidence_by_step, transferred_by_step [step];
+/// blocks_by_steps [steps]; settled [step, position]; share_below_tau [tau].
+class DecodingMetric : public StepMetric {
+ public:
+  explicit DecodingMetric(const MetricOptions& options) : totals_(options.taus) {}
+
+  Needs begin_trace(const TraceReader& trace, const TraceShape& shape) override;
+  void add_block(const BlockSteps& block) override;
+  void add(const StepView& /*step*/) override {}
+  MetricResult finish() override;
+
+ private:
+  DecodingTotals totals_;
+  const TraceReader* trace_ = nullptr;
+  bool autoregressive_ = false;
+  std::int64_t block_length_ = 0;
+};
+
+}  // namespace blockscope

@@ -1,0 +1,185 @@
+#include <algorithm>
+#include <cmath>
+
+#include "analysis/metrics/decoding.h"
+
+namespace blockscope {
+namespace {
+
+constexpr std::int64_t kUnsettled = 0;
+
+std::vector<double> count_from_one(std::size_t size) {
+  std::vector<double> index;
+  for (std::size_t i = 1; i <= size; ++i) index.push_back(static_cast<double>(i));
+  return index;
+}
+
+std::vector<double> to_doubles(const std::vector<std::int64_t>& counts) {
+  return {counts.begin(), counts.end()};
+}
+
+}  // namespace
+
+DecodingTotals::DecodingTotals(std::vector<double> taus)
+    : taus_(std::move(taus)), below_tau_(taus_.size(), 0) {}
+
+RunningMean& DecodingTotals::at_step(Means& means, std::int64_t step) {
+  const auto index = static_cast<std::size_t>(step - 1);
+  if (means.size() <= index) means.resize(index + 1);
+  return means[index];
+}
+
+/// Whether all steps of the block are in the trace: it decided its last mask, or decoding went on
+/// or ended after it.
+bool DecodingTotals::ended(const TraceReader& trace, const BlockSteps& block,
+                           FinishReason reason) const {
+  if (reason == FinishReason::length || reason == FinishReason::stop ||
+      reason == FinishReason::replayed) {
+    return true;
+  }
+  const std::int64_t last = trace.rows_of(block.sequence).back();
+  const StepColumns row = trace.steps(last, 1);
+  return row.block[0] > block.block || row.kind[0] == static_cast<std::uint8_t>(PassKind::commit);
+}
+
+void DecodingTotals::add(const TraceReader& trace, const BlockSteps& block, bool autoregressive) {
+  if (trace_ != &trace) {
+    trace_ = &trace;
+    prompt_length_.clear();
+    finish_reason_.clear();
+  }
+  if (prompt_length_.count(block.sequence) == 0) {
+    const SequenceInfo sequence = trace.sequence(block.sequence);
+    prompt_length_[block.sequence] = static_cast<std::int64_t>(sequence.prompt.size());
+    finish_reason_[block.sequence] = sequence.finish_reason;
+    if (sequence.finish_reason == FinishReason::unfinished ||
+        sequence.finish_reason == FinishReason::interrupted) {
+      ++left_out_["sequences that did not end: no score"];
+    } else if (!std::isfinite(sequence.score)) {
+      ++left_out_["sequences without a score"];
+    } else {
+      accuracy_.add(static_cast<double>(sequence.score));
+    }
+  }
+  if (block.steps.empty()) return;
+  // Autoregressive: the pass over position p decides position p + 1.
+  const std::int64_t origin =
+      block.steps.front().block_start + (autoregressive ? 1 : 0) - prompt_length_[block.sequence];
+  const auto length = static_cast<std::size_t>(trace.info().meta.block_length);
+  std::vector<std::int64_t> settled_at(length, kUnsettled);
+  for (const StepRef& step : block.steps) add_step(trace, step, origin, settled_at);
+  for (std::size_t p = 0; p < length; ++p) {
+    if (settled_at[p] == kUnsettled) continue;
+    const auto index = static_cast<std::size_t>(settled_at[p] - 1);
+    if (settled_.size() <= index) settled_.resize(index + 1, std::vector<std::int64_t>(length, 0));
+    ++settled_[index][p];
+  }
+  if (!ended(trace, block, finish_reason_[block.sequence])) {
+    ++left_out_["blocks cut off: not in steps per block"];
+    return;
+  }
+  const std::size_t steps = block.steps.size();
+  steps_.add(static_cast<double>(steps));
+  if (blocks_by_steps_.size() < steps) blocks_by_steps_.resize(steps, 0);
+  ++blocks_by_steps_[steps - 1];
+}
+
+void DecodingTotals::add_step(const TraceReader& trace, const StepRef& step, std::int64_t origin,
+                              std::vector<std::int64_t>& settled_at) {
+  std::int64_t decided = 0;
+  const FrameDelta delta = trace.delta(step.row);
+  for (const SequenceDelta& part : delta.rows) {
+    for (std::size_t i = 0; i < part.transfer_index.size(); ++i) {
+      const auto source = static_cast<std::size_t>(
+          part.transfer_src_index.empty() ? part.transfer_index[i] : part.transfer_src_index[i]);
+      ++decided;
+      const double confidence =
+          part.confidence.empty() ? 0.0 : static_cast<double>(part.confidence.at(source));
+      confidence_.add(confidence);
+      at_step(confidence_by_step_, step.step).add(confidence);
+      const std::int64_t position = part.transfer_index[i] - origin;
+      if (position < 0 || position >= static_cast<std::int64_t>(settled_at.size())) {
+        ++left_out_["tokens decided outside the block"];
+        continue;
+      }
+      settled_at[static_cast<std::size_t>(position)] = step.step;
+    }
+  }
+  tokens_.add(static_cast<double>(decided));
+  at_step(tokens_by_step_, step.step).add(static_cast<double>(decided));
+  if (step.step <= 1) return;
+  ++later_steps_;
+  transferred_.add(static_cast<double>(step.transferred));
+  at_step(transferred_by_step_, step.step).add(static_cast<double>(step.transferred));
+  for (std::size_t t = 0; t < taus_.size(); ++t) {
+    below_tau_[t] += static_cast<double>(step.transferred) < taus_[t] ? 1 : 0;
+  }
+}
+
+ResultArray DecodingTotals::by_step(const Means& means, std::string name, std::string unit,
+                                    std::string description) {
+  ResultArray array{std::move(name),
+                    std::move(unit),
+                    std::move(description),
+                    {{"step", count_from_one(means.size()), {}}},
+                    {},
+                    {}};
+  for (const RunningMean& mean : means) {
+    array.values.push_back(mean.mean());
+    array.terms.push_back(mean.terms());
+  }
+  return array;
+}
+
+ResultArray DecodingTotals::tokens_by_step() const {
+  return by_step(tokens_by_step_, "tokens_by_step", "tokens", "tokens decided in a step");
+}
+
+ResultArray DecodingTotals::confidence_by_step() const {
+  return by_step(confidence_by_step_, "confidence_by_step", "probability",
+                 "confidence of the tokens decided in a step");
+}
+
+ResultArray DecodingTotals::transferred_by_step() const {
+  return by_step(transferred_by_step_, "transferred_by_step", "tokens",
+                 "M: inputs of the block that differ from the step before");
+}
+
+ResultArray DecodingTotals::share_below_tau() const {
+  ResultArray array{
+      "share_below_tau",    "share", "denoising steps after a block's first with M < tau",
+      {{"tau", taus_, {}}}, {},      {}};
+  for (const std::int64_t below : below_tau_) {
+    array.values.push_back(static_cast<double>(below) / static_cast<double>(later_steps_));
+    array.terms.push_back(later_steps_);
+  }
+  return array;
+}
+
+ResultArray DecodingTotals::blocks_by_steps() const {
+  return {"blocks_by_steps",
+          "count",
+          "blocks by their number of denoising steps",
+          {{"steps", count_from_one(blocks_by_steps_.size()), {}}},
+          to_doubles(blocks_by_steps_),
+          {}};
+}
+
+ResultArray DecodingTotals::settled(std::int64_t block_length) const {
+  ResultAxis positions{"position", {}, {}};
+  for (std::int64_t p = 0; p < block_length; ++p) {
+    positions.index.push_back(static_cast<double>(p));
+  }
+  ResultArray array{"settled",
+                    "count",
+                    "positions of a block by the step of their final token",
+                    {{"step", count_from_one(settled_.size()), {}}, positions},
+                    {},
+                    {}};
+  for (const auto& row : settled_) {
+    array.values.insert(array.values.end(), row.begin(), row.end());
+  }
+  return array;
+}
+
+}  // namespace blockscope

@@ -1,0 +1,44 @@
+// Estimation accuracy of a block's set for each of its tokens (MAGE, eq. 1):
+//   EstAcc = |S n S*_token| / k, mean over the block's tokens,
+// for S = the oracle set of the same step's block ("block oracle": the ceiling of any set that the
+// block shares) and S = the oracle set of step 1 ("first-step oracle": what MAGE uses). From
+// /sets/topk and the per-token sets /sets/topk_token (level full). In step 1 the two are the same,
+// so est_acc_later compares them over the same rows with t > 1 only.
+//
+// Rows with N <= k are trivial: counted in left_out, never averaged.
+#pragma once
+
+#include <array>
+#include <string>
+
+#include "analysis/math/position_sets.h"
+#include "analysis/math/running_mean.h"
+#include "analysis/metrics/layer_counts.h"
+#include "analysis/metrics/metrics.h"
+
+namespace blockscope {
+
+/// Arrays: est_acc [estimator, layer, kv_head, step]; est_acc_later [estimator, layer]. Terms are
+/// tokens.
+class EstimationAccuracyMetric : public StepMetric {
+ public:
+  static constexpr std::array kEstimators{"block oracle", "first-step oracle"};
+
+  Needs begin_trace(const TraceReader& trace, const TraceShape& shape) override;
+  void add(const StepView& step) override;
+  MetricResult finish() override;
+
+ private:
+  void add_head(const StepView& step, std::size_t kv_head);
+  ResultArray by_step() const;
+  ResultArray later() const;
+
+  TraceShape shape_;
+  std::string path_;
+  std::vector<OverlapCounter> counters_;                            // [layer]
+  std::array<StepGrid, kEstimators.size()> accuracy_;               // columns: KV heads
+  std::array<std::vector<RunningMean>, kEstimators.size()> later_;  // [layer]
+  LayerCounts left_out_;
+};
+
+}  // namespace blockscope

@@ -1,0 +1,30 @@
+// Terms that are not in the means, by reason: the names every metric uses, and the counts that
+// follow from the steps of a block alone.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "analysis/pass/block_index.h"
+
+namespace blockscope {
+
+inline constexpr const char* kNoPrefix = "rows without a prefix";
+inline constexpr const char* kBehindGap = "steps behind a gap";
+inline constexpr const char* kOneStep = "blocks with one step";
+inline constexpr const char* kNonFinite = "values that are NaN or infinite";
+inline constexpr const char* kZeroVector = "vectors of length 0";
+
+using LeftOut = std::map<std::string, std::int64_t>;
+
+/// Adds to `counts` what a metric over adjacent recorded steps leaves out of a block: kBehindGap
+/// (recorded steps whose step before was not) and kOneStep.
+void count_missing_pairs(const BlockSteps& block, LeftOut& counts);
+/// Adds kNoPrefix: recorded steps with N = 0.
+void count_rows_without_prefix(const BlockSteps& block, LeftOut& counts);
+
+/// The counts that are not zero.
+LeftOut without_zeros(LeftOut counts);
+
+}  // namespace blockscope

@@ -1,0 +1,60 @@
+#include "analysis/metrics/metrics.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "analysis/metrics/decoding.h"
+#include "analysis/metrics/estimation_accuracy.h"
+#include "analysis/metrics/external_mass_metric.h"
+#include "analysis/metrics/query_statistics.h"
+#include "analysis/metrics/recall.h"
+#include "analysis/metrics/reuse_error.h"
+#include "analysis/metrics/similarity_metric.h"
+#include "analysis/metrics/union_size.h"
+#include "decode_record/error.h"
+
+namespace blockscope {
+
+const std::vector<MetricInfo>& all_metrics() {
+  static const std::vector<MetricInfo> metrics{
+      {"similarity", "cosine of A_out and A_in between adjacent steps", "summary", true,
+       make_similarity_metric},
+      {"recall", "share of the first step's top-k set that later steps still select", "sets", true,
+       [](const MetricOptions& options) { return std::make_unique<RecallMetric>(options); }},
+      {"union_size", "union of the tokens' top-k sets, mean and distribution", "sets", true,
+       [](const MetricOptions& options) { return std::make_unique<UnionSizeMetric>(options); }},
+      {"est_acc", "share of each token's top-k set that the block's set holds", "full", true,
+       [](const MetricOptions&) { return std::make_unique<EstimationAccuracyMetric>(); }},
+      {"query_statistics", "five stages from predictions to top-k sets, against step 1", "summary",
+       true,
+       [](const MetricOptions& options) {
+         return std::make_unique<QueryStatisticsMetric>(options);
+       }},
+      {"decoding", "tokens per step, confidence, when positions settle, M, accuracy", "trajectory",
+       true,
+       [](const MetricOptions& options) { return std::make_unique<DecodingMetric>(options); }},
+      {"similarity_states", "the same of queries, keys, values and hidden states", "outputs", false,
+       [](const MetricOptions&) { return make_state_similarity_metric(); }},
+      {"token_matrix", "token x token cosines of A_out and A_in between adjacent steps", "outputs",
+       false, [](const MetricOptions&) { return make_token_matrix_metric(); }},
+      {"external_mass", "share of the attention that goes to the prefix", "summary", true,
+       make_external_mass_metric},
+      {"reuse_error", "one-step error of reusing A_out, for every tau", "summary", true,
+       make_reuse_error},
+  };
+  return metrics;
+}
+
+const MetricInfo& metric_by_name(const std::string& name) {
+  const auto found = std::ranges::find(all_metrics(), name, &MetricInfo::name);
+  if (found != all_metrics().end()) return *found;
+  std::string names;
+  for (const MetricInfo& metric : all_metrics()) {
+    names += (names.empty() ? "" : ", ") + metric.name;
+  }
+  throw UsageError(
+      fmt::format("metric `{}`: there is none of this name; there are {}", name, names));
+}
+
+}  // namespace blockscope

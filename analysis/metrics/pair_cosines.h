@@ -1,0 +1,37 @@
+// Adjacent-step cosines of one array, collected per (layer, column, step). Internal to analysis.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "analysis/math/cosine.h"
+#include "analysis/math/running_mean.h"
+#include "analysis/metrics/left_out.h"
+#include "analysis/pass/step_pass.h"
+
+namespace blockscope {
+
+/// The same rules as StepMetric: layers side by side, one layer from one thread.
+class PairCosines {
+ public:
+  PairCosines() = default;
+  PairCosines(std::size_t layers, std::size_t columns) : grid_(layers, columns), left_(layers) {}
+
+  /// The pair (previous, now) of a field [columns, B, dim].
+  void add(const StepView& step, Field field, std::size_t columns);
+  /// The pair's mean per column, as /summary has it.
+  void add_means(const StepView& step, Field field);
+
+  const StepGrid& grid() const { return grid_; }
+  void count_left_out(LeftOut& counts) const;
+
+ private:
+  struct LeftOutOfLayer {
+    std::int64_t non_finite = 0;
+    std::int64_t zero = 0;
+  };
+  StepGrid grid_;
+  std::vector<LeftOutOfLayer> left_;  // [layer]
+};
+
+}  // namespace blockscope

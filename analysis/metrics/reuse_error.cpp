@@ -1,0 +1,205 @@
+#include "analysis/metrics/reuse_error.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "analysis/math/row_products.h"
+
+namespace blockscope {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+/// Weight of the external side in the merge; exact where that side is empty (L_out = -inf). No
+/// attention has an LSE of +inf: NaN, so that it is counted.
+double external_weight(float lse_external, float lse_internal) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  if (lse_external == kInfinity || lse_internal == kInfinity) return kNaN;
+  return 1.0 / (1.0 + std::exp(static_cast<double>(lse_internal) - lse_external));
+}
+
+/// Floats over the channels of one position; over positions they add up in double.
+ReuseErrorSums position_sums(const MergedRow& row, std::size_t channels) {
+  static const RowProductKernels& kernels = best_row_products();
+  const MergeError sums = kernels.merge_error(row, channels);
+  return {double{sums.squared}, double{sums.absolute}, double{sums.reference}, double{sums.dot}, 1};
+}
+
+/// Index of tau in /summary/reuse_error, or -1.
+std::ptrdiff_t summary_index(double tau) {
+  const auto* found = std::ranges::find(kReuseTaus, static_cast<float>(tau));
+  return found == kReuseTaus.end() ? -1 : found - kReuseTaus.begin();
+}
+
+}  // namespace
+
+void ReuseErrorSums::add(const ReuseErrorSums& other) {
+  squared += other.squared;
+  absolute += other.absolute;
+  reference += other.reference;
+  dot += other.dot;
+  terms += other.terms;
+}
+
+bool ReuseErrorSums::finite() const {
+  return std::isfinite(squared) && std::isfinite(absolute) && std::isfinite(reference) &&
+         std::isfinite(dot);
+}
+
+double ReuseErrorSums::relative_l2() const {
+  return terms > 0 ? std::sqrt(squared / reference) : kNaN;
+}
+
+double ReuseErrorSums::mean_l1(std::int64_t channels) const {
+  return terms > 0 ? absolute / (static_cast<double>(terms) * static_cast<double>(channels)) : kNaN;
+}
+
+double ReuseErrorSums::cosine() const {
+  // |merged|^2 = |ref + e|^2 = |ref|^2 + 2 <ref, e> + |e|^2, and <ref, e> = dot - |ref|^2.
+  const double merged = 2.0 * dot - reference + squared;
+  return terms > 0 ? dot / std::sqrt(reference * merged) : kNaN;
+}
+
+ReuseErrorReader::ReuseErrorReader(std::vector<double> taus, bool from_summary)
+    : taus_(std::move(taus)), from_summary_(from_summary) {
+  for (const double tau : taus_) {
+    if (!(tau >= 1.0)) throw UsageError(fmt::format("tau: expected at least 1, got {}", tau));
+  }
+}
+
+Needs ReuseErrorReader::begin_trace(const TraceReader& trace, const TraceShape& shape,
+                                    const std::string& metric) {
+  fields_ = exact_fields(trace);
+  reads_summary_ = from_summary_ || !trace.has(fields_.external);
+  require_field(trace, Field::reuse_error, metric);
+  heads_ = shape.heads.size();
+  channels_ = static_cast<std::size_t>(shape.head_dim);
+  layers_.resize(shape.layers.size());
+  Needs needs;
+  if (reads_summary_) {
+    needs.fields = {Field::reuse_error};
+  } else {
+    require_field(trace, Field::attention_internal, metric);
+    needs.fields = {fields_.external, fields_.lse_external, Field::attention_internal,
+                    Field::attention_lse_internal};
+    needs.taus = taus_;
+  }
+  return needs;
+}
+
+std::string ReuseErrorReader::computed_from() const {
+  if (reads_summary_) return std::string(spec_of(Field::reuse_error).path);
+  return fmt::format("{}, {}, {}, {}", spec_of(fields_.external).path,
+                     spec_of(fields_.lse_external).path, spec_of(Field::attention_internal).path,
+                     spec_of(Field::attention_lse_internal).path);
+}
+
+const std::vector<ReuseErrorReader::Tau>& ReuseErrorReader::read(const StepView& step) {
+  Layer& layer = layers_.at(step.layer());
+  layer.taus.resize(taus_.size());
+  for (std::size_t t = 0; t < taus_.size(); ++t) {
+    const bool reuses = step.now().step > 1 && step.now().transferred < taus_[t];
+    layer.taus[t].rule = reuses ? Rule::reused : Rule::recomputed;
+    layer.taus[t].heads.clear();
+  }
+  if (reads_summary_) {
+    read_stored(step, layer);
+  } else {
+    read_arrays(step, layer);
+  }
+  return layer.taus;
+}
+
+void ReuseErrorReader::read_stored(const StepView& step, Layer& layer) const {
+  const auto stored = step.now(Field::reuse_error).floats();  // [4, H, 4]
+  for (std::size_t t = 0; t < taus_.size(); ++t) {
+    Tau& tau = layer.taus[t];
+    // A recomputed step has the same sums under every tau: no error, and the output.
+    const std::ptrdiff_t index = tau.rule == Rule::recomputed ? 0 : summary_index(taus_[t]);
+    if (index < 0) {
+      tau.rule = Rule::unknown;
+      continue;
+    }
+    for (std::size_t head = 0; head < heads_; ++head) {
+      const float* sums = &stored[(static_cast<std::size_t>(index) * heads_ + head) * 4];
+      ReuseErrorSums total{static_cast<double>(sums[0]), static_cast<double>(sums[1]),
+                           static_cast<double>(sums[2]), static_cast<double>(sums[3]),
+                           step.num_valid()};
+      if (tau.rule == Rule::recomputed) {
+        total.squared = total.absolute = 0.0;
+        total.dot = total.reference;
+      }
+      tau.heads.push_back(total);
+    }
+  }
+}
+
+void ReuseErrorReader::read_arrays(const StepView& step, Layer& layer) const {
+  thread_local Scratch scratch;
+  to_floats(step.now(fields_.external), scratch.external);
+  to_floats(step.now(Field::attention_internal), scratch.internal);
+  const auto lse_external = step.now(fields_.lse_external).floats();
+  const auto lse_internal = step.now(Field::attention_lse_internal).floats();
+  scratch.weight.resize(lse_external.size());
+  for (std::size_t i = 0; i < lse_external.size(); ++i) {
+    scratch.weight[i] = external_weight(lse_external[i], lse_internal[i]);
+  }
+  layer.sources.assign(taus_.size(), nullptr);
+  std::vector<ReuseErrorSums> reference;
+  for (std::size_t t = 0; t < taus_.size(); ++t) {
+    Tau& tau = layer.taus[t];
+    if (tau.rule == Rule::recomputed) {
+      if (reference.empty()) reference = reference_sums(step, scratch);
+      tau.heads = reference;
+      continue;
+    }
+    layer.sources[t] = step.source(taus_[t]);
+    if (layer.sources[t] == nullptr) {
+      tau.rule = Rule::hidden;
+      continue;
+    }
+    // Neighbouring taus mostly have the same source.
+    const auto same = std::ranges::find(layer.sources, layer.sources[t]);
+    const auto first = static_cast<std::size_t>(same - layer.sources.begin());
+    tau.heads = first < t ? layer.taus[first].heads : error_sums(step, scratch, taus_[t]);
+  }
+}
+
+std::vector<ReuseErrorSums> ReuseErrorReader::reference_sums(const StepView& step,
+                                                             const Scratch& scratch) const {
+  const std::size_t block = step.valid().size();
+  std::vector<ReuseErrorSums> sums(heads_);
+  for (std::size_t row = 0; row < heads_ * block; ++row) {
+    if (step.valid()[row % block] == 0) continue;
+    const float* external = &scratch.external[row * channels_];
+    const auto weight = static_cast<float>(scratch.weight[row]);
+    sums[row / block].add(position_sums(
+        {external, &scratch.internal[row * channels_], external, weight, weight, 0.0F}, channels_));
+  }
+  return sums;
+}
+
+std::vector<ReuseErrorSums> ReuseErrorReader::error_sums(const StepView& step, Scratch& scratch,
+                                                         double tau) const {
+  to_floats(step.source(fields_.external, tau), scratch.source);
+  const auto lse_source = step.source(fields_.lse_external, tau).floats();
+  const auto lse_internal = step.now(Field::attention_lse_internal).floats();
+  const std::size_t block = step.valid().size();
+  std::vector<ReuseErrorSums> sums(heads_);
+  for (std::size_t row = 0; row < heads_ * block; ++row) {
+    if (step.valid()[row % block] == 0) continue;
+    const double weight = external_weight(lse_source[row], lse_internal[row]);
+    sums[row / block].add(position_sums(
+        {&scratch.external[row * channels_], &scratch.internal[row * channels_],
+         &scratch.source[row * channels_], static_cast<float>(scratch.weight[row]),
+         static_cast<float>(weight), static_cast<float>(weight - scratch.weight[row])},
+        channels_));
+  }
+  return sums;
+}
+
+}  // namespace blockscope

@@ -1,0 +1,88 @@
+#include "analysis/pass/block_index.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "decode_record/error.h"
+
+namespace blockscope {
+namespace {
+
+constexpr std::int64_t kRowsPerRead = 65536;
+
+bool in_list(const std::optional<std::vector<std::int64_t>>& list, std::int64_t value) {
+  return !list || std::ranges::find(*list, value) != list->end();
+}
+
+StepRef step_at(const StepColumns& columns, std::size_t i) {
+  StepRef step;
+  step.row = columns.first_row + static_cast<std::int64_t>(i);
+  step.sequence = columns.sequence[i];
+  step.block = columns.block[i];
+  step.block_start = columns.block_start[i];
+  step.step = columns.step[i];
+  step.context_length = columns.context_length[i];
+  step.transferred = columns.transferred[i];
+  step.masks_left = columns.masks_left[i];
+  step.recorded = columns.recorded[i] != 0;
+  return step;
+}
+
+[[noreturn]] void corrupt(const TraceReader& trace, std::int64_t row, const std::string& what) {
+  throw CorruptTrace(fmt::format("{}:/steps: row {}: {}. HINT: the file is damaged.",
+                                 trace.info().path, row, what));
+}
+
+/// Step numbers size the tables of the metrics, so they must be sane: there are at most as many as
+/// rows.
+void check_step(const TraceReader& trace, const StepRef& step, const BlockSteps& block) {
+  const std::int64_t last = block.steps.empty() ? 0 : block.steps.back().step;
+  if (step.step <= last || step.step > trace.info().num_rows) {
+    corrupt(trace, step.row,
+            fmt::format("sequence {}, block {}: expected a step after {}, got {}", step.sequence,
+                        step.block, last, step.step));
+  }
+  if (step.context_length < 0 || step.transferred < 0) {
+    corrupt(trace, step.row,
+            fmt::format("expected counts, got context_length {} and transferred {}",
+                        step.context_length, step.transferred));
+  }
+}
+
+}  // namespace
+
+bool RowSelection::contains(std::int64_t sequence, std::int64_t block) const {
+  return in_list(sequences, sequence) && in_list(blocks, block);
+}
+
+std::vector<BlockSteps> list_blocks(const TraceReader& trace, const RowSelection& selection) {
+  const std::int64_t rows = trace.info().num_rows;
+  const std::vector<std::uint8_t> aborted = trace.aborted();
+  std::map<std::pair<std::int64_t, std::int32_t>, std::size_t> index_of;
+  std::vector<BlockSteps> blocks;
+  for (std::int64_t first = 0; first < rows; first += kRowsPerRead) {
+    const StepColumns columns = trace.steps(first, std::min(kRowsPerRead, rows - first));
+    for (std::size_t i = 0; std::cmp_less(i, columns.count); ++i) {
+      if (columns.kind[i] != static_cast<std::uint8_t>(PassKind::denoise)) continue;
+      const StepRef step = step_at(columns, i);
+      if (step.sequence < 0 || std::cmp_greater_equal(step.sequence, aborted.size())) {
+        corrupt(
+            trace, step.row,
+            fmt::format("expected a sequence in [0, {}), got {}", aborted.size(), step.sequence));
+      }
+      if (aborted[static_cast<std::size_t>(step.sequence)] != 0) continue;
+      if (!selection.contains(step.sequence, step.block)) continue;
+      const auto [entry, is_new] = index_of.try_emplace({step.sequence, step.block}, blocks.size());
+      if (is_new) blocks.push_back(BlockSteps{step.sequence, step.block, {}});
+      BlockSteps& block = blocks[entry->second];
+      check_step(trace, step, block);
+      block.steps.push_back(step);
+    }
+  }
+  return blocks;
+}
+
+}  // namespace blockscope

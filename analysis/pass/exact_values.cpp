@@ -1,0 +1,73 @@
+#include "analysis/pass/exact_values.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+namespace blockscope {
+namespace {
+
+/// The policy the run names; empty when it doesn't.
+std::string policy_of(const TraceInfo& trace) {
+  const auto run = nlohmann::json::parse(trace.meta.run_json, nullptr, false);
+  if (!run.is_object()) return {};
+  const auto policy = run.find("policy");
+  return policy != run.end() && policy->is_string() ? policy->get<std::string>() : "";
+}
+
+/// What to capture with so that the dataset exists.
+std::string_view level_of(Exists exists) {
+  switch (exists) {
+    case Exists::always:
+      return "trajectory";
+    case Exists::summary:
+      return "summary";
+    case Exists::selected:
+    case Exists::lse_residual:
+      return "summary under a sparse policy";
+    case Exists::shadow:
+      return "summary with --shadow";
+    case Exists::sets:
+      return "sets";
+    case Exists::outputs:
+      return "outputs";
+    case Exists::residual:
+      return "outputs under a sparse policy";
+    case Exists::shadow_outputs:
+      return "outputs with --shadow";
+    case Exists::full:
+    case Exists::sets_full:
+      break;
+  }
+  return "full";
+}
+
+}  // namespace
+
+ExactFields exact_fields(const TraceInfo& trace) {
+  const std::string policy = policy_of(trace);
+  if (policy.empty() || policy == "exact") return ExactFields{};
+  if (trace.meta.has_shadow) {
+    return ExactFields{Field::shadow_external, Field::shadow_lse_external};
+  }
+  throw TraceError(
+      fmt::format("{}: expected exact attention values, got those of policy `{}`, which may be of "
+                  "an earlier step or of some keys only. HINT: capture with `--policy exact`, or "
+                  "with `--shadow` to store the exact values beside the policy.",
+                  trace.path, policy));
+}
+
+void require_field(const TraceReader& trace, Field field, const std::string& metric) {
+  if (trace.has(field)) return;
+  const DatasetSpec& spec = spec_of(field);
+  const TraceMeta& meta = trace.info().meta;
+  const bool sets = spec.exists == Exists::sets || spec.exists == Exists::sets_full;
+  throw TraceError(
+      fmt::format("{}: {} needs {}, which this trace of level {} does not have. HINT: capture with "
+                  "`--record {}`{}.",
+                  trace.info().path, metric, spec.path, to_string(meta.level),
+                  level_of(spec.exists), sets && meta.set_size == 0 ? " and --set-size > 0" : ""));
+}
+
+}  // namespace blockscope

@@ -1,0 +1,118 @@
+#include "analysis/pass/layer_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace blockscope {
+namespace {
+
+constexpr std::size_t kMaxTasks = 4096;  // of small arrays
+// What a worker takes of a layer with one lock: little, so that room comes free soon.
+constexpr std::size_t kTasksAtOnce = 64;
+constexpr std::size_t kBytesAtOnce = std::size_t{512} << 10U;
+
+}  // namespace
+
+LayerQueue::LayerQueue(std::size_t layers, std::size_t threads, std::size_t max_bytes,
+                       std::function<void(const StepTask&)> run)
+    : run_(std::move(run)), max_bytes_(max_bytes), layers_(layers) {
+  for (std::size_t i = 1; i < threads; ++i) {
+    workers_.emplace_back([this] { work(); });
+  }
+}
+
+LayerQueue::~LayerQueue() {
+  {
+    const std::scoped_lock lock(mutex_);
+    stop_ = true;
+  }
+  ready_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+template <typename Done>
+void LayerQueue::help_until(std::unique_lock<std::mutex>& lock, Done done) {
+  while (!error_ && !done()) {
+    if (ready_layers_.empty()) {
+      room_.wait(lock);
+    } else {
+      run_some(lock);
+    }
+  }
+  if (error_) std::rethrow_exception(error_);
+}
+
+void LayerQueue::push(std::vector<StepTask> tasks) {
+  std::size_t bytes = 0;
+  for (const StepTask& task : tasks) bytes += task.bytes;
+  std::unique_lock lock(mutex_);
+  help_until(lock,
+             [&] { return tasks_ == 0 || (bytes_ + bytes <= max_bytes_ && tasks_ < kMaxTasks); });
+  bytes_ += bytes;
+  tasks_ += tasks.size();
+  for (StepTask& task : tasks) {
+    const std::size_t index = task.layer;
+    Layer& layer = layers_.at(index);
+    layer.tasks.push_back(std::move(task));
+    if (layer.busy) continue;
+    layer.busy = true;
+    ready_layers_.push_back(index);
+  }
+  const bool many = ready_layers_.size() > 1;
+  lock.unlock();
+  if (many) {
+    ready_.notify_all();
+  } else {
+    ready_.notify_one();
+  }
+}
+
+void LayerQueue::drain() {
+  std::unique_lock lock(mutex_);
+  help_until(lock, [&] { return tasks_ == 0; });
+}
+
+void LayerQueue::work() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    ready_.wait(lock, [&] { return stop_ || !ready_layers_.empty(); });
+    if (stop_) return;
+    run_some(lock);
+  }
+}
+
+void LayerQueue::run_some(std::unique_lock<std::mutex>& lock) {
+  const std::size_t index = ready_layers_.front();
+  ready_layers_.pop_front();
+  Layer& layer = layers_[index];
+  std::vector<StepTask> batch;
+  std::size_t bytes = 0;
+  while (!layer.tasks.empty() && batch.size() < kTasksAtOnce && bytes < kBytesAtOnce) {
+    bytes += layer.tasks.front().bytes;
+    batch.push_back(std::move(layer.tasks.front()));
+    layer.tasks.pop_front();
+  }
+  const std::size_t count = batch.size();
+  lock.unlock();
+  std::exception_ptr error;
+  try {
+    for (const StepTask& task : batch) run_(task);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  batch.clear();  // buffers go back before the reader looks for room
+  lock.lock();
+  if (error && !error_) error_ = error;
+  bytes_ -= bytes;
+  tasks_ -= count;
+  if (error_) stop_ = true;
+  if (layer.tasks.empty()) {
+    layer.busy = false;
+  } else {
+    ready_layers_.push_back(index);
+    ready_.notify_one();
+  }
+  room_.notify_all();
+}
+
+}  // namespace blockscope

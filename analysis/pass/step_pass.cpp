@@ -1,0 +1,325 @@
+#include "analysis/pass/step_pass.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <stdexcept>
+#include <utility>
+
+#include "analysis/pass/layer_queue.h"
+#include "analysis/pass/step_reader.h"
+#include "analysis/pass/step_values.h"
+
+namespace blockscope {
+namespace {
+
+// Enough to keep all workers busy; more would only push what was read out of the CPU's cache.
+constexpr std::size_t kQueueBytes = std::size_t{8} << 20U;
+// Handed over at a time, because waking a worker isn't free.
+constexpr std::size_t kBatchBytes = std::size_t{1} << 20U;
+constexpr auto kProgressInterval = std::chrono::milliseconds(50);
+
+using Metrics = std::vector<std::unique_ptr<StepMetric>>;
+
+class TaskView final : public StepView {
+ public:
+  explicit TaskView(const StepTask& task) : task_(task), context_(*task.context) {}
+
+  const StepRef& now() const override { return *context_.now; }
+  const StepRef* previous() const override { return context_.previous; }
+  const StepRef* first() const override { return context_.first; }
+  std::size_t layer() const override { return task_.layer; }
+  std::span<const std::uint8_t> valid() const override { return context_.valid; }
+  std::int64_t num_valid() const override { return context_.num_valid; }
+  std::span<const std::uint8_t> previous_valid() const override { return context_.previous_valid; }
+  std::span<const std::uint8_t> first_valid() const override { return context_.first_valid; }
+
+  ArrayView now(Field field) const override { return at(task_.now, field); }
+  ArrayView previous(Field field) const override { return at(task_.previous, field); }
+  ArrayView first(Field field) const override { return at(task_.first, field); }
+  ArrayView source(Field field, double tau) const override {
+    return at(task_.sources.at(tau_index(tau)), field);
+  }
+  const StepRef* source(double tau) const override { return context_.sources.at(tau_index(tau)); }
+
+ private:
+  ArrayView at(const LayerValues& values, Field field) const {
+    const std::int8_t slot = context_.plan->slot_of.at(static_cast<std::size_t>(field));
+    if (slot < 0) throw std::logic_error("StepView: a field that no metric asked for");
+    return values ? (*values)[static_cast<std::size_t>(slot)].view : ArrayView{};
+  }
+  std::size_t tau_index(double tau) const {
+    const auto& taus = context_.plan->taus;
+    const auto found = std::ranges::find(taus, tau);
+    if (found == taus.end()) throw std::logic_error("StepView: a tau that no metric asked for");
+    return static_cast<std::size_t>(found - taus.begin());
+  }
+
+  const StepTask& task_;
+  const StepContext& context_;
+};
+
+/// The values of some fields only: what a later step looks back at.
+LayerValues keep(const LayerValues& values, const std::vector<bool>& slots) {
+  if (std::ranges::find(slots, true) == slots.end()) return nullptr;
+  auto kept = std::make_shared<std::vector<OwnedView>>(values->size());
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (slots[i]) (*kept)[i] = (*values)[i];
+  }
+  return kept;
+}
+
+class Progress {
+ public:
+  Progress(const PassOptions& options, std::int64_t total) : options_(options), total_(total) {}
+  /// Throws InterruptedError when the caller wants to stop.
+  void add(std::int64_t rows) {
+    done_ += rows;
+    const auto now = std::chrono::steady_clock::now();
+    if (!options_.progress || (now < next_ && done_ < total_)) return;
+    next_ = now + kProgressInterval;
+    if (!options_.progress(done_, total_)) throw InterruptedError("the analysis was stopped");
+  }
+
+ private:
+  const PassOptions& options_;
+  std::int64_t done_ = 0;
+  std::int64_t total_ = 0;
+  std::chrono::steady_clock::time_point next_;
+};
+
+/// The pass over one trace.
+class TracePass {
+ public:
+  TracePass(const TraceReader& trace, const std::vector<Needs>& needs, BufferPool& pool,
+            std::vector<std::size_t> layers, std::size_t memory_bytes)
+      : plan_owner_(std::make_shared<const FieldPlan>(needs)),
+        plan_(*plan_owner_),
+        reader_(trace, plan_, pool),
+        layers_(std::move(layers)) {
+    const std::vector<bool> all(plan_.fields.size(), true);
+    layer_bytes_ = reader_.layer_bytes(all);
+    const auto held = [&](auto bytes_of) {
+      return bytes_of(all) + bytes_of(plan_.previous) + bytes_of(plan_.first) +
+             plan_.taus.size() * bytes_of(plan_.source);
+    };
+    const std::size_t shared = held([&](const auto& slots) { return reader_.shared_bytes(slots); });
+    const std::size_t layer = held([&](const auto& slots) { return reader_.layer_bytes(slots); });
+    if (shared + layer > memory_bytes / 2) {
+      const std::size_t smallest = (2 * (shared + layer) + (1U << 20U) - 1) >> 20U;
+      throw UsageError(fmt::format(
+          "memory: expected at least {} MiB for one layer of {} and the steps it is compared with, "
+          "got {} MiB. HINT: --memory {}, or fewer metrics at a time (--metric)",
+          smallest, trace.info().path, memory_bytes >> 20U, smallest));
+    }
+    const std::size_t room = memory_bytes / 2 - shared;
+    group_ = std::clamp<std::size_t>(layer == 0 ? layers_.size() : room / layer, 1,
+                                     std::max<std::size_t>(layers_.size(), 1));
+  }
+
+  /// All recorded steps of a block, as many layers at a time as memory holds.
+  void run(const BlockSteps& block, LayerQueue& queue) {
+    for (std::size_t first = 0; first < layers_.size(); first += group_) {
+      run_group(block, std::span(layers_).subspan(first, std::min(group_, layers_.size() - first)),
+                queue);
+    }
+  }
+
+ private:
+  /// What a layer keeps of earlier steps of the block.
+  struct History {
+    LayerValues previous, first;
+    std::vector<LayerValues> sources;
+  };
+  /// The steps those are of.
+  struct Steps {
+    const StepRef* previous = nullptr;
+    const StepRef* first = nullptr;
+    std::vector<const StepRef*> sources;
+    std::vector<std::uint8_t> previous_valid, first_valid;
+  };
+
+  void run_group(const BlockSteps& block, std::span<const std::size_t> layers, LayerQueue& queue) {
+    std::vector<History> history(layers.size());
+    for (History& layer : history) layer.sources.resize(plan_.taus.size());
+    Steps steps;
+    steps.sources.resize(plan_.taus.size());
+    std::int32_t expected = 1;
+    auto ahead = block.steps.begin();
+    for (auto at = block.steps.begin(); at != block.steps.end(); ++at) {
+      const StepRef& step = *at;
+      for (; ahead != block.steps.end() && ahead - at <= kStepsAhead; ++ahead) {
+        if (ahead->recorded) reader_.prefetch(ahead->row, layers);
+      }
+      if (step.step != expected) forget(steps, history, [](std::size_t) { return true; });
+      expected = step.step + 1;
+      const auto recomputes = [&](std::size_t i) {
+        return step.step == 1 || step.transferred >= plan_.taus[i];
+      };
+      if (step.recorded) {
+        run_step(step, layers, recomputes, steps, history, queue);
+      } else {
+        forget(steps, history, recomputes);
+      }
+    }
+  }
+
+  /// Steps that the system reads while the workers have the one before.
+  static constexpr std::ptrdiff_t kStepsAhead = 6;
+
+  /// A step without arrays: nothing is the step before, and what it recomputed is unknown.
+  template <typename Recomputes>
+  static void forget(Steps& steps, std::vector<History>& history, Recomputes recomputes) {
+    steps.previous = nullptr;
+    steps.previous_valid.clear();
+    for (std::size_t i = 0; i < steps.sources.size(); ++i) {
+      if (recomputes(i)) steps.sources[i] = nullptr;
+    }
+    for (History& layer : history) {
+      layer.previous = nullptr;
+      for (std::size_t i = 0; i < layer.sources.size(); ++i) {
+        if (recomputes(i)) layer.sources[i] = nullptr;
+      }
+    }
+  }
+
+  template <typename Recomputes>
+  void run_step(const StepRef& step, std::span<const std::size_t> layers, Recomputes recomputes,
+                Steps& steps, std::vector<History>& history, LayerQueue& queue) {
+    reader_.seek(step.row);
+    auto context = std::make_shared<StepContext>();
+    context->plan = plan_owner_;
+    context->now = &step;
+    context->valid = reader_.valid(step.row);
+    context->num_valid = std::ranges::count_if(context->valid, [](auto v) { return v != 0; });
+    if (step.step == 1) {
+      steps.first = &step;
+      steps.first_valid = context->valid;
+    }
+    for (std::size_t i = 0; i < plan_.taus.size(); ++i) {
+      if (recomputes(i)) steps.sources[i] = &step;
+    }
+    context->previous = steps.previous;
+    context->previous_valid = steps.previous_valid;
+    context->first = steps.first;
+    context->first_valid = steps.first_valid;
+    context->sources = steps.sources;
+    steps.previous = &step;
+    steps.previous_valid = context->valid;
+    std::vector<StepTask> batch;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      batch.push_back(task(context, layers[i], step.step == 1, recomputes, history[i]));
+      if (batch.size() * layer_bytes_ >= kBatchBytes) queue.push(std::exchange(batch, {}));
+    }
+    if (!batch.empty()) queue.push(std::move(batch));
+  }
+
+  template <typename Recomputes>
+  StepTask task(const std::shared_ptr<const StepContext>& context, std::size_t layer, bool first,
+                Recomputes recomputes, History& history) {
+    StepTask task;
+    task.context = context;
+    task.layer = layer;
+    task.now = reader_.layer(layer);
+    task.bytes = layer_bytes_;
+    task.previous = std::move(history.previous);
+    history.previous = keep(task.now, plan_.previous);
+    if (first) history.first = keep(task.now, plan_.first);
+    task.first = history.first;
+    if (!plan_.taus.empty()) {
+      const LayerValues kept = keep(task.now, plan_.source);
+      for (std::size_t i = 0; i < plan_.taus.size(); ++i) {
+        if (recomputes(i)) history.sources[i] = kept;
+      }
+      task.sources = history.sources;
+    }
+    return task;
+  }
+
+  std::shared_ptr<const FieldPlan> plan_owner_;  // tasks may outlive this after an error
+  const FieldPlan& plan_;
+  StepReader reader_;
+  std::vector<std::size_t> layers_;
+  std::size_t layer_bytes_ = 0;
+  std::size_t group_ = 1;
+};
+
+std::vector<std::size_t> layer_slots(const TraceShape& shape, const PassOptions& options) {
+  std::vector<std::size_t> slots(shape.layers.size());
+  std::iota(slots.begin(), slots.end(), std::size_t{0});
+  if (!options.layers) return slots;
+  slots.clear();
+  for (const std::int64_t layer : *options.layers) {
+    const auto found = std::ranges::find(shape.layers, layer);
+    if (found == shape.layers.end()) {
+      throw UsageError(fmt::format("layer {} was not recorded; there are {}", layer,
+                                   fmt::join(shape.layers, ", ")));
+    }
+    slots.push_back(static_cast<std::size_t>(found - shape.layers.begin()));
+  }
+  std::ranges::sort(slots);
+  slots.erase(std::unique(slots.begin(), slots.end()), slots.end());
+  return slots;
+}
+
+std::int64_t count_recorded(const std::vector<std::vector<BlockSteps>>& blocks) {
+  std::int64_t rows = 0;
+  for (const auto& trace : blocks) {
+    for (const BlockSteps& block : trace) {
+      rows += std::ranges::count_if(block.steps, &StepRef::recorded);
+    }
+  }
+  return rows;
+}
+
+void keep_layers(MetricResult& result, const std::vector<std::int64_t>& layers) {
+  const std::vector<double> wanted(layers.begin(), layers.end());
+  for (ResultArray& array : result.arrays) {
+    if (array.has_axis("layer")) array = select(array, "layer", wanted);
+  }
+}
+
+}  // namespace
+
+std::vector<MetricResult> run_pass(const TraceGroup& traces, const Metrics& metrics,
+                                   const PassOptions& options) {
+  const TraceShape& shape = traces.shape();
+  const std::vector<std::size_t> layers = layer_slots(shape, options);
+  std::vector<std::vector<BlockSteps>> blocks;
+  for (std::size_t i = 0; i < traces.size(); ++i) {
+    blocks.push_back(list_blocks(traces.trace(i), options.rows));
+  }
+  Progress progress(options, count_recorded(blocks));
+  BufferPool pool;
+  const std::size_t threads = options.threads != 0
+                                  ? options.threads
+                                  : std::max<std::size_t>(std::thread::hardware_concurrency(), 1);
+  LayerQueue queue(shape.layers.size(), threads, std::min(options.memory_bytes / 2, kQueueBytes),
+                   [&metrics](const StepTask& task) {
+                     const TaskView view(task);
+                     for (const auto& metric : metrics) metric->add(view);
+                   });
+  for (std::size_t i = 0; i < traces.size(); ++i) {
+    std::vector<Needs> needs;
+    for (const auto& metric : metrics) needs.push_back(metric->begin_trace(traces.trace(i), shape));
+    for (const BlockSteps& block : blocks[i]) {
+      for (const auto& metric : metrics) metric->add_block(block);
+    }
+    TracePass pass(traces.trace(i), needs, pool, layers, options.memory_bytes);
+    for (const BlockSteps& block : blocks[i]) {
+      pass.run(block, queue);
+      progress.add(std::ranges::count_if(block.steps, &StepRef::recorded));
+    }
+    queue.drain();
+  }
+  std::vector<MetricResult> results;
+  for (const auto& metric : metrics) {
+    results.push_back(metric->finish());
+    if (options.layers) keep_layers(results.back(), *options.layers);
+  }
+  return results;
+}
+
+}  // namespace blockscope

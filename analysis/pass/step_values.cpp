@@ -1,0 +1,30 @@
+#include "analysis/pass/step_values.h"
+
+#include <algorithm>
+
+namespace blockscope {
+
+FieldPlan::FieldPlan(const std::vector<Needs>& needs) {
+  slot_of.fill(-1);
+  for (const Needs& need : needs) {
+    for (const Field field : need.fields) {
+      std::int8_t& slot = slot_of.at(static_cast<std::size_t>(field));
+      if (slot < 0) {
+        slot = static_cast<std::int8_t>(fields.size());
+        fields.push_back(field);
+        previous.push_back(false);
+        first.push_back(false);
+        source.push_back(false);
+      }
+      const auto i = static_cast<std::size_t>(slot);
+      previous[i] = previous[i] || need.previous;
+      first[i] = first[i] || need.first;
+      source[i] = source[i] || !need.taus.empty();
+    }
+    taus.insert(taus.end(), need.taus.begin(), need.taus.end());
+  }
+  std::ranges::sort(taus);
+  taus.erase(std::unique(taus.begin(), taus.end()), taus.end());
+}
+
+}  // namespace blockscope

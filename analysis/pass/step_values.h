@@ -1,0 +1,56 @@
+// What travels from the reading thread to the workers: one denoising step in one layer with the
+// arrays that the metrics asked for. Internal to analysis.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "analysis/pass/step_pass.h"
+
+namespace blockscope {
+
+/// A view and what keeps it alive.
+struct OwnedView {
+  std::shared_ptr<const void> owner;
+  ArrayView view;
+};
+
+/// The arrays of one step in one layer, by slot of FieldPlan; null: no such step.
+using LayerValues = std::shared_ptr<const std::vector<OwnedView>>;
+
+/// The union of what all metrics need.
+struct FieldPlan {
+  std::vector<Field> fields;                      ///< slot -> field
+  std::vector<bool> previous;                     ///< [slot] kept for the next step
+  std::vector<bool> first;                        ///< [slot] kept for the whole block
+  std::vector<bool> source;                       ///< [slot] kept for the taus
+  std::vector<double> taus;                       ///< ascending
+  std::array<std::int8_t, kNumFields> slot_of{};  ///< -1: nobody asked
+
+  explicit FieldPlan(const std::vector<Needs>& needs);
+};
+
+/// What all layers of a step share.
+struct StepContext {
+  std::shared_ptr<const FieldPlan> plan;
+  const StepRef* now = nullptr;
+  const StepRef* previous = nullptr;
+  const StepRef* first = nullptr;
+  std::vector<const StepRef*> sources;  ///< [taus]
+  std::vector<std::uint8_t> valid, previous_valid, first_valid;
+  std::int64_t num_valid = 0;
+};
+
+/// One call of every metric.
+struct StepTask {
+  std::shared_ptr<const StepContext> context;
+  std::size_t layer = 0;
+  LayerValues now, previous, first;
+  std::vector<LayerValues> sources;  ///< [taus]
+  std::size_t bytes = 0;             ///< of `now`, for the bound of the queue
+};
+
+}  // namespace blockscope

@@ -1,0 +1,84 @@
+// What traces of one analysis must have in common.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <nlohmann/json.hpp>
+
+#include "analysis/pass/step_pass.h"
+
+namespace blockscope {
+namespace {
+
+ResultAxis axis_of(const std::string& name, const std::vector<std::int64_t>& indices) {
+  return ResultAxis{name, {indices.begin(), indices.end()}, {}};
+}
+
+std::string digest_of(const TraceMeta& meta) {
+  const auto model = nlohmann::json::parse(meta.model_json, nullptr, false);
+  if (!model.is_object()) return {};
+  const auto digest = model.find("digest");
+  return digest != model.end() && digest->is_string() ? digest->get<std::string>() : "";
+}
+
+}  // namespace
+
+TraceShape shape_of(const TraceMeta& meta) {
+  TraceShape shape;
+  shape.num_layers = meta.num_layers;
+  shape.num_heads = meta.num_heads;
+  shape.num_kv_heads = meta.num_kv_heads;
+  shape.head_dim = meta.head_dim;
+  shape.hidden_size = meta.hidden_size;
+  shape.layers = meta.layers;
+  shape.heads = meta.heads;
+  shape.kv_heads = meta.kv_heads;
+  shape.block_length = meta.block_length;
+  shape.set_size = meta.set_size;
+  shape.model_digest = digest_of(meta);
+  return shape;
+}
+
+void check_same_shape(const TraceShape& first, const std::string& first_path,
+                      const TraceShape& other, const std::string& path) {
+  const auto compare = [&](std::string_view field, const auto& a, const auto& b) {
+    if (a == b) return;
+    throw UsageError(
+        fmt::format("{}: {}: expected {} as in {}, got {}. HINT: analyse traces of one model and "
+                    "one set of --record options together.",
+                    path, field, a, first_path, b));
+  };
+  compare("number of layers", first.num_layers, other.num_layers);
+  compare("number of heads", first.num_heads, other.num_heads);
+  compare("number of KV heads", first.num_kv_heads, other.num_kv_heads);
+  compare("head_dim", first.head_dim, other.head_dim);
+  compare("hidden_size", first.hidden_size, other.hidden_size);
+  compare("recorded layers", first.layers, other.layers);
+  compare("recorded heads", first.heads, other.heads);
+  compare("recorded KV heads", first.kv_heads, other.kv_heads);
+  compare("block length", first.block_length, other.block_length);
+  compare("set size k", first.set_size, other.set_size);
+  if (!first.model_digest.empty() && !other.model_digest.empty()) {
+    compare("checkpoint digest", first.model_digest, other.model_digest);
+  }
+}
+
+ResultAxis TraceShape::layer_axis() const { return axis_of("layer", layers); }
+ResultAxis TraceShape::head_axis() const { return axis_of("head", heads); }
+ResultAxis TraceShape::kv_head_axis() const { return axis_of("kv_head", kv_heads); }
+
+TraceGroup::TraceGroup(const std::vector<std::string>& paths) {
+  if (paths.empty()) throw UsageError("expected at least one trace");
+  for (const std::string& path : paths) {
+    traces_.emplace_back(path);
+    const TraceInfo& info = traces_.back().info();
+    const TraceShape shape = shape_of(info.meta);
+    if (traces_.size() == 1) {
+      shape_ = shape;
+    } else {
+      check_same_shape(shape_, traces_.front().info().path, shape, info.path);
+      if (shape_.model_digest.empty()) shape_.model_digest = shape.model_digest;
+    }
+  }
+}
+
+}  // namespace blockscope
