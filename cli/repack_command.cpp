@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/pass_progress.h"
 #include "decode_record/error.h"
 #include "decode_record/repack.h"
 
@@ -21,6 +22,7 @@ struct RepackFlags {
   std::string compress = "none";
   int level = kDefaultLevel;
   bool merge = false;
+  bool quiet = false;
   RepackOptions options;
 };
 
@@ -31,7 +33,16 @@ void run_repack(RepackFlags& flags) {
                     flags.inputs.size()));
   }
   flags.options.deflate = flags.compress == "deflate" ? flags.level : 0;
+  const InterruptGuard guard;  // a signal leaves no half-written output behind
+  PassProgress progress(flags.quiet, 0);
+  flags.options.progress = [&progress](std::int64_t done, std::int64_t total) {
+    progress.show(static_cast<std::size_t>(done), static_cast<std::size_t>(total),
+                  fmt::format("{} of {}", format_bytes(static_cast<double>(done)),
+                              format_bytes(static_cast<double>(total))));
+  };
   const RepackResult result = repack_traces(flags.inputs, flags.output, flags.options);
+  progress.finish();
+  if (flags.quiet) return;
   fmt::print("{}: {} rows of {} sequences, {} bytes (before: {})\n", flags.output, result.rows,
              result.sequences, result.bytes_after, result.bytes_before);
   if (result.is_virtual) {
@@ -61,6 +72,7 @@ void add_repack_command(CLI::App& app) {
   command->add_flag("--copy", flags->options.copy,
                     "With --merge: copy the large arrays, for a file that needs no other");
   command->add_flag("--force", flags->options.force, "Replace an existing output");
+  command->add_flag("-q,--quiet", flags->quiet, "Print nothing but errors");
   command->footer(
       "Example: blockscope repack run.r*.h5 --merge -o run.h5\n"
       "A merged trace refers to the arrays of its inputs; --copy, --compress and --repair copy "

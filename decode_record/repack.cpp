@@ -112,11 +112,16 @@ class CutSequences {
 
 class Repacker {
  public:
-  Repacker(const Traces& traces, TraceFile& output, bool is_virtual)
-      : traces_(traces), output_(output), is_virtual_(is_virtual) {}
+  Repacker(const Traces& traces, TraceFile& output, bool is_virtual, const RepackOptions& options)
+      : traces_(traces), output_(output), is_virtual_(is_virtual), options_(options) {}
 
   RepackResult run() {
     RepackResult result;
+    for (const auto& trace : traces_) {
+      for (const DatasetSpec& spec : kDatasets) {
+        if (is_copied(*trace, spec)) total_bytes_ += bytes_of(*trace, spec, length(*trace, spec));
+      }
+    }
     for (const auto& trace : traces_) {
       const CutSequences cut(*trace);
       result.aborted += cut.count();
@@ -124,9 +129,7 @@ class Repacker {
         output_.grow(static_cast<Axis>(i), trace->length(static_cast<Axis>(i)));
       }
       for (const DatasetSpec& spec : kDatasets) {
-        if (!spec.extendible() || !trace->has(spec.field)) continue;
-        if (is_virtual_ && TraceFile::is_virtual(spec)) continue;
-        copy(*trace, spec, cut);
+        if (is_copied(*trace, spec)) copy(*trace, spec, cut);
       }
       advance(*trace);
     }
@@ -143,8 +146,24 @@ class Repacker {
  private:
   std::int64_t& at(Axis axis) { return done_[static_cast<std::size_t>(axis)]; }
 
+  bool is_copied(const RawTrace& trace, const DatasetSpec& spec) const {
+    if (!spec.extendible() || !trace.has(spec.field)) return false;
+    return !is_virtual_ || !TraceFile::is_virtual(spec);
+  }
+  static std::int64_t length(const RawTrace& trace, const DatasetSpec& spec) {
+    return trace.length(spec.axes[0]);
+  }
+  static std::int64_t bytes_of(const RawTrace& trace, const DatasetSpec& spec, std::int64_t count) {
+    return count * static_cast<std::int64_t>(trace.row_bytes(spec.field));
+  }
+
+  void report(const RawTrace& trace, const DatasetSpec& spec, std::int64_t count) {
+    done_bytes_ += bytes_of(trace, spec, count);
+    if (options_.progress) options_.progress(done_bytes_, total_bytes_);
+  }
+
   void copy(const RawTrace& trace, const DatasetSpec& spec, const CutSequences& cut) {
-    const std::int64_t count = trace.length(spec.axes[0]);
+    const std::int64_t count = length(trace, spec);
     if (spec.storage == Storage::row || spec.storage == Storage::row_layer) {
       copy_chunks(trace, spec, count);
       return;
@@ -164,6 +183,7 @@ class Repacker {
       output_.append(spec.field, bytes.data(), bytes.size());
       output_.write_pending();
       first += part;
+      report(trace, spec, part);
     }
   }
 
@@ -186,6 +206,7 @@ class Repacker {
           output_.write_row(spec.field, target, bytes.data(), bytes.size());
         }
       }
+      report(trace, spec, 1);
     }
   }
 
@@ -212,7 +233,10 @@ class Repacker {
   const Traces& traces_;
   TraceFile& output_;
   bool is_virtual_;
+  const RepackOptions& options_;
   Lengths done_{};
+  std::int64_t done_bytes_ = 0;
+  std::int64_t total_bytes_ = 0;
   std::int64_t next_pass_ = 0;
 };
 
@@ -343,7 +367,7 @@ RepackResult repack_traces(const std::vector<std::string>& inputs, const std::st
   try {
     TraceFile file =
         TraceFile::create(temporary, output_meta(traces, options), options.deflate, sources);
-    result = Repacker(traces, file, !sources.empty()).run();
+    result = Repacker(traces, file, !sources.empty(), options).run();
     file.trim();
     file.close();
     sync_and_rename(temporary, output);

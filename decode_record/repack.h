@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,9 @@ struct RepackOptions {
   bool copy = false;    // several inputs: copy the large arrays too, instead of referring to them
   bool force = false;   // replace an existing output
   bool repair = false;  // accept traces whose run did not end; their cut sequences become `aborted`
+  // Called with the bytes that were looked at (uncompressed) and their total, often; what it throws
+  // ends the work without an output.
+  std::function<void(std::int64_t done, std::int64_t total)> progress;
 };
 
 struct RepackResult {

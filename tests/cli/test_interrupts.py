@@ -1,5 +1,5 @@
-"""Ctrl-C and SIGTERM at any moment of `analyze`, `report`, `calibrate` and `verify`: 128 + the signal,
-one line that says so, and no file or half of one left. test_interrupts.py MAKE_TRACE"""
+"""Ctrl-C and SIGTERM at any moment of `analyze`, `report`, `calibrate`, `repack` and `verify`: 128 + the
+signal, one line that says so, and no file or half of one left. test_interrupts.py MAKE_TRACE"""
 
 import pathlib
 import random
@@ -78,6 +78,11 @@ class Interrupts(unittest.TestCase):
     def test_calibrate(self):
         arguments = ["calibrate", *[self.trace] * 60, "--gamma", 0, "-o", self.out / "a.json"]
         self.assertGreater(self.cut(arguments, ["a.json"]), MOMENTS // 2)
+
+    def test_repack(self):
+        arguments = ["repack", *[self.trace] * 10, "--merge", "--compress", "deflate", "-o",
+                     self.out / "a.h5"]
+        self.assertGreater(self.cut(arguments, ["a.h5"]), MOMENTS // 2)
 
     def test_verify(self):
         if run("capture", "--help")[0] != 0:
