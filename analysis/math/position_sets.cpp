@@ -98,6 +98,27 @@ double sum_ranks_below(std::span<const float> values, std::span<const std::int32
   return std::accumulate(lanes.begin(), lanes.end(), 0.0);
 }
 
+void SetChecker::check(std::span<const std::int32_t> set) {
+  const std::size_t extent = checked_extent(set) + 1;
+  if (last_.size() < extent) last_.resize(extent, 0);
+  if (round_ == std::numeric_limits<std::uint8_t>::max()) {
+    std::ranges::fill(last_, std::uint8_t{0});
+    round_ = 0;
+  }
+  const std::uint8_t round = ++round_;
+  std::uint8_t* const last = last_.data();
+  bool repeated = false;  // which one is looked for only then: a branch costs more than the rest
+  for (const std::int32_t p : set) {
+    std::uint8_t& at = last[shifted(p)];
+    repeated |= (p >= 0) & (at == round);
+    at = round;
+  }
+  if (!repeated) return;
+  std::vector<std::int32_t> sorted(set.begin(), set.end());
+  std::ranges::sort(sorted);
+  throw_repeated(*std::adjacent_find(std::ranges::upper_bound(sorted, -1), sorted.end()));
+}
+
 std::int64_t UnionCounter::count(std::span<const std::int32_t> sets) {
   const std::size_t extent = checked_extent(sets) + 1;
   if (seen_.size() < extent) seen_.resize(extent, 0);
@@ -122,15 +143,6 @@ std::int64_t UnionCounter::count(std::span<const std::int32_t> sets) {
     seen[shifted(p)] = 0;
   }
   return distinct;
-}
-
-void UnionCounter::check_set(std::span<const std::int32_t> set) {
-  const auto padding = std::count(set.begin(), set.end(), -1);
-  if (count(set) + padding == static_cast<std::int64_t>(set.size())) return;
-  std::vector<std::int32_t> sorted(set.begin(), set.end());
-  std::ranges::sort(sorted);
-  const auto after_padding = sorted.begin() + padding;
-  throw_repeated(*std::adjacent_find(after_padding, sorted.end()));
 }
 
 void OverlapCounter::mark(std::span<const std::int32_t> set, std::uint64_t bit) {

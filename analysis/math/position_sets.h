@@ -42,15 +42,23 @@ std::int64_t count_ranks_below(std::span<const std::int32_t> ranks, std::int32_t
 double sum_ranks_below(std::span<const float> values, std::span<const std::int32_t> ranks,
                        std::int32_t limit);
 
+/// Refuses what is no set. Not thread-safe.
+class SetChecker {
+ public:
+  /// Throws Error for what RankTable::assign refuses.
+  void check(std::span<const std::int32_t> set);
+
+ private:
+  std::vector<std::uint8_t> last_;  // by position + 1: in which round it was met
+  std::uint8_t round_ = 0;
+};
+
 /// Counts the distinct positions of many sets. Not thread-safe.
 class UnionCounter {
  public:
   /// Distinct positions in `sets` (any number of sets one after the other; -1 is not counted).
   /// Throws Error for positions below -1 or beyond RankTable::kMaxPosition.
   std::int64_t count(std::span<const std::int32_t> sets);
-
-  /// Throws Error for what RankTable::assign refuses.
-  void check_set(std::span<const std::int32_t> set);
 
  private:
   std::vector<std::uint8_t> seen_;  // by position + 1; all 0 between calls

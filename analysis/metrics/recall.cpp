@@ -168,7 +168,7 @@ void RecallMetric::add_head(const StepView& step, std::size_t kv_head) {
   thread_local Scratch scratch;
   FirstSet& first = first_set(step, kv_head, scratch);
   const auto now = step.now(Field::set_topk).ints().subspan(kv_head * k, k);
-  scratch.counter.check_set(now);
+  scratch.checker.check(now);
   scratch.ranks.resize(k);
   first.table.ranks_of(now, scratch.ranks);
   const std::size_t length = std::min(first.length, set_length(now));

@@ -52,7 +52,7 @@ class RecallMetric : public StepMetric {
   /// Of one thread.
   struct Scratch {
     std::vector<FirstSet> first;  // by KV head
-    UnionCounter counter;
+    SetChecker checker;
     std::vector<std::int32_t> ranks;  // [k] of this step's members in step 1's set
   };
   FirstSet& first_set(const StepView& step, std::size_t kv_head, Scratch& scratch) const;

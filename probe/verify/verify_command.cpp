@@ -31,19 +31,22 @@ struct VerifyFlags {
   PromptFlags prompts;
   DecodingFlags decoding;
   SettingFlags setting;
-  int64_t repeats = 3;
+  std::optional<int64_t> asked_repeats;
   std::string output;
   std::string csv;
   std::string figures;
   bool json = false;
   bool force = false;
   bool quiet = false;
+
+  /// A sweep has dozens of settings, and is for accuracy and KL rather than for times.
+  int64_t repeats() const { return asked_repeats.value_or(setting.sweep ? 1 : 3); }
 };
 
 void check_flags(const VerifyFlags& flags) {
   check_setting_flags(flags.setting);
-  if (flags.repeats < 1) {
-    throw UsageError(fmt::format("--repeats: expected at least 1, got {}", flags.repeats));
+  if (flags.repeats() < 1) {
+    throw UsageError(fmt::format("--repeats: expected at least 1, got {}", flags.repeats()));
   }
 }
 
@@ -126,7 +129,7 @@ VerifyFacts facts_of(const VerifyFlags& flags, const LoadedModel& model,
   facts.metric = metrics.size() == 1 ? *metrics.begin() : "score";
   facts.threads = at::get_num_threads();
   facts.batch_size = flags.decoding.batch_size;
-  facts.repeats = flags.repeats;
+  facts.repeats = flags.repeats();
   facts.block_length = decode.block_length();
   facts.head_dim = model.config.head_dim;
   facts.element_bytes = static_cast<int64_t>(at::elementSize(model.dtype));
@@ -161,7 +164,7 @@ void verify(const VerifyFlags& flags, const Environment& environment, const Gnup
   InterruptGuard::check();
   Progress progress(flags.quiet);
   const VerifyInput input{
-      model, decode, prompts, tokenizer_or_null, flags.decoding.batch_size, flags.repeats};
+      model, decode, prompts, tokenizer_or_null, flags.decoding.batch_size, flags.repeats()};
   const VerifyResult result = verify_reuse(
       input, settings, [&](double done, const std::string& text) { progress.update(done, text); });
   progress.clear();
@@ -214,10 +217,9 @@ void add_verify_command(CLI::App& app, const Environment& environment,
       ->add_option("--gammas", flags->setting.gammas,
                    "Values of the sweep (default: eight, evenly in the saving the file predicts)")
       ->delimiter(',');
-  command
-      ->add_option("--repeats", flags->repeats,
-                   "Free runs of each side, interleaved, for the times")
-      ->capture_default_str();
+  command->add_option("--repeats", flags->asked_repeats,
+                      "Free runs of each side, interleaved, for the times (default: 3, or 1 with "
+                      "--sweep)");
   add_prompt_flags(*command, flags->prompts);
   add_decoding_flags(*command, flags->decoding);
   command->add_option("-o,--output", flags->output, "Write everything as JSON");

@@ -93,10 +93,23 @@ TEST(PositionSets, RepeatedAndImpossiblePositionsAreErrors) {
   UnionCounter unions;
   EXPECT_THROW(unions.count(Set{5, -7}), Error);
   EXPECT_EQ(unions.count(Set{5, 5}), 1) << "the counter survives an error";
-  EXPECT_NO_THROW(unions.check_set(Set{5, 6, -1, -1}));
-  EXPECT_THROW(unions.check_set(Set{5, -1, 6, 5}), Error);
-  EXPECT_THROW(unions.check_set(Set{-2}), Error);
-  EXPECT_NO_THROW(unions.check_set(Set{5}));
+}
+
+TEST(PositionSets, TheCheckerRefusesWhatIsNoSet) {
+  SetChecker checker;
+  for (int round = 0; round < 600; ++round) {  // more rounds than its marks can tell apart
+    ASSERT_NO_THROW(checker.check(Set{5, 6 + round % 3, -1, -1}));
+    if (round % 100 != 0) continue;
+    EXPECT_THROW(checker.check(Set{5, -1, 6, 5}), Error);
+    EXPECT_THROW(checker.check(Set{-2}), Error);
+    EXPECT_THROW(checker.check(Set{RankTable::kMaxPosition + 1}), Error);
+  }
+  try {
+    checker.check(Set{-1, -1, 9, 7, 2, 7});
+    FAIL() << "7 comes twice";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("7 twice"));
+  }
 }
 
 TEST(PositionSets, SumsTheValuesOfSmallRanks) {
