@@ -1,11 +1,10 @@
 #include "analysis/math/position_sets.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
-#include <numeric>
 #include <string>
 
+#include "analysis/math/set_loops.h"
 #include "decode_record/error.h"
 
 namespace blockscope {
@@ -17,8 +16,8 @@ std::uint32_t shifted(std::int32_t position) { return static_cast<std::uint32_t>
 /// At least the largest position + 1 and at most twice that; 0 for padding alone. Checks every
 /// entry.
 std::size_t checked_extent(std::span<const std::int32_t> set) {
-  std::uint32_t bits = 0;  // of all, which costs a third of the largest
-  for (const std::int32_t p : set) bits |= shifted(p);
+  // The bits of all, which costs a third of the largest.
+  const std::uint32_t bits = best_set_loops().bits(set.data(), set.size());
   constexpr auto kLimit = static_cast<std::uint32_t>(RankTable::kMaxPosition) + 1U;
   if (bits < kLimit) return bits;
   std::uint32_t largest = 0;
@@ -38,7 +37,7 @@ std::size_t checked_extent(std::span<const std::int32_t> set) {
 }  // namespace
 
 std::size_t set_length(std::span<const std::int32_t> set) {
-  if (std::count(set.begin(), set.end(), -1) == 0) return set.size();  // vectorises, unlike find
+  if (best_set_loops().padding(set.data(), set.size()) == 0) return set.size();
   return static_cast<std::size_t>(std::find(set.begin(), set.end(), -1) - set.begin());
 }
 
@@ -70,35 +69,19 @@ void RankTable::assign(std::span<const std::int32_t> set) {
 
 void RankTable::ranks_of(std::span<const std::int32_t> set, std::span<std::int32_t> out) {
   cover(set);
-  const std::int32_t* const table = table_.data();
-  const std::int32_t base = base_;
-  for (std::size_t i = 0; i < set.size(); ++i) out[i] = table[shifted(set[i])] - base;
+  best_set_loops().ranks(table_.data(), base_, set.data(), set.size(), out.data());
 }
 
 std::int64_t count_ranks_below(std::span<const std::int32_t> ranks, std::int32_t limit) {
-  std::int32_t count = 0;
-  for (const std::int32_t rank : ranks) count += rank >= 0 && rank < limit ? 1 : 0;
-  return count;
+  return static_cast<std::int64_t>(best_set_loops().count_below(ranks.data(), ranks.size(), limit));
 }
 
 double sum_ranks_below(std::span<const float> values, std::span<const std::int32_t> ranks,
                        std::int32_t limit) {
-  // In lanes, so that the compiler adds several at once; chosen, not multiplied, because a value
-  // that does not count may be NaN.
-  constexpr std::size_t kLanes = 8;
-  std::array<double, kLanes> lanes{};
-  const auto chosen = [&](std::size_t i) {
-    return ranks[i] >= 0 && ranks[i] < limit ? values[i] : 0.0F;
-  };
-  std::size_t i = 0;
-  for (; i + kLanes <= values.size(); i += kLanes) {
-    for (std::size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += double{chosen(i + lane)};
-  }
-  for (; i < values.size(); ++i) lanes[0] += double{chosen(i)};
-  return std::accumulate(lanes.begin(), lanes.end(), 0.0);
+  return best_set_loops().sum_below(values.data(), ranks.data(), ranks.size(), limit);
 }
 
-void SetChecker::check(std::span<const std::int32_t> set) {
+std::size_t SetChecker::check(std::span<const std::int32_t> set) {
   const std::size_t extent = checked_extent(set) + 1;
   if (last_.size() < extent) last_.resize(extent, 0);
   if (round_ == std::numeric_limits<std::uint8_t>::max()) {
@@ -108,12 +91,18 @@ void SetChecker::check(std::span<const std::int32_t> set) {
   const std::uint8_t round = ++round_;
   std::uint8_t* const last = last_.data();
   bool repeated = false;  // which one is looked for only then: a branch costs more than the rest
-  for (const std::int32_t p : set) {
+  const std::size_t length = set_length(set);
+  for (const std::int32_t p : set.first(length)) {
     std::uint8_t& at = last[shifted(p)];
-    repeated |= (p >= 0) & (at == round);
+    repeated |= at == round;
     at = round;
   }
-  if (!repeated) return;
+  for (const std::int32_t p : set.subspan(length)) {
+    std::uint8_t& at = last[shifted(p)];
+    repeated |= p >= 0 && at == round;
+    at = round;
+  }
+  if (!repeated) return length;
   std::vector<std::int32_t> sorted(set.begin(), set.end());
   std::ranges::sort(sorted);
   throw_repeated(*std::adjacent_find(std::ranges::upper_bound(sorted, -1), sorted.end()));

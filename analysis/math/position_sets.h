@@ -45,8 +45,8 @@ double sum_ranks_below(std::span<const float> values, std::span<const std::int32
 /// Refuses what is no set. Not thread-safe.
 class SetChecker {
  public:
-  /// Throws Error for what RankTable::assign refuses.
-  void check(std::span<const std::int32_t> set);
+  /// Returns set_length(set). Throws Error for what RankTable::assign refuses.
+  std::size_t check(std::span<const std::int32_t> set);
 
  private:
   std::vector<std::uint8_t> last_;  // by position + 1: in which round it was met

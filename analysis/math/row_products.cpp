@@ -1,45 +1,28 @@
 // Chooses the row products at run time from what the processor offers.
 #include "analysis/math/row_products.h"
 
-#include <array>
+#include "analysis/math/loop_variants.h"
 
 namespace blockscope {
 namespace {
 
-struct Available {
-  std::array<const RowProductKernels*, 3> variants{};
-  std::size_t count = 0;
-};
-
-Available detect() {
-  Available available;
-  const auto add = [&](const RowProductKernels& variant) {
-    available.variants.at(available.count++) = &variant;
-  };
+const LoopVariants<RowProductKernels>& available() {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    add(kRowProductsAvx512);
-  }
-  if (avx2) add(kRowProductsAvx2);
+  static const LoopVariants<RowProductKernels> loops(&kRowProductsAvx512, &kRowProductsAvx2,
+                                                     kRowProductsBaseline);
+#else
+  static const LoopVariants<RowProductKernels> loops(nullptr, nullptr, kRowProductsBaseline);
 #endif
-  add(kRowProductsBaseline);
-  return available;
+  return loops;
 }
 
 }  // namespace
 
 const RowProductKernels* const* available_row_products(size_t* count) {
-  static const Available available = detect();
-  *count = available.count;
-  return available.variants.data();
+  *count = available().count;
+  return available().variants.data();
 }
 
-const RowProductKernels& best_row_products() {
-  size_t count = 0;
-  return *available_row_products(&count)[0];
-}
+const RowProductKernels& best_row_products() { return *available().variants[0]; }
 
 }  // namespace blockscope

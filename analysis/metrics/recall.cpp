@@ -168,10 +168,9 @@ void RecallMetric::add_head(const StepView& step, std::size_t kv_head) {
   thread_local Scratch scratch;
   FirstSet& first = first_set(step, kv_head, scratch);
   const auto now = step.now(Field::set_topk).ints().subspan(kv_head * k, k);
-  scratch.checker.check(now);
+  const std::size_t length = std::min(first.length, scratch.checker.check(now));
   scratch.ranks.resize(k);
   first.table.ranks_of(now, scratch.ranks);
-  const std::size_t length = std::min(first.length, set_length(now));
   for (std::size_t i = 0; i < sizes_.size(); ++i) {
     const auto size = static_cast<std::size_t>(sizes_[i]);
     if (step.now().context_length <= sizes_[i]) break;  // larger ones are trivial as well

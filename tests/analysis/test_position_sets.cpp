@@ -8,6 +8,7 @@
 #include <numeric>
 #include <set>
 
+#include "analysis/math/set_loops.h"
 #include "decode_record/error.h"
 #include "tests/support/seed.h"
 
@@ -112,13 +113,50 @@ TEST(PositionSets, TheCheckerRefusesWhatIsNoSet) {
   }
 }
 
-TEST(PositionSets, SumsTheValuesOfSmallRanks) {
-  const std::vector<float> values{1.0F,  std::nanf(""), 4.0F,   8.0F,  16.0F,
-                                  32.0F, 64.0F,         128.0F, 256.0F};
-  const Set ranks{0, -1, 3, 2, 9, -7, 1, 4, 2};
-  EXPECT_EQ(sum_ranks_below(values, ranks, 3), 1.0 + 8.0 + 64.0 + 256.0);
-  EXPECT_EQ(sum_ranks_below(values, ranks, 0), 0.0);
-  EXPECT_EQ(sum_ranks_below({}, {}, 5), 0.0);
+TEST(PositionSets, TheLoopsOfEveryInstructionSetDoTheSame) {
+  SeededRandom random(13);
+  std::size_t count = 0;
+  const SetLoops* const* variants = available_set_loops(&count);
+  ASSERT_GE(count, 1U);
+  for (const std::size_t size : {0, 1, 7, 8, 9, 16, 31, 100, 513}) {
+    constexpr std::int32_t kPositions = 1000;
+    constexpr std::int32_t kBase = 40;
+    std::vector<std::int32_t> table, positions;
+    for (std::int32_t i = 0; i <= kPositions; ++i) {
+      table.push_back(static_cast<std::int32_t>(random.integer(0, 2 * kBase)));
+    }
+    std::vector<float> values;
+    std::uint32_t bits = 0;
+    std::size_t padding = 0;
+    for (std::size_t i = 0; i < size; ++i) {
+      positions.push_back(static_cast<std::int32_t>(random.integer(-1, kPositions - 1)));
+      values.push_back(static_cast<float>(random.integer(0, 1000)));
+      bits |= static_cast<std::uint32_t>(positions[i] + 1);
+      padding += positions[i] == -1 ? 1 : 0;
+      const std::int32_t rank = table[static_cast<std::size_t>(positions[i] + 1)] - kBase;
+      if (rank < 0 || rank >= kBase / 2) values[i] = std::nanf("");
+    }
+    for (std::size_t v = 0; v < count; ++v) {
+      const SetLoops& loops = *variants[v];
+      SCOPED_TRACE(std::string(loops.instruction_set) + ", " + std::to_string(size));
+      EXPECT_EQ(loops.bits(positions.data(), size), bits);
+      EXPECT_EQ(loops.padding(positions.data(), size), padding);
+      std::vector<std::int32_t> ranks(size);
+      loops.ranks(table.data(), kBase, positions.data(), size, ranks.data());
+      for (const std::int32_t limit : {0, 1, kBase / 2}) {
+        std::size_t below = 0;
+        double sum = 0.0;
+        for (std::size_t i = 0; i < size; ++i) {
+          ASSERT_EQ(ranks[i], table[static_cast<std::size_t>(positions[i] + 1)] - kBase);
+          if (ranks[i] < 0 || ranks[i] >= limit) continue;
+          ++below;
+          sum += static_cast<double>(values[i]);
+        }
+        EXPECT_EQ(loops.count_below(ranks.data(), size, limit), below);
+        EXPECT_EQ(loops.sum_below(values.data(), ranks.data(), size, limit), sum);
+      }
+    }
+  }
 }
 
 TEST(PositionSets, UnionCountsDistinctPositionsForDenseAndSparseTables) {
