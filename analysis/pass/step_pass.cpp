@@ -19,6 +19,10 @@ namespace {
 constexpr std::size_t kQueueBytes = std::size_t{8} << 20U;
 // Handed over at a time, because waking a worker isn't free.
 constexpr std::size_t kBatchBytes = std::size_t{1} << 20U;
+// What the system is asked to read before it is needed: enough for a disk with many requests at a
+// time; far more made it slower.
+constexpr std::size_t kBytesAhead = std::size_t{16} << 20U;
+constexpr std::size_t kMostStepsAhead = 64;
 constexpr auto kProgressInterval = std::chrono::milliseconds(50);
 
 using Metrics = std::vector<std::unique_ptr<StepMetric>>;
@@ -117,6 +121,9 @@ class TracePass {
     const std::size_t room = memory_bytes / 2 - shared;
     group_ = std::clamp<std::size_t>(layer == 0 ? layers_.size() : room / layer, 1,
                                      std::max<std::size_t>(layers_.size(), 1));
+    const std::size_t step_bytes = reader_.shared_bytes(all) + group_ * layer_bytes_;
+    steps_ahead_ = std::clamp<std::size_t>(kBytesAhead / std::max<std::size_t>(step_bytes, 1), 1,
+                                           kMostStepsAhead);
   }
 
   /// All recorded steps of a block, as many layers at a time as memory holds.
@@ -147,27 +154,39 @@ class TracePass {
     Steps steps;
     steps.sources.resize(plan_.taus.size());
     std::int32_t expected = 1;
-    auto ahead = block.steps.begin();
-    for (auto at = block.steps.begin(); at != block.steps.end(); ++at) {
-      const StepRef& step = *at;
-      for (; ahead != block.steps.end() && ahead - at <= kStepsAhead; ++ahead) {
-        if (ahead->recorded) reader_.prefetch(ahead->row, layers);
-      }
+    Ahead ahead(block.steps);
+    for (std::size_t i = 0; i < steps_ahead_; ++i) {
+      const StepRef* later = ahead.next();
+      if (later == nullptr) break;
+      reader_.prefetch(later->row, {});
+      for (const std::size_t layer : layers) reader_.prefetch(later->row, layer);
+    }
+    for (const StepRef& step : block.steps) {
       if (step.step != expected) forget(steps, history, [](std::size_t) { return true; });
       expected = step.step + 1;
       const auto recomputes = [&](std::size_t i) {
         return step.step == 1 || step.transferred >= plan_.taus[i];
       };
       if (step.recorded) {
-        run_step(step, layers, recomputes, steps, history, queue);
+        run_step(step, layers, ahead.next(), recomputes, steps, history, queue);
       } else {
         forget(steps, history, recomputes);
       }
     }
   }
 
-  /// Steps that the system reads while the workers have the one before.
-  static constexpr std::ptrdiff_t kStepsAhead = 6;
+  /// The recorded steps of a block, one after the other.
+  class Ahead {
+   public:
+    explicit Ahead(const std::vector<StepRef>& steps) : at_(steps.begin()), end_(steps.end()) {}
+    const StepRef* next() {
+      at_ = std::find_if(at_, end_, [](const StepRef& step) { return step.recorded; });
+      return at_ == end_ ? nullptr : &*at_++;
+    }
+
+   private:
+    std::vector<StepRef>::const_iterator at_, end_;
+  };
 
   /// A step without arrays: nothing is the step before, and what it recomputed is unknown.
   template <typename Recomputes>
@@ -186,8 +205,10 @@ class TracePass {
   }
 
   template <typename Recomputes>
-  void run_step(const StepRef& step, std::span<const std::size_t> layers, Recomputes recomputes,
-                Steps& steps, std::vector<History>& history, LayerQueue& queue) {
+  void run_step(const StepRef& step, std::span<const std::size_t> layers, const StepRef* later,
+                Recomputes recomputes, Steps& steps, std::vector<History>& history,
+                LayerQueue& queue) {
+    if (later != nullptr) reader_.prefetch(later->row, {});
     reader_.seek(step.row);
     auto context = std::make_shared<StepContext>();
     context->plan = plan_owner_;
@@ -210,6 +231,7 @@ class TracePass {
     steps.previous_valid = context->valid;
     std::vector<StepTask> batch;
     for (std::size_t i = 0; i < layers.size(); ++i) {
+      if (later != nullptr) reader_.prefetch(later->row, layers[i]);
       batch.push_back(task(context, layers[i], step.step == 1, recomputes, history[i]));
       if (batch.size() * layer_bytes_ >= kBatchBytes) queue.push(std::exchange(batch, {}));
     }
@@ -244,6 +266,7 @@ class TracePass {
   std::vector<std::size_t> layers_;
   std::size_t layer_bytes_ = 0;
   std::size_t group_ = 1;
+  std::size_t steps_ahead_ = 1;
 };
 
 std::vector<std::size_t> layer_slots(const TraceShape& shape, const PassOptions& options) {

@@ -88,16 +88,12 @@ std::vector<std::uint8_t> StepReader::valid(std::int64_t row) {
   return {bytes.begin(), bytes.end()};
 }
 
-void StepReader::prefetch(std::int64_t row, std::span<const std::size_t> slots) const {
+void StepReader::prefetch(std::int64_t row, std::optional<std::size_t> slot) const {
   for (std::size_t i = 0; i + 1 < sources_.size(); ++i) {
     const Source& source = sources_[i];
-    if (source.chunk_per_layer) {
-      for (const std::size_t slot : slots) {
-        trace_.prefetch(source.field, row, static_cast<std::int64_t>(slot));
-      }
-    } else if (source.window_rows == 0) {
-      trace_.prefetch(source.field, row, TraceReader::kAllLayersOfRow);
-    }
+    if (source.window_rows > 0 || source.chunk_per_layer != slot.has_value()) continue;
+    trace_.prefetch(source.field, row,
+                    slot ? static_cast<std::int64_t>(*slot) : TraceReader::kAllLayersOfRow);
   }
 }
 

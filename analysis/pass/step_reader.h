@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <list>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -25,8 +26,9 @@ class StepReader {
 
   /// [B], 1: the position exists.
   std::vector<std::uint8_t> valid(std::int64_t row);
-  /// Has the system read the large arrays of a row that will be sought, for these layers.
-  void prefetch(std::int64_t row, std::span<const std::size_t> slots) const;
+  /// Has the system read the large arrays of a row that will be sought: what all layers share, or
+  /// those of one layer.
+  void prefetch(std::int64_t row, std::optional<std::size_t> slot) const;
   /// Goes to a row; what all layers share is read.
   void seek(std::int64_t row);
   /// The planned fields of this row in one recorded layer.

@@ -118,7 +118,7 @@ TEST(PositionSets, TheLoopsOfEveryInstructionSetDoTheSame) {
   std::size_t count = 0;
   const SetLoops* const* variants = available_set_loops(&count);
   ASSERT_GE(count, 1U);
-  for (const std::size_t size : {0, 1, 7, 8, 9, 16, 31, 100, 513}) {
+  for (const std::size_t size : {0U, 1U, 7U, 8U, 9U, 16U, 31U, 100U, 513U}) {
     constexpr std::int32_t kPositions = 1000;
     constexpr std::int32_t kBase = 40;
     std::vector<std::int32_t> table, positions;
@@ -132,7 +132,7 @@ TEST(PositionSets, TheLoopsOfEveryInstructionSetDoTheSame) {
       positions.push_back(static_cast<std::int32_t>(random.integer(-1, kPositions - 1)));
       values.push_back(static_cast<float>(random.integer(0, 1000)));
       bits |= static_cast<std::uint32_t>(positions[i] + 1);
-      padding += positions[i] == -1 ? 1 : 0;
+      padding += positions[i] == -1 ? 1U : 0U;
       const std::int32_t rank = table[static_cast<std::size_t>(positions[i] + 1)] - kBase;
       if (rank < 0 || rank >= kBase / 2) values[i] = std::nanf("");
     }
