@@ -22,6 +22,7 @@ struct SetLoops {
   size_t (*count_below)(const int32_t* ranks, size_t count, int32_t limit);
   /// Sum of the values whose rank is in [0, limit); the others may be NaN.
   double (*sum_below)(const float* values, const int32_t* ranks, size_t count, int32_t limit);
+  double (*sum)(const float* values, size_t count);
 };
 
 extern const SetLoops kSetLoopsBaseline;

@@ -36,6 +36,25 @@ size_t count_ranks(const int32_t* ranks, size_t count, int32_t limit) {
   return below;
 }
 
+double total(Doubles lanes) {
+  double sum = 0.0;
+  for (size_t lane = 0; lane < kLanes; ++lane) sum += lanes[lane];
+  return sum;
+}
+
+double sum_all(const float* values, size_t count) {
+  Doubles lanes{};
+  size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    Floats value;
+    __builtin_memcpy(&value, values + i, sizeof(value));
+    lanes += __builtin_convertvector(value, Doubles);
+  }
+  double sum = total(lanes);
+  for (; i < count; ++i) sum += static_cast<double>(values[i]);
+  return sum;
+}
+
 double sum_ranks(const float* values, const int32_t* ranks, size_t count, int32_t limit) {
   Doubles lanes{};
   size_t i = 0;
@@ -48,8 +67,7 @@ double sum_ranks(const float* values, const int32_t* ranks, size_t count, int32_
     const Ints chosen = reinterpret_cast<Ints>(value) & (rank >= 0) & (rank < limit);
     lanes += __builtin_convertvector(reinterpret_cast<Floats>(chosen), Doubles);
   }
-  double sum = 0.0;
-  for (size_t lane = 0; lane < kLanes; ++lane) sum += lanes[lane];
+  double sum = total(lanes);
   for (; i < count; ++i) {
     if (ranks[i] >= 0 && ranks[i] < limit) sum += static_cast<double>(values[i]);
   }
@@ -57,7 +75,7 @@ double sum_ranks(const float* values, const int32_t* ranks, size_t count, int32_
 }
 
 constexpr SetLoops make_set_loops(const char* instruction_set) {
-  return {instruction_set, &bits_of, &padding_of, &ranks_of, &count_ranks, &sum_ranks};
+  return {instruction_set, &bits_of, &padding_of, &ranks_of, &count_ranks, &sum_ranks, &sum_all};
 }
 
 }  // namespace

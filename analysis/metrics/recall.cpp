@@ -4,24 +4,12 @@
 #include <array>
 #include <atomic>
 #include <limits>
-#include <numeric>
 
+#include "analysis/math/set_loops.h"
 #include "analysis/pass/exact_values.h"
 
 namespace blockscope {
 namespace {
-
-/// In lanes, so that the compiler adds several at once.
-double sum(std::span<const float> values) {
-  constexpr std::size_t kLanes = 8;
-  std::array<double, kLanes> lanes{};
-  std::size_t i = 0;
-  for (; i + kLanes <= values.size(); i += kLanes) {
-    for (std::size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += double{values[i + lane]};
-  }
-  for (; i < values.size(); ++i) lanes[0] += double{values[i]};
-  return std::accumulate(lanes.begin(), lanes.end(), 0.0);
-}
 
 std::string normaliser_of(const TraceReader& trace) {
   return trace.info().meta.set_normaliser == SetNormaliser::prefix ? "prefix" : "prefix+block";
@@ -201,7 +189,7 @@ void RecallMetric::add_covered(const StepView& step, std::size_t kv_head,
     const auto limit = static_cast<std::int32_t>(size);
     const double covered = sum_ranks_below(probability, ranks, limit);
     const std::int64_t fell_out = sizes_[i] - count_ranks_below(ranks, limit);
-    own += sum(probability.subspan(begin, size - begin));
+    own += best_set_loops().sum(probability.data() + begin, size - begin);
     begin = size;
     const std::size_t column = kv_head * sizes_.size() + i;
     covered_.add(step.layer(), column, step.now().step, covered);

@@ -141,6 +141,9 @@ TEST(PositionSets, TheLoopsOfEveryInstructionSetDoTheSame) {
       SCOPED_TRACE(std::string(loops.instruction_set) + ", " + std::to_string(size));
       EXPECT_EQ(loops.bits(positions.data(), size), bits);
       EXPECT_EQ(loops.padding(positions.data(), size), padding);
+      std::vector<float> numbers(size);
+      std::iota(numbers.begin(), numbers.end(), 1.0F);
+      EXPECT_EQ(loops.sum(numbers.data(), size), static_cast<double>(size * (size + 1) / 2));
       std::vector<std::int32_t> ranks(size);
       loops.ranks(table.data(), kBase, positions.data(), size, ranks.data());
       for (const std::int32_t limit : {0, 1, kBase / 2}) {
