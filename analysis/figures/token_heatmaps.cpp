@@ -50,7 +50,7 @@ std::string script_text(const std::vector<StepPair>& pairs, const Panels& panels
     script += panels.is_lowest(i) ? "set xlabel 'token, step s' offset 0,0.5\nset format x '%g'\n"
                                   : "unset xlabel\nset format x ''\n";
     script += column == 0 ? fmt::format(
-                                "set ylabel \"{{/:Bold*1.2 {}}}\\ntoken, step s+1\"\n"
+                                "set ylabel \"{{/:Bold*1.1 {}}}, step s+1\"\n"
                                 "set format y '%g'\n",
                                 panels.row(i) == 0 ? "A_{{out}}" : "A_{{in}}")
                           : "unset ylabel\nset format y ''\n";

@@ -47,7 +47,7 @@ footer{margin-top:3rem;padding-top:1rem;border-top:1px solid var(--line);color:v
 font-size:.85rem}
 @media print{:root{--text:#000;--faint:#444;--line:#bbb;--soft:#f0f0f0;--ground:#fff;
 color-scheme:light}body{font-size:11pt}main{max-width:none;padding:0}nav{display:none}
-h2{break-after:avoid}*{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
+h2,.lead{break-after:avoid}details{display:none}*{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 )";
 
 std::string table_figure(const ReportTable& table, std::size_t number) {
