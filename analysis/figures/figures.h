@@ -7,8 +7,8 @@
 #include <optional>
 #include <vector>
 
+#include "analysis/figures/report_figure.h"
 #include "analysis/pass/block_index.h"
-#include "analysis/report/page.h"
 #include "analysis/results/metric_result.h"
 #include "decode_record/reuse_file.h"
 #include "decode_record/trace_reader.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "analysis/figures/gnuplot.h"
-#include "analysis/report/html.h"
+#include "analysis/figures/number_text.h"
 #include "analysis/results/metric_result.h"
 
 namespace blockscope {

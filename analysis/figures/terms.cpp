@@ -5,7 +5,7 @@
 #include <limits>
 #include <numeric>
 
-#include "analysis/report/html.h"
+#include "analysis/figures/number_text.h"
 
 namespace blockscope {
 

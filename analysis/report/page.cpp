@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "analysis/figures/svg.h"
+#include "analysis/report/html.h"
 #include "analysis/report/trajectory.h"
 
 namespace blockscope {

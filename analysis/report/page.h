@@ -6,24 +6,9 @@
 #include <variant>
 #include <vector>
 
-#include "analysis/figures/gnuplot.h"
-#include "analysis/report/html.h"
+#include "analysis/figures/report_figure.h"
 
 namespace blockscope {
-
-/// A drawing with the numbers it shows.
-struct ReportFigure {
-  Figure figure;
-  NumberTable numbers;  ///< folded away below the drawing; may be empty
-};
-
-/// A captioned table that stands where a figure would.
-struct ReportTable {
-  std::string name;  ///< as Figure::name
-  std::string title;
-  std::string caption;
-  NumberTable table;
-};
 
 /// Finished HTML.
 struct ReportHtml {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "analysis/report/html.h"
 #include "analysis/report/trajectory.h"
 #include "decode_record/error.h"
 

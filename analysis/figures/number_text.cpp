@@ -1,0 +1,29 @@
+#include "analysis/figures/number_text.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+namespace blockscope {
+
+std::string report_number(double value, int decimals) {
+  if (std::isnan(value)) return "\u2013";
+  if (std::isinf(value)) return value > 0 ? "\u221E" : "\u2212\u221E";
+  const double size = std::abs(value);
+  if (size != 0.0 && (size < 1e-3 || size >= 1e6)) return fmt::format("{:.3g}", value);
+  return fmt::format("{:.{}f}", value, decimals);
+}
+
+std::string count_text(std::int64_t count) {
+  std::string digits = std::to_string(std::abs(count));
+  for (std::ptrdiff_t at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > 0; at -= 3) {
+    digits.insert(static_cast<std::size_t>(at), ",");
+  }
+  return count < 0 ? "-" + digits : digits;
+}
+
+std::string counted(std::int64_t count, std::string_view singular, std::string_view plural) {
+  return fmt::format("{} {}", count_text(count), count == 1 ? singular : plural);
+}
+
+}  // namespace blockscope
