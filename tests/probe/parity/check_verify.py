@@ -25,9 +25,9 @@ LAYERS, HEADS = CONFIG["num_hidden_layers"], CONFIG["num_attention_heads"]
 KV_HEADS, DIM = CONFIG["num_key_value_heads"], CONFIG["head_dim"]
 GROUP, BLOCK, ELEMENT = HEADS // KV_HEADS, CONFIG["block_size"], 4
 DENOISE, COMMIT = 1, 2
-# Two tokens or more a step at times, so that tau matters.
-DECODING = ["--gen-length", 16, "--strategy", "low_confidence_dynamic", "--threshold", 0.9,
-            "--dtype", "float32", "--threads", 1, "--batch-size", 2]
+# A whole block is decided 3, 3, 2, 2, 2, 2 and 2 tokens a step, so that tau 3 matters.
+DECODING = ["--gen-length", 16, "--denoising-steps", 7, "--dtype", "float32", "--threads", 1,
+            "--batch-size", 2]
 ERRORS = ("sum_absolute", "sum_squared", "sum_reference_squared")
 
 
