@@ -111,7 +111,7 @@ struct CalibrationRequest {
   std::optional<double> max_error;  ///< relative L2, >= 0
   std::int64_t tau = 2;
   ReuseGranularity granularity = ReuseGranularity::head;
-  std::vector<ReusePin> pins;  ///< by rising (layer, head)
+  std::vector<ReusePin> pins{};  ///< by rising (layer, head)
 };
 
 /// Throws UsageError, naming the flag.

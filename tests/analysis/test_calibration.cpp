@@ -49,7 +49,8 @@ CalibrationSums random_sums(std::int64_t layers, std::int64_t heads, std::int64_
     of_tau.reusing_flops = 15000.0 * static_cast<double>(tau - 1);
     for (std::int64_t i = 0; i < layers * heads; ++i) {
       const std::int64_t terms = tau == 1 ? 0 : 160;
-      of_tau.reused.push_back({uniform(random), uniform(random), terms * 1.0, 0.0, terms});
+      of_tau.reused.push_back(
+          {uniform(random), uniform(random), static_cast<double>(terms), 0.0, terms});
       of_tau.recomputed.push_back({0.0, 0.0, 300.0, 300.0, 200});
       if (terms == 0) of_tau.reused.back() = {};
     }
@@ -181,7 +182,9 @@ TEST(CalibrationTest, PinsHoldAtEveryGammaAndAreNeverUndecided) {
       std::int64_t heads = 0;
       for (const auto& row : chosen.reuse) heads += std::ranges::count(row, true);
       EXPECT_EQ(chosen.predicted.point.heads, heads);
-      if (gamma == 1.0) EXPECT_EQ(heads, pinned_on);
+      if (gamma == 1.0) {
+        EXPECT_EQ(heads, pinned_on);
+      }
       // The reader agrees with the file, pins included.
       const std::string text = to_json(to_reuse_file(sums, chosen));
       EXPECT_EQ(parse_reuse_file(text, "r.json").pins, pins);

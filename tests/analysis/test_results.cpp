@@ -66,7 +66,8 @@ ResultArray example() {
     for (std::size_t head = 0; head < 3; ++head) {
       for (std::int64_t step = 1; step <= 4; ++step) {
         if (layer == 1 && step == 4) continue;
-        grid.add(layer, head, step, static_cast<double>(100 * layer + 10 * head) + step, step);
+        grid.add(layer, head, step,
+                 static_cast<double>(100 * layer + 10 * head) + static_cast<double>(step), step);
       }
     }
   }
@@ -109,7 +110,7 @@ TEST_P(RowProductsOf, AllInstructionSetsMatchDouble) {
   std::normal_distribution<float> normal;
   std::size_t count = 0;
   const RowProductKernels* const* variants = available_row_products(&count);
-  for (const std::size_t dim : {1, 3, 15, 16, 37, 64, 128, 200, 300}) {
+  for (const std::size_t dim : {1U, 3U, 15U, 16U, 37U, 64U, 128U, 200U, 300U}) {
     const std::size_t rows = GetParam();
     constexpr std::size_t kSegments = 3;
     std::vector<std::uint16_t> a(rows * dim * kSegments);
@@ -172,7 +173,7 @@ TEST(MergeError, AllInstructionSetsMatchDouble) {
   std::normal_distribution<float> normal;
   std::size_t count = 0;
   const RowProductKernels* const* variants = available_row_products(&count);
-  for (const std::size_t dim : {1, 15, 16, 37, 128}) {
+  for (const std::size_t dim : {1U, 15U, 16U, 37U, 128U}) {
     std::vector<float> external(dim), internal(dim), source(dim);
     for (auto* values : {&external, &internal, &source}) {
       for (float& value : *values) value = normal(random);

@@ -165,7 +165,7 @@ TEST(StepPass, ShowsEveryStepWithWhatCameBefore) {
   for (const TraceMakerOptions& options : odd_traces()) {
     const std::string path = folder.file(std::to_string(number++) + ".h5");
     make_trace(path, options);
-    for (const std::size_t threads : {1, 3}) {
+    for (const std::size_t threads : {1U, 3U}) {
       // Little: not all layers at a time; the default: all layers of a step together.
       for (const std::size_t memory : {kLittle, PassOptions{}.memory_bytes}) {
         const TraceGroup traces({path});
