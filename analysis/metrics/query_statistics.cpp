@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "analysis/metrics/recall.h"
 #include "analysis/pass/exact_values.h"
 
 namespace blockscope {
@@ -179,8 +178,7 @@ void QueryStatisticsMetric::add_recall(const StepView& step) {
   for (std::size_t h = 0; h < shape_.kv_heads.size(); ++h) {
     try {
       recall_.add(layer, h, step.now().step,
-                  set_recall(state.table, first.ints().subspan(h * k, k),
-                             now.ints().subspan(h * k, k), state.ranks));
+                  state.recall.of(first.ints().subspan(h * k, k), now.ints().subspan(h * k, k)));
     } catch (const Error& error) {
       throw CorruptTrace(path_ + ":/sets/topk: row " + std::to_string(step.now().row) +
                          ", layer slot " + std::to_string(layer) + ", KV head slot " +

@@ -16,10 +16,10 @@
 #include <array>
 #include <string>
 
-#include "analysis/math/position_sets.h"
 #include "analysis/math/running_mean.h"
 #include "analysis/metrics/layer_counts.h"
 #include "analysis/metrics/metrics.h"
+#include "analysis/metrics/recall.h"
 
 namespace blockscope {
 
@@ -53,8 +53,7 @@ class QueryStatisticsMetric : public StepMetric {
  private:
   struct Layer {
     std::vector<float> now, first;  // widened arrays
-    RankTable table;
-    std::vector<std::int32_t> ranks;
+    SetRecall recall;
   };
   /// Where the current trace's values come from.
   struct Sources {

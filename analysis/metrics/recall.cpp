@@ -54,16 +54,15 @@ std::vector<std::int64_t> resolve_set_sizes(const std::vector<std::int64_t>& wan
   return sizes;
 }
 
-double set_recall(RankTable& table, std::span<const std::int32_t> first,
-                  std::span<const std::int32_t> now, std::vector<std::int32_t>& scratch) {
+double SetRecall::of(std::span<const std::int32_t> first, std::span<const std::int32_t> now) {
   if (set_length(first) < first.size() || set_length(now) < now.size()) {
     return std::numeric_limits<double>::quiet_NaN();
   }
-  table.assign(now);  // for its checks
-  table.assign(first);
-  scratch.resize(now.size());
-  table.ranks_of(now, scratch);
-  return static_cast<double>(count_ranks_below(scratch, static_cast<std::int32_t>(first.size()))) /
+  checker_.check(now);
+  table_.assign(first);
+  ranks_.resize(now.size());
+  table_.ranks_of(now, ranks_);
+  return static_cast<double>(count_ranks_below(ranks_, static_cast<std::int32_t>(first.size()))) /
          static_cast<double>(first.size());
 }
 
@@ -119,11 +118,11 @@ void RecallMetric::add(const StepView& step) {
 
 void RecallMetric::check_sets(const StepView& step) const {
   if (options_.from_summary || step.now(Field::set_topk).empty()) return;
-  thread_local RankTable table;
+  thread_local SetChecker checker;
   const auto k = static_cast<std::size_t>(shape_.set_size);
   for (std::size_t kv_head = 0; kv_head < shape_.kv_heads.size(); ++kv_head) {
     const auto set = step.now(Field::set_topk).ints().subspan(kv_head * k, k);
-    at_set(path_, step, kv_head, [&] { table.assign(set); });
+    at_set(path_, step, kv_head, [&] { checker.check(set); });
   }
 }
 

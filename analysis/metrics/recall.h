@@ -77,8 +77,16 @@ class RecallMetric : public StepMetric {
 };
 
 /// |first n now| / k for the whole stored set of every KV head; the fifth stage of the query
-/// statistics. NaN where either set has fewer than k members.
-double set_recall(RankTable& table, std::span<const std::int32_t> first,
-                  std::span<const std::int32_t> now, std::vector<std::int32_t>& scratch);
+/// statistics. Not thread-safe.
+class SetRecall {
+ public:
+  /// NaN where either set has fewer than k members. Throws Error as RankTable::assign does.
+  double of(std::span<const std::int32_t> first, std::span<const std::int32_t> now);
+
+ private:
+  SetChecker checker_;
+  RankTable table_;
+  std::vector<std::int32_t> ranks_;
+};
 
 }  // namespace blockscope
