@@ -17,8 +17,9 @@
 #include "cli/analyze_matrix.h"
 #include "cli/analyze_output.h"
 #include "cli/commands.h"
-#include "cli/pass_progress.h"
 #include "cmake/build_info/build_info.h"
+#include "command_line/options.h"
+#include "command_line/pass_progress.h"
 #include "decode_record/error.h"
 
 namespace blockscope {
@@ -214,8 +215,12 @@ class Analysis {
   std::vector<std::string> notes_;
 };
 
-void run_analyze(const AnalyzeFlags& flags) {
+void run_analyze(const CLI::App& command, const AnalyzeFlags& flags) {
   if (flags.list) return print_metrics();
+  for (const char* option : {"--field", "--row-a", "--row-b"}) {
+    refuse_idle(command, option, !flags.matrix.empty(), "--matrix");
+  }
+  refuse_idle(command, "--row-b", flags.row_a >= 0, "--row-a");
   if (flags.traces.empty()) {
     throw UsageError("analyze: expected at least one trace. HINT: blockscope analyze run.h5");
   }
@@ -235,7 +240,7 @@ void add_analyze_command(CLI::App& app) {
   auto* command = app.add_subcommand("analyze", "Compute the papers' metrics from traces");
   auto flags = std::make_shared<AnalyzeFlags>();
   add_analyze_flags(*command, *flags);
-  command->callback([flags] { run_analyze(*flags); });
+  command->callback([flags, command] { run_analyze(*command, *flags); });
 }
 
 }  // namespace blockscope

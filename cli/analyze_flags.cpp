@@ -8,6 +8,7 @@
 #include <limits>
 #include <set>
 
+#include "command_line/options.h"
 #include "decode_record/error.h"
 #include "decode_record/index_set.h"
 
@@ -90,12 +91,13 @@ void add_matrix_flags(CLI::App& command, AnalyzeFlags& flags) {
       ->group(group);
   command.add_option("--field", flags.field, "Of what")
       ->check(CLI::IsMember({"external", "internal", "query", "hidden", "key", "value"}))
+      ->capture_default_str()
       ->group(group);
   command.add_option("--row-a", flags.row_a, "First row of the trace (instead of --step)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0))
       ->group(group);
   command.add_option("--row-b", flags.row_b, "Second row of the trace")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0))
       ->group(group);
 }
 
@@ -119,10 +121,10 @@ void add_analyze_flags(CLI::App& command, AnalyzeFlags& flags) {
   add_selection_flags(command, flags);
   add_matrix_flags(command, flags);
   add_output_flags(command, flags);
-  command.add_option("--threads", flags.threads, "CPU threads (0: all)")
-      ->check(CLI::Range(0, 4096));
+  add_threads_option(command, flags.threads);
   command.add_option("--memory", flags.memory_mib, "MiB for arrays held at one time")
-      ->check(CLI::Range(1, 1 << 20));
+      ->check(whole_number(1, 1U << 20U))
+      ->capture_default_str();
   command.footer(kExamples);
 }
 

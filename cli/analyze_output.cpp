@@ -5,9 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <iostream>
-#include <set>
 #include <sstream>
 
 #include "analysis/results/export_csv.h"
@@ -17,8 +15,6 @@
 
 namespace blockscope {
 namespace {
-
-namespace fs = std::filesystem;
 
 using TextWriter = void (*)(const AnalysisDocument&, std::ostream&);
 
@@ -30,14 +26,9 @@ void write_text(const OutputFile& output, const AnalysisDocument& document, Text
 
 }  // namespace
 
-AnalyzeOutput::AnalyzeOutput(const AnalyzeFlags& flags) : flags_(flags), quiet_(flags.quiet) {
-  std::set<std::string> paths;
-  for (const std::string& path : {flags.csv, flags.json, flags.hdf5}) {
-    if (path.empty() || path == "-") continue;
-    if (!paths.insert(fs::weakly_canonical(path).string()).second) {
-      throw UsageError(fmt::format("{}: two outputs have this name", path));
-    }
-  }
+AnalyzeOutput::AnalyzeOutput(const AnalyzeFlags& flags) : force_(flags.force), quiet_(flags.quiet) {
+  for (const std::string& trace : flags.traces) files_.reads_trace(trace);
+  files_.reads_trace(flags.backbone);
   csv_ = open(flags.csv, Text::csv);
   json_ = open(flags.json, Text::json);
   if (flags.hdf5 == "-") {
@@ -55,10 +46,7 @@ std::optional<OutputFile> AnalyzeOutput::open(const std::string& path, Text text
     to_stdout_ = text;
     return std::nullopt;
   }
-  std::vector<std::string> inputs = flags_.traces;
-  if (!flags_.backbone.empty()) inputs.push_back(flags_.backbone);
-  refuse_input_as_output(path, inputs);
-  return std::optional<OutputFile>(std::in_place, path, flags_.force);
+  return files_.open(path, force_);
 }
 
 void AnalyzeOutput::write(const AnalysisDocument& document) {
@@ -73,7 +61,6 @@ void AnalyzeOutput::write(const AnalysisDocument& document) {
   if (to_stdout_ == Text::none) return;
   (to_stdout_ == Text::csv ? write_csv : write_json)(document, std::cout);
   std::cout.flush();
-  if (!std::cout) throw Error("analyze: writing to the standard output failed");
 }
 
 std::size_t AnalyzeOutput::terminal_width() {

@@ -6,15 +6,14 @@
 
 #include "analysis/results/analysis_document.h"
 #include "cli/analyze_flags.h"
-#include "decode_record/output_file.h"
+#include "decode_record/command_files.h"
 
 namespace blockscope {
 
 class AnalyzeOutput {
  public:
   /// Opens the output files, so that a path that can't be written fails before the work. Throws
-  /// what OutputFile throws, and UsageError when an output is one of the traces, is named twice, or
-  /// two outputs want the standard output.
+  /// what CommandFiles throws, and UsageError when two outputs want the standard output.
   explicit AnalyzeOutput(const AnalyzeFlags& flags);
 
   /// Whether anything goes to a file or the standard output.
@@ -30,7 +29,8 @@ class AnalyzeOutput {
   enum class Text : std::uint8_t { none, csv, json };
   std::optional<OutputFile> open(const std::string& path, Text text);
 
-  const AnalyzeFlags& flags_;
+  CommandFiles files_;
+  bool force_;
   bool quiet_;
   Text to_stdout_ = Text::none;
   std::optional<OutputFile> csv_, json_, hdf5_;

@@ -13,10 +13,12 @@
 
 #include "analysis/calibration/calibration.h"
 #include "cli/commands.h"
+#include "command_line/interrupt.h"
+#include "command_line/options.h"
+#include "command_line/progress.h"
+#include "command_line/standard_streams.h"
+#include "decode_record/command_files.h"
 #include "decode_record/error.h"
-#include "decode_record/output_file.h"
-#include "probe/interrupt.h"
-#include "probe/progress.h"
 
 namespace blockscope {
 namespace {
@@ -39,12 +41,6 @@ struct CalibrateFlags {
 std::string percent(double share) { return fmt::format("{:.2f} %", 100.0 * share); }
 std::string error_text(double error) {
   return std::isnan(error) ? "-" : fmt::format("{:.3g}", error);
-}
-
-/// Fails now instead of after a long pass.
-void check_output(const CalibrateFlags& flags) {
-  refuse_input_as_output(flags.output, flags.traces);
-  const OutputFile output(flags.output, flags.force);
 }
 
 void print_sample(const CalibrationSums& sums) {
@@ -154,19 +150,18 @@ CalibrationSums accumulate(CalibrateFlags& flags) {
 
 void calibrate(CalibrateFlags flags) {
   flags.request.granularity = parse_reuse_granularity(flags.granularity);
-  if (flags.request.tau < 1) {
-    throw UsageError(fmt::format("--tau: expected at least 1, got {}", flags.request.tau));
-  }
   check_request(flags.request);
   const InterruptGuard guard;  // before the first output: a signal must not leave one behind
-  check_output(flags);
+  CommandFiles files;
+  for (const std::string& trace : flags.traces) files.reads_trace(trace);
+  OutputFile output = files.open(flags.output, flags.force);
   const CalibrationSums sums = accumulate(flags);
   const Calibration chosen = choose(sums, flags.request);
   const ReuseFile file = to_reuse_file(sums, chosen);
   InterruptGuard::check();
-  write_reuse_file(flags.output, file, flags.force);
+  write_reuse_file(output, file);
   for (const std::string& warning : warnings_of(chosen)) {
-    fmt::print(stderr, "blockscope: warning: {}\n", warning);
+    note("blockscope: warning: {}\n", warning);
   }
   if (flags.json) {
     fmt::print("{}\n", to_document(flags, sums, chosen, file).dump(2));
@@ -195,13 +190,18 @@ void add_calibrate_command(CLI::App& app) {
       ->required();
   command->add_option("-o,--output", flags->output, "Calibration file to write")->required();
   auto* choice = command->add_option_group("choice", "What decides gamma, exactly one:");
-  choice->add_option("--gamma", flags->request.gamma,
-                     "Reuse heads whose similarity is greater, -1 to 1");
-  choice->add_option("--saving", flags->request.saving,
-                     "Largest gamma that saves this share of the prefix bytes");
+  choice
+      ->add_option("--gamma", flags->request.gamma,
+                   "Reuse heads whose similarity is greater, -1 to 1")
+      ->check(real_number(-1.0, 1.0));
+  choice
+      ->add_option("--saving", flags->request.saving,
+                   "Largest gamma that saves this share of the prefix bytes, 0 to 1")
+      ->check(real_number(0.0, 1.0));
   choice->add_option("--max-error", flags->request.max_error,
                      "Smallest gamma within this relative L2 error where reused");
   command->add_option("--tau", flags->request.tau, "Reuse at steps that change fewer tokens")
+      ->check(whole_number(1))
       ->capture_default_str();
   command
       ->add_option("--granularity", flags->granularity,
@@ -209,8 +209,7 @@ void add_calibrate_command(CLI::App& app) {
       ->capture_default_str();
   command->add_flag("--from-summary", flags->options.from_summary,
                     "Read the summaries of the trace even where it has the arrays");
-  command->add_option("--threads", flags->options.pass.threads, "CPU threads (0: all)")
-      ->capture_default_str();
+  add_threads_option(*command, flags->options.pass.threads);
   command->add_flag("--force", flags->force, "Replace an existing output");
   command->add_flag("--json", flags->json, "Print one JSON object");
   command->add_flag("--quiet", flags->quiet, "Print warnings and errors only");

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "cli/commands.h"
+#include "command_line/options.h"
 #include "decode_record/compare_traces.h"
 
 namespace blockscope {
@@ -57,9 +58,11 @@ void add_diff_command(CLI::App& app) {
   command->add_option("a", flags->first, "First trace")->required();
   command->add_option("b", flags->second, "Second trace")->required();
   command->add_option("--tol,--atol", flags->options.absolute, "Largest |a-b| of equal floats")
-      ->check(CLI::NonNegativeNumber);
+      ->check(real_number(0.0, kAnyReal))
+      ->capture_default_str();
   command->add_option("--rtol", flags->options.relative, "Added to it: this times |b|")
-      ->check(CLI::NonNegativeNumber);
+      ->check(real_number(0.0, kAnyReal))
+      ->capture_default_str();
   command->add_flag("--ignore-timing", flags->options.ignore_timing,
                     "Leave out the durations of passes");
   command->add_flag("--all", flags->all, "List equal datasets too");

@@ -216,7 +216,8 @@ std::string paint(Verdict verdict, bool color) {
 }
 
 void print_table(const Findings& findings) {
-  const bool color = isatty(STDOUT_FILENO) == 1 && environment_value("NO_COLOR").empty();
+  const bool color = isatty(STDOUT_FILENO) == 1 && environment_value("NO_COLOR").empty() &&
+                     environment_value("TERM") != "dumb";
   std::string section;
   for (const auto& finding : findings) {
     if (finding.section != section) {

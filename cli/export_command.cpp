@@ -15,10 +15,10 @@
 
 #include "analysis/results/export_csv.h"
 #include "cli/commands.h"
+#include "command_line/interrupt.h"
+#include "decode_record/command_files.h"
 #include "decode_record/error.h"
-#include "decode_record/output_file.h"
 #include "decode_record/trace_reader.h"
-#include "probe/interrupt.h"
 
 namespace blockscope {
 namespace {
@@ -216,8 +216,9 @@ void write_format(const TraceReader& reader, const std::string& format, std::ost
 
 void write_file(const TraceReader& reader, const ExportFlags& flags) {
   const InterruptGuard guard;  // before the output: a signal must not leave half of it behind
-  refuse_input_as_output(flags.output, {reader.info().path});
-  OutputFile output(flags.output, flags.force);
+  CommandFiles files;
+  files.reads_trace(reader.info().path);
+  OutputFile output = files.open(flags.output, flags.force);
   std::ofstream out(output.temporary(), std::ios::binary | std::ios::trunc);
   write_format(reader, flags.format, out);
   out.close();
@@ -234,7 +235,6 @@ void run_export(const ExportFlags& flags) {
   }
   write_format(reader, flags.format, std::cout);
   std::cout.flush();
-  if (!std::cout) throw Error("export: writing to the standard output failed");
 }
 
 }  // namespace
@@ -247,7 +247,8 @@ void add_export_command(CLI::App& app) {
       ->add_option("--format", flags->format,
                    "csv, json: what each pass decided; frames: d2Cache's initial frame and deltas; "
                    "step_map: TraDo's step per generated token")
-      ->check(CLI::IsMember({"csv", "json", "frames", "step_map"}));
+      ->check(CLI::IsMember({"csv", "json", "frames", "step_map"}))
+      ->capture_default_str();
   command->add_option("-o,--output", flags->output, "File (default: standard output)");
   command->add_flag("--force", flags->force, "Replace an existing output");
   command->footer("Example: blockscope export run.h5 --format step_map -o run.json");

@@ -7,9 +7,10 @@
 #include <string>
 
 #include "cli/commands.h"
-#include "cli/exit_code.h"
 #include "cli/modules.h"
 #include "cmake/build_info/build_info.h"
+#include "command_line/exit_code.h"
+#include "command_line/standard_streams.h"
 #include "decode_record/error.h"
 
 namespace {
@@ -45,6 +46,7 @@ int run(CLI::App& app, int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  blockscope::take_standard_descriptors();
   const auto& build = blockscope::build_info();
   CLI::App app{"See what attention does at every denoising step of a block-diffusion model.",
                "blockscope"};

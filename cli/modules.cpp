@@ -34,6 +34,12 @@ EntryPoint load_entry_point(const Module& module, const std::filesystem::path& p
   return reinterpret_cast<EntryPoint>(symbol);
 }
 
+bool asks_for_help(int argc, char** argv) {
+  return std::any_of(argv, argv + argc, [](const char* argument) {
+    return std::string_view(argument) == "--help" || std::string_view(argument) == "-h";
+  });
+}
+
 }  // namespace
 
 const ModuleCommand* find_module_command(std::string_view name) {
@@ -72,6 +78,12 @@ int run_module_command(const ModuleCommand& command, int argc, char** argv) {
   const auto path = module_path(module);
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) {
+    if (asks_for_help(argc, argv)) {
+      fmt::print(
+          "{}\nUsage: blockscope {} ...\n\nThis build lacks {}, which knows the options: {}.\n",
+          command.description, command.name, module.name, module.hint);
+      return 0;
+    }
     throw Error(fmt::format(
         "{}: this build lacks {}: expected {}, found no such file. HINT: {}; or set {} to a built "
         "{}",

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "cli/environment.h"
-#include "cli/exit_code.h"
+#include "command_line/exit_code.h"
 #include "decode_record/error.h"
 #include "probe/bench_command.h"
 #include "probe/capture_command.h"

@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/pass_progress.h"
+#include "command_line/options.h"
+#include "command_line/pass_progress.h"
 #include "decode_record/error.h"
 #include "decode_record/repack.h"
 
@@ -64,8 +65,11 @@ void add_repack_command(CLI::App& app) {
   command->add_option("traces", flags->inputs, "Trace, or several with --merge")->required();
   command->add_option("-o,--output", flags->output, "New trace")->required();
   command->add_option("--compress", flags->compress, "deflate or none")
-      ->check(CLI::IsMember({"deflate", "none"}));
-  command->add_option("--level", flags->level, "Deflate level")->check(CLI::Range(1, 9));
+      ->check(CLI::IsMember({"deflate", "none"}))
+      ->capture_default_str();
+  command->add_option("--level", flags->level, "Deflate level, with --compress deflate")
+      ->check(whole_number(1, 9))
+      ->capture_default_str();
   command->add_flag("--repair", flags->options.repair,
                     "Accept an unfinished trace (.partial): keep its committed rows");
   command->add_flag("--merge", flags->merge, "Join the traces of several ranks, in this order");
@@ -77,7 +81,11 @@ void add_repack_command(CLI::App& app) {
       "Example: blockscope repack run.r*.h5 --merge -o run.h5\n"
       "A merged trace refers to the arrays of its inputs; --copy, --compress and --repair copy "
       "them.");
-  command->callback([flags] { run_repack(*flags); });
+  command->callback([flags, command] {
+    refuse_idle(*command, "--level", flags->compress == "deflate", "--compress deflate");
+    refuse_idle(*command, "--copy", flags->merge, "--merge");
+    run_repack(*flags);
+  });
 }
 
 }  // namespace blockscope

@@ -10,9 +10,10 @@
 #include "analysis/report/report.h"
 #include "cli/commands.h"
 #include "cli/environment.h"
-#include "cli/pass_progress.h"
+#include "command_line/options.h"
+#include "command_line/pass_progress.h"
+#include "decode_record/command_files.h"
 #include "decode_record/error.h"
-#include "decode_record/output_file.h"
 
 namespace blockscope {
 namespace {
@@ -38,7 +39,8 @@ std::vector<fs::path> figure_files(const std::string& folder, const std::vector<
 }
 
 /// Opened before anything is written, so that an existing file stops the command in time.
-std::vector<OutputFile> open_figures(const ReportFlags& flags, const std::vector<Figure>& figures) {
+std::vector<OutputFile> open_figures(const ReportFlags& flags, const std::vector<Figure>& figures,
+                                     CommandFiles& command_files) {
   std::vector<OutputFile> files;
   if (flags.figures.empty()) return files;
   std::error_code error;
@@ -47,7 +49,7 @@ std::vector<OutputFile> open_figures(const ReportFlags& flags, const std::vector
     throw Error(fmt::format("{}: can't make the folder: {}", flags.figures, error.message()));
   }
   for (const fs::path& path : figure_files(flags.figures, figures)) {
-    files.emplace_back(path.string(), flags.force);
+    files.push_back(command_files.open(path.string(), flags.force));
   }
   return files;
 }
@@ -55,17 +57,17 @@ std::vector<OutputFile> open_figures(const ReportFlags& flags, const std::vector
 void run_report(const ReportFlags& flags) {
   const InterruptGuard guard;  // before the first output: a signal must not leave one behind
   const Gnuplot gnuplot(gnuplot_place());
-  std::vector<std::string> inputs = flags.traces;
-  if (!flags.options.backbone.empty()) inputs.push_back(flags.options.backbone);
-  refuse_input_as_output(flags.output, inputs);
-  OutputFile output(flags.output, flags.force);
+  CommandFiles files;
+  for (const std::string& trace : flags.traces) files.reads_trace(trace);
+  files.reads_trace(flags.options.backbone);
+  OutputFile output = files.open(flags.output, flags.force);
   PassProgress progress(flags.quiet, 0);
   const TraceGroup traces(flags.traces);
   ReportOptions options = flags.options;
   options.progress = progress.callback();
   const ReportPage page = make_report(traces, options);
   const std::vector<Figure> figures = figures_of(page);
-  std::vector<OutputFile> figure_outputs = open_figures(flags, figures);
+  std::vector<OutputFile> figure_outputs = open_figures(flags, figures, files);
   const FigureFormats formats{.svg = true, .pdf = !flags.figures.empty(), .png = false};
   const auto rendered =
       gnuplot.render_all(figures, formats, options.threads, [&](std::size_t done, std::size_t all) {
@@ -98,18 +100,20 @@ void add_report_command(CLI::App& app) {
   command->add_flag("--force", flags->force, "Replace existing outputs");
   command->add_option("--figures", flags->figures,
                       "Folder for every figure as SVG and PDF, one by one");
-  command->add_option("--layer", options.layer,
-                      "Layer of the heatmaps (default: the middle recorded one)");
-  command->add_option("--head", options.head, "Query head of the heatmaps (default: all together)");
-  command->add_option("--sequence", options.sequence,
-                      "Sequence of the trajectory and the heatmaps (default: see --block)");
-  command->add_option("--block", options.block,
-                      "Block of the trajectory and the heatmaps (default: the one with the most "
-                      "steps; of equals the most distinct tokens)");
+  const auto add_index = [&](const char* name, auto& value, const char* text) {
+    command->add_option(name, value, text)->check(whole_number(0));
+  };
+  add_index("--layer", options.layer, "Layer of the heatmaps (default: the middle recorded one)");
+  add_index("--head", options.head, "Query head of the heatmaps (default: all together)");
+  add_index("--sequence", options.sequence,
+            "Sequence of the trajectory and the heatmaps (default: see --block)");
+  add_index("--block", options.block,
+            "Block of the trajectory and the heatmaps (default: the one with the most steps; of "
+            "equals the most distinct tokens)");
   command->add_option("--backbone", options.backbone,
                       "Trace of the autoregressive backbone, captured with --replay of this one");
   command->add_option("--title", options.title, "Title of the page");
-  command->add_option("--threads", options.threads, "Threads (0: one per core)");
+  add_threads_option(*command, options.threads);
   command->add_flag("-q,--quiet", flags->quiet, "No progress, no summary");
   command->footer("Example: blockscope report run.h5 -o report.html --figures figures/");
   command->callback([flags] { run_report(*flags); });

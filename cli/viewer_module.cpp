@@ -2,7 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/environment.h"
-#include "cli/exit_code.h"
+#include "command_line/exit_code.h"
 #include "viewer/view_command.h"
 
 extern "C" int blockscope_viewer_run(int argc, char** argv) {

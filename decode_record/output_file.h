@@ -1,20 +1,26 @@
 // A new file that appears under its name only when it is whole: it is written beside it, as
-// `<path>.tmp-<process id>`, and renamed by commit(). What is not committed is removed.
+// `<path>.tmp-<process id>`, and renamed by commit(). What is not committed is removed; what a
+// killed process left is removed by the next one that writes the same name.
 #pragma once
 
 #include <string>
-#include <vector>
 
 namespace blockscope {
 
-/// Throws UsageError when `path` is one of the files that the same command reads.
-void refuse_input_as_output(const std::string& path, const std::vector<std::string>& inputs);
+/// The one rule of what may become an output. Throws UsageError when the name is empty, when what is
+/// there is no regular file (a folder, a device, a pipe: never replaced), and when it is one and
+/// `replace` is false.
+void check_output_name(const std::string& path, bool replace);
+
+/// Gives the finished file `from` its name `to`; without `replace` only while that name is free.
+/// Returns the system's complaint, empty: done.
+std::string rename_output(const std::string& from, const std::string& to, bool replace);
 
 class OutputFile {
  public:
-  /// Checks at once what would fail at the end of a long run. Throws UsageError when `path` exists
-  /// and `replace` is false, and Error when it is not a regular file or its folder can't be
-  /// written.
+  /// Checks at once what would fail at the end of a long run. Throws what check_output_name throws,
+  /// and Error when the folder can't be written. A command that reads files calls
+  /// CommandFiles::open instead.
   OutputFile(std::string path, bool replace);
   OutputFile(OutputFile&& other) noexcept;
   OutputFile& operator=(OutputFile&& other) noexcept;
@@ -34,6 +40,8 @@ class OutputFile {
  private:
   std::string path_;
   std::string temporary_;  // empty: committed or moved from
+  bool replace_ = false;
+  int lock_ = -1;  // descriptor; says that the temporary file is somebody's
 };
 
 }  // namespace blockscope

@@ -14,6 +14,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "decode_record/command_files.h"
 #include "decode_record/raw_trace.h"
 #include "decode_record/trace_file.h"
 #include "decode_record/trace_header.h"
@@ -339,18 +340,6 @@ void sync_and_rename(const std::string& temporary, const std::string& output) {
   }
 }
 
-void check_output(const Traces& traces, const std::string& output, bool force) {
-  std::error_code error;
-  for (const auto& trace : traces) {
-    if (!fs::equivalent(trace->path(), output, error)) continue;
-    throw UsageError(fmt::format("{}: the output is an input. HINT: choose another -o", output));
-  }
-  if (!force && fs::exists(output)) {
-    throw UsageError(
-        fmt::format("{}: the output exists. HINT: pass --force to replace it", output));
-  }
-}
-
 }  // namespace
 
 RepackResult repack_traces(const std::vector<std::string>& inputs, const std::string& output,
@@ -358,7 +347,9 @@ RepackResult repack_traces(const std::vector<std::string>& inputs, const std::st
   if (inputs.empty()) throw UsageError("repack: expected at least one trace, got none");
   Traces traces;
   for (const std::string& input : inputs) traces.push_back(std::make_unique<RawTrace>(input));
-  check_output(traces, output, options.force);
+  CommandFiles files;
+  for (const auto& trace : traces) files.reads_trace(trace->path());
+  files.reserve(output, options.force);
   check_inputs(traces, options);
 
   const std::string temporary = output + ".tmp";

@@ -299,4 +299,10 @@ ReuseFile read_reuse_file(const std::string& path, const std::optional<ReuseMode
   return parse_reuse_file(text, path, wanted);
 }
 
+std::int64_t reuse_tau(const std::optional<std::int64_t>& asked,
+                       const std::optional<std::int64_t>& of_file) {
+  constexpr std::int64_t kDefaultTau = 2;
+  return asked.value_or(of_file.value_or(kDefaultTau));
+}
+
 }  // namespace blockscope

@@ -18,6 +18,8 @@
 #include <string_view>
 #include <vector>
 
+#include "decode_record/output_file.h"
+
 namespace blockscope {
 
 inline constexpr double kNotMeasured = std::numeric_limits<double>::quiet_NaN();
@@ -124,9 +126,16 @@ ReuseFile read_reuse_file(const std::string& path, const std::optional<ReuseMode
 ReuseFile parse_reuse_file(std::string_view text, const std::string& name,
                            const std::optional<ReuseModel>& wanted = {});
 
+/// The tau to reuse by, the same in every command: `asked` on the command line, else the file's,
+/// else FlashBlock's 2.
+std::int64_t reuse_tau(const std::optional<std::int64_t>& asked,
+                       const std::optional<std::int64_t>& of_file);
+
 std::string to_json(const ReuseFile& file);
-/// Checks the content as a reader would (CalibrationError), then writes as OutputFile does: whole
-/// or not at all; UsageError when `path` exists and not `force`.
+/// Checks the content as a reader would (CalibrationError), then writes and commits: whole or not
+/// at all.
+void write_reuse_file(OutputFile& output, const ReuseFile& file);
+/// The same to a name; throws what OutputFile throws.
 void write_reuse_file(const std::string& path, const ReuseFile& file, bool force = false);
 
 }  // namespace blockscope

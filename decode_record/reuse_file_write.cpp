@@ -123,12 +123,16 @@ std::string to_json(const ReuseFile& file) {
   return text + "\n";
 }
 
-void write_reuse_file(const std::string& path, const ReuseFile& file, bool force) {
+void write_reuse_file(OutputFile& output, const ReuseFile& file) {
   const std::string text = to_json(file);
-  parse_reuse_file(text, path);
-  OutputFile output(path, force);
+  parse_reuse_file(text, output.path());
   output.write(text);
   output.commit();
+}
+
+void write_reuse_file(const std::string& path, const ReuseFile& file, bool force) {
+  OutputFile output(path, force);
+  write_reuse_file(output, file);
 }
 
 }  // namespace blockscope

@@ -78,4 +78,15 @@ std::array<std::uint8_t, 32> Sha256::finish() {
   return digest;
 }
 
+std::string sha256_hex(std::string_view text) {
+  Sha256 hash;
+  hash.update({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
+  std::string hex;
+  for (const std::uint8_t byte : hash.finish()) {
+    hex += "0123456789abcdef"[byte >> 4U];
+    hex += "0123456789abcdef"[byte & 0xFU];
+  }
+  return hex;
+}
+
 }  // namespace blockscope

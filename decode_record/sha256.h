@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
 
 namespace blockscope {
 
@@ -21,5 +23,8 @@ class Sha256 {
   std::array<std::uint8_t, 64> pending_{};
   std::uint64_t num_bytes_ = 0;
 };
+
+/// The digest of a text as 64 hexadecimal digits.
+std::string sha256_hex(std::string_view text);
 
 }  // namespace blockscope

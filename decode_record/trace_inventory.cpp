@@ -1,6 +1,9 @@
 // See trace_inventory.h.
 #include "decode_record/trace_inventory.h"
 
+#include <set>
+
+#include "decode_record/error.h"
 #include "decode_record/raw_trace.h"
 
 namespace blockscope {
@@ -49,6 +52,22 @@ std::vector<DatasetInfo> list_datasets(const std::string& path) {
     result.push_back(std::move(info));
   }
   return result;
+}
+
+std::vector<std::string> list_parts(const std::string& path) {
+  std::set<std::string> parts;
+  try {
+    const RawTrace trace(path);
+    for (const DatasetSpec& spec : kDatasets) {
+      if (!trace.has(spec.field)) continue;
+      for (const h5::OpenPart& part : trace.dataset(spec.field).sources) {
+        parts.insert(part.file.path);
+      }
+    }
+  } catch (const TraceError&) {
+    return {};
+  }
+  return {parts.begin(), parts.end()};
 }
 
 }  // namespace blockscope

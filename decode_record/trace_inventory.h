@@ -1,4 +1,4 @@
-// What a trace file holds, dataset by dataset: for `blockscope info`.
+// What a trace file holds, dataset by dataset, and what other files it needs.
 #pragma once
 
 #include <cstdint>
@@ -22,5 +22,9 @@ struct DatasetInfo {
 
 /// Opens `path` (or `<path>.partial`); throws TraceError.
 std::vector<DatasetInfo> list_datasets(const std::string& path);
+
+/// The files whose rows a merged trace shows, as absolute paths; none for a trace that holds its
+/// own rows, or that can't be read (whoever reads it says why).
+std::vector<std::string> list_parts(const std::string& path);
 
 }  // namespace blockscope

@@ -171,15 +171,44 @@ std::size_t row_bytes(const DatasetSpec& spec, const TraceMeta& meta) {
   return bytes;
 }
 
-RowCost row_cost(const TraceMeta& meta) {
-  RowCost cost;
+std::int64_t file_bytes(const TraceMeta& meta, const TraceExtent& extent) {
+  // Measured with HDF5 1.10 (test_capture_scale.py): an object header with attributes, scales and
+  // the first block of the chunk index; and the index itself, 8 bytes a chunk in growing blocks.
+  constexpr std::int64_t kObject = 5000;
+  constexpr std::int64_t kIndexEntry = 12;
+  std::int64_t bytes = 2 * kObject;
   for (const DatasetSpec& spec : kDatasets) {
-    if (!spec.per_row() || !exists_in(spec, meta)) continue;
-    const std::size_t bytes = row_bytes(spec, meta);
-    cost.recorded += bytes;
-    if (spec.storage == Storage::column) cost.filtered += bytes;
+    if (!exists_in(spec, meta)) continue;
+    bytes += kObject;
+    if (!spec.extendible()) {
+      bytes += static_cast<std::int64_t>(row_bytes(spec, meta)) * axis_length(spec.axes[0], meta);
+      continue;
+    }
+    const std::vector<std::int64_t> chunk = chunk_of(spec, meta);
+    auto chunk_bytes = static_cast<std::int64_t>(element_size(spec, meta));
+    std::int64_t chunks_across = 1;
+    for (std::size_t i = 0; i < spec.rank; ++i) {
+      chunk_bytes *= chunk[i];
+      if (i > 0)
+        chunks_across *= axis_length(spec.axes[i], meta) / std::max<std::int64_t>(chunk[i], 1);
+    }
+    const bool arrays = spec.storage == Storage::row || spec.storage == Storage::row_layer;
+    const std::int64_t length =
+        arrays ? extent.recorded_rows : extent.lengths[static_cast<std::size_t>(spec.axes[0])];
+    const std::int64_t chunks = (length + chunk[0] - 1) / chunk[0] * chunks_across;
+    bytes += chunks * (chunk_bytes + kIndexEntry);
   }
-  return cost;
+  return bytes;
+}
+
+std::int64_t recorded_row_bytes(const TraceMeta& meta) {
+  std::int64_t bytes = 0;
+  for (const DatasetSpec& spec : kDatasets) {
+    if (spec.per_row() && exists_in(spec, meta)) {
+      bytes += static_cast<std::int64_t>(row_bytes(spec, meta));
+    }
+  }
+  return bytes;
 }
 
 }  // namespace blockscope

@@ -2,6 +2,7 @@
 // TraceMeta.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -34,11 +35,16 @@ std::vector<std::int64_t> chunk_of(const DatasetSpec& spec, const TraceMeta& met
 /// Bytes of one row (one index of the first axis) of an extendible dataset.
 std::size_t row_bytes(const DatasetSpec& spec, const TraceMeta& meta);
 
-/// Bytes a recorded row and a row that the filters left out add to the file.
-struct RowCost {
-  std::size_t recorded = 0;
-  std::size_t filtered = 0;
+/// How long the growing axes of a trace become, by Axis, and how many of its rows have arrays (the
+/// recorder's filters leave out the others).
+struct TraceExtent {
+  std::array<std::int64_t, static_cast<std::size_t>(Axis::count)> lengths{};
+  std::int64_t recorded_rows = 0;
+  std::int64_t& length(Axis axis) { return lengths[static_cast<std::size_t>(axis)]; }
 };
-RowCost row_cost(const TraceMeta& meta);
+/// Size of the file: the values in whole chunks, and an upper bound of what HDF5 adds.
+std::int64_t file_bytes(const TraceMeta& meta, const TraceExtent& extent);
+/// Bytes of one row with all its arrays.
+std::int64_t recorded_row_bytes(const TraceMeta& meta);
 
 }  // namespace blockscope

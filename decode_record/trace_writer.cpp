@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "decode_record/decode_record.h"
+#include "decode_record/output_file.h"
 #include "decode_record/trace_row_check.h"
 #include "decode_record/trace_store.h"
 
@@ -49,10 +50,9 @@ struct SequenceState {
 void check_trace_target(const std::string& path, bool force) {
   namespace fs = std::filesystem;
   std::error_code error;
-  if (path.empty()) refuse_input("expected the path of a trace, got an empty one");
-  if (fs::is_directory(path, error)) refuse_input(fmt::format("{}: is a directory", path));
   for (const std::string& name : {path, partial_name(path)}) {
-    if (!force && fs::exists(name, error)) {
+    check_output_name(name, /*replace=*/true);
+    if (!force && fs::exists(fs::symlink_status(name, error))) {
       refuse_input(
           fmt::format("{}: exists already. HINT: --force replaces it; --resume goes on with an "
                       "unfinished one.",
@@ -239,13 +239,12 @@ void TraceWriter::Impl::finish(bool complete) {
   rethrow();
   closed_ = true;
   if (!complete) return;
-  std::error_code error;
-  std::filesystem::rename(partial_, path_, error);
-  if (error) {
+  if (const std::string problem = rename_output(partial_, path_, options_.force);
+      !problem.empty()) {
     throw TraceError(
         fmt::format("{}: can't rename {} to it: {}. HINT: the trace is complete under "
                     "the old name.",
-                    path_, partial_, error.message()));
+                    path_, partial_, problem));
   }
 }
 

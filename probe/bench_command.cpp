@@ -14,9 +14,11 @@
 #include <utility>
 #include <vector>
 
+#include "command_line/interrupt.h"
+#include "command_line/options.h"
+#include "command_line/progress.h"
 #include "decode_record/error.h"
 #include "probe/capture_plan.h"
-#include "probe/progress.h"
 #include "probe/recorder.h"
 #include "probe/run_flags.h"
 #include "probe/sampling.h"
@@ -114,9 +116,27 @@ std::vector<DecodeRequest> make_requests(const BenchFlags& flags, const DecodeOp
   return requests;
 }
 
+/// The trace of one run; gone with this, finished or not.
+class TemporaryTrace {
+ public:
+  explicit TemporaryTrace(std::string path) : path_(std::move(path)) {}
+  TemporaryTrace(const TemporaryTrace&) = delete;
+  TemporaryTrace& operator=(const TemporaryTrace&) = delete;
+  ~TemporaryTrace() {
+    std::error_code ignored;
+    for (const char* ending : {"", ".partial", ".partial.new"}) {
+      std::filesystem::remove(path_ + ending, ignored);
+    }
+  }
+
+ private:
+  std::string path_;
+};
+
 Timing run_once(const std::string& level, const LoadedModel& model, const DecodeOptions& decode,
                 const std::vector<DecodeRequest>& requests, const std::string& path) {
   Timing timing;
+  const TemporaryTrace temporary(path);  // outlives the writer
   std::optional<TraceWriter> writer;
   std::optional<Recorder> recorder;
   if (level != "off") {
@@ -141,9 +161,11 @@ Timing run_once(const std::string& level, const LoadedModel& model, const Decode
   TimingObserver observer(recorder.has_value() ? &*recorder : nullptr, timing);
   DecodeCallbacks callbacks;
   callbacks.observer = &observer;
+  callbacks.interrupted = [] { return InterruptGuard::signal() != 0; };
   int64_t next_pass = 0;
   const auto begin = std::chrono::steady_clock::now();
   const auto outcomes = decode_batch(*model.model, *policy, decode, requests, next_pass, callbacks);
+  InterruptGuard::check();
   timing.blocks = seconds_since(begin) - timing.prefill;
   if (writer.has_value()) {
     const auto closing = std::chrono::steady_clock::now();
@@ -153,20 +175,50 @@ Timing run_once(const std::string& level, const LoadedModel& model, const Decode
     writer->finish();
     timing.finish = seconds_since(closing);
     timing.file_bytes = static_cast<int64_t>(std::filesystem::file_size(path));
-    std::filesystem::remove(path);
   }
   return timing;
 }
 
+double total(const Timing& timing) { return timing.blocks + timing.finish; }
+
 Timing median(std::vector<Timing> timings) {
-  const auto total = [](const Timing& t) { return t.blocks + t.finish; };
   std::sort(timings.begin(), timings.end(),
-            [&](const Timing& a, const Timing& b) { return total(a) < total(b); });
+            [](const Timing& a, const Timing& b) { return total(a) < total(b); });
   return timings[timings.size() / 2];
 }
 
-nlohmann::json to_json(const std::string& level, const Timing& timing) {
+/// What a level adds to the time of another, run by run beside each other; shares of that time.
+struct Overhead {
+  double median = 0.0, least = 0.0, most = 0.0;
+};
+
+Overhead overhead_of(const std::vector<Timing>& level, const std::vector<Timing>& base) {
+  std::vector<double> shares;
+  for (size_t run = 0; run < level.size(); ++run) {
+    shares.push_back(total(level[run]) / total(base[run]) - 1.0);
+  }
+  std::sort(shares.begin(), shares.end());
+  return {shares[shares.size() / 2], shares.front(), shares.back()};
+}
+
+/// A median without its spread says nothing on a busy machine.
+std::string overhead_text(const Overhead& overhead, size_t runs) {
+  if (runs == 1) return fmt::format("{:+.1f}% (1 run)", overhead.median * 100.0);
+  return fmt::format("{:+.1f}% [{:+.1f}, {:+.1f}]", overhead.median * 100.0, overhead.least * 100.0,
+                     overhead.most * 100.0);
+}
+
+/// Milliseconds of one of `count` passes; "n/a" where there was none.
+std::string per_pass(double seconds, int64_t count) {
+  if (count == 0) return "n/a";
+  return fmt::format("{:.3f}", seconds * 1e3 / static_cast<double>(count));
+}
+
+nlohmann::json to_json(const std::string& level, const Timing& timing, const Overhead& overhead) {
   return {{"level", level},
+          {"overhead", overhead.median},
+          {"overhead_least", overhead.least},
+          {"overhead_most", overhead.most},
           {"prefill_s", timing.prefill},
           {"blocks_s", timing.blocks},
           {"finish_s", timing.finish},
@@ -177,14 +229,10 @@ nlohmann::json to_json(const std::string& level, const Timing& timing) {
 }
 
 void run_bench(const BenchFlags& flags, const Environment& environment) {
-  if (flags.runs < 1)
-    throw UsageError(fmt::format("--runs: expected at least 1, got {}", flags.runs));
-  if (flags.context_length < 1) {
-    throw UsageError(fmt::format("--context: expected at least 1, got {}", flags.context_length));
-  }
   for (const std::string& level : flags.levels) {
     if (level != "off") parse_record_level(level);
   }
+  const InterruptGuard guard;  // a signal must not leave a trace behind
   const LoadedModel model = load_model(flags.model, environment);
   const DecodeOptions decode = decode_options(flags.decoding, model.config);
   const std::vector<DecodeRequest> requests = make_requests(flags, decode, model.config);
@@ -205,24 +253,25 @@ void run_bench(const BenchFlags& flags, const Environment& environment) {
     fmt::print("{}: context {}, gen length {}, B {}, batch {}, {} threads, median of {}\n",
                flags.model.model, flags.context_length, flags.decoding.gen_length,
                decode.block_length(), flags.decoding.batch_size, at::get_num_threads(), flags.runs);
-    fmt::print("{:<11}{:>10}{:>10}{:>12}{:>12}{:>11}{:>12}{:>10}\n", "level", "prefill", "tokens/s",
-               "ms/denoise", "ms/pass", "overhead", "trace", "write");
+    fmt::print("{:<11}{:>10}{:>10}{:>12}{:>12}{:>26}{:>12}{:>10}\n", "level", "prefill", "tokens/s",
+               "ms/denoise", "ms/pass", "overhead [least, most]", "trace", "write");
   }
-  const Timing base = median(timings[0]);
   for (size_t i = 0; i < flags.levels.size(); ++i) {
     const Timing timing = median(timings[i]);
+    const Overhead overhead = overhead_of(timings[i], timings[0]);
     if (flags.json) {
-      json.push_back(to_json(flags.levels[i], timing));
+      json.push_back(to_json(flags.levels[i], timing, overhead));
       continue;
     }
-    const double total = timing.blocks + timing.finish;
-    fmt::print("{:<11}{:>8.3f} s{:>10.1f}{:>12.3f}{:>12.3f}{:>10.1f}%{:>12}{:>8.0f}/s\n",
-               flags.levels[i], timing.prefill, static_cast<double>(timing.tokens) / total,
-               total * 1e3 / static_cast<double>(std::max<int64_t>(timing.denoising_passes, 1)),
-               total * 1e3 / static_cast<double>(std::max<int64_t>(timing.block_passes, 1)),
-               (total / (base.blocks + base.finish) - 1.0) * 100.0,
+    const double seconds = total(timing);
+    const std::string speed =
+        timing.tokens == 0 ? "n/a"
+                           : fmt::format("{:.1f}", static_cast<double>(timing.tokens) / seconds);
+    fmt::print("{:<11}{:>8.3f} s{:>10}{:>12}{:>12}{:>26}{:>12}{:>8.0f}/s\n", flags.levels[i],
+               timing.prefill, speed, per_pass(seconds, timing.denoising_passes),
+               per_pass(seconds, timing.block_passes), overhead_text(overhead, timings[i].size()),
                format_bytes(static_cast<double>(timing.file_bytes)),
-               static_cast<double>(timing.file_bytes) / 1e6 / total);
+               static_cast<double>(timing.file_bytes) / 1e6 / seconds);
   }
   if (flags.json) fmt::print("{}\n", json.dump(1));
 }
@@ -236,19 +285,26 @@ void add_bench_command(CLI::App& app, const Environment& environment) {
   CLI::App* command = app.add_subcommand("bench", "Time decoding and recording on this machine");
   command->footer(
       "Example: blockscope bench models/needle --context 1024 --gen-length 64\n"
-      "Overhead is against the first level listed; the last column is MB written a second.");
+      "Overhead is against the first level listed, each run against the one beside it: the "
+      "median,\n"
+      "and the least and most seen. The last column is MB written a second.");
   add_model_flags(*command, flags->model);
   add_decoding_flags(*command, flags->decoding);
   command->add_option("--levels", flags->levels, "off and recorder levels, separated by commas")
       ->delimiter(',')
       ->capture_default_str();
   command->add_option("--context", flags->context_length, "Prompt length in tokens")
+      ->check(whole_number(1))
       ->capture_default_str();
   command->add_option("--runs", flags->runs, "Runs of each level; the median is printed")
+      ->check(whole_number(1))
       ->capture_default_str();
   command->add_option("--folder", flags->folder, "Where traces are written (and removed)");
   command->add_flag("--json", flags->json, "Print JSON");
-  command->callback([flags, environment] { run_bench(*flags, environment); });
+  command->callback([flags, command, environment] {
+    check_decoding_flags(*command, flags->decoding);
+    run_bench(*flags, environment);
+  });
 }
 
 }  // namespace blockscope

@@ -14,13 +14,19 @@
 #include <utility>
 
 #include "cmake/build_info/build_info.h"
+#include "command_line/interrupt.h"
+#include "command_line/options.h"
+#include "command_line/printable.h"
+#include "command_line/progress.h"
+#include "command_line/standard_streams.h"
+#include "decode_record/command_files.h"
 #include "decode_record/error.h"
+#include "decode_record/sha256.h"
+#include "decode_record/text.h"
 #include "decode_record/trace_reader.h"
 #include "kernels/ops.h"
 #include "probe/capture_plan.h"
 #include "probe/capture_run.h"
-#include "probe/interrupt.h"
-#include "probe/progress.h"
 #include "probe/replay_source.h"
 
 namespace blockscope {
@@ -63,8 +69,23 @@ void keep_share(std::vector<RunPrompt>& prompts, const Environment& environment)
   prompts = std::move(share);
 }
 
+/// Of everything that a prompt brings to the run and to its trace.
+std::string digest_of(const std::vector<RunPrompt>& prompts) {
+  nlohmann::json all = nlohmann::json::array();
+  for (const RunPrompt& prompt : prompts) {
+    nlohmann::json replay = nlohmann::json::array();
+    for (const ReplayStep& step : prompt.request.replay) {
+      replay.push_back({step.block, step.positions, step.tokens});
+    }
+    all.push_back({prompt.name, prompt.request.prompt, prompt.request.gen_length, prompt.answers,
+                   prompt.metric.has_value() ? metric_name(*prompt.metric) : "", replay});
+  }
+  return sha256_hex(all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
 std::string run_json(const CaptureFlags& flags, const DecodeOptions& decode,
-                     const AttentionPolicy& policy, const Environment& environment,
+                     const ChosenPolicy& policy, const RecordFilter& filter,
+                     const std::vector<RunPrompt>& prompts, const Environment& environment,
                      const std::string& command_line) {
   const auto& build = build_info();
   nlohmann::json json = {
@@ -73,7 +94,7 @@ std::string run_json(const CaptureFlags& flags, const DecodeOptions& decode,
       {"git", build.git_describe},
       {"libtorch", build.torch_pin},
       {"instruction_set", instruction_set()},
-      {"policy", policy.name()},
+      {"policy", policy.policy->name()},
       {"decoding", decode.autoregressive() ? "autoregressive" : "block_diffusion"},
       {"strategy", strategy_name(decode.unmasking.strategy)},
       {"block_length", decode.block_length()},
@@ -93,10 +114,16 @@ std::string run_json(const CaptureFlags& flags, const DecodeOptions& decode,
       {"rank", environment.rank},
       {"world_size", environment.world_size},
   };
-  if (flags.policy.policy == "flashblock") {
-    json["tau"] = flags.policy.tau;
+  if (policy.tau.has_value()) {
+    json["tau"] = *policy.tau;
     json["reuse_file"] = flags.policy.reuse_file;
+    json["reuse_digest"] = policy.reuse_digest;
   }
+  json["recorded_steps"] = filter.steps;
+  json["recorded_blocks"] = filter.blocks;
+  json["recorded_sequences"] = filter.sequences;
+  json["num_prompts"] = prompts.size();
+  json["prompts_digest"] = digest_of(prompts);
   return json.dump();
 }
 
@@ -112,38 +139,36 @@ std::vector<std::string> vocabulary_pieces(const Tokenizer* tokenizer, int64_t v
 void print_outcome(const CaptureOutcome& result) {
   const std::string verdict =
       std::isnan(result.score) ? "" : fmt::format(" · score {:.2f}", result.score);
-  const std::string masks = result.outcome.masks_left == 0
-                                ? ""
-                                : fmt::format(" · {} masks left", result.outcome.masks_left);
-  fmt::print("── {} · {} steps{}{}\n{}\n", result.prompt.name, result.outcome.denoising_steps,
-             verdict, masks, result.text);
+  const std::string masks =
+      result.outcome.masks_left == 0
+          ? ""
+          : fmt::format(" · {} left", plural(result.outcome.masks_left, "mask"));
+  say("── {} · {}{}{}\n{}\n", printable(result.prompt.name),
+      plural(result.outcome.denoising_steps, "step"), verdict, masks, printable(result.text));
   std::fflush(stdout);
 }
 
 void print_plan(const CaptureFlags& flags, const LoadedModel& model, const CaptureCost& cost,
                 size_t num_prompts, const std::string& output) {
-  fmt::print(stderr, "{}", resolved_table(model.config));
-  fmt::print(stderr,
-             "{} prompts, level {}: {} will take at most {}; memory: weights {}, KV cache {}, "
-             "recorder {}\n",
-             num_prompts, flags.record.level, output,
-             format_bytes(static_cast<double>(cost.file_bytes)),
-             format_bytes(static_cast<double>(model.checkpoint_bytes)),
-             format_bytes(static_cast<double>(cost.kv_cache_bytes)),
-             format_bytes(static_cast<double>(cost.recorder_bytes)));
+  note("{}", printable(resolved_table(model.config)));
+  note("{}, level {}: {} will take at most {}; memory: weights {}, KV cache {}, recorder {}\n",
+       plural(static_cast<int64_t>(num_prompts), "prompt"), flags.record.level, output,
+       format_bytes(static_cast<double>(cost.file_bytes)),
+       format_bytes(static_cast<double>(model.checkpoint_bytes)),
+       format_bytes(static_cast<double>(cost.kv_cache_bytes)),
+       format_bytes(static_cast<double>(cost.recorder_bytes)));
 }
 
 void print_totals(const CaptureTotals& totals, const std::string& path) {
   const auto bytes = static_cast<double>(std::filesystem::file_size(path));
-  fmt::print("{}: {} sequences, {} tokens in {} denoising steps, {:.1f} tokens/s, {}", path,
-             totals.sequences, totals.tokens, totals.denoising_rows,
-             static_cast<double>(totals.tokens) / std::max(totals.seconds, 1e-9),
-             format_bytes(bytes));
+  say("{}: {}, {} in {}, {:.1f} tokens/s, {}", path, plural(totals.sequences, "sequence"),
+      plural(totals.tokens, "token"), plural(totals.denoising_rows, "denoising step"),
+      static_cast<double>(totals.tokens) / std::max(totals.seconds, 1e-9), format_bytes(bytes));
   if (totals.scored > 0) {
-    fmt::print(", mean score {:.3f} over {}", totals.score_sum / static_cast<double>(totals.scored),
-               totals.scored);
+    say(", mean score {:.3f} over {}", totals.score_sum / static_cast<double>(totals.scored),
+        totals.scored);
   }
-  fmt::print("\n");
+  say("\n");
 }
 
 /// Whether there is a run to go on with. An empty `.partial` is none: a writer gives its file that
@@ -159,7 +184,7 @@ bool resumes(const CaptureFlags& flags, const std::string& output) {
 void discard_empty_partial(const CaptureFlags& flags, const std::string& output) {
   const std::string partial = output + ".partial";
   if (!flags.resume || !std::filesystem::exists(partial)) return;
-  fmt::print(stderr, "note: {}: an empty file, no run to resume; starting afresh\n", partial);
+  note("note: {}: an empty file, no run to resume; starting afresh\n", partial);
   std::filesystem::remove(partial);
 }
 
@@ -171,7 +196,8 @@ void check_same_run(const std::string& partial, const TraceMeta& meta) {
     const auto was = nlohmann::json::parse(old_text, nullptr, /*allow_exceptions=*/false);
     const auto is = nlohmann::json::parse(new_text);
     for (const char* key : keys) {
-      const nlohmann::json old_value = was.is_object() ? was.value(key, nlohmann::json()) : was;
+      if (!was.is_object() || !was.contains(key)) continue;  // from a build that didn't say
+      const nlohmann::json& old_value = was[key];
       const nlohmann::json new_value = is.value(key, nlohmann::json());
       if (old_value == new_value) continue;
       throw UsageError(
@@ -182,9 +208,33 @@ void check_same_run(const std::string& partial, const TraceMeta& meta) {
   };
   compare(before.model_json, meta.model_json, {"digest", "compute_dtype"});
   compare(before.run_json, meta.run_json,
-          {"decoding", "policy", "tau", "reuse_file", "strategy", "block_length", "denoising_steps",
-           "threshold", "eb_threshold", "factor", "temperature", "top_k", "top_p", "seed",
-           "stop_ids", "batch_size", "shadow", "replay"});
+          {"decoding",
+           "policy",
+           "tau",
+           "reuse_file",
+           "reuse_digest",
+           "strategy",
+           "block_length",
+           "denoising_steps",
+           "threshold",
+           "eb_threshold",
+           "factor",
+           "temperature",
+           "top_k",
+           "top_p",
+           "seed",
+           "stop_ids",
+           "batch_size",
+           "shadow",
+           "replay",
+           "gen_length",
+           "recorded_steps",
+           "recorded_blocks",
+           "recorded_sequences",
+           "num_prompts",
+           "prompts_digest",
+           "rank",
+           "world_size"});
 }
 
 /// A reader holds HDF5's lock only while it opens the file, or as long as it lives when it opened
@@ -202,8 +252,8 @@ TraceWriter resume_when_unlocked(const std::string& output, const TraceMeta& met
       if (Clock::now() >= deadline || InterruptGuard::signal() != 0) throw;
     }
     if (!told) {
-      fmt::print(stderr, "note: {}.partial: another process holds its lock; waiting up to {} s\n",
-                 output, kLockPatience.count());
+      note("note: {}.partial: another process holds its lock; waiting up to {} s\n", output,
+           kLockPatience.count());
     }
     told = true;
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -218,16 +268,45 @@ TraceWriter open_writer(const CaptureFlags& flags, const std::string& output, co
   return TraceWriter(output, meta, options);
 }
 
+/// Options that this run would ignore.
+void check_flags(const CLI::App& command, const CaptureFlags& flags) {
+  check_policy_flags(command, flags.policy);
+  check_record_flags(command, flags.record);
+  if (flags.replay.empty()) {
+    check_decoding_flags(command, flags.decoding);
+    check_prompt_flags(command, flags.prompts);
+    return;
+  }
+  for (const char* option :
+       {"--prompt", "--prompts", "--input-ids", "--limit", "--metric", "--chat", "--no-thinking"}) {
+    if (command.get_option(option)->count() == 0) continue;
+    throw UsageError(fmt::format(
+        "--replay: brings its own prompts, and {} does nothing. HINT: leave it out", option));
+  }
+}
+
 void capture(CaptureFlags flags, const Environment& environment, const std::string& command_line) {
   const std::string output = rank_path(flags.output, environment);
   if (flags.resume && flags.force) {
     throw UsageError("--resume and --force contradict each other: give one of them");
   }
-  if (flags.resume && std::filesystem::exists(output) &&
-      !std::filesystem::exists(output + ".partial")) {
+  if (flags.resume && std::filesystem::exists(output)) {
+    if (std::filesystem::exists(output + ".partial")) {
+      throw UsageError(fmt::format(
+          "--resume: {} exists beside {}.partial, and finishing would replace it. HINT: move one "
+          "of the two away",
+          output, output));
+    }
     fmt::print("{}: complete, nothing to resume\n", output);
     return;
   }
+  CommandFiles files;
+  files.reads(flags.prompts.file);
+  files.reads(flags.policy.reuse_file);
+  files.reads_trace(flags.replay);
+  files.reads_folder(
+      resolve_model(flags.model.model, flags.model.revision, environment.hub).folder);
+  for (const std::string& name : {output, output + ".partial"}) files.reserve(name, true);
   // Long before the file is opened: nobody should wait for a model to hear that it exists.
   if (!resumes(flags, output) && !flags.dry_run) {
     discard_empty_partial(flags, output);
@@ -249,7 +328,7 @@ void capture(CaptureFlags flags, const Environment& environment, const std::stri
   const LoadedModel model = load_model(flags.model, environment);
   DecodeOptions decode = decode_options(flags.decoding, model.config);
   decode.shadow = flags.policy.shadow;
-  const std::unique_ptr<AttentionPolicy> policy = make_policy(flags.policy, model);
+  const ChosenPolicy policy = choose_policy(flags.policy, model);
   const std::optional<Tokenizer> tokenizer = load_tokenizer(model);
   const Tokenizer* tokenizer_or_null = tokenizer.has_value() ? &*tokenizer : nullptr;
   std::vector<RunPrompt> prompts;
@@ -257,32 +336,31 @@ void capture(CaptureFlags flags, const Environment& environment, const std::stri
     prompts =
         load_prompts(flags.prompts, model, tokenizer_or_null, flags.decoding.gen_length, decode);
   } else {
-    if (!flags.prompts.prompts.empty() || !flags.prompts.file.empty() ||
-        !flags.prompts.input_ids.empty()) {
-      throw UsageError(
-          "--replay: brings its own prompts; leave out --prompt, --prompts and "
-          "--input-ids");
-    }
     prompts = std::move(replay.prompts);
     for (const RunPrompt& prompt : prompts) check_request(prompt.request, decode, model.config);
   }
   keep_share(prompts, environment);
 
   RecorderOptions recorder = recorder_options(flags.record, flags.policy, model, decode);
-  recorder.meta.run_json = run_json(flags, decode, *policy, environment, command_line);
+  check_filter(recorder, decode, prompts);
+  recorder.meta.run_json =
+      run_json(flags, decode, policy, recorder.filter, prompts, environment, command_line);
   recorder.meta.pieces = vocabulary_pieces(tokenizer_or_null, model.config.vocab_size);
   const CaptureCost cost =
       capture_cost(recorder, decode, prompts, flags.decoding.batch_size, model);
   if (!flags.quiet) print_plan(flags, model, cost, prompts.size(), output);
   if (flags.dry_run) return;
-  if (!flags.no_space_check) check_free_space(output, cost.file_bytes);
+  if (!flags.no_space_check) {
+    check_free_space(output, cost.file_bytes);
+    check_memory(cost, model.checkpoint_bytes, available_memory());
+  }
 
   // From here to the end of the file: a signal must not cut the writer short.
   const InterruptGuard guard;
   ResumeState state;
   TraceWriter writer = open_writer(flags, output, recorder.meta, state);
-  const CaptureRun run{model,      decode, tokenizer_or_null, *policy, flags.decoding.batch_size,
-                       flags.quiet};
+  const CaptureRun run{
+      model, decode, tokenizer_or_null, *policy.policy, flags.decoding.batch_size, flags.quiet};
   const CaptureTotals totals =
       run_capture(run, recorder, prompts, state, writer, [&](const CaptureOutcome& result) {
         if (!flags.quiet) print_outcome(result);
@@ -319,10 +397,13 @@ void add_capture_command(CLI::App& app, const Environment& environment,
   command->add_flag("--force", flags->force, "Replace an existing trace");
   command->add_flag("--resume", flags->resume, "Go on with a trace that was cut off");
   command->add_flag("--dry-run", flags->dry_run, "Print what would run and its size, then stop");
-  command->add_flag("--no-space-check", flags->no_space_check, "Start without enough free space");
+  command->add_flag("--no-space-check", flags->no_space_check,
+                    "Start without enough free space or memory");
   command->add_flag("-q,--quiet", flags->quiet, "Only the last line");
-  command->callback(
-      [flags, environment, command_line] { capture(*flags, environment, command_line); });
+  command->callback([flags, command, environment, command_line] {
+    check_flags(*command, *flags);
+    capture(*flags, environment, command_line);
+  });
 }
 
 }  // namespace blockscope

@@ -6,13 +6,18 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
+#include <limits>
 #include <numeric>
 
+#include "command_line/options.h"
+#include "command_line/progress.h"
+#include "decode_record/decode_record.h"
 #include "decode_record/error.h"
 #include "decode_record/index_set.h"
 #include "decode_record/trace_layout.h"
+#include "probe/checkpoint/rope.h"
 #include "probe/kv_cache.h"
-#include "probe/progress.h"
 
 namespace blockscope {
 namespace {
@@ -43,6 +48,63 @@ std::vector<int64_t> kv_heads_of(const std::vector<int64_t>& heads, const ModelC
   return {kv_heads.begin(), kv_heads.end()};
 }
 
+/// The trace of a run whose blocks all take every step and decide one token at a time.
+TraceExtent longest_trace(const RecorderOptions& recorder, const DecodeOptions& decode,
+                          const std::vector<RunPrompt>& prompts) {
+  constexpr int64_t kNameBytes = 64;  // name, answer and metric of a prompt
+  const TraceMeta& meta = recorder.meta;
+  const int64_t block_length = decode.block_length();
+  const int64_t steps = decode.autoregressive() ? 1 : decode.unmasking.denoising_steps;
+  size_t longest_piece = 0;
+  for (const std::string& piece : meta.pieces)
+    longest_piece = std::max(longest_piece, piece.size());
+  TraceExtent extent;
+  for (const RunPrompt& prompt : prompts) {
+    const int64_t length = static_cast<int64_t>(prompt.request.prompt.size());
+    const int64_t total = cache_positions(length, prompt.request.gen_length, decode);
+    const int64_t generated = total - length;
+    int64_t rows = 1;  // the prefill
+    for (int64_t block = length / block_length; block < total / block_length; ++block) {
+      rows += steps + 1;
+      for (int64_t step = 1; step <= steps; ++step) {
+        const bool recorded = allows(recorder.filter.steps, step) &&
+                              allows(recorder.filter.blocks, block) &&
+                              allows(recorder.filter.sequences, prompt.request.sequence);
+        extent.recorded_rows += recorded ? 1 : 0;
+      }
+    }
+    const int64_t keyframes = rows / static_cast<int64_t>(kKeyframeInterval) + 1;
+    extent.length(Axis::row) += rows;
+    extent.length(Axis::sequence) += 1;
+    extent.length(Axis::prompt_element) += length;
+    extent.length(Axis::text_byte) +=
+        static_cast<int64_t>(prompt.name.size()) + kNameBytes +
+        generated * std::max<int64_t>(static_cast<int64_t>(longest_piece), 1);
+    extent.length(Axis::delta) += generated;
+    extent.length(Axis::keyframe) += keyframes;
+    extent.length(Axis::keyframe_element) += keyframes * generated;
+    extent.length(Axis::prefix_element) += total;
+  }
+  return extent;
+}
+
+/// What is in memory of one sequence's pass: a row being collected and the same on its way to the
+/// file, and what later steps are compared with.
+int64_t recorder_memory(const RecorderOptions& recorder, const DecodeOptions& decode,
+                        const ModelConfig& config) {
+  const TraceMeta& meta = recorder.meta;
+  int64_t bytes = 2 * recorded_row_bytes(meta);
+  if (meta.level < RecordLevel::summary) return bytes;
+  const int64_t block_length = decode.block_length();
+  const auto layers = static_cast<int64_t>(meta.layers.size());
+  // Previous step, up to four reuse sources, step 1's queries: float32 [H, B, D] each; step 1's
+  // probabilities and their logarithms: float32 [B, V] each; step 1's sets.
+  bytes += layers * 7 * config.num_heads * block_length * config.head_dim * 4;
+  bytes += 2 * block_length * config.vocab_size * 4;
+  bytes += layers * static_cast<int64_t>(meta.kv_heads.size()) * meta.set_size * 4;
+  return bytes;
+}
+
 }  // namespace
 
 void add_record_flags(CLI::App& app, RecordFlags& flags) {
@@ -53,7 +115,9 @@ void add_record_flags(CLI::App& app, RecordFlags& flags) {
   app.add_option("--steps", flags.steps, "Recorded denoising steps, from 1 (default: all)");
   app.add_option("--blocks", flags.blocks, "Recorded blocks, absolute, from 0 (default: all)");
   app.add_option("--sequences", flags.sequences, "Recorded prompts, from 0 (default: all)");
-  app.add_option("--set-size", flags.set_size, "k of the top-k sets")->capture_default_str();
+  app.add_option("--set-size", flags.set_size, "k of the top-k sets")
+      ->check(whole_number(1))
+      ->capture_default_str();
   app.add_option("--set-normaliser", flags.set_normaliser,
                  "Keys the set probabilities sum to 1 over: prefix or prefix+block")
       ->capture_default_str();
@@ -80,8 +144,10 @@ RecorderOptions recorder_options(const RecordFlags& flags, const PolicyFlags& po
   meta.layers = indices_or_all(flags.layers, "--layers", config.num_layers);
   meta.heads = indices_or_all(flags.heads, "--heads", config.num_heads);
   meta.kv_heads = kv_heads_of(meta.heads, config);
-  if (flags.set_size < 1) {
-    throw UsageError(fmt::format("--set-size: expected at least 1, got {}", flags.set_size));
+  if (flags.set_size > largest_position_count(config)) {
+    throw UsageError(
+        fmt::format("--set-size: expected at most the {} positions of this model, got {}",
+                    largest_position_count(config), flags.set_size));
   }
   if (flags.set_normaliser != "prefix" && flags.set_normaliser != "prefix+block") {
     throw UsageError(fmt::format("--set-normaliser: expected prefix or prefix+block, got '{}'",
@@ -108,28 +174,8 @@ CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& d
                          const std::vector<RunPrompt>& prompts, int64_t batch_size,
                          const LoadedModel& model) {
   const TraceMeta& meta = recorder.meta;
-  const RowCost row = row_cost(meta);
-  const int64_t block_length = decode.block_length();
   CaptureCost cost;
-  for (const RunPrompt& prompt : prompts) {
-    const int64_t length = static_cast<int64_t>(prompt.request.prompt.size());
-    const int64_t total = cache_positions(length, prompt.request.gen_length, decode);
-    const int64_t steps = decode.autoregressive() ? 1 : decode.unmasking.denoising_steps;
-    for (int64_t block = length / block_length; block < total / block_length; ++block) {
-      for (int64_t step = 1; step <= steps; ++step) {
-        const bool recorded = allows(recorder.filter.steps, step) &&
-                              allows(recorder.filter.blocks, block) &&
-                              allows(recorder.filter.sequences, prompt.request.sequence);
-        cost.file_bytes += static_cast<int64_t>(recorded ? row.recorded : row.filtered);
-      }
-      cost.file_bytes += static_cast<int64_t>(row.filtered);
-    }
-    if (meta.level >= RecordLevel::full) {
-      for (const Field field : {Field::prefix_key, Field::prefix_value}) {
-        cost.file_bytes += total * static_cast<int64_t>(row_bytes(spec_of(field), meta));
-      }
-    }
-  }
+  cost.file_bytes = file_bytes(meta, longest_trace(recorder, decode, prompts));
   const int64_t sequences = std::min<int64_t>(batch_size, static_cast<int64_t>(prompts.size()));
   const ModelConfig& config = model.config;
   for (size_t first = 0; first < prompts.size(); first += static_cast<size_t>(batch_size)) {
@@ -137,14 +183,61 @@ CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& d
     const KvCacheShape shape = cache_shape(config, batch, decode);
     cost.kv_cache_bytes = std::max(cost.kv_cache_bytes, KvCache::size_bytes(shape, model.dtype));
   }
-  if (meta.level >= RecordLevel::summary) {
-    // Previous step, up to four reuse sources, step 1's queries: float32 [H, B, D] each; step 1's
-    // probabilities and their logarithms: float32 [B, V] each.
-    const int64_t per_layer = 7 * config.num_heads * block_length * config.head_dim * 4;
-    cost.recorder_bytes = sequences * (static_cast<int64_t>(meta.layers.size()) * per_layer +
-                                       2 * block_length * config.vocab_size * 4);
-  }
+  cost.recorder_bytes = sequences * recorder_memory(recorder, decode, config);
   return cost;
+}
+
+void check_record_flags(const CLI::App& app, const RecordFlags& flags) {
+  const RecordLevel level = parse_record_level(flags.level);
+  refuse_idle(app, "--layers", level >= RecordLevel::summary, "--record summary or above");
+  refuse_idle(app, "--heads", level >= RecordLevel::summary, "--record summary or above");
+  refuse_idle(app, "--set-size", level >= RecordLevel::sets, "--record sets or above");
+  refuse_idle(app, "--set-normaliser", level >= RecordLevel::sets, "--record sets or above");
+  refuse_idle(app, "--array-type", level >= RecordLevel::outputs, "--record outputs or above");
+}
+
+void check_filter(const RecorderOptions& recorder, const DecodeOptions& decode,
+                  const std::vector<RunPrompt>& prompts) {
+  const auto check = [](const char* flag, const std::set<int64_t>& filter, int64_t last,
+                        const char* what) {
+    if (filter.empty() || *filter.rbegin() <= last) return;
+    throw UsageError(fmt::format("{}: {} is beyond this run, whose last {} is {}", flag,
+                                 *filter.rbegin(), what, last));
+  };
+  int64_t last_block = 0;
+  for (const RunPrompt& prompt : prompts) {
+    const int64_t total = cache_positions(static_cast<int64_t>(prompt.request.prompt.size()),
+                                          prompt.request.gen_length, decode);
+    last_block = std::max(last_block, total / decode.block_length() - 1);
+  }
+  check("--sequences", recorder.filter.sequences, static_cast<int64_t>(prompts.size()) - 1,
+        "sequence");
+  check("--blocks", recorder.filter.blocks, last_block, "block");
+  check("--steps", recorder.filter.steps,
+        decode.autoregressive() ? 1 : decode.unmasking.denoising_steps, "step of a block");
+}
+
+int64_t available_memory() {
+  std::ifstream file("/proc/meminfo");
+  std::string name;
+  int64_t kibibytes = 0;
+  while (file >> name >> kibibytes) {
+    if (name == "MemAvailable:") return kibibytes * 1024;
+    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return 0;
+}
+
+void check_memory(const CaptureCost& cost, uint64_t weights, int64_t available) {
+  const int64_t wanted = cost.kv_cache_bytes + cost.recorder_bytes;
+  if (available <= 0 || wanted <= available) return;
+  throw Error(fmt::format(
+      "capture: the KV cache takes {} and the recorder {} (beside weights of {}), and {} are free. "
+      "HINT: a smaller --batch-size, --gen-length or --set-size, fewer --layers, or "
+      "--no-space-check",
+      format_bytes(static_cast<double>(cost.kv_cache_bytes)),
+      format_bytes(static_cast<double>(cost.recorder_bytes)),
+      format_bytes(static_cast<double>(weights)), format_bytes(static_cast<double>(available))));
 }
 
 void check_free_space(const std::string& path, int64_t bytes) {

@@ -8,8 +8,8 @@
 #include <set>
 #include <utility>
 
-#include "probe/interrupt.h"
-#include "probe/progress.h"
+#include "command_line/interrupt.h"
+#include "command_line/progress.h"
 
 namespace blockscope {
 namespace {

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "command_line/options.h"
 #include "decode_record/error.h"
 #include "kernels/ops.h"
 #include "probe/checkpoint/safetensors.h"
@@ -293,9 +294,6 @@ void print_json(const CheckReport& report, const Reference& reference, const Che
 }
 
 void check(const CheckFlags& flags, const Environment& environment) {
-  if (!(flags.tolerance >= 0.0) || !std::isfinite(flags.tolerance)) {
-    throw UsageError(fmt::format("--tol: expected a finite number >= 0, got {}", flags.tolerance));
-  }
   const LoadedModel model = load_model(flags.model, environment);
   const Reference reference = open_reference(flags.reference, model.config);
   const CheckReport report = compare_logits(model, reference);
@@ -320,6 +318,7 @@ void add_check_command(CLI::App& app, const Environment& environment) {
   command
       ->add_option("--tol", flags->tolerance,
                    "Largest allowed |difference|, as a share of the reference logits' range")
+      ->check(real_number(0.0, kAnyReal))
       ->capture_default_str();
   command->add_flag("--json", flags->json, "Print everything as JSON, position by position");
   command->callback([flags, environment] { check(*flags, environment); });

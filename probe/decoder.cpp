@@ -3,9 +3,13 @@
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
+#include "decode_record/error.h"
 #include "probe/decode_seams.h"
 #include "probe/kv_cache.h"
 #include "probe/stopwatch.h"
@@ -190,6 +194,7 @@ class BatchDecoder {
         predict_tokens(logits, options_.sampling, streams, with_entropy);
     for (size_t i = 0; i < denoising.size(); ++i) {
       const size_t slot = static_cast<size_t>(denoising[i]);
+      check_finite(context.sequences[slot], predictions[i]);
       StepDecision& decision = decisions[slot];
       decision.prediction = std::move(predictions[i]);
       const SequenceState& state = active_[slot];
@@ -206,6 +211,18 @@ class BatchDecoder {
           return decision.prediction.token[static_cast<size_t>(p)] == options_.mask_token_id;
         });
       }
+    }
+  }
+
+  /// A softmax over NaN or +inf decides tokens all the same, and all of them mean nothing.
+  static void check_finite(const SequencePass& pass, const BlockPrediction& prediction) {
+    for (size_t p = 0; p < prediction.top1_confidence.size(); ++p) {
+      if (std::isfinite(prediction.top1_confidence[p])) continue;
+      throw CheckpointError(fmt::format(
+          "sequence {}, block {}, step {}, position {} of the block: expected finite logits, got "
+          "NaN or infinity. HINT: the weights hold such values (a conversion that went wrong), or "
+          "the model overflows its type: try --dtype float32",
+          pass.sequence, pass.block, pass.step, p));
     }
   }
 

@@ -13,10 +13,11 @@
 #include <utility>
 #include <vector>
 
+#include "command_line/interrupt.h"
+#include "command_line/options.h"
+#include "command_line/progress.h"
+#include "decode_record/command_files.h"
 #include "decode_record/error.h"
-#include "decode_record/output_file.h"
-#include "probe/interrupt.h"
-#include "probe/progress.h"
 #include "probe/run_flags.h"
 #include "probe/run_prompts.h"
 #include "probe/text/prompts.h"
@@ -26,6 +27,8 @@ namespace blockscope {
 namespace {
 
 constexpr size_t kDepthBins = 5;
+constexpr uint64_t kLongestContext = uint64_t{1} << 20U;
+constexpr uint64_t kMostPrompts = 1'000'000;
 
 struct EvalFlags {
   ModelFlags model;
@@ -97,7 +100,7 @@ EvalReport evaluate_model(const EvalFlags& flags, ModelFlags model_flags,
     throw CheckpointError(fmt::format("{}: expected tokenizer.json, got none", model_flags.model));
   }
   const DecodeOptions decode = decode_options(flags.decoding, model.config);
-  const std::unique_ptr<AttentionPolicy> policy = make_policy(flags.policy, model);
+  const ChosenPolicy policy = choose_policy(flags.policy, model);
   EvalReport report;
   report.model = model_flags.model;
   Progress progress(flags.quiet);
@@ -116,7 +119,7 @@ EvalReport evaluate_model(const EvalFlags& flags, ModelFlags model_flags,
     DecodeCallbacks callbacks;
     callbacks.interrupted = [] { return InterruptGuard::signal() != 0; };
     const std::vector<DecodeOutcome> outcomes =
-        decode_batch(*model.model, *policy, decode, requests, next_pass, callbacks);
+        decode_batch(*model.model, *policy.policy, decode, requests, next_pass, callbacks);
     InterruptGuard::check();
     for (const DecodeOutcome& outcome : outcomes) {
       const TaskPrompt& prompt = prompts[static_cast<size_t>(outcome.sequence)];
@@ -201,23 +204,23 @@ nlohmann::json to_json(const EvalReport& report) {
   return json;
 }
 
-void check_flags(const EvalFlags& flags) {
+void check_flags(const CLI::App& command, const EvalFlags& flags) {
+  check_decoding_flags(command, flags.decoding);
+  check_policy_flags(command, flags.policy);
+  refuse_idle(command, "--force", !flags.json_path.empty(), "--json");
   for (const std::string& name : flags.tasks) task_from_name(name);
-  for (const int64_t context : flags.contexts) {
-    if (context < 64) {
-      throw UsageError(fmt::format("--contexts: expected at least 64 tokens, got {}", context));
-    }
-  }
-  if (flags.per_cell < 1) {
-    throw UsageError(fmt::format("--per-cell: expected at least 1, got {}", flags.per_cell));
-  }
 }
 
 void run_eval(const EvalFlags& flags, const Environment& environment) {
-  check_flags(flags);
   const InterruptGuard guard;  // before the output: a signal must not leave one behind
   std::optional<OutputFile> output;
-  if (!flags.json_path.empty()) output.emplace(flags.json_path, flags.force);
+  CommandFiles files;
+  files.reads(flags.policy.reuse_file);
+  for (const std::string& model : {flags.model.model, flags.backbone}) {
+    if (model.empty()) continue;
+    files.reads_folder(resolve_model(model, flags.model.revision, environment.hub).folder);
+  }
+  if (!flags.json_path.empty()) output = files.open(flags.json_path, flags.force);
   const std::vector<TaskPrompt> prompts = make_prompts(flags);
   std::vector<EvalReport> reports;
   reports.push_back(evaluate_model(flags, flags.model, prompts, environment));
@@ -254,16 +257,22 @@ void add_eval_command(CLI::App& app, const Environment& environment) {
       ->capture_default_str();
   command->add_option("--contexts", flags->contexts, "Context lengths in tokens")
       ->delimiter(',')
+      ->check(whole_number(64, kLongestContext))
       ->capture_default_str();
   command->add_option("--per-cell", flags->per_cell, "Prompts per task and context length")
+      ->check(whole_number(1, kMostPrompts))
       ->capture_default_str();
   command->add_option("--task-seed", flags->task_seed, "Seed of the prompts")
+      ->check(whole_number(0, std::numeric_limits<uint64_t>::max()))
       ->capture_default_str();
   command->add_option("--backbone", flags->backbone, "Also score this autoregressive checkpoint");
   command->add_option("--json", flags->json_path, "Write the numbers to this file");
   command->add_flag("--force", flags->force, "Replace an existing output");
   command->add_flag("-q,--quiet", flags->quiet, "No progress");
-  command->callback([flags, environment] { run_eval(*flags, environment); });
+  command->callback([flags, command, environment] {
+    check_flags(*command, *flags);
+    run_eval(*flags, environment);
+  });
 }
 
 }  // namespace blockscope

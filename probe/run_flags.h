@@ -17,7 +17,8 @@ namespace blockscope {
 struct ModelFlags {
   std::string model;  // folder or hub id
   std::string revision = "main";
-  std::string dtype = "auto";  // auto | float32 | bfloat16 | float16
+  std::string dtype = "auto";                   // auto | float32 | bfloat16 | float16
+  const CLI::Option* asked_revision = nullptr;  // to tell a given one from the default
   ModelOverrides overrides;
   int threads = 0;  // 0: all cores
 };
@@ -50,6 +51,8 @@ struct DecodingFlags {
   int64_t batch_size = 1;
 };
 void add_decoding_flags(CLI::App& app, DecodingFlags& flags);
+/// Throws UsageError for an option that the strategy or greedy decoding would ignore.
+void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags);
 
 /// Block by block when the model has a mask id and a block length, else autoregressive.
 /// Throws UsageError / CheckpointError.
@@ -57,11 +60,20 @@ DecodeOptions decode_options(const DecodingFlags& flags, const ModelConfig& conf
 
 struct PolicyFlags {
   std::string policy = "exact";
-  int64_t tau = 2;
+  std::optional<int64_t> tau;  // unset: see reuse_tau
   std::string reuse_file;
   bool shadow = false;
 };
 void add_policy_flags(CLI::App& app, PolicyFlags& flags);
-std::unique_ptr<AttentionPolicy> make_policy(const PolicyFlags& flags, const LoadedModel& model);
+/// Throws UsageError for an unknown policy, and for an option that the policy would ignore.
+void check_policy_flags(const CLI::App& app, const PolicyFlags& flags);
+
+struct ChosenPolicy {
+  std::unique_ptr<AttentionPolicy> policy;
+  std::optional<int64_t> tau;  // flashblock: what it reuses by
+  std::string reuse_digest;    // sha256 of what the calibration file says; empty without one
+};
+/// Throws what read_reuse_file throws.
+ChosenPolicy choose_policy(const PolicyFlags& flags, const LoadedModel& model);
 
 }  // namespace blockscope

@@ -8,6 +8,9 @@
 #include <sstream>
 #include <utility>
 
+#include "command_line/options.h"
+#include "command_line/printable.h"
+#include "command_line/standard_streams.h"
 #include "decode_record/error.h"
 #include "probe/text/prompts.h"
 
@@ -71,9 +74,17 @@ void add_prompt_flags(CLI::App& app, PromptFlags& flags) {
                  "edit_similarity")
       ->capture_default_str();
   app.add_option("--limit", flags.limit, "Only the first n prompts (0: all)")
+      ->check(whole_number(0))
       ->capture_default_str();
   app.add_flag("--chat", flags.chat, "Put --prompt texts into the checkpoint's chat template");
   app.add_flag("--no-thinking", flags.no_thinking, "Chat templates with a thinking switch: off");
+}
+
+void check_prompt_flags(const CLI::App& app, const PromptFlags& flags) {
+  refuse_idle(app, "--metric", !flags.file.empty(), "--prompts, whose lines can have answers");
+  refuse_idle(app, "--chat", !flags.prompts.empty(),
+              "--prompt (lines of --prompts say \"messages\")");
+  refuse_idle(app, "--no-thinking", flags.chat || !flags.file.empty(), "--chat or --prompts");
 }
 
 std::vector<DecodeRequest> batch_requests(const std::vector<RunPrompt>& prompts, size_t first,
@@ -98,7 +109,7 @@ std::vector<RunPrompt> load_prompts(const PromptFlags& flags, const LoadedModel&
         fmt::format("--metric: expected one of {}, got '{}'", metric_names(), flags.metric));
   }
   const PromptSet set = gather(flags);
-  for (const std::string& warning : set.warnings) fmt::print(stderr, "note: {}\n", warning);
+  for (const std::string& warning : set.warnings) note("note: {}\n", printable(warning));
   const bool needs_chat = std::any_of(set.prompts.begin(), set.prompts.end(), [](const Prompt& p) {
     return std::holds_alternative<std::vector<ChatMessage>>(p.input);
   });

@@ -26,6 +26,8 @@ struct PromptFlags {
   bool no_thinking = false;
 };
 void add_prompt_flags(CLI::App& app, PromptFlags& flags);
+/// Throws UsageError for an option that the given prompts would ignore.
+void check_prompt_flags(const CLI::App& app, const PromptFlags& flags);
 
 struct RunPrompt {
   std::string name;

@@ -19,6 +19,18 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31U);
 }
 
+/// Logits over the temperature, as the official sampler divides them; where two different ones
+/// would both become infinite, their distances from the largest are divided instead.
+at::Tensor divided(const at::Tensor& rows, double temperature) {
+  constexpr double kSmall = 1e-6;
+  if (temperature >= kSmall) return rows / temperature;
+  return (rows - rows.amax(-1, /*keepdim=*/true))
+      .to(at::kDouble)
+      .div(temperature)
+      .clamp_min(static_cast<double>(std::numeric_limits<float>::lowest()))
+      .to(at::kFloat);
+}
+
 /// Sets every logit outside top-k and top-p to -inf; logits [rows, V] float32.
 at::Tensor filter_logits(at::Tensor logits, const SamplingOptions& options) {
   constexpr double kMinusInf = -std::numeric_limits<double>::infinity();
@@ -105,7 +117,9 @@ std::vector<BlockPrediction> predict_tokens(const at::Tensor& logits,
   // Before the temperature: a division may round two logits to the same number.
   const at::Tensor top1 = rows.argmax(-1);
   const bool greedy = options.temperature == 0.0 || options.top_k == 1;
-  if (options.temperature != 0.0 && options.temperature != 1.0) rows = rows / options.temperature;
+  if (options.temperature != 0.0 && options.temperature != 1.0) {
+    rows = divided(rows, options.temperature);
+  }
   const at::Tensor probs = at::softmax(rows, -1);
   const at::Tensor tokens = greedy ? top1 : draw_tokens(rows, options, streams, block_length);
   const at::Tensor confidence = probs.gather(-1, tokens.unsqueeze(-1)).contiguous();

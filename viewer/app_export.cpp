@@ -54,11 +54,13 @@ void App::save_export(const Image* image) {
       const ImVec2 scale = ImGui::GetIO().DisplayFramebufferScale;
       const Image part = cropped(*image, wanted.panel->left * scale.x, wanted.panel->top * scale.y,
                                  wanted.panel->width * scale.x, wanted.panel->height * scale.y);
-      write_png(wanted.path, part.width, part.height, part.rgba, wanted.replace);
+      OutputFile file = model_.files().open(wanted.path, wanted.replace);
+      write_png(file, part.width, part.height, part.rgba);
+      file.commit();
     } else {
       const auto rows = table(panel_key(*wanted.panel));
       if (!rows) throw Error("The panel shows no numbers yet.");
-      OutputFile file(wanted.path, wanted.replace);
+      OutputFile file = model_.files().open(wanted.path, wanted.replace);
       file.write(rows->text());
       file.commit();
     }

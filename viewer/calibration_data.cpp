@@ -101,11 +101,7 @@ void cancel_calibration(ViewModel& model) { model.data().forget(kSlot); }
 
 void save_calibration(const ViewModel& model, CalibrationEdit& edit, const std::string& path,
                       bool replace) {
-  std::error_code ignored;
-  for (const OpenDocument& document : model.documents()) {
-    if (!std::filesystem::equivalent(document.path, path, ignored)) continue;
-    throw UsageError(fmt::format("{}: is one of the traces. HINT: another name", path));
-  }
+  model.files().reserve(path, replace);
   edit.save(path, replace);
 }
 

@@ -11,9 +11,7 @@
 
 namespace blockscope {
 
-void write_png(const std::string& path, int width, int height, std::span<const std::uint32_t> rgba,
-               bool replace) {
-  OutputFile file(path, replace);
+void write_png(const OutputFile& file, int width, int height, std::span<const std::uint32_t> rgba) {
   png_image image{};
   image.version = PNG_IMAGE_VERSION;
   image.width = static_cast<png_uint_32>(width);
@@ -21,10 +19,9 @@ void write_png(const std::string& path, int width, int height, std::span<const s
   image.format = PNG_FORMAT_RGBA;
   if (png_image_write_to_file(&image, file.temporary().c_str(), 0, rgba.data(), 0, nullptr) == 0) {
     const std::string reason = errno != 0 ? std::strerror(errno) : image.message;
-    throw Error(fmt::format("{}: can't write the picture: {}. HINT: choose a writable folder", path,
-                            reason));
+    throw Error(fmt::format("{}: can't write the picture: {}. HINT: choose a writable folder",
+                            file.path(), reason));
   }
-  file.commit();
 }
 
 }  // namespace blockscope

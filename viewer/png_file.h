@@ -1,15 +1,15 @@
-// Writes a picture, atomically: a failed write leaves nothing under the final name.
+// Writes a picture.
 #pragma once
 
 #include <cstdint>
 #include <span>
-#include <string>
+
+#include "decode_record/output_file.h"
 
 namespace blockscope {
 
-/// RGBA8 rows from the top. Throws Error naming the path when it can't be written, UsageError when
-/// it exists and `replace` is false.
-void write_png(const std::string& path, int width, int height, std::span<const std::uint32_t> rgba,
-               bool replace);
+/// RGBA8 rows from the top, into a file that the caller commits. Throws Error naming the path when
+/// it can't be written.
+void write_png(const OutputFile& file, int width, int height, std::span<const std::uint32_t> rgba);
 
 }  // namespace blockscope

@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <memory>
 
+#include "command_line/options.h"
+#include "decode_record/command_files.h"
 #include "decode_record/error.h"
 #include "decode_record/output_file.h"
 #include "viewer/app.h"
@@ -34,13 +36,25 @@ struct ViewFlags {
   std::size_t cache_mib = 0;
 };
 
+void write_table(const ViewFlags& flags, App& app, OutputFile& output) {
+  const auto table = app.table(flags.panels.front());
+  if (!table) {
+    throw Error(
+        fmt::format("--csv: panel {} shows no numbers of this trace. HINT: --screenshot shows why",
+                    flags.panels.front()));
+  }
+  output.write(table->text());
+}
+
 void run_view(const ViewFlags& flags, const std::string& config_folder) {
   const bool picture = !flags.screenshot.empty() || !flags.csv.empty();
-  for (const std::string* path : {&flags.screenshot, &flags.csv}) {
-    if (!path->empty() && std::filesystem::exists(*path) && !flags.force) {
-      throw UsageError(fmt::format("{}: exists. HINT: --force replaces it", *path));
-    }
-  }
+  CommandFiles files;
+  for (const std::string& trace : flags.traces) files.reads_trace(trace);
+  files.reads(flags.reuse);
+  std::optional<OutputFile> screenshot;
+  std::optional<OutputFile> csv;
+  if (!flags.screenshot.empty()) screenshot = files.open(flags.screenshot, flags.force);
+  if (!flags.csv.empty()) csv = files.open(flags.csv, flags.force);
   if (picture && flags.traces.empty()) throw UsageError("--screenshot, --csv: which trace?");
   if (!flags.csv.empty() && flags.panels.size() != 1) {
     throw UsageError(fmt::format("--csv: of which panel? HINT: --panel with one of {}",
@@ -68,19 +82,12 @@ void run_view(const ViewFlags& flags, const std::string& config_folder) {
   App app(options);
   if (!picture) return app.run();
   const Image image = app.picture(flags.patience);
-  if (!flags.screenshot.empty()) {
-    write_png(flags.screenshot, image.width, image.height, image.rgba, flags.force);
+  if (csv) write_table(flags, app, *csv);
+  if (screenshot) {
+    write_png(*screenshot, image.width, image.height, image.rgba);
+    screenshot->commit();
   }
-  if (flags.csv.empty()) return;
-  const auto table = app.table(flags.panels.front());
-  if (!table) {
-    throw Error(
-        fmt::format("--csv: panel {} shows no numbers of this trace. HINT: --screenshot shows why",
-                    flags.panels.front()));
-  }
-  OutputFile file(flags.csv, flags.force);
-  file.write(table->text());
-  file.commit();
+  if (csv) csv->commit();
 }
 
 }  // namespace
@@ -109,20 +116,30 @@ void add_view_command(CLI::App& app, const std::string& config_folder) {
   command->add_flag("--dark", flags->dark, "Dark instead of light")->excludes(light);
   command->add_flag("--force", flags->force, "Replace existing files");
   command->add_option("--width", flags->width, "Of the window in pixels")
-      ->check(CLI::Range(320, 16384));
+      ->check(whole_number(320, 16384))
+      ->capture_default_str();
   command->add_option("--height", flags->height, "Of the window in pixels")
-      ->check(CLI::Range(240, 16384));
+      ->check(whole_number(240, 16384))
+      ->capture_default_str();
   command->add_option("--scale", flags->scale, "Of texts; default: the monitor's")
-      ->check(CLI::Range(0.5, 8.0));
-  command->add_option("--patience", flags->patience, "Seconds to wait for a picture's data");
+      ->check(real_number(0.5, 8.0));
+  command->add_option("--patience", flags->patience, "Seconds to wait for a picture's data")
+      ->check(real_number(0.0, kAnyReal, false))
+      ->capture_default_str();
   command->add_option("--cache", flags->cache_mib, "MiB of results to keep")
-      ->check(CLI::Range(16, 65536));
+      ->check(whole_number(16, 65536));
   command->footer(
       "Examples:\n  blockscope view run.h5\n"
       "  xvfb-run -a blockscope view run.h5 --screenshot fig1.png --panel heatmap "
       "--select layer=3,step=4 --width 1280 --height 800\n"
       "  xvfb-run -a blockscope view dense.h5 reuse.h5 --panel compare --csv difference.csv");
-  command->callback([flags, config_folder] { run_view(*flags, config_folder); });
+  command->callback([flags, command, config_folder] {
+    refuse_idle(*command, "--patience", !flags->screenshot.empty() || !flags->csv.empty(),
+                "--screenshot or --csv");
+    refuse_idle(*command, "--force", !flags->screenshot.empty() || !flags->csv.empty(),
+                "--screenshot or --csv");
+    run_view(*flags, config_folder);
+  });
 }
 
 }  // namespace blockscope

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "decode_record/command_files.h"
 #include "viewer/data_service.h"
 #include "viewer/file_watch.h"
 #include "viewer/queries.h"
@@ -55,6 +56,8 @@ class ViewModel {
   void update();
 
   const std::vector<OpenDocument>& documents() const { return documents_; }
+  /// What is open, and so no place for an export.
+  CommandFiles files() const;
   /// The active trace's overview; nullptr while there is none.
   const Overview* overview() const;
   const BlockSteps* block() const;

@@ -23,6 +23,12 @@ FileFault ViewModel::look_at(const TraceReader& trace, std::optional<FileMark>& 
   return fault;
 }
 
+CommandFiles ViewModel::files() const {
+  CommandFiles files;
+  for (const OpenDocument& document : documents_) files.reads_trace(document.path);
+  return files;
+}
+
 ViewModel::ViewModel(std::size_t budget_bytes) : data_(budget_bytes) {
   // Twice a second: rows written since, and files that vanished or changed.
   data_.set_idle([mailbox = mailbox_, watched = watched_](OpenTraces& traces) {

@@ -87,8 +87,7 @@ fs::path hub_cache_directory(const HubEnvironment& environment) {
 
 ResolvedModel resolve_model(const std::string& id_or_path, const std::string& revision,
                             const HubEnvironment& environment) {
-  if (id_or_path.empty())
-    throw CheckpointError("--model: expected a folder or a model id, got \"\"");
+  if (id_or_path.empty()) throw CheckpointError("model: expected a folder or a model id, got \"\"");
   const fs::path as_path = expand_home(id_or_path, environment.home);
   if (directory_exists(as_path)) {
     ResolvedModel model{as_path, id_or_path, "", ""};
@@ -99,7 +98,7 @@ ResolvedModel resolve_model(const std::string& id_or_path, const std::string& re
   }
   if (!is_model_id(id_or_path)) {
     throw CheckpointError(
-        fmt::format("--model {}: no such folder, and not a model id (name or organisation/name). "
+        fmt::format("model {}: no such folder, and not a model id (name or organisation/name). "
                     "HINT: give the "
                     "folder that holds config.json",
                     id_or_path));
@@ -112,7 +111,7 @@ ResolvedModel resolve_model(const std::string& id_or_path, const std::string& re
   const fs::path cache = hub_cache_directory(environment);
   if (cache.empty()) {
     throw CheckpointError(
-        fmt::format("--model {}: no such folder, and no hub cache to look in. HINT: set HF_HOME or "
+        fmt::format("model {}: no such folder, and no hub cache to look in. HINT: set HF_HOME or "
                     "HF_HUB_CACHE",
                     id_or_path));
   }
@@ -124,7 +123,7 @@ ResolvedModel resolve_model(const std::string& id_or_path, const std::string& re
   const bool safe = is_revision(snapshot) && snapshot.find('/') == std::string::npos;
   if (safe && directory_exists(folder)) return {folder, id_or_path, wanted, snapshot};
   throw CheckpointError(
-      fmt::format("--model {}: expected a folder or a snapshot of revision \"{}\" in the local hub "
+      fmt::format("model {}: expected a folder or a snapshot of revision \"{}\" in the local hub "
                   "cache, found "
                   "neither. Looked in: {}, {}, {}. HINT: nothing is downloaded; fetch it with `hf "
                   "download {}`, "

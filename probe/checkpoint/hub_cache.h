@@ -1,4 +1,4 @@
-// From what the user typed after `--model` to a folder: an existing directory, or a model id looked
+// From what the user typed as the model to a folder: an existing directory, or a model id looked
 // up in the local Hugging Face hub cache exactly as `transformers` does offline. Nothing is
 // downloaded.
 #pragma once

@@ -263,10 +263,10 @@ ModelConfig load_model_config(const std::filesystem::path& folder,
   texts.folder = folder.string();
   const auto config = read_file(folder / "config.json");
   if (!config) {
-    throw CheckpointError(fmt::format(
-        "{}: expected config.json in the checkpoint folder, got nothing. HINT: --model takes a "
-        "folder in the Hugging Face layout or a model id of the local hub cache",
-        folder.string()));
+    throw CheckpointError(
+        fmt::format("{}: expected config.json in the checkpoint folder, got nothing. HINT: give a "
+                    "folder in the Hugging Face layout or a model id of the local hub cache",
+                    folder.string()));
   }
   texts.config = *config;
   texts.generation_config = read_file(folder / "generation_config.json");

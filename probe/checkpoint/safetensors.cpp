@@ -28,12 +28,14 @@ namespace {
 class SafetensorsFile::Mapping {
  public:
   explicit Mapping(const std::filesystem::path& path) {
-    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    // Without O_NONBLOCK a pipe of this name would wait for its writer.
+    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0) fail_system(path, "cannot be opened");
     struct stat status {};
     if (::fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
       ::close(descriptor);
-      throw CheckpointError(fmt::format("{}: expected a regular file", path.string()));
+      throw CheckpointError(
+          fmt::format("{}: expected a regular file, got a folder, pipe or device", path.string()));
     }
     size_ = static_cast<std::size_t>(status.st_size);
     if (size_ > 0) address_ = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor, 0);

@@ -4,19 +4,28 @@
 
 namespace blockscope {
 
+namespace {
+
+/// Prompt `i` of `spec`, whose tasks are named.
+TaskPrompt prompt_at(const PromptsSpec& spec, const std::vector<Task>& tasks, std::size_t i) {
+  const std::size_t turn = i / tasks.size();
+  return make_prompt(tasks[i % tasks.size()], spec.contexts[turn % spec.contexts.size()],
+                     spec.split, spec.seed, turn / spec.contexts.size());
+}
+
+std::vector<Task> tasks_of(const PromptsSpec& spec) {
+  if (!spec.tasks.empty()) return spec.tasks;
+  std::vector<Task> tasks;
+  for (std::size_t all = 0; all < kNumTasks; ++all) tasks.push_back(static_cast<Task>(all));
+  return tasks;
+}
+
+}  // namespace
+
 std::vector<TaskPrompt> make_prompts(const PromptsSpec& spec) {
-  std::vector<Task> tasks = spec.tasks;
-  if (tasks.empty()) {
-    for (std::size_t all = 0; all < kNumTasks; ++all) tasks.push_back(static_cast<Task>(all));
-  }
+  const std::vector<Task> tasks = tasks_of(spec);
   std::vector<TaskPrompt> prompts;
-  for (std::size_t i = 0; i < spec.count; ++i) {
-    const Task task = tasks[i % tasks.size()];
-    const std::size_t turn = i / tasks.size();
-    const std::size_t context = spec.contexts[turn % spec.contexts.size()];
-    prompts.push_back(
-        make_prompt(task, context, spec.split, spec.seed, turn / spec.contexts.size()));
-  }
+  for (std::size_t i = 0; i < spec.count; ++i) prompts.push_back(prompt_at(spec, tasks, i));
   return prompts;
 }
 
@@ -33,7 +42,10 @@ std::string prompt_json(const TaskPrompt& prompt) {
 }
 
 void write_prompts(const PromptsSpec& spec, std::ostream& out) {
-  for (const TaskPrompt& prompt : make_prompts(spec)) out << prompt_json(prompt) << '\n';
+  const std::vector<Task> tasks = tasks_of(spec);
+  for (std::size_t i = 0; i < spec.count && out; ++i) {
+    out << prompt_json(prompt_at(spec, tasks, i)) << '\n';
+  }
 }
 
 }  // namespace blockscope

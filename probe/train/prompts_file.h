@@ -21,6 +21,7 @@ struct PromptsSpec {
 
 std::vector<TaskPrompt> make_prompts(const PromptsSpec& spec);
 std::string prompt_json(const TaskPrompt& prompt);
+/// One at a time; stops when `out` takes no more.
 void write_prompts(const PromptsSpec& spec, std::ostream& out);
 
 }  // namespace blockscope

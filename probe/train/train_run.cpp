@@ -1,12 +1,17 @@
 #include "probe/train/train_run.h"
 
+#include <fmt/format.h>
+#include <unistd.h>
+
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <fstream>
+#include <utility>
+#include <vector>
 
+#include "command_line/interrupt.h"
+#include "decode_record/command_files.h"
 #include "decode_record/error.h"
 #include "probe/train/evaluation.h"
 
@@ -15,29 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
-
-std::atomic<bool> stop_requested{false};
-static_assert(std::atomic<bool>::is_always_lock_free, "set in a signal handler");
-
-extern "C" void request_stop(int) { stop_requested = true; }
-
-/// SIGINT and SIGTERM finish the current step while this lives.
-class StopSignals {
- public:
-  StopSignals()
-      : interrupt_(std::signal(SIGINT, request_stop)),
-        terminate_(std::signal(SIGTERM, request_stop)) {}
-  StopSignals(const StopSignals&) = delete;
-  StopSignals& operator=(const StopSignals&) = delete;
-  ~StopSignals() {
-    std::signal(SIGINT, interrupt_);
-    std::signal(SIGTERM, terminate_);
-  }
-
- private:
-  using Handler = void (*)(int);
-  Handler interrupt_, terminate_;
-};
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -51,17 +33,20 @@ double share(std::int64_t right, std::int64_t asked) {
 class CsvLog {
  public:
   CsvLog(const fs::path& path, std::int64_t first_step) : path_(path) {
-    std::string kept;
+    std::string kept =
+        "step,context,block,tokens,loss,answer_loss,learning_rate,gradient_norm,seconds";
+    for (const char* task : kTaskNames) kept += std::string(",") + task;
+    kept += '\n';
     if (first_step > 0) {
       std::ifstream old(path);
       std::string line;
       std::getline(old, line);
       for (std::int64_t i = 0; i < first_step && std::getline(old, line); ++i) kept += line + "\n";
     }
-    file_.open(path, std::ios::trunc);
-    file_ << "step,context,block,tokens,loss,answer_loss,learning_rate,gradient_norm,seconds";
-    for (const char* task : kTaskNames) file_ << ',' << task;
-    file_ << '\n' << kept;
+    OutputFile renewed(path.string(), true);  // a kill must not cost the lines before
+    renewed.write(kept);
+    renewed.commit();
+    file_.open(path, std::ios::app);
   }
 
   void write(const StepReport& report, double seconds) {
@@ -145,7 +130,72 @@ void print_evaluation(const Trainer& trainer, const TrainRunOptions& options) {
   }
 }
 
-/// False when it was stopped before its last step.
+/// The stages of a run in this order, with the folder each one's checkpoint goes to.
+std::vector<std::pair<TrainStage, fs::path>> stages_of(const TrainRunOptions& options) {
+  std::vector<std::pair<TrainStage, fs::path>> stages;
+  if (options.backbone) stages.emplace_back(TrainStage::kBackbone, options.out / "backbone");
+  if (options.diffusion) stages.emplace_back(TrainStage::kDiffusion, options.out);
+  return stages;
+}
+
+fs::path state_file(const TrainRunOptions& options, TrainStage stage) {
+  return options.work / (std::string(train_stage_name(stage)) + ".safetensors");
+}
+
+/// Beside a stage's state: the checkpoint folder that this run writes, and so may write again.
+fs::path owner_file(const TrainRunOptions& options, TrainStage stage) {
+  return options.work / (std::string(train_stage_name(stage)) + ".out");
+}
+
+std::string first_line(const fs::path& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+/// A folder that can be made or written, told before the first step instead of after the last.
+void check_folder(const fs::path& folder, const char* flag) {
+  std::error_code error;
+  fs::path there = fs::absolute(folder, error);
+  while (!fs::exists(there, error) && there.has_relative_path()) there = there.parent_path();
+  if (fs::is_directory(there, error) && ::access(there.c_str(), W_OK) == 0) return;
+  throw UsageError(fmt::format(
+      "{}: {}: expected a folder that can be written, got {}. HINT: name "
+      "another one",
+      flag, folder.string(), fs::is_directory(there, error) ? "one that can't" : "a file"));
+}
+
+void check_outputs(const TrainRunOptions& options) {
+  check_folder(options.out, "--out");
+  check_folder(options.work, "--work");
+  CommandFiles files;
+  if (!options.init.empty()) files.reads_folder(options.init.string());
+  std::error_code error;
+  const bool shares_tokenizer = fs::equivalent(options.out, options.tokenizer, error);
+  if (!shares_tokenizer) {
+    for (const char* name : kTokenizerFiles) files.reads((options.tokenizer / name).string());
+  }
+  bool state = false;
+  for (const auto& [stage, folder] : stages_of(options)) {
+    const bool resumed = options.resume && fs::exists(state_file(options, stage));
+    state = state || resumed;
+    const bool own =
+        resumed && first_line(owner_file(options, stage)) == fs::absolute(folder).string();
+    for (const char* name : kCheckpointFiles) {
+      files.reserve((folder / name).string(), options.force || own);
+    }
+    files.reserve(state_file(options, stage).string(), options.force || resumed);
+  }
+  if (options.resume && !state) {
+    throw UsageError(fmt::format(
+        "--resume: {}: expected the state of a run, got none. HINT: name its --work and --stage, "
+        "or leave out --resume to begin",
+        options.work.string()));
+  }
+}
+
+/// False when --minutes ended it before its last step.
 bool run_stage(const TrainRunOptions& options, TrainStage stage, const fs::path& init,
                Clock::time_point start) {
   const bool diffusion = stage == TrainStage::kDiffusion;
@@ -160,7 +210,8 @@ bool run_stage(const TrainRunOptions& options, TrainStage stage, const fs::path&
   }
   Trainer trainer(options.model, train,
                   load_task_tokens((options.tokenizer / "tokenizer.json").string()));
-  const fs::path state = options.work / (std::string(train_stage_name(stage)) + ".safetensors");
+  const fs::path state = state_file(options, stage);
+  const fs::path folder = diffusion ? options.out : options.out / "backbone";
   if (options.resume && fs::exists(state)) {
     trainer.load_state(state);
     std::printf("%s: resumed %s at step %lld\n", train_stage_name(stage), state.c_str(),
@@ -174,13 +225,16 @@ bool run_stage(const TrainRunOptions& options, TrainStage stage, const fs::path&
   } else {
     trainer.initialise();
   }
+  OutputFile owner(owner_file(options, stage).string(), true);
+  owner.write(fs::absolute(folder).string() + "\n");
+  owner.commit();
   CsvLog log(options.work / (std::string(train_stage_name(stage)) + ".csv"), trainer.steps_done());
   Progress progress;
   Clock::time_point line_start = Clock::now();
   const auto out_of_time = [&] {
     return options.minutes > 0.0 && seconds_since(start) > options.minutes * 60.0;
   };
-  while (trainer.steps_done() < train.steps && !stop_requested && !out_of_time()) {
+  while (trainer.steps_done() < train.steps && InterruptGuard::signal() == 0 && !out_of_time()) {
     const Clock::time_point step_start = Clock::now();
     const StepReport report = trainer.step();
     log.write(report, seconds_since(step_start));
@@ -199,13 +253,17 @@ bool run_stage(const TrainRunOptions& options, TrainStage stage, const fs::path&
   }
   trainer.save_state(state);
   const bool finished = trainer.steps_done() >= train.steps;
+  if (!finished && InterruptGuard::signal() != 0) {
+    InterruptGuard::check(fmt::format("{}: step {}, saved {}. HINT: --resume goes on",
+                                      train_stage_name(stage), trainer.steps_done(),
+                                      state.string()));
+  }
   if (!finished) {
     std::printf("%s: stopped at step %lld, saved %s. HINT: --resume goes on\n",
                 train_stage_name(stage), static_cast<long long>(trainer.steps_done()),
                 state.c_str());
     return false;
   }
-  const fs::path folder = diffusion ? options.out : options.out / "backbone";
   trainer.export_checkpoint(folder, options.tokenizer);
   std::printf("%s: %lld steps, %.2fM tokens, written to %s\n", train_stage_name(stage),
               static_cast<long long>(trainer.steps_done()),
@@ -233,17 +291,15 @@ ModelConfig needle_model_config() {
   return config;
 }
 
-bool run_training(const TrainRunOptions& options) {
-  stop_requested = false;
-  const StopSignals signals;
+void run_training(const TrainRunOptions& options) {
+  const InterruptGuard signals;
   const Clock::time_point start = Clock::now();
+  check_outputs(options);
   fs::create_directories(options.work);
-  if (options.backbone && !run_stage(options, TrainStage::kBackbone, options.init, start)) {
-    return false;
-  }
-  if (!options.diffusion) return true;
+  if (options.backbone && !run_stage(options, TrainStage::kBackbone, options.init, start)) return;
+  if (!options.diffusion) return;
   const fs::path init = options.backbone ? options.out / "backbone" : options.init;
-  return run_stage(options, TrainStage::kDiffusion, init, start);
+  run_stage(options, TrainStage::kDiffusion, init, start);
 }
 
 }  // namespace blockscope

@@ -18,11 +18,12 @@ struct TrainRunOptions {
   std::int64_t diffusion_steps = 1100;
   double diffusion_learning_rate = 1.5e-3;
   double diffusion_advance_below = 0.5;               // all-mask blocks keep the mean loss higher
-  std::filesystem::path out = "models/needle";        // the backbone goes to out/backbone
+  std::filesystem::path out;                          // the backbone goes to out/backbone
   std::filesystem::path tokenizer = "models/needle";  // folder with tokenizer.json
   std::filesystem::path work = "build/training";      // states and logs
   std::filesystem::path init;                         // starting weights of the first stage
   bool resume = false;
+  bool force = false;             // replace checkpoints and states of other runs
   double minutes = 0.0;           // stop and save after this long; 0: no limit
   std::int64_t save_every = 200;  // steps
   std::int64_t report_every = 20;
@@ -33,8 +34,10 @@ struct TrainRunOptions {
 /// Small shapes with head_dim != hidden / heads and 3 query heads per KV head: 2.2M parameters.
 ModelConfig needle_model_config();
 
-/// Returns true when every stage reached its last step, false when it was stopped by a signal or
-/// --minutes (the state is saved, --resume goes on).
-bool run_training(const TrainRunOptions& options);
+/// Returns when every stage reached its last step, or --minutes are over and the state is saved.
+/// Checks every output before the first step: throws UsageError when a checkpoint or state of
+/// another run would be replaced without `force`, and when there is no state to resume. Throws
+/// InterruptedError after a signal, with the state saved; --resume goes on.
+void run_training(const TrainRunOptions& options);
 
 }  // namespace blockscope

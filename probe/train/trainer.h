@@ -100,6 +100,13 @@ class Trainer {
   std::deque<double> recent_;  // answer losses of the current level's batches, at most 40
 };
 
+/// What export_checkpoint writes into its folder.
+inline constexpr std::array<const char*, 3> kCheckpointFiles{"model.safetensors", "config.json",
+                                                             "generation_config.json"};
+/// And copies there, unless they are there already.
+inline constexpr std::array<const char*, 3> kTokenizerFiles{
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"};
+
 /// A document of a training batch at a curriculum level.
 DocumentSpec training_spec(int level, TaskRandom& random);
 /// A document of a drill batch: at most 64 words, and mostly sums and sorting, which do not depend

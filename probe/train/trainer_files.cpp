@@ -3,10 +3,10 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "decode_record/error.h"
+#include "decode_record/output_file.h"
 #include "probe/checkpoint/checkpoint.h"
 #include "probe/train/trainer.h"
 
@@ -16,9 +16,9 @@ namespace {
 constexpr const char* kStateFormat = "blockscope-train-1";
 
 void write_json(const std::filesystem::path& path, const nlohmann::ordered_json& value) {
-  std::ofstream file(path);
-  file << value.dump(2) << "\n";
-  if (!file.flush()) throw Error(path.string() + ": could not be written");
+  OutputFile file(path.string(), true);  // train_run.cpp has asked already
+  file.write(value.dump(2) + "\n");
+  file.commit();
 }
 
 /// config.json of the Hugging Face layout for the shapes in `config`.
@@ -142,10 +142,8 @@ void Trainer::export_checkpoint(const std::filesystem::path& folder,
                                 const std::filesystem::path& tokenizer_folder) const {
   namespace fs = std::filesystem;
   fs::create_directories(folder);
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}) {
-    if (fs::absolute(folder).lexically_normal() ==
-        fs::absolute(tokenizer_folder).lexically_normal())
-      break;
+  for (const char* name : kTokenizerFiles) {
+    if (fs::equivalent(folder, tokenizer_folder)) break;
     fs::copy_file(tokenizer_folder / name, folder / name, fs::copy_options::overwrite_existing);
   }
   const std::vector<ExpectedTensor> expected = expected_tensors(config_);

@@ -11,11 +11,12 @@
 #include <set>
 #include <utility>
 
+#include "command_line/interrupt.h"
+#include "command_line/options.h"
+#include "command_line/progress.h"
+#include "decode_record/command_files.h"
 #include "decode_record/error.h"
-#include "decode_record/output_file.h"
 #include "kernels/ops.h"
-#include "probe/interrupt.h"
-#include "probe/progress.h"
 #include "probe/verify/verify_figure.h"
 #include "probe/verify/verify_report.h"
 #include "probe/verify/verify_run.h"
@@ -43,54 +44,66 @@ struct VerifyFlags {
   int64_t repeats() const { return asked_repeats.value_or(setting.sweep ? 1 : 3); }
 };
 
-void check_flags(const VerifyFlags& flags) {
+void check_flags(const CLI::App& command, const VerifyFlags& flags) {
+  refuse_idle(command, "--taus", flags.setting.sweep, "--sweep");
+  refuse_idle(command, "--gammas", flags.setting.sweep, "--sweep");
+  check_decoding_flags(command, flags.decoding);
+  check_prompt_flags(command, flags.prompts);
   check_setting_flags(flags.setting);
-  if (flags.repeats() < 1) {
-    throw UsageError(fmt::format("--repeats: expected at least 1, got {}", flags.repeats()));
-  }
 }
 
 /// A result that took an hour must have a place to go: asked before the first pass.
-std::optional<OutputFile> open_output(const std::string& path, const VerifyFlags& flags) {
-  if (path.empty()) return std::nullopt;
-  refuse_input_as_output(path, {flags.setting.reuse_file, flags.prompts.file});
-  return OutputFile(path, flags.force);
-}
+struct VerifyOutputs {
+  std::optional<OutputFile> json, csv;
+  std::vector<OutputFile> figures;  // SVG and PDF of each of kVerifyFigures
+};
 
-void check_figures(const VerifyFlags& flags, const GnuplotPlace& place) {
+void open_figures(const VerifyFlags& flags, const GnuplotPlace& place, CommandFiles& files,
+                  VerifyOutputs& outputs) {
   if (flags.figures.empty()) return;
   Gnuplot{place};  // missing: say so now, not after the run
   if (fs::exists(flags.figures) && !fs::is_directory(flags.figures)) {
     throw UsageError(fmt::format("--figures: {}: expected a folder, got a file", flags.figures));
   }
+  std::error_code error;
+  fs::create_directories(flags.figures, error);
+  if (error) throw Error(fmt::format("{}: can't be created: {}", flags.figures, error.message()));
   for (const char* name : kVerifyFigures) {
     for (const char* ending : {".svg", ".pdf"}) {
       const fs::path path = fs::path(flags.figures) / (std::string(name) + ending);
-      if (flags.force || !fs::exists(path)) continue;
-      throw UsageError(
-          fmt::format("--figures: {} exists. HINT: another folder, or --force", path.string()));
+      outputs.figures.push_back(files.open(path.string(), flags.force));
     }
   }
 }
 
-/// Draws into files that appear with commit().
-std::vector<OutputFile> draw_figures(const std::string& folder, const std::vector<Figure>& figures,
-                                     const GnuplotPlace& place) {
+VerifyOutputs open_outputs(const VerifyFlags& flags, const GnuplotPlace& place,
+                           const fs::path& model_folder) {
+  CommandFiles files;
+  files.reads(flags.setting.reuse_file);
+  files.reads(flags.prompts.file);
+  files.reads_folder(model_folder.string());
+  VerifyOutputs outputs;
+  if (!flags.output.empty()) outputs.json = files.open(flags.output, flags.force);
+  if (!flags.csv.empty()) outputs.csv = files.open(flags.csv, flags.force);
+  open_figures(flags, place, files, outputs);
+  return outputs;
+}
+
+/// Draws into the files of the figures that this result has; the others are never committed.
+std::vector<OutputFile*> draw_figures(VerifyOutputs& outputs, const std::vector<Figure>& figures,
+                                      const GnuplotPlace& place) {
+  std::vector<OutputFile*> drawn;
+  if (outputs.figures.empty()) return drawn;
   const Gnuplot gnuplot(place);
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw Error(fmt::format("{}: can't be created: {}", folder, error.message()));
-  std::vector<OutputFile> files;
   for (const Figure& figure : figures) {
+    const auto at = std::ranges::find(kVerifyFigures, figure.name) - kVerifyFigures.begin();
     const RenderedFigure rendered = gnuplot.render(figure, {.svg = true, .pdf = true});
-    const std::string path = (fs::path(folder) / figure.name).string();
-    for (const auto& [ending, text] :
-         {std::pair{".svg", &rendered.svg}, std::pair{".pdf", &rendered.pdf}}) {
-      files.emplace_back(path + ending, true);
-      files.back().write(*text);
+    for (const auto& [offset, text] : {std::pair{0, &rendered.svg}, std::pair{1, &rendered.pdf}}) {
+      drawn.push_back(&outputs.figures.at(static_cast<size_t>(2 * at + offset)));
+      drawn.back()->write(*text);
     }
   }
-  return files;
+  return drawn;
 }
 
 std::string decoding_line(const DecodingFlags& flags, const DecodeOptions& decode) {
@@ -137,11 +150,9 @@ VerifyFacts facts_of(const VerifyFlags& flags, const LoadedModel& model,
 }
 
 void verify(const VerifyFlags& flags, const Environment& environment, const GnuplotPlace& place) {
-  check_flags(flags);
-  check_figures(flags, place);
   const InterruptGuard guard;  // before the first output: a signal must not leave one behind
-  std::optional<OutputFile> output = open_output(flags.output, flags);
-  std::optional<OutputFile> csv = open_output(flags.csv, flags);
+  VerifyOutputs outputs = open_outputs(
+      flags, place, resolve_model(flags.model.model, flags.model.revision, environment.hub).folder);
   LoadedModel model = load_model(flags.model, environment);
   const DecodeOptions decode = decode_options(flags.decoding, model.config);
   if (decode.autoregressive()) {
@@ -171,17 +182,18 @@ void verify(const VerifyFlags& flags, const Environment& environment, const Gnup
 
   const VerifyFacts facts = facts_of(flags, model, decode, prompts);
   const std::string json = verify_json(result, facts);
-  std::vector<OutputFile> files;
-  if (!flags.figures.empty()) {
-    files = draw_figures(flags.figures, verify_figures(result, facts.block_length), place);
+  std::vector<OutputFile*> written =
+      draw_figures(outputs, verify_figures(result, facts.block_length), place);
+  if (outputs.json) {
+    outputs.json->write(json);
+    written.push_back(&*outputs.json);
   }
-  if (output) output->write(json);
-  if (csv) csv->write(verify_csv(result, facts));
+  if (outputs.csv) {
+    outputs.csv->write(verify_csv(result, facts));
+    written.push_back(&*outputs.csv);
+  }
   InterruptGuard::check();
-  for (OutputFile& figure : files) figure.commit();
-  for (auto* text : {&output, &csv}) {
-    if (text->has_value()) (*text)->commit();
-  }
+  for (OutputFile* output : written) output->commit();
   if (flags.json) {
     fmt::print("{}", json);
   } else {
@@ -206,20 +218,26 @@ void add_verify_command(CLI::App& app, const Environment& environment,
   add_model_flags(*command, flags->model);
   command->add_option("--reuse", flags->setting.reuse_file, "Calibration file with the heads")
       ->required();
-  command->add_option("--tau", flags->setting.tau,
-                      "Reuse when fewer than tau tokens changed (default: the file's, else 2)");
+  command
+      ->add_option("--tau", flags->setting.tau,
+                   "Reuse when fewer than tau tokens changed (default: the file's, else 2)")
+      ->check(whole_number(1));
   command->add_flag("--sweep", flags->setting.sweep,
                     "Also every tau beside every gamma, masks from the file's similarities");
   command->add_option("--taus", flags->setting.taus, "Values of the sweep")
       ->delimiter(',')
+      ->check(whole_number(1))
       ->capture_default_str();
   command
       ->add_option("--gammas", flags->setting.gammas,
                    "Values of the sweep (default: eight, evenly in the saving the file predicts)")
-      ->delimiter(',');
-  command->add_option("--repeats", flags->asked_repeats,
-                      "Free runs of each side, interleaved, for the times (default: 3, or 1 with "
-                      "--sweep)");
+      ->delimiter(',')
+      ->check(real_number(-1.0, 1.0));
+  command
+      ->add_option("--repeats", flags->asked_repeats,
+                   "Free runs of each side, interleaved, for the times (default: 3, or 1 with "
+                   "--sweep)")
+      ->check(whole_number(1));
   add_prompt_flags(*command, flags->prompts);
   add_decoding_flags(*command, flags->decoding);
   command->add_option("-o,--output", flags->output, "Write everything as JSON");
@@ -228,8 +246,10 @@ void add_verify_command(CLI::App& app, const Environment& environment,
   command->add_flag("--json", flags->json, "Print the JSON instead of the text");
   command->add_flag("--force", flags->force, "Replace existing results");
   command->add_flag("-q,--quiet", flags->quiet, "No progress");
-  command->callback(
-      [flags, environment, gnuplot_place] { verify(*flags, environment, gnuplot_place); });
+  command->callback([flags, command, environment, gnuplot_place] {
+    check_flags(*command, *flags);
+    verify(*flags, environment, gnuplot_place);
+  });
 }
 
 }  // namespace blockscope

@@ -7,7 +7,7 @@
 #include <iterator>
 #include <vector>
 
-#include "probe/progress.h"
+#include "command_line/progress.h"
 
 namespace blockscope {
 namespace {

@@ -9,8 +9,8 @@
 #include <memory>
 #include <utility>
 
+#include "command_line/interrupt.h"
 #include "decode_record/error.h"
-#include "probe/interrupt.h"
 #include "probe/verify/free_run.h"
 
 namespace blockscope {

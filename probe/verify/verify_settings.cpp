@@ -23,9 +23,8 @@ std::optional<double> predicted_by_file(const ReuseFile& file, const ReuseSettin
 }
 
 ReuseSetting own_setting(const SettingFlags& flags, const ReuseFile& file) {
-  constexpr int64_t kDefaultTau = 2;  // FlashBlock's default
   ReuseSetting setting;
-  setting.tau = flags.tau.value_or(file.tau.value_or(kDefaultTau));
+  setting.tau = reuse_tau(flags.tau, file.tau);
   setting.gamma = file.gamma;
   setting.reuse = file.reuse;
   if (file.predicted.has_value() && file.tau == setting.tau) {

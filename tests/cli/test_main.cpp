@@ -82,11 +82,22 @@ TEST(CommandLine, UnknownFlagIsAUsageErrorThatNamesIt) {
   }
 }
 
-TEST(Module, MissingModuleFailsWithOneLineThatSaysHowToGetIt) {
+TEST(Module, HelpNeedsNoModule) {
   for (const auto& command : kModuleCommands) {
     const std::string variable(command.module->variable);
     const auto result = run_blockscope({std::string(command.name), "--help"},
                                        {{variable, "/nonexistent/module.so"}});
+    EXPECT_EQ(result.exit_code, 0);
+    EXPECT_THAT(result.out, HasSubstr(std::string(command.description)));
+    EXPECT_THAT(result.out, HasSubstr("scripts/setup.sh"));
+  }
+}
+
+TEST(Module, MissingModuleFailsWithOneLineThatSaysHowToGetIt) {
+  for (const auto& command : kModuleCommands) {
+    const std::string variable(command.module->variable);
+    const auto result =
+        run_blockscope({std::string(command.name), "x"}, {{variable, "/nonexistent/module.so"}});
     EXPECT_EQ(result.exit_code, 1);
     EXPECT_TRUE(is_one_error_line(result.err)) << result.err;
     EXPECT_THAT(result.err, HasSubstr("/nonexistent/module.so"));

@@ -256,7 +256,7 @@ TEST(Repack, NeverReplacesAnInputNorAnExistingFileUnasked) {
   const auto self =
       run_blockscope({"repack", folder.file("a.h5"), "-o", folder.file("a.h5"), "--force"});
   EXPECT_EQ(self.exit_code, 2);
-  EXPECT_THAT(self.err, HasSubstr("the output is an input"));
+  EXPECT_THAT(self.err, HasSubstr("the command reads this file"));
   std::ofstream(folder.file("b.h5")) << "mine";
   const auto exists = run_blockscope({"repack", folder.file("a.h5"), "-o", folder.file("b.h5")});
   EXPECT_EQ(exists.exit_code, 2);

@@ -64,10 +64,14 @@ TEST(TraceSchema, ChunksArraysByRowAndLayerAndColumnsBySixtyFourKilobytes) {
   EXPECT_EQ(chunk_of(spec_of(Field::similarity_external), meta), (Shape{8, 36, 32}));
   EXPECT_EQ(chunk_of(spec_of(Field::prefix_key), meta), (Shape{32, 1, 8, 128}));
   meta.level = RecordLevel::outputs;
-  const RowCost cost = row_cost(meta);
   // DESIGN's scale: A_in + A_out 18.9 MB, and the queries half as much again.
-  EXPECT_NEAR(static_cast<double>(cost.recorded), 18.9e6 * 1.5, 2.0e6);
-  EXPECT_LT(cost.filtered, 200'000U);
+  EXPECT_NEAR(static_cast<double>(recorded_row_bytes(meta)), 18.9e6 * 1.5, 2.0e6);
+  TraceExtent extent;
+  extent.length(Axis::row) = 1024;
+  const std::int64_t filtered = file_bytes(meta, extent);
+  EXPECT_LT(filtered, 1024 * 200'000);
+  extent.recorded_rows = 1;
+  EXPECT_NEAR(static_cast<double>(file_bytes(meta, extent) - filtered), 18.9e6 * 1.5, 2.0e6);
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 #include <functional>
 #include <string>
 
-#include "probe/interrupt.h"
-#include "probe/progress.h"
+#include "command_line/interrupt.h"
+#include "command_line/progress.h"
 
 namespace blockscope {
 

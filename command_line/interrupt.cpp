@@ -1,4 +1,4 @@
-#include "probe/interrupt.h"
+#include "command_line/interrupt.h"
 
 #include <array>
 #include <csignal>
@@ -8,7 +8,7 @@
 namespace blockscope {
 namespace {
 
-constexpr std::array<int, 3> kSignals{SIGINT, SIGTERM, SIGUSR1};
+constexpr std::array<int, 4> kSignals{SIGINT, SIGTERM, SIGUSR1, SIGHUP};
 volatile std::sig_atomic_t received = 0;  // the one thing a handler may touch
 
 void handle(int signal) {
@@ -23,11 +23,16 @@ void handle(int signal) {
 
 InterruptGuard::InterruptGuard() {
   received = 0;
-  for (const int signal : kSignals) std::signal(signal, handle);
+  for (const int signal : kSignals) {
+    // nohup: the terminal may go, the run stays.
+    if (std::signal(signal, handle) == SIG_IGN && signal == SIGHUP) std::signal(signal, SIG_IGN);
+  }
 }
 
 InterruptGuard::~InterruptGuard() {
-  for (const int signal : kSignals) std::signal(signal, SIG_DFL);
+  for (const int signal : kSignals) {
+    if (std::signal(signal, SIG_DFL) == SIG_IGN && signal == SIGHUP) std::signal(signal, SIG_IGN);
+  }
 }
 
 int InterruptGuard::signal() { return received; }

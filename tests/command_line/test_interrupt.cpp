@@ -1,5 +1,5 @@
 // Signals: noted once, fatal the second time Ctrl-C is pressed, default again afterwards.
-#include "probe/interrupt.h"
+#include "command_line/interrupt.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@ namespace blockscope {
 namespace {
 
 TEST(InterruptGuard, NotesEachOfItsSignalsAndForgetsThemWithTheNextRun) {
-  for (const int number : {SIGINT, SIGTERM, SIGUSR1}) {
+  for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGHUP}) {
     const InterruptGuard guard;
     EXPECT_EQ(InterruptGuard::signal(), 0);
     std::raise(number);
@@ -38,6 +38,20 @@ TEST(InterruptGuardDeathTest, RepeatedWarningsOfASchedulerDoNotEndTheProcess) {
     std::_Exit(InterruptGuard::signal() == SIGTERM ? 0 : 3);
   };
   EXPECT_EXIT(warn_twice(), ::testing::ExitedWithCode(0), "");
+}
+
+TEST(InterruptGuardDeathTest, UnderNohupTheTerminalMayGo) {
+  const auto under_nohup = [] {
+    std::signal(SIGHUP, SIG_IGN);
+    {
+      const InterruptGuard guard;
+      std::raise(SIGHUP);
+      if (InterruptGuard::signal() != 0) std::_Exit(3);
+    }
+    std::raise(SIGHUP);
+    std::_Exit(0);
+  };
+  EXPECT_EXIT(under_nohup(), ::testing::ExitedWithCode(0), "");
 }
 
 TEST(InterruptGuardDeathTest, SignalsEndTheProcessAgainWithoutAGuard) {

@@ -1,15 +1,29 @@
-#include "probe/progress.h"
+#include "command_line/progress.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+#include "command_line/standard_streams.h"
 
 namespace blockscope {
 
+namespace {
+
+/// A terminal that knows how to erase a line; Emacs' shell and many logs say TERM=dumb.
+bool can_redraw() {
+  const char* terminal = std::getenv("TERM");
+  return isatty(STDERR_FILENO) == 1 &&
+         (terminal == nullptr || std::string_view(terminal) != "dumb");
+}
+
+}  // namespace
+
 Progress::Progress(bool quiet)
-    : quiet_(quiet), terminal_(isatty(STDERR_FILENO) == 1), begin_(Clock::now()), last_(begin_) {}
+    : quiet_(quiet), terminal_(can_redraw()), begin_(Clock::now()), last_(begin_) {}
 
 Progress::~Progress() { clear(); }
 
@@ -27,17 +41,16 @@ void Progress::update(double done, const std::string& text) {
   if (terminal_) {
     constexpr int kWidth = 24;
     const int filled = static_cast<int>(done * kWidth);
-    fmt::print(stderr, "\r\x1b[K[{:=<{}}{:<{}}] {:3.0f}% {} · {}", "", filled, "", kWidth - filled,
-               done * 100.0, text, left);
+    note("\r\x1b[K[{:=<{}}{:<{}}] {:3.0f}% {} · {}", "", filled, "", kWidth - filled, done * 100.0,
+         text, left);
   } else {
-    fmt::print(stderr, "{:3.0f}% {} · {}\n", done * 100.0, text, left);
+    note("{:3.0f}% {} · {}\n", done * 100.0, text, left);
   }
-  std::fflush(stderr);
   drawn_ = true;
 }
 
 void Progress::clear() {
-  if (drawn_ && terminal_) fmt::print(stderr, "\r\x1b[K");
+  if (drawn_ && terminal_) note("\r\x1b[K");
   drawn_ = false;
 }
 

@@ -1,5 +1,6 @@
-// SIGINT, SIGTERM and SIGUSR1 (Slurm's warning before the time limit) ask a run to stop after the
-// current step; a second SIGINT ends the process at once.
+// SIGINT, SIGTERM, SIGHUP (the terminal is gone; ignored under nohup) and SIGUSR1 (Slurm's warning
+// before the time limit) ask a run to stop after the current step; a second SIGINT ends the process
+// at once.
 #pragma once
 
 #include <string>

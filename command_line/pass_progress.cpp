@@ -1,4 +1,4 @@
-#include "cli/pass_progress.h"
+#include "command_line/pass_progress.h"
 
 #include <fmt/format.h>
 #include <unistd.h>

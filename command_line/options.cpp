@@ -1,0 +1,101 @@
+#include "command_line/options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <thread>
+
+#include "decode_record/error.h"
+
+namespace blockscope {
+namespace {
+
+std::string range_text(std::int64_t least, std::uint64_t most) {
+  return most == kNoLimit ? fmt::format("of at least {}", least)
+                          : fmt::format("from {} to {}", least, most);
+}
+
+bool is_whole(const std::string& text, std::int64_t least, std::uint64_t most) {
+  const char* const end = text.data() + text.size();
+  if (text.starts_with('-')) {
+    std::int64_t value = 0;
+    const auto [stop, error] = std::from_chars(text.data(), end, value);
+    return error == std::errc() && stop == end && value >= least;
+  }
+  std::uint64_t value = 0;
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc() && stop == end && value <= most &&
+         (least <= 0 || value >= static_cast<std::uint64_t>(least));
+}
+
+std::string real_range_text(double least, double most, bool with_least) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const std::string from = fmt::format("{} {}", with_least ? "of at least" : "above", least);
+  if (most == kInfinity) return from;
+  if (least == -kInfinity) return fmt::format("of at most {}", most);
+  return with_least ? fmt::format("from {} to {}", least, most)
+                    : fmt::format("above {} and at most {}", least, most);
+}
+
+[[noreturn]] void refuse_empty(std::string_view what) {
+  throw UsageError(fmt::format(
+      "{}: expected a value, got an empty one. HINT: leave it out if nothing is meant", what));
+}
+
+}  // namespace
+
+CLI::Validator whole_number(std::int64_t least, std::uint64_t most) {
+  return CLI::Validator(
+      [=](const std::string& text) {
+        if (is_whole(text, least, most)) return std::string();
+        return fmt::format("expected a whole number {}, got '{}'", range_text(least, most), text);
+      },
+      most == kNoLimit ? fmt::format(">= {}", least) : fmt::format("{}..{}", least, most));
+}
+
+CLI::Validator real_number(double least, double most, bool with_least) {
+  return CLI::Validator(
+      [=](const std::string& text) {
+        double value = 0.0;
+        const char* const end = text.data() + text.size();
+        const auto [stop, error] = std::from_chars(text.data(), end, value);
+        const bool inside = with_least ? value >= least : value > least;
+        if (error == std::errc() && stop == end && std::isfinite(value) && inside &&
+            value <= most) {
+          return std::string();
+        }
+        return fmt::format("expected a number {}, got '{}'",
+                           real_range_text(least, most, with_least), text);
+      },
+      "");
+}
+
+int most_threads() {
+  return 4 * static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+}
+
+void refuse_empty_values(int argc, const char* const* argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    const std::string_view before = argv[i - 1];
+    if (argument.empty()) {
+      const bool of_option = i > 1 && before.starts_with("-");
+      refuse_empty(of_option ? std::string(before) : fmt::format("argument {}", i));
+    }
+    if (argument.starts_with("--") && argument.find('=') == argument.size() - 1) {
+      refuse_empty(argument.substr(0, argument.size() - 1));
+    }
+  }
+}
+
+void refuse_idle(const CLI::App& command, const std::string& option, bool applies,
+                 std::string_view condition) {
+  if (applies || command.get_option(option)->count() == 0) return;
+  throw UsageError(fmt::format("{}: does nothing without {}. HINT: add that, or leave {} out",
+                               option, condition, option));
+}
+
+}  // namespace blockscope

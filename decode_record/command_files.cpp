@@ -1,0 +1,64 @@
+#include "decode_record/command_files.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "decode_record/error.h"
+#include "decode_record/trace_inventory.h"
+
+namespace blockscope {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// One file, whether it exists already (by device and inode) or not yet (by name).
+bool is_same(const std::string& a, const std::string& b) {
+  std::error_code error;
+  if (fs::equivalent(a, b, error)) return true;
+  const fs::path one = fs::weakly_canonical(fs::absolute(a, error), error);
+  const fs::path other = fs::weakly_canonical(fs::absolute(b, error), error);
+  return !one.empty() && one == other;
+}
+
+}  // namespace
+
+void CommandFiles::reads(const std::string& path) {
+  if (!path.empty()) inputs_.push_back(path);
+}
+
+void CommandFiles::reads_trace(const std::string& path) {
+  if (path.empty()) return;
+  reads(path);
+  reads(path + ".partial");
+  for (const std::string& part : list_parts(path)) reads(part);
+}
+
+void CommandFiles::reads_folder(const std::string& folder) {
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    std::error_code ignored;
+    if (at->is_regular_file(ignored)) reads(at->path().string());
+  }
+}
+
+void CommandFiles::reserve(const std::string& path, bool replace) {
+  const auto is_this = [&path](const std::string& other) { return is_same(path, other); };
+  if (std::ranges::any_of(inputs_, is_this)) {
+    throw UsageError(fmt::format(
+        "{}: the command reads this file. HINT: name another one for the output", path));
+  }
+  if (std::ranges::any_of(outputs_, is_this)) {
+    throw UsageError(fmt::format("{}: two outputs have this name. HINT: one file for each", path));
+  }
+  check_output_name(path, replace);
+  outputs_.push_back(path);
+}
+
+OutputFile CommandFiles::open(const std::string& path, bool replace) {
+  reserve(path, replace);
+  return OutputFile(path, replace);
+}
+
+}  // namespace blockscope
