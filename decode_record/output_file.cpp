@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <tuple>
 #include <utility>
 
 #include "decode_record/error.h"
@@ -53,7 +54,7 @@ void remove_abandoned(const std::string& path) {
   for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
     const std::string name = at->path().filename().string();
     const bool ours = name.starts_with(beginning) && name.size() > beginning.size() &&
-                      name.find_first_not_of("0123456789", beginning.size()) == std::string::npos;
+                      name.find_first_not_of("0123456789.", beginning.size()) == std::string::npos;
     if (!ours || !fs::is_regular_file(at->symlink_status(error))) continue;
     const int descriptor = ::open(at->path().c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (descriptor < 0) continue;
@@ -62,13 +63,19 @@ void remove_abandoned(const std::string& path) {
   }
 }
 
-/// Makes the file and locks it; another process that cleans up between the two takes it away.
-int create_locked(const std::string& temporary, const std::string& path) {
-  while (true) {
-    const int descriptor =
-        ::open(temporary.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
+/// Makes a temporary file for `path` and locks it. The name may be taken: a process of another
+/// container can have this id and write the same output.
+std::pair<std::string, int> create_locked(const std::string& path) {
+  for (int attempt = 0;; ++attempt) {
+    const std::string temporary = fmt::format("{}{}{}{}", path, kMark, ::getpid(),
+                                              attempt == 0 ? "" : fmt::format(".{}", attempt));
+    const int descriptor = ::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (descriptor < 0 && errno == EEXIST) continue;
     if (descriptor < 0) refuse_folder(path, errno);
-    if (lock_file(descriptor) && is_still_there(descriptor, temporary)) return descriptor;
+    // Somebody who cleans up between the two calls takes the file away.
+    if (lock_file(descriptor) && is_still_there(descriptor, temporary)) {
+      return {temporary, descriptor};
+    }
     ::close(descriptor);
   }
 }
@@ -105,9 +112,7 @@ std::string rename_output(const std::string& from, const std::string& to, bool r
 OutputFile::OutputFile(std::string path, bool replace) : path_(std::move(path)), replace_(replace) {
   check_output_name(path_, replace);
   remove_abandoned(path_);
-  std::string temporary = fmt::format("{}{}{}", path_, kMark, ::getpid());
-  lock_ = create_locked(temporary, path_);
-  temporary_ = std::move(temporary);
+  std::tie(temporary_, lock_) = create_locked(path_);
 }
 
 OutputFile::OutputFile(OutputFile&& other) noexcept

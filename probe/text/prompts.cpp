@@ -169,7 +169,8 @@ Prompt read_prompt(const LineReader& line) {
 json parse_line(std::string_view text, const std::string& place) {
   json object;
   try {
-    object = parse_json(text, place);
+    object = parse_json(text, place,
+                        "every line is one JSON object, such as {\"prompt\": \"...\"}");
   } catch (const CheckpointError& error) {
     throw PromptError(error.what());
   }

@@ -38,7 +38,7 @@ std::string read_text_file(const std::filesystem::path& file) {
   return std::move(text).str();
 }
 
-json parse_json(std::string_view text, const std::string& where) {
+json parse_json(std::string_view text, const std::string& where, std::string_view hint) {
   try {
     return json::parse(text);
   } catch (const json::exception& error) {
@@ -48,8 +48,7 @@ json parse_json(std::string_view text, const std::string& where) {
     const std::size_t end = reason.find("] ");
     if (end != std::string::npos) reason = reason.substr(end + 2);
     if (reason.size() > 200) reason = reason.substr(0, 200) + "...";
-    throw CheckpointError(fmt::format(
-        "{}: expected JSON, got {}. HINT: the file may be cut off; fetch it again", where, reason));
+    throw CheckpointError(fmt::format("{}: expected JSON, got {}. HINT: {}", where, reason, hint));
   }
 }
 

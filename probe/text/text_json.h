@@ -19,7 +19,8 @@ inline constexpr std::uintmax_t kMaxTextFileBytes = std::uintmax_t{256} << 20;
 std::string read_text_file(const std::filesystem::path& file);
 
 /// Throws CheckpointError naming `where`, position and reason.
-nlohmann::json parse_json(std::string_view text, const std::string& where);
+nlohmann::json parse_json(std::string_view text, const std::string& where,
+                          std::string_view hint = "the file may be cut off; fetch it again");
 
 class JsonView {
  public:

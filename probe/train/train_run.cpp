@@ -169,6 +169,15 @@ void check_folder(const fs::path& folder, const char* flag) {
 void check_outputs(const TrainRunOptions& options) {
   check_folder(options.out, "--out");
   check_folder(options.work, "--work");
+  const auto has_state = [&](const auto& stage) {
+    return fs::exists(state_file(options, stage.first));
+  };
+  if (options.resume && std::ranges::none_of(stages_of(options), has_state)) {
+    throw UsageError(fmt::format(
+        "--resume: {}: expected the state of a run, got none. HINT: name its --work and --stage, "
+        "or leave out --resume to begin",
+        options.work.string()));
+  }
   CommandFiles files;
   if (!options.init.empty()) files.reads_folder(options.init.string());
   std::error_code error;
@@ -176,22 +185,14 @@ void check_outputs(const TrainRunOptions& options) {
   if (!shares_tokenizer) {
     for (const char* name : kTokenizerFiles) files.reads((options.tokenizer / name).string());
   }
-  bool state = false;
   for (const auto& [stage, folder] : stages_of(options)) {
     const bool resumed = options.resume && fs::exists(state_file(options, stage));
-    state = state || resumed;
     const bool own =
         resumed && first_line(owner_file(options, stage)) == fs::absolute(folder).string();
     for (const char* name : kCheckpointFiles) {
       files.reserve((folder / name).string(), options.force || own);
     }
     files.reserve(state_file(options, stage).string(), options.force || resumed);
-  }
-  if (options.resume && !state) {
-    throw UsageError(fmt::format(
-        "--resume: {}: expected the state of a run, got none. HINT: name its --work and --stage, "
-        "or leave out --resume to begin",
-        options.work.string()));
   }
 }
 

@@ -11,6 +11,7 @@
 #include <iterator>
 
 #include "decode_record/array_file.h"
+#include "decode_record/command_files.h"
 #include "decode_record/error.h"
 #include "tests/decode_record/trace_fixture.h"
 
@@ -82,6 +83,48 @@ TEST(OutputFile, KeepsWhatIsThereUnlessToldToReplaceIt) {
   output.write("new");
   output.commit();
   EXPECT_EQ(contents(path), "new");
+}
+
+TEST(OutputFile, ANameTakenMeanwhileIsKept) {
+  const TempDir folder;
+  const std::string path = folder.file("a.csv");
+  OutputFile output(path, false);
+  output.write("new");
+  std::ofstream(path) << "mine";
+  EXPECT_THROW(output.commit(), Error);
+  EXPECT_EQ(contents(path), "mine");
+}
+
+TEST(OutputFile, RemovesWhatAKilledProcessLeftAndNothingElse) {
+  const TempDir folder;
+  const std::string path = folder.file("a.csv");
+  std::ofstream(path + ".tmp-1") << "left by a killed process";
+  std::ofstream(path + ".tmp-notes") << "mine";
+  std::ofstream(folder.file("b.csv.tmp-1")) << "of another output";
+  OutputFile output(path, false);
+  const OutputFile beside(folder.file("a.csv.tmp-7"), false);
+  { const OutputFile again(path, true); }
+  output.write("whole");
+  output.commit();
+  EXPECT_FALSE(fs::exists(path + ".tmp-1"));
+  EXPECT_EQ(contents(path + ".tmp-notes"), "mine");
+  EXPECT_TRUE(fs::exists(folder.file("b.csv.tmp-1")));
+}
+
+TEST(CommandFiles, AnInputIsNoOutputUnderAnyName) {
+  const TempDir folder;
+  const std::string path = folder.file("in.h5");
+  std::ofstream(path) << "mine";
+  fs::create_symlink(path, folder.file("soft"));
+  fs::create_hard_link(path, folder.file("hard"));
+  CommandFiles files;
+  files.reads_trace(folder.file("in.h5"));
+  files.reads("");
+  for (const char* name : {"in.h5", "soft", "hard", "in.h5.partial"}) {
+    EXPECT_THROW(files.reserve(folder.file(name), true), UsageError) << name;
+  }
+  EXPECT_NO_THROW(files.reserve(folder.file("out.h5"), false));
+  EXPECT_THROW(files.reserve(folder.path() + "/./out.h5", true), UsageError) << "twice";
 }
 
 TEST(OutputFile, RefusesFoldersDevicesAndPlacesThatAreNotThere) {
