@@ -50,6 +50,10 @@ std::string hint_for(std::string_view error) {
     return " HINT: the disk is full; free space or choose another place (a capture goes on with "
            "--resume).";
   }
+  if (says("checksum") || says("truncated file") || says("addr overflow")) {
+    return " HINT: the file is damaged or was cut off; `blockscope repack --repair` keeps the rows "
+           "that are whole.";
+  }
   return "";
 }
 
