@@ -137,7 +137,7 @@ File open_file(const std::string& path, OpenMode mode, bool clear_flags) {
     // superblock tells; HDF5 then refuses to follow it ("addr overflow"). As h5clear --increment=0.
     check(H5Fincrement_filesize(handle.get(), 0), path, "restore the end of the file");
   }
-  return File{std::move(handle), path, prefetches};
+  return File{std::move(handle), path, prefetches, mode};
 }
 
 void start_swmr_write(const File& file) {

@@ -62,11 +62,16 @@ std::string library_version();
 enum class Element : std::uint8_t { u8, i32, i64, f32, bf16, f64 };
 std::size_t size_of(Element element);
 
+/// `read`: nobody writes it, and it was closed. `swmr_read`: somebody may be writing it. `dead_read`:
+/// its writer was killed, so that a checksum that is wrong is damage and not a write under way.
+enum class OpenMode : std::uint8_t { read, swmr_read, dead_read, swmr_write };
+
 /// A file with its path, for messages.
 struct File {
   H5File handle;
   std::string path;
   bool prefetches = false;  ///< opened for reading, with the driver of h5_prefetch.h
+  OpenMode mode = OpenMode::read;
 };
 
 /// Where bytes lie in a file.
@@ -103,10 +108,6 @@ struct OpenPart {
   File file;  // outlives its dataset
   Dataset dataset;
 };
-
-/// `read`: nobody writes it, and it was closed. `swmr_read`: somebody may be writing it. `dead_read`:
-/// its writer was killed, so that a checksum that is wrong is damage and not a write under way.
-enum class OpenMode : std::uint8_t { read, swmr_read, dead_read, swmr_write };
 
 /// A new file in the latest format (SWMR needs it); an existing one is truncated.
 File create_file(const std::string& path);

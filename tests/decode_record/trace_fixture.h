@@ -162,7 +162,7 @@ inline TraceRow denoise_row(const TraceMeta& meta, std::int64_t sequence, std::i
   row.pass = number;
   row.kind = PassKind::denoise;
   row.block = block;
-  row.block_start = 4 + sequence + block * 4;
+  row.block_start = 4 + sequence % 50 + block * 4;  // trace_tool's prompts begin anew after 50
   row.step = step + 1;
   row.context_length = row.block_start;
   row.transferred = step == 0 ? 0 : 2;
