@@ -256,7 +256,11 @@ std::int64_t StoredTrace::whole_rows(Field field, std::int64_t count, std::strin
   const bool by_layer =
       spec.storage == Storage::row_layer || spec.storage == Storage::column_layer;
   const std::int64_t layers = by_layer ? axis_length(Axis::layer, meta_) : 1;
-  std::int64_t whole = std::min(count, extent(field));
+  const std::int64_t there = extent(field);
+  if (count > there && why != nullptr) {
+    *why = fmt::format("{}: expected {} rows, got {}", opened(field).name, count, there);
+  }
+  std::int64_t whole = std::min(count, there);
   for (std::int64_t layer = 0; layer < layers; ++layer) {
     whole = std::min(whole, whole_rows_of_layer(field, layer, whole, why));
   }
@@ -292,8 +296,8 @@ std::int64_t StoredTrace::whole_rows_of_layer(Field field, std::int64_t layer, s
                                                                               row_size, 1));
     if (kept >= rows) continue;
     if (why != nullptr) {
-      *why = fmt::format("{}: the data of row {} lies behind the end of the file, byte {}",
-                         target.name, first + kept, end);
+      *why = fmt::format("{}: the data of {} {} lies behind the end of the file, byte {}",
+                         target.name, to_string(spec_of(field).axes[0]), first + kept, end);
     }
     return first + kept;
   }

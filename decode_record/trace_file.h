@@ -58,6 +58,7 @@ class TraceFile {
   TraceFile& operator=(const TraceFile&) = delete;
   ~TraceFile() = default;
 
+  const std::string& path() const { return file_.path; }
   bool has(Field field) const { return columns_[index(field)].dataset.has_value(); }
   /// Elements of an axis so far, pending ones included.
   std::int64_t length(Axis axis) const { return lengths_[static_cast<std::size_t>(axis)]; }

@@ -2,6 +2,7 @@
 // one on whose data, in every dataset, lies in the file. Internal to decode_record.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -17,7 +18,11 @@ struct WholeRows {
   std::int64_t committed_sequences = 0;
   std::vector<bool> cut;  ///< [sequences]: lost rows, or its text
   std::string why;        ///< what the first lost row lacks; empty when nothing is lost
-  bool all() const { return why.empty(); }
+  /// Nothing is lost.
+  bool all() const {
+    return rows == committed_rows && sequences == committed_sequences &&
+           std::ranges::find(cut, true) == cut.end();
+  }
 };
 
 /// Looks at chunk indices, not at the data. Throws CorruptTrace when the file doesn't even tell how
