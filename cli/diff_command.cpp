@@ -47,9 +47,9 @@ void print_report(const TraceDifference& report, bool all) {
 /// What was left out, or could be.
 void print_aborted(const TraceDifference& report, bool ignored) {
   if (report.aborted_a == 0 && report.aborted_b == 0) return;
-  const std::string count = fmt::format("{} of the first trace and {} of the second",
-                                        plural(report.aborted_a, "aborted sequence"),
-                                        report.aborted_b);
+  const std::string count =
+      fmt::format("{} of the first trace and {} of the second",
+                  plural(report.aborted_a, "aborted sequence"), report.aborted_b);
   if (ignored) {
     fmt::print("{} left out\n", count);
   } else if (!report.equal) {

@@ -71,8 +71,7 @@ std::map<std::string, std::vector<std::int64_t>> real_sequences(const RawTrace& 
 
 }  // namespace
 
-std::string sequence_text(const RawTrace& trace, Field start, Field length,
-                          std::int64_t sequence) {
+std::string sequence_text(const RawTrace& trace, Field start, Field length, std::int64_t sequence) {
   const std::int64_t at = trace.read_integers(start, sequence, 1).front();
   const std::int64_t size = trace.read_integers(length, sequence, 1).front();
   const std::int64_t limit = trace.length(Axis::text_byte);
@@ -143,10 +142,10 @@ void AlignedComparison::match_sequences() {
   const auto in_a = real_sequences(a_);
   const auto in_b = real_sequences(b_);
   const auto only = [&](const RawTrace& trace, std::int64_t sequence) {
-    problem("/sequences", fmt::format("{} ('{}') is only in {}", sequence,
-                                      sequence_text(trace, kTexts[0].first, kTexts[0].second,
-                                                    sequence),
-                                      trace.path()));
+    problem("/sequences",
+            fmt::format("{} ('{}') is only in {}", sequence,
+                        sequence_text(trace, kTexts[0].first, kTexts[0].second, sequence),
+                        trace.path()));
   };
   for (const auto& [key, here] : in_a) {
     const auto found = in_b.find(key);

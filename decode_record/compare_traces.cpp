@@ -72,7 +72,8 @@ DatasetDifference compare_texts(const RawTrace& a, const RawTrace& b) {
   for (std::int64_t sequence = 0; sequence < count; ++sequence) {
     for (const auto& [start, length] : kTexts) {
       ++result.elements;
-      if (sequence_text(a, start, length, sequence) == sequence_text(b, start, length, sequence)) continue;
+      if (sequence_text(a, start, length, sequence) == sequence_text(b, start, length, sequence))
+        continue;
       if (result.different++ == 0) result.at = {sequence};
     }
   }
@@ -80,8 +81,7 @@ DatasetDifference compare_texts(const RawTrace& a, const RawTrace& b) {
 }
 
 std::int64_t count_aborted(const RawTrace& trace) {
-  const auto marks =
-      trace.read_integers(Field::sequence_aborted, 0, trace.length(Axis::sequence));
+  const auto marks = trace.read_integers(Field::sequence_aborted, 0, trace.length(Axis::sequence));
   return static_cast<std::int64_t>(marks.size()) - std::ranges::count(marks, 0);
 }
 

@@ -18,8 +18,8 @@ class ValueComparison {
                   DatasetDifference& result)
       : options_(options), in_a_(in_a), in_b_(in_b), result_(result) {}
 
-  /// Rows [first_row, ...) of a dataset whose rows have the shape `shape` behind its first axis. The
-  /// same float in two element types (bf16 and f32) is compared by value.
+  /// Rows [first_row, ...) of a dataset whose rows have the shape `shape` behind its first axis.
+  /// The same float in two element types (bf16 and f32) is compared by value.
   void compare(std::int64_t first_row, std::span<const hsize_t> shape, std::span<const std::byte> a,
                std::span<const std::byte> b);
 

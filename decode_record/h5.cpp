@@ -348,8 +348,8 @@ void write_chunk(const Dataset& dataset, std::span<const hsize_t> offset, const 
 
 namespace {
 
-/// HDF5 1.10 answers an error, not 0, for a chunk that was never written; any other error means that
-/// the chunk could not be looked for.
+/// HDF5 1.10 answers an error, not 0, for a chunk that was never written; any other error means
+/// that the chunk could not be looked for.
 bool says_never_written() {
   bool found = false;
   const auto visit = [](unsigned, const H5E_error2_t* error, void* out) -> herr_t {

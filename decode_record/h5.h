@@ -62,8 +62,9 @@ std::string library_version();
 enum class Element : std::uint8_t { u8, i32, i64, f32, bf16, f64 };
 std::size_t size_of(Element element);
 
-/// `read`: nobody writes it, and it was closed. `swmr_read`: somebody may be writing it. `dead_read`:
-/// its writer was killed, so that a checksum that is wrong is damage and not a write under way.
+/// `read`: nobody writes it, and it was closed. `swmr_read`: somebody may be writing it.
+/// `dead_read`: its writer was killed, so that a checksum that is wrong is damage and not a write
+/// under way.
 enum class OpenMode : std::uint8_t { read, swmr_read, dead_read, swmr_write };
 
 /// A file with its path, for messages.

@@ -80,8 +80,9 @@ herr_t get_handle(H5FD_t* file, hid_t access, void** handle) {
 
 int descriptor(H5FD_t* file) {
   void* handle = nullptr;
-  return H5FDget_vfd_handle(inner(file), H5P_DEFAULT, &handle) < 0 ? -1
-                                                                   : *static_cast<const int*>(handle);
+  return H5FDget_vfd_handle(inner(file), H5P_DEFAULT, &handle) < 0
+             ? -1
+             : *static_cast<const int*>(handle);
 }
 
 bool lies_in_file(H5FD_t* file, haddr_t address, size_t size) {

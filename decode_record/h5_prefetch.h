@@ -1,5 +1,5 @@
-// A file driver of our own around HDF5's default one, for files that are only read. It does what the
-// library offers no call for:
+// A file driver of our own around HDF5's default one, for files that are only read. It does what
+// the library offers no call for:
 //  - data behind the end of the file is an error. HDF5 gives zeros for it, so that a trace that was
 //    cut off would read as one whose last rows are zeros;
 //  - a chunk's place in the file is told with one look-up in the chunk index, and a chunk can be

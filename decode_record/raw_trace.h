@@ -20,8 +20,8 @@ namespace blockscope {
 class RawTrace {
  public:
   /// `checked`: every committed row must make sense and be there. `salvage`: the rows that are
-  /// whole, where the file was cut off or damaged; these make sense. `known`: the caller has checked
-  /// the trace just before.
+  /// whole, where the file was cut off or damaged; these make sense. `known`: the caller has
+  /// checked the trace just before.
   enum class Opening : std::uint8_t { checked, salvage, known };
   /// Opens `path`; when it doesn't exist, `<path>.partial`. Throws NotATrace, UnsupportedVersion,
   /// CorruptTrace or TraceError.

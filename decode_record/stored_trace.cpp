@@ -51,10 +51,11 @@ std::string existing_trace(const std::string& path) {
 
 h5::File open_trace(const std::string& path, Writer writer) {
   check_signature(ReadOnlyFile(path), path);
-  // A file that is being written, whose writer was killed, or which was cut opens in SWMR mode only.
+  // A file that is being written, whose writer was killed, or which was cut opens in SWMR mode
+  // only.
   const bool partial = path.ends_with(".partial");
-  const h5::OpenMode live = writer == Writer::maybe && partial ? h5::OpenMode::swmr_read
-                                                               : h5::OpenMode::dead_read;
+  const h5::OpenMode live =
+      writer == Writer::maybe && partial ? h5::OpenMode::swmr_read : h5::OpenMode::dead_read;
   try {
     return h5::open_file(path, partial ? live : h5::OpenMode::read);
   } catch (const TraceError&) {
@@ -109,8 +110,7 @@ void check_row_size(const h5::Dataset& dataset) {
 
 void check_read_size(const h5::Dataset& dataset, std::uint64_t bytes, std::uint64_t file_bytes) {
   const std::uint64_t ratio = dataset.filtered ? kLargestRatio : 1;
-  const bool absent =
-      bytes > kLargeRead && dataset.parts.empty() && bytes / ratio > file_bytes;
+  const bool absent = bytes > kLargeRead && dataset.parts.empty() && bytes / ratio > file_bytes;
   if (!absent && bytes <= kLargestRead) return;
   corrupt(dataset.name, fmt::format("expected values that fit the file's {} bytes, got {} bytes",
                                     file_bytes, bytes));
@@ -231,8 +231,7 @@ void StoredTrace::read_into(Field field, std::int64_t first, std::int64_t count,
   }
   const h5::Dataset& target = dataset(field);
   const bool whole_chunk = target.chunk == part.shape;
-  const bool read =
-      whole_chunk && h5::read_chunk(target, part.start, out.data(), part.bytes);
+  const bool read = whole_chunk && h5::read_chunk(target, part.start, out.data(), part.bytes);
   if (!read && part.bytes != 0) h5::read_words(target, part.start, part.shape, out.data());
   check_range(field, first, count, out);
 }
@@ -253,8 +252,7 @@ void StoredTrace::prefetch(Field field, std::int64_t row, std::int64_t layer) co
 
 std::int64_t StoredTrace::whole_rows(Field field, std::int64_t count, std::string* why) const {
   const DatasetSpec& spec = spec_of(field);
-  const bool by_layer =
-      spec.storage == Storage::row_layer || spec.storage == Storage::column_layer;
+  const bool by_layer = spec.storage == Storage::row_layer || spec.storage == Storage::column_layer;
   const std::int64_t layers = by_layer ? axis_length(Axis::layer, meta_) : 1;
   const std::int64_t there = extent(field);
   if (count > there && why != nullptr) {
@@ -291,9 +289,9 @@ std::int64_t StoredTrace::whole_rows_of_layer(Field field, std::int64_t layer, s
     const std::uint64_t there = place->offset >= end ? 0 : end - place->offset;
     const std::int64_t rows = std::min(step, count - first);
     // A chunk of rows may lie across the end of the file; a compressed one is whole or not there.
-    const auto kept = target.filtered ? (there < place->bytes ? 0 : rows)
-                                      : static_cast<std::int64_t>(there / std::max<std::uint64_t>(
-                                                                              row_size, 1));
+    const auto kept = target.filtered
+                          ? (there < place->bytes ? 0 : rows)
+                          : static_cast<std::int64_t>(there / std::max<std::uint64_t>(row_size, 1));
     if (kept >= rows) continue;
     if (why != nullptr) {
       *why = fmt::format("{}: the data of {} {} lies behind the end of the file, byte {}",
@@ -306,7 +304,7 @@ std::int64_t StoredTrace::whole_rows_of_layer(Field field, std::int64_t layer, s
 
 void StoredTrace::check_not_cut(std::int64_t rows) const {
   if (file_.mode == h5::OpenMode::read) return;  // then HDF5 has looked at the length of the file
-  constexpr std::int64_t kRowsBack = 4096;  // a row that was recorded is somewhere among them
+  constexpr std::int64_t kRowsBack = 4096;       // a row that was recorded is somewhere among them
   for (const DatasetSpec& spec : kDatasets) {
     if (!has(spec.field) || !spec.per_row() || rows == 0) continue;
     const h5::Dataset& target = dataset(spec.field);
@@ -326,12 +324,11 @@ void StoredTrace::check_not_cut(std::int64_t rows) const {
       if (by_layer) at[1] = static_cast<hsize_t>(layer) / target.chunk[1] * target.chunk[1];
       const auto place = h5::chunk_place(target, at);
       if (!place || place->offset + place->bytes <= bytes_.size()) continue;
-      throw CorruptTrace(
-          fmt::format("{}: row {}: expected data at bytes {} to {}, got the end of the file at {}. "
-                      "HINT: the file was cut off; `blockscope repack --repair` keeps the rows that "
-                      "are whole.",
-                      target.name, last, place->offset, place->offset + place->bytes,
-                      bytes_.size()));
+      throw CorruptTrace(fmt::format(
+          "{}: row {}: expected data at bytes {} to {}, got the end of the file at {}. "
+          "HINT: the file was cut off; `blockscope repack --repair` keeps the rows that "
+          "are whole.",
+          target.name, last, place->offset, place->offset + place->bytes, bytes_.size()));
     }
   }
 }

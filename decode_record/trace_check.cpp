@@ -135,10 +135,11 @@ void TraceCheck::pieces() const {
   }
   std::int64_t before = 0;
   for (std::int64_t first = 0; first < count; first += kElementsAhead) {
-    const auto offsets = column(Field::token_offset, first, std::min(kElementsAhead, count - first));
+    const auto offsets =
+        column(Field::token_offset, first, std::min(kElementsAhead, count - first));
     for (std::size_t i = 0; i < offsets.size(); ++i) {
-      check(Field::token_offset, "element", first + static_cast<std::int64_t>(i), offsets[i], before,
-            bytes);
+      check(Field::token_offset, "element", first + static_cast<std::int64_t>(i), offsets[i],
+            before, bytes);
       before = offsets[i];
     }
   }
@@ -236,8 +237,8 @@ void TraceCheck::rows(std::int64_t count) {
   }
   const std::size_t valid_bytes =
       std::max<std::size_t>(row_bytes(spec_of(Field::step_valid), trace_->meta()), 1);
-  const auto slab = static_cast<std::int64_t>(
-      std::clamp<std::size_t>(kSlabBytes / valid_bytes, 1, kSlabRows));
+  const auto slab =
+      static_cast<std::int64_t>(std::clamp<std::size_t>(kSlabBytes / valid_bytes, 1, kSlabRows));
   while (rows_ < count) {
     Columns columns;
     columns.first = rows_;
@@ -321,7 +322,7 @@ void TraceCheck::check_step(const Columns& columns, std::size_t i, const Sequenc
   };
   in(Field::step_pass, columns.pass[i], 0, kLargestInt64);
   in(Field::step_kind, columns.kind[i], 0, static_cast<std::int64_t>(PassKind::commit));
-  in(Field::step_block, columns.block[i], -1, sequence.length);
+  in(Field::step_block, columns.block[i], -1, positions);
   in(Field::step_block_start, columns.block_start[i], 0, positions);
   in(Field::step_step, columns.step[i], 0, kLargestLength);
   in(Field::step_context_length, columns.context_length[i], 0, positions);
@@ -420,11 +421,10 @@ void TraceCheck::check_tokens(Field field, std::int64_t row,
   for (const std::int32_t token : tokens) {
     if ((token >= 0 && token < meta.vocab_size) || token == meta.mask_token_id) continue;
     const bool prompt = field == Field::sequence_prompt_token;
-    refuse(field,
-           fmt::format("{} {}", prompt ? "elements from" : "row", row),
-           fmt::format("a token in 0 to {}, or the mask {}", meta.vocab_size - 1,
-                       meta.mask_token_id),
-           std::to_string(token));
+    refuse(
+        field, fmt::format("{} {}", prompt ? "elements from" : "row", row),
+        fmt::format("a token in 0 to {}, or the mask {}", meta.vocab_size - 1, meta.mask_token_id),
+        std::to_string(token));
   }
 }
 

@@ -19,7 +19,8 @@ namespace blockscope {
 /// names the file, the dataset, the row, what was expected and what was found.
 class TraceCheck {
  public:
-  /// `trace` must outlive it. Sequences that are true in `cut` have no text, as those without an end.
+  /// `trace` must outlive it. Sequences that are true in `cut` have no text, as those without an
+  /// end.
   explicit TraceCheck(const StoredTrace& trace, std::vector<bool> cut = {})
       : trace_(&trace), cut_(std::move(cut)) {}
 

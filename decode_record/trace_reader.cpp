@@ -52,7 +52,8 @@ h5::Element checked_element(const StoredTrace& raw, Field field, bool floats) {
 
 }  // namespace
 
-TraceReader::Impl::Impl(const std::string& path) : requested(path), raw(existing_trace(path)), check_(raw) {
+TraceReader::Impl::Impl(const std::string& path)
+    : requested(path), raw(existing_trace(path)), check_(raw) {
   info.path = raw.path();
   info.format_version = kTraceFormatVersion;
   info.meta = raw.meta();

@@ -10,8 +10,8 @@ namespace {
 std::int64_t checked_value(const std::string& path, std::int64_t value, std::int64_t limit,
                            std::string_view what) {
   if (value < 0 || value > limit) {
-    throw CorruptTrace(path + ":" + std::string(what) + ": expected 0 to " + std::to_string(limit) + ", got " +
-                       std::to_string(value) +
+    throw CorruptTrace(path + ":" + std::string(what) + ": expected 0 to " + std::to_string(limit) +
+                       ", got " + std::to_string(value) +
                        ". HINT: the trace is damaged; start a new one with --force.");
   }
   return value;

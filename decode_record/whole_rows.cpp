@@ -1,5 +1,5 @@
-// See whole_rows.h. Each dataset limits the rows or the sequences; ranges of elements limit the rows
-// that own them.
+// See whole_rows.h. Each dataset limits the rows or the sequences; ranges of elements limit the
+// rows that own them.
 #include "decode_record/whole_rows.h"
 
 #include <fmt/format.h>
@@ -112,8 +112,7 @@ class Search {
       const std::int64_t there = trace_.whole_rows(field, std::max<std::int64_t>(total, 0), &why);
       if (there >= total) continue;
       for (std::int64_t first = 0; first < result_.rows; first += kScanRows) {
-        const auto ends =
-            longs(end_field, first, std::min(kScanRows, result_.rows - first));
+        const auto ends = longs(end_field, first, std::min(kScanRows, result_.rows - first));
         const auto beyond =
             std::ranges::find_if(ends, [there](std::int64_t end) { return end > there; });
         if (beyond == ends.end()) continue;
@@ -194,7 +193,9 @@ class Search {
       const auto ends = longs(Field::delta_end, first, part);
       for (std::size_t i = 0; i < owners.size(); ++i) {
         const bool valid = owners[i] >= 0 && std::cmp_less(owners[i], missing.size());
-        if (valid) missing[static_cast<std::size_t>(owners[i])] -= static_cast<std::int32_t>(ends[i] - begin);
+        if (valid)
+          missing[static_cast<std::size_t>(owners[i])] -=
+              static_cast<std::int32_t>(ends[i] - begin);
         begin = ends[i];
       }
     }

@@ -94,8 +94,7 @@ TEST_F(ResumedTrace, InfoCountsTheAbortedSequenceApart) {
   EXPECT_EQ(info["blocks"], kTasks * kBlocks);
   EXPECT_EQ(info["tokens_decided"], kTasks * 160);
   EXPECT_EQ(info["aborted"], json({{"sequences", 1}, {"rows", 70}, {"tokens", 69 * 2}}));
-  EXPECT_THAT(run({"info", resumed_}).out,
-              HasSubstr("1 aborted sequence (70 rows, 138 tokens)"));
+  EXPECT_THAT(run({"info", resumed_}).out, HasSubstr("1 aborted sequence (70 rows, 138 tokens)"));
   const json whole = json::parse(run({"info", whole_, "--json"}).out);
   for (const char* key : {"sequences", "rows", "blocks", "tokens_decided", "score", "layers"}) {
     EXPECT_EQ(info[key], whole[key]) << key;

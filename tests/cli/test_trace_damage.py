@@ -31,7 +31,7 @@ WRONG = [
     ("/frames/keyframe_token", 2, (-1, 100)), ("/frames/keyframe_step", 2, (-2, 2**30)),
     ("/frames/keyframe_confidence", 2, (7.0,)),
     ("/steps/sequence", 7, (-1, 2)), ("/steps/previous", 7, (-2, 0, 7, 300)),
-    ("/steps/kind", 7, (3, 255)), ("/steps/block", 7, (-2, 201)),
+    ("/steps/kind", 7, (3, 255)), ("/steps/block", 7, (-2, 300)),
     ("/steps/block_start", 7, (-1, 300)), ("/steps/step", 7, (-1, 2**30)),
     ("/steps/context_length", 7, (-1, 300)), ("/steps/transferred", 7, (-1, 5)),
     ("/steps/masks_left", 7, (-1, 5)), ("/steps/pass", 7, (-1,)), ("/steps/recorded", 7, (2,)),

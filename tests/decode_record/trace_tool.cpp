@@ -94,8 +94,7 @@ int steered(const std::string& path) {
 
 int resume(const std::string& path) {
   ResumeState state;
-  TraceWriter writer =
-      TraceWriter::resume(path, fixture::small_meta(RecordLevel::outputs), state);
+  TraceWriter writer = TraceWriter::resume(path, fixture::small_meta(RecordLevel::outputs), state);
   writer.suspend();
   std::cout << state.num_rows << std::endl;
   return 0;
