@@ -10,6 +10,7 @@
 #include "cli/commands.h"
 #include "command_line/options.h"
 #include "decode_record/compare_traces.h"
+#include "decode_record/text.h"
 
 namespace blockscope {
 namespace {
@@ -44,9 +45,23 @@ void print_report(const TraceDifference& report, bool all) {
              report.datasets.size(), report.equal ? "equal" : "different");
 }
 
+/// What was left out, or could be.
+void print_aborted(const TraceDifference& report, bool ignored) {
+  if (report.aborted_a == 0 && report.aborted_b == 0) return;
+  const std::string count =
+      fmt::format("{} of the first trace and {} of the second",
+                  plural(report.aborted_a, "aborted sequence"), report.aborted_b);
+  if (ignored) {
+    fmt::print("{} left out\n", count);
+  } else if (!report.equal) {
+    fmt::print("{} compared too. HINT: --ignore-aborted leaves them out\n", count);
+  }
+}
+
 void run_diff(const DiffFlags& flags) {
   const TraceDifference report = compare_traces(flags.first, flags.second, flags.options);
   print_report(report, flags.all);
+  print_aborted(report, flags.options.ignore_aborted);
   if (!report.equal) throw CLI::RuntimeError(1);
 }
 
@@ -65,11 +80,15 @@ void add_diff_command(CLI::App& app) {
       ->capture_default_str();
   command->add_flag("--ignore-timing", flags->options.ignore_timing,
                     "Leave out the durations of passes");
+  command->add_flag("--ignore-aborted", flags->options.ignore_aborted,
+                    "Leave out sequences that a kill cut and a resume decoded again: compare the "
+                    "others by name and prompt, not where they lie");
   command->add_flag("--all", flags->all, "List equal datasets too");
   command->footer(
       "Tokens, steps and every other integer must be equal.\n"
       "Exit codes: 0 equal, 1 different or unreadable, 2 usage.\n"
-      "Example: blockscope diff a.h5 b.h5 --tol 1e-3 --ignore-timing");
+      "Example: blockscope diff a.h5 b.h5 --tol 1e-3 --ignore-timing\n"
+      "Example: blockscope diff resumed.h5 whole.h5 --ignore-timing --ignore-aborted");
   command->callback([flags] { run_diff(*flags); });
 }
 

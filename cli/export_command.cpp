@@ -12,12 +12,15 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "analysis/results/export_csv.h"
 #include "cli/commands.h"
 #include "command_line/interrupt.h"
 #include "decode_record/command_files.h"
 #include "decode_record/error.h"
+#include "decode_record/text.h"
 #include "decode_record/trace_reader.h"
 
 namespace blockscope {
@@ -29,8 +32,27 @@ struct ExportFlags {
   std::string trace;
   std::string output;
   std::string format = "csv";
+  std::string aborted;  // keep, drop, or empty: as the format's readers expect
   bool force = false;
 };
+
+/// The sequences to write. Readers of frames and step maps know nothing of the mark that
+/// sequences bear which a kill cut and a resume decoded again; the other formats' rows carry it.
+std::vector<std::int64_t> chosen_sequences(const TraceReader& reader, const ExportFlags& flags) {
+  const bool marks = flags.format == "csv" || flags.format == "json";
+  const bool keep = flags.aborted.empty() ? marks : flags.aborted == "keep";
+  const std::vector<std::uint8_t> aborted = reader.aborted();
+  std::vector<std::int64_t> result;
+  for (std::size_t i = 0; i < aborted.size(); ++i) {
+    if (keep || aborted[i] == 0) result.push_back(static_cast<std::int64_t>(i));
+  }
+  const auto left = static_cast<std::int64_t>(aborted.size() - result.size());
+  if (left > 0) {
+    fmt::print(stderr, "note: {}: {} left out. HINT: --aborted keep writes them too\n",
+               reader.info().path, plural(left, "aborted sequence"));
+  }
+  return result;
+}
 
 std::string dump(const ordered_json& value) {
   return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
@@ -78,24 +100,26 @@ std::string csv_confidence(const SequenceDelta& delta, std::size_t source) {
   return source < delta.confidence.size() ? fmt::format("{:.9g}", delta.confidence[source]) : "";
 }
 
-void write_csv_delta(std::ostream& out, const std::string& prefix, const SequenceDelta& delta) {
+void write_csv_delta(std::ostream& out, const std::string& prefix, const SequenceDelta& delta,
+                     bool aborted) {
+  const int mark = aborted ? 1 : 0;
   for (std::size_t i = 0; i < delta.transfer_index.size(); ++i) {
     const auto source = static_cast<std::size_t>(
         delta.transfer_src_index.empty() ? delta.transfer_index[i] : delta.transfer_src_index[i]);
     out << prefix
-        << fmt::format("transfer,{},{},{},{}\n", delta.transfer_index[i],
+        << fmt::format("transfer,{},{},{},{},{}\n", delta.transfer_index[i],
                        delta.decoded_tokens.at(source), csv_confidence(delta, source),
-                       delta.transfer_step.at(i));
+                       delta.transfer_step.at(i), mark);
   }
   for (std::size_t i = 0; i < delta.insert_index.size(); ++i) {
     const auto source = static_cast<std::size_t>(delta.insert_src_index.at(i));
     out << prefix
-        << fmt::format("insert,{},{},{},{}\n", delta.insert_index[i],
+        << fmt::format("insert,{},{},{},{},{}\n", delta.insert_index[i],
                        delta.decoded_tokens.at(source), csv_confidence(delta, source),
-                       delta.insert_step.at(i));
+                       delta.insert_step.at(i), mark);
   }
   for (const std::int64_t position : delta.delete_index) {
-    out << prefix << fmt::format("delete,{},,,\n", position);
+    out << prefix << fmt::format("delete,{},,,,{}\n", position, mark);
   }
 }
 
@@ -119,16 +143,19 @@ ordered_json sequence_head(const TraceReader& reader, std::int64_t index) {
 }
 
 /// Row by row: what each pass of the sequence decided.
-void write_csv(const TraceReader& reader, std::ostream& out) {
-  out << "sequence,name,row,pass,block,step,action,position,token,confidence,decoded_step\n";
-  for (std::int64_t index = 0; index < reader.info().num_sequences; ++index) {
-    const std::string name = csv_field(reader.sequence(index).name);
+void write_csv(const TraceReader& reader, const std::vector<std::int64_t>& sequences,
+               std::ostream& out) {
+  out << "sequence,name,row,pass,block,step,action,position,token,confidence,decoded_step,aborted"
+         "\n";
+  for (const std::int64_t index : sequences) {
+    const SequenceInfo info = reader.sequence(index);
+    const std::string name = csv_field(info.name);
     for (const std::int64_t row : reader.rows_of(index)) {
       const StepColumns step = reader.steps(row, 1);
       const std::string prefix = fmt::format("{},{},{},{},{},{},", index, name, row, step.pass[0],
                                              step.block[0], step.step[0]);
       for (const SequenceDelta& delta : reader.delta(row).rows) {
-        write_csv_delta(out, prefix, delta);
+        write_csv_delta(out, prefix, delta, info.aborted);
       }
     }
   }
@@ -192,25 +219,27 @@ ordered_json step_map_json(const TraceReader& reader, std::int64_t index) {
 
 using SequenceWriter = ordered_json (*)(const TraceReader&, std::int64_t);
 
-void write_json(const TraceReader& reader, const std::string& format, SequenceWriter sequence,
-                std::ostream& out) {
+void write_json(const TraceReader& reader, const std::vector<std::int64_t>& sequences,
+                const std::string& format, SequenceWriter sequence, std::ostream& out) {
   out << "{\"format\": \"blockscope-" << format
       << "\", \"format_version\": 1, \"block_length\": " << reader.info().meta.block_length
       << ", \"mask_token_id\": " << reader.info().meta.mask_token_id << ", \"sequences\": [";
-  for (std::int64_t index = 0; index < reader.info().num_sequences; ++index) {
-    out << (index == 0 ? "\n" : ",\n") << dump(sequence(reader, index));
+  const char* separator = "\n";
+  for (const std::int64_t index : sequences) {
+    out << std::exchange(separator, ",\n") << dump(sequence(reader, index));
   }
   out << "\n]}\n";
 }
 
-void write_format(const TraceReader& reader, const std::string& format, std::ostream& out) {
+void write_format(const TraceReader& reader, const ExportFlags& flags, std::ostream& out) {
+  const std::vector<std::int64_t> sequences = chosen_sequences(reader, flags);
   const std::map<std::string, SequenceWriter> writers = {
       {"trajectory", trajectory_json}, {"frames", frames_json}, {"step_map", step_map_json}};
-  if (format == "csv") {
-    write_csv(reader, out);
+  if (flags.format == "csv") {
+    write_csv(reader, sequences, out);
   } else {
-    const std::string name = format == "json" ? "trajectory" : format;
-    write_json(reader, name, writers.at(name), out);
+    const std::string name = flags.format == "json" ? "trajectory" : flags.format;
+    write_json(reader, sequences, name, writers.at(name), out);
   }
 }
 
@@ -220,7 +249,7 @@ void write_file(const TraceReader& reader, const ExportFlags& flags) {
   files.reads_trace(reader.info().path);
   OutputFile output = files.open(flags.output, flags.force);
   std::ofstream out(output.temporary(), std::ios::binary | std::ios::trunc);
-  write_format(reader, flags.format, out);
+  write_format(reader, flags, out);
   out.close();
   if (!out) throw Error(fmt::format("{}: writing failed. HINT: check the space", flags.output));
   InterruptGuard::check();
@@ -233,7 +262,7 @@ void run_export(const ExportFlags& flags) {
     write_file(reader, flags);
     return;
   }
-  write_format(reader, flags.format, std::cout);
+  write_format(reader, flags, std::cout);
   std::cout.flush();
 }
 
@@ -249,6 +278,11 @@ void add_export_command(CLI::App& app) {
                    "step_map: TraDo's step per generated token")
       ->check(CLI::IsMember({"csv", "json", "frames", "step_map"}))
       ->capture_default_str();
+  command
+      ->add_option("--aborted", flags->aborted,
+                   "keep or drop sequences that a kill cut and a resume decoded again (default: "
+                   "keep them, marked, in csv and json; drop them in frames and step_map)")
+      ->check(CLI::IsMember({"keep", "drop"}));
   command->add_option("-o,--output", flags->output, "File (default: standard output)");
   command->add_flag("--force", flags->force, "Replace an existing output");
   command->footer("Example: blockscope export run.h5 --format step_map -o run.json");

@@ -16,6 +16,7 @@
 #include "analysis/metrics/metrics.h"
 #include "cli/commands.h"
 #include "decode_record/error.h"
+#include "decode_record/text.h"
 #include "decode_record/trace_inventory.h"
 #include "decode_record/trace_reader.h"
 
@@ -49,7 +50,16 @@ struct LayerMeans {
   std::array<Mean, kSummaries.size()> means;
 };
 
+/// What a kill cut off and a resume decoded again: in no other number of the summary.
+struct Aborted {
+  std::int64_t sequences = 0;
+  std::int64_t rows = 0;
+  std::int64_t tokens = 0;
+};
+
 struct Summary {
+  Aborted aborted;
+  std::int64_t sequences = 0;
   std::array<std::int64_t, 3> rows_by_kind{};
   std::int64_t denoise_without_prefix = 0;  // N = 0: left out of the means
   std::int64_t transferred = 0;             // tokens decided
@@ -93,25 +103,45 @@ void add_means(const std::string& path, Summary& summary) {
   }
 }
 
+bool denoises(const StepColumns& steps, std::size_t i) {
+  return static_cast<PassKind>(steps.kind[i]) == PassKind::denoise;
+}
+
+/// Tokens that a row decided.
+std::int64_t decided(const TraceReader& reader, std::int64_t row) {
+  std::int64_t tokens = 0;
+  for (const SequenceDelta& delta : reader.delta(row).rows) {
+    tokens += static_cast<std::int64_t>(delta.transfer_index.size());
+  }
+  return tokens;
+}
+
 Summary summarise(const TraceReader& reader) {
   const TraceInfo& info = reader.info();
   Summary summary;
   for (const std::int64_t layer : info.meta.layers) summary.layers.push_back({layer, {}});
   std::vector<std::int64_t> last_block(static_cast<std::size_t>(info.num_sequences), -1);
+  const std::vector<std::uint8_t> aborted = reader.aborted();
+  summary.aborted.sequences = info.num_sequences - std::ranges::count(aborted, 0);
+  summary.sequences = info.num_sequences - summary.aborted.sequences;
   for (std::int64_t first = 0; first < info.num_rows; first += kRowsAtATime) {
     const auto steps = reader.steps(first, std::min(kRowsAtATime, info.num_rows - first));
     for (std::size_t i = 0; i < static_cast<std::size_t>(steps.count); ++i) {
+      const auto sequence = static_cast<std::size_t>(steps.sequence[i]);
+      const bool real = aborted.at(sequence) == 0;
+      const std::int64_t tokens = decided(reader, first + static_cast<std::int64_t>(i));
+      if (!real) {
+        summary.aborted.rows += 1;
+        summary.aborted.tokens += denoises(steps, i) ? tokens : 0;
+        continue;
+      }
       summary.rows_by_kind.at(steps.kind[i]) += 1;
       summary.pass_time_ns += steps.pass_time_ns[i];
-      const auto sequence = static_cast<std::size_t>(steps.sequence[i]);
-      if (static_cast<PassKind>(steps.kind[i]) != PassKind::denoise) continue;
+      if (!denoises(steps, i)) continue;
       if (steps.context_length[i] == 0) summary.denoise_without_prefix += 1;
       if (last_block.at(sequence) != steps.block[i]) summary.blocks += 1;
       last_block.at(sequence) = steps.block[i];
-      const FrameDelta delta = reader.delta(first + static_cast<std::int64_t>(i));
-      for (const SequenceDelta& row : delta.rows) {
-        summary.transferred += static_cast<std::int64_t>(row.transfer_index.size());
-      }
+      summary.transferred += tokens;
     }
   }
   add_means(info.path, summary);
@@ -129,8 +159,33 @@ double tokens_per_step(const Summary& summary) {
   return steps == 0 ? 0.0 : static_cast<double>(summary.transferred) / static_cast<double>(steps);
 }
 
+std::int64_t real_rows(const Summary& summary) {
+  return summary.rows_by_kind[0] + summary.rows_by_kind[1] + summary.rows_by_kind[2];
+}
+
+/// Rows that the traces held which `repack --repair` made this one of; 0: as many as it has itself.
+std::int64_t rows_before_repair(const TraceInfo& info) {
+  const auto run = ordered_json::parse(info.meta.run_json, nullptr, false);
+  const ordered_json none = ordered_json::object();
+  const auto member = [&](const ordered_json& from, const char* key) {
+    return from.is_object() && from.contains(key) ? from[key] : none;
+  };
+  std::int64_t rows = 0;
+  bool lost = false;
+  for (const ordered_json& input : member(member(run, "repacked"), "inputs")) {
+    const ordered_json before = member(member(input, "lost"), "committed_rows");
+    lost = lost || before.is_number_integer();
+    const ordered_json kept = before.is_number_integer() ? before : member(input, "rows");
+    if (kept.is_number_integer()) rows += kept.get<std::int64_t>();
+  }
+  return lost ? rows : 0;
+}
+
 std::string state_of(const TraceInfo& info) {
   if (info.complete) return "complete";
+  if (const std::int64_t rows = rows_before_repair(info); rows > 0 && !info.partial) {
+    return fmt::format("repaired: {} of {} could be kept", info.num_rows, plural(rows, "row"));
+  }
   return info.partial ? "unfinished: still written, or cut off"
                       : "cut off: every committed row is here";
 }
@@ -156,13 +211,16 @@ ordered_json to_json(const TraceInfo& info, const Summary& summary,
   root["level"] = std::string(to_string(info.meta.level));
   root["block_length"] = info.meta.block_length;
   root["mask_token_id"] = info.meta.mask_token_id;
-  root["sequences"] = info.num_sequences;
+  root["sequences"] = summary.sequences;
   root["blocks"] = summary.blocks;
-  root["rows"] = {{"committed", info.num_rows},
+  root["rows"] = {{"committed", real_rows(summary)},
                   {"prefill", summary.rows_by_kind[0]},
                   {"denoise", summary.rows_by_kind[1]},
                   {"commit", summary.rows_by_kind[2]},
                   {"denoise_without_prefix", summary.denoise_without_prefix}};
+  root["aborted"] = {{"sequences", summary.aborted.sequences},
+                     {"rows", summary.aborted.rows},
+                     {"tokens", summary.aborted.tokens}};
   root["tokens_decided"] = summary.transferred;
   root["tokens_per_step"] = tokens_per_step(summary);
   root["score"] = mean_json(summary.score);
@@ -220,23 +278,29 @@ void print_table(const TraceInfo& info, const Summary& summary) {
   line("trace", fmt::format("{} (schema {}, {})", info.path, info.format_version,
                             mebibytes(info.file_bytes)));
   line("state", state_of(info));
-  line("model", fmt::format("{} layers, {} query heads, {} KV heads, head_dim {}, vocabulary {}",
-                            meta.num_layers, meta.num_heads, meta.num_kv_heads, meta.head_dim,
-                            meta.vocab_size));
+  line("model", fmt::format("{}, {}, {}, head_dim {}, vocabulary {}",
+                            plural(meta.num_layers, "layer"), plural(meta.num_heads, "query head"),
+                            plural(meta.num_kv_heads, "KV head"), meta.head_dim, meta.vocab_size));
   line("mask token", meta.mask_token_id < 0 ? "none" : std::to_string(meta.mask_token_id));
   line("block length", std::to_string(meta.block_length));
-  line("level", fmt::format("{}, {} layers, {} heads", to_string(meta.level), meta.layers.size(),
-                            meta.heads.size()));
-  line("sequences", fmt::format("{}, {} blocks", info.num_sequences, summary.blocks));
+  line("level", fmt::format("{}, {}, {}", to_string(meta.level),
+                            plural(static_cast<std::int64_t>(meta.layers.size()), "layer"),
+                            plural(static_cast<std::int64_t>(meta.heads.size()), "head")));
+  line("sequences", fmt::format("{}, {}", summary.sequences, plural(summary.blocks, "block")));
   line("rows", fmt::format("{} committed: {} prefill, {} denoise ({} without a prefix), {} commit",
-                           info.num_rows, summary.rows_by_kind[0], summary.rows_by_kind[1],
+                           real_rows(summary), summary.rows_by_kind[0], summary.rows_by_kind[1],
                            summary.denoise_without_prefix, summary.rows_by_kind[2]));
   line("tokens", fmt::format("{} decided, {:.2f} a denoising step", summary.transferred,
                              tokens_per_step(summary)));
+  const Aborted& aborted = summary.aborted;
+  if (aborted.sequences > 0) {
+    line("left out", fmt::format("{} ({}, {})", plural(aborted.sequences, "aborted sequence"),
+                                 plural(aborted.rows, "row"), plural(aborted.tokens, "token")));
+  }
   if (summary.score.weight > 0.0) {
-    line("score", fmt::format("{:.3f}, mean of {} scored sequences",
-                              summary.score.sum / summary.score.weight,
-                              static_cast<std::int64_t>(summary.score.weight)));
+    line("score",
+         fmt::format("{:.3f}, mean of {}", summary.score.sum / summary.score.weight,
+                     plural(static_cast<std::int64_t>(summary.score.weight), "scored sequence")));
   }
   print_layers(summary);
 }

@@ -11,6 +11,7 @@
 #include "command_line/pass_progress.h"
 #include "decode_record/error.h"
 #include "decode_record/repack.h"
+#include "decode_record/text.h"
 
 namespace blockscope {
 namespace {
@@ -26,6 +27,16 @@ struct RepackFlags {
   bool quiet = false;
   RepackOptions options;
 };
+
+/// Also with --quiet: rows that were thought safe are gone.
+void print_loss(const RepackLoss& loss) {
+  fmt::print(stderr,
+             "note: {}: kept {} of {} and {} of {}; the others are not whole in the file. {} lost "
+             "rows or text and {} marked aborted. First lost: {}\n",
+             loss.path, loss.rows, plural(loss.committed_rows, "committed row"), loss.sequences,
+             plural(loss.committed_sequences, "sequence"), plural(loss.cut, "kept sequence"),
+             loss.cut == 1 ? "is" : "are", loss.why);
+}
 
 void run_repack(RepackFlags& flags) {
   if (flags.inputs.size() > 1 && !flags.merge) {
@@ -43,17 +54,21 @@ void run_repack(RepackFlags& flags) {
   };
   const RepackResult result = repack_traces(flags.inputs, flags.output, flags.options);
   progress.finish();
+  for (const RepackLoss& loss : result.lost) print_loss(loss);
   if (flags.quiet) return;
-  fmt::print("{}: {} rows of {} sequences, {} bytes (before: {})\n", flags.output, result.rows,
-             result.sequences, result.bytes_after, result.bytes_before);
+  fmt::print("{}: {} of {}, {} (before: {})\n", flags.output, plural(result.rows, "row"),
+             plural(result.sequences, "sequence"), plural(result.bytes_after, "byte"),
+             result.bytes_before);
   if (result.is_virtual) {
     fmt::print(
-        "its arrays stay in the {} traces it was merged from: keep them where they are, or "
-        "merge with --copy\n",
-        flags.inputs.size());
+        "its arrays stay in the {} it was merged from: keep them where they are, or merge with "
+        "--copy\n",
+        plural(static_cast<std::int64_t>(flags.inputs.size()), "trace"));
   }
   if (result.aborted > 0) {
-    fmt::print("{} sequences had no end and are marked aborted\n", result.aborted);
+    fmt::print("{} no end and {} marked aborted\n",
+               plural(result.aborted, "sequence has", "sequences have"),
+               result.aborted == 1 ? "is" : "are");
   }
 }
 
@@ -71,7 +86,8 @@ void add_repack_command(CLI::App& app) {
       ->check(whole_number(1, 9))
       ->capture_default_str();
   command->add_flag("--repair", flags->options.repair,
-                    "Accept an unfinished trace (.partial): keep its committed rows");
+                    "Accept an unfinished trace (.partial), or one that was cut off: keep the rows "
+                    "that are whole");
   command->add_flag("--merge", flags->merge, "Join the traces of several ranks, in this order");
   command->add_flag("--copy", flags->options.copy,
                     "With --merge: copy the large arrays, for a file that needs no other");

@@ -5,10 +5,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
-#include <cstring>
+#include <optional>
+#include <span>
 
+#include "decode_record/compare_aligned.h"
+#include "decode_record/compare_values.h"
 #include "decode_record/raw_trace.h"
 
 namespace blockscope {
@@ -17,102 +18,20 @@ namespace {
 
 constexpr std::size_t kSlabBytes = 4U << 20U;
 
-bool is_float(h5::Element element) {
-  return element == h5::Element::f32 || element == h5::Element::bf16;
+/// One dataset, slab by slab, element by element where it lies.
+void compare_dataset(const RawTrace& a, const RawTrace& b, Field field,
+                     const CompareOptions& options, DatasetDifference& result) {
+  ValueComparison values(options, a.dataset(field).element, b.dataset(field).element, result);
+  const std::vector<hsize_t> shape = a.shape(field);
+  const auto inner = std::span<const hsize_t>(shape).subspan(1);
+  const auto count = static_cast<std::int64_t>(shape[0]);
+  const std::size_t row = std::max<std::size_t>(a.row_bytes(field), 1);
+  const auto slab = static_cast<std::int64_t>(std::max<std::size_t>(kSlabBytes / row, 1));
+  for (std::int64_t first = 0; first < count; first += slab) {
+    const std::int64_t part = std::min(slab, count - first);
+    values.compare(first, inner, a.read(field, first, part), b.read(field, first, part));
+  }
 }
-
-double float_at(const std::byte* bytes, h5::Element element, std::size_t i) {
-  std::uint32_t word = 0;
-  if (element == h5::Element::bf16) {
-    std::uint16_t half = 0;
-    std::memcpy(&half, bytes + 2 * i, 2);
-    word = std::uint32_t{half} << 16U;
-  } else {
-    std::memcpy(&word, bytes + 4 * i, 4);
-  }
-  return std::bit_cast<float>(word);
-}
-
-std::int64_t integer_at(const std::byte* bytes, std::size_t size, std::size_t i) {
-  std::int64_t value = 0;
-  std::int32_t narrow = 0;
-  if (size == 1) return static_cast<std::int64_t>(bytes[i]);
-  if (size == 4) {
-    std::memcpy(&narrow, bytes + 4 * i, 4);
-    return narrow;
-  }
-  std::memcpy(&value, bytes + 8 * i, 8);
-  return value;
-}
-
-/// One dataset, slab by slab.
-class Comparison {
- public:
-  Comparison(const RawTrace& a, const RawTrace& b, const CompareOptions& options,
-             DatasetDifference& result)
-      : a_(a), b_(b), options_(options), result_(result) {}
-
-  void run(Field field) {
-    const std::vector<hsize_t> shape = a_.shape(field);
-    const std::int64_t count = shape.empty() ? 1 : static_cast<std::int64_t>(shape[0]);
-    const std::size_t row = std::max<std::size_t>(a_.row_bytes(field), 1);
-    const auto slab = static_cast<std::int64_t>(std::max<std::size_t>(kSlabBytes / row, 1));
-    // The same float in two element types (bf16 and f32) is compared by value.
-    for (std::int64_t first = 0; first < count; first += slab) {
-      const std::int64_t part = std::min(slab, count - first);
-      compare(field, first, a_.read(field, first, part), b_.read(field, first, part), shape);
-    }
-  }
-
- private:
-  void compare(Field field, std::int64_t first, const std::vector<std::byte>& a,
-               const std::vector<std::byte>& b, const std::vector<hsize_t>& shape) {
-    const h5::Element in_a = a_.dataset(field).element;
-    const h5::Element in_b = b_.dataset(field).element;
-    const std::size_t count = a.size() / h5::size_of(in_a);
-    result_.elements += static_cast<std::int64_t>(count);
-    if (in_a == in_b && a == b) return;
-    const std::size_t row = a_.row_bytes(field) / h5::size_of(in_a);
-    for (std::size_t i = 0; i < count; ++i) {
-      const bool same = is_float(in_a)
-                            ? equal_floats(float_at(a.data(), in_a, i), float_at(b.data(), in_b, i))
-                            : equal_integers(integer_at(a.data(), h5::size_of(in_a), i),
-                                             integer_at(b.data(), h5::size_of(in_b), i));
-      if (same) continue;
-      if (result_.different++ == 0) {
-        result_.at = index_of(static_cast<std::size_t>(first) * row + i, shape);
-      }
-    }
-  }
-
-  bool equal_integers(std::int64_t a, std::int64_t b) {
-    result_.largest =
-        std::max(result_.largest, std::abs(static_cast<double>(a) - static_cast<double>(b)));
-    return a == b;
-  }
-
-  bool equal_floats(double a, double b) {
-    if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
-    if (std::isinf(a) || std::isinf(b)) return a == b;
-    const double difference = std::abs(a - b);
-    result_.largest = std::max(result_.largest, difference);
-    return difference <= options_.absolute + options_.relative * std::abs(b);
-  }
-
-  static std::vector<std::int64_t> index_of(std::size_t flat, const std::vector<hsize_t>& shape) {
-    std::vector<std::int64_t> index(shape.size());
-    for (std::size_t i = shape.size(); i-- > 0;) {
-      index[i] = static_cast<std::int64_t>(flat % shape[i]);
-      flat /= shape[i];
-    }
-    return index;
-  }
-
-  const RawTrace& a_;
-  const RawTrace& b_;
-  const CompareOptions& options_;
-  DatasetDifference& result_;
-};
 
 bool left_out(Field field, const CompareOptions& options) {
   switch (field) {
@@ -136,15 +55,6 @@ bool left_out(Field field, const CompareOptions& options) {
   }
 }
 
-std::vector<std::byte> heap_text(const RawTrace& trace, Field start, Field length,
-                                 std::int64_t sequence) {
-  const std::int64_t at = trace.read_integers(start, sequence, 1).front();
-  const std::int64_t size = trace.read_integers(length, sequence, 1).front();
-  const std::int64_t limit = trace.length(Axis::text_byte);
-  if (at < 0 || size < 0 || at > limit || size > limit - at) return {};
-  return trace.read(Field::sequence_bytes, at, size);
-}
-
 /// Names, answers, metrics and texts of the sequences, by content.
 DatasetDifference compare_texts(const RawTrace& a, const RawTrace& b) {
   DatasetDifference result;
@@ -162,11 +72,25 @@ DatasetDifference compare_texts(const RawTrace& a, const RawTrace& b) {
   for (std::int64_t sequence = 0; sequence < count; ++sequence) {
     for (const auto& [start, length] : kTexts) {
       ++result.elements;
-      if (heap_text(a, start, length, sequence) == heap_text(b, start, length, sequence)) continue;
+      if (sequence_text(a, start, length, sequence) == sequence_text(b, start, length, sequence))
+        continue;
       if (result.different++ == 0) result.at = {sequence};
     }
   }
   return result;
+}
+
+std::int64_t count_aborted(const RawTrace& trace) {
+  const auto marks = trace.read_integers(Field::sequence_aborted, 0, trace.length(Axis::sequence));
+  return static_cast<std::int64_t>(marks.size()) - std::ranges::count(marks, 0);
+}
+
+/// The same shape, or that of a row where rows are looked for.
+bool same_shape(const RawTrace& a, const RawTrace& b, const DatasetSpec& spec, bool rows_only) {
+  const std::vector<hsize_t> here = a.shape(spec.field);
+  const std::vector<hsize_t> there = b.shape(spec.field);
+  const std::ptrdiff_t first = rows_only && spec.extendible() ? 1 : 0;
+  return std::equal(here.begin() + first, here.end(), there.begin() + first, there.end());
 }
 
 }  // namespace
@@ -175,25 +99,33 @@ TraceDifference compare_traces(const std::string& a, const std::string& b,
                                const CompareOptions& options) {
   const RawTrace first(a);
   const RawTrace second(b);
+  std::optional<AlignedComparison> aligned;
+  if (options.ignore_aborted) aligned.emplace(first, second, options);
   TraceDifference result;
+  result.aborted_a = count_aborted(first);
+  result.aborted_b = count_aborted(second);
+  if (aligned) result.datasets = aligned->unmatched();
   for (const DatasetSpec& spec : kDatasets) {
     const bool in_first = first.has(spec.field);
     const bool in_second = second.has(spec.field);
     if (left_out(spec.field, options) || (!in_first && !in_second)) continue;
+    if (aligned && AlignedComparison::is_place(spec.field)) continue;
     DatasetDifference difference;
     difference.path = spec.path;
     if (in_first != in_second) {
       difference.problem = fmt::format("only in the {} trace", in_first ? "first" : "second");
-    } else if (first.shape(spec.field) != second.shape(spec.field)) {
+    } else if (!same_shape(first, second, spec, aligned.has_value())) {
       difference.problem =
           fmt::format("shape [{}] against [{}]", fmt::join(first.shape(spec.field), ", "),
                       fmt::join(second.shape(spec.field), ", "));
+    } else if (aligned) {
+      aligned->run(spec.field, difference);
     } else {
-      Comparison(first, second, options, difference).run(spec.field);
+      compare_dataset(first, second, spec.field, options, difference);
     }
     result.datasets.push_back(std::move(difference));
   }
-  result.datasets.push_back(compare_texts(first, second));
+  result.datasets.push_back(aligned ? aligned->texts() : compare_texts(first, second));
   result.equal = std::ranges::all_of(result.datasets, [](const auto& d) { return d.equal(); });
   return result;
 }

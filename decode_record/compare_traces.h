@@ -10,7 +10,8 @@ namespace blockscope {
 struct CompareOptions {
   double absolute = 0.0;  // floats a, b are equal if |a - b| <= absolute + relative * |b|
   double relative = 0.0;
-  bool ignore_timing = false;  // leaves out /steps/pass_time_ns
+  bool ignore_timing = false;   // leaves out /steps/pass_time_ns
+  bool ignore_aborted = false;  // compares the sequences that were not aborted, wherever they are
 };
 
 struct DatasetDifference {
@@ -26,11 +27,15 @@ struct DatasetDifference {
 struct TraceDifference {
   std::vector<DatasetDifference> datasets;
   bool equal = true;
+  std::int64_t aborted_a = 0;  // sequences of each trace, left out or not
+  std::int64_t aborted_b = 0;
 };
 
 /// What ran (/model/json, /run/json, /run/complete, /tokenizer) may differ and is not compared;
 /// everything decoded or recorded is. Integers and bytes must be equal, floats within tolerance.
-/// Streams: a few MB of memory whatever the size. Throws TraceError.
+/// With `ignore_aborted` a sequence is found again by its name and prompt, and rows by their order
+/// in it; numbers that say where something lies (of sequences, rows, passes, elements) are not
+/// compared. Streams: a few MB of memory whatever the size of the arrays. Throws TraceError.
 TraceDifference compare_traces(const std::string& a, const std::string& b,
                                const CompareOptions& options);
 

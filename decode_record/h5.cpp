@@ -115,14 +115,14 @@ File open_file(const std::string& path, OpenMode mode, bool clear_flags) {
   const H5Plist access(H5Pcreate(H5P_FILE_ACCESS));
   check(H5Pset_fclose_degree(access.get(), H5F_CLOSE_SEMI), path, "set up");
   unsigned flags = H5F_ACC_RDONLY;
-  if (mode == OpenMode::swmr_read) {
-    flags |= H5F_ACC_SWMR_READ;
-    // A checksum that is wrong may be a write under way: HDF5 reads again after 1 ns, 2 ns, 4 ns...
-    // Its default of 100 attempts sleeps for ever on a damaged file; 27 give up after 0.13 s.
-    check(H5Pset_metadata_read_attempts(access.get(), 27), path, "set up");
-  }
+  if (mode == OpenMode::swmr_read || mode == OpenMode::dead_read) flags |= H5F_ACC_SWMR_READ;
   if (mode == OpenMode::swmr_write) flags = H5F_ACC_RDWR | H5F_ACC_SWMR_WRITE;
-  const bool prefetches = mode != OpenMode::swmr_write && set_prefetching_driver(access);
+  // A checksum that is wrong may be a write under way: HDF5 reads again after 1 ns, 2 ns, 4 ns...
+  // Its default of 100 attempts, for a SWMR writer too, sleeps for ever on a damaged file; 27 give
+  // up after 0.13 s. Where there is no other writer the first answer is the right one.
+  const unsigned attempts = mode == OpenMode::swmr_read ? 27 : 1;
+  check(H5Pset_metadata_read_attempts(access.get(), attempts), path, "set up");
+  const bool prefetches = mode != OpenMode::swmr_write && set_reading_driver(access);
   if (mode != OpenMode::read) {
     check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_LATEST, H5F_LIBVER_LATEST), path, "set up");
   }
@@ -137,7 +137,7 @@ File open_file(const std::string& path, OpenMode mode, bool clear_flags) {
     // superblock tells; HDF5 then refuses to follow it ("addr overflow"). As h5clear --increment=0.
     check(H5Fincrement_filesize(handle.get(), 0), path, "restore the end of the file");
   }
-  return File{std::move(handle), path, prefetches};
+  return File{std::move(handle), path, prefetches, mode};
 }
 
 void start_swmr_write(const File& file) {
@@ -146,10 +146,12 @@ void start_swmr_write(const File& file) {
 }
 
 void flush(const File& file) {
+  silence();
   check(H5Fflush(file.handle.get(), H5F_SCOPE_LOCAL), file.path, "flush");
 }
 
 void close(File& file) {
+  silence();
   if (!file.handle.close()) fail(file.path, "close the file");
 }
 
@@ -244,6 +246,7 @@ Dataset open_dataset(const File& file, const std::string& path, Element element,
 }
 
 void set_extent(Dataset& dataset, std::span<const hsize_t> extent) {
+  silence();
   check(H5Dset_extent(dataset.handle.get(), extent.data()), dataset.name, "change the extent");
   dataset.extent.assign(extent.begin(), extent.end());
 }
@@ -259,10 +262,14 @@ void refresh(Dataset& dataset) {
         "refresh");
 }
 
-void flush(const Dataset& dataset) { check(H5Dflush(dataset.handle.get()), dataset.name, "flush"); }
+void flush(const Dataset& dataset) {
+  silence();
+  check(H5Dflush(dataset.handle.get()), dataset.name, "flush");
+}
 
 void write(const Dataset& dataset, std::span<const hsize_t> start, std::span<const hsize_t> count,
            const void* data) {
+  silence();
   const H5Space target = box(dataset, start, count);
   const H5Space source(
       check_id(H5Screate_simple(static_cast<int>(count.size()), count.data(), nullptr),
@@ -321,7 +328,7 @@ bool read_chunk(const Dataset& dataset, std::span<const hsize_t> offset, void* d
 void prefetch_chunk(const Dataset& dataset, std::span<const hsize_t> offset) {
   if (!dataset.prefetches || dataset.filtered || dataset.chunk.empty()) return;
   silence();
-  const Prefetching prefetching;
+  const DriverMode prefetching(DriverMode::Kind::prefetch);
   std::uint32_t filters = 0;
   std::byte unused{};  // HDF5 wants a buffer; nothing is written to it
   H5Dread_chunk(dataset.handle.get(), H5P_DEFAULT, offset.data(), &filters, &unused);
@@ -334,20 +341,52 @@ std::uint64_t stored_bytes(const Dataset& dataset) {
 
 void write_chunk(const Dataset& dataset, std::span<const hsize_t> offset, const void* data,
                  std::size_t bytes) {
+  silence();
   check(H5Dwrite_chunk(dataset.handle.get(), H5P_DEFAULT, 0, offset.data(), bytes, data),
         dataset.name, "write a chunk");
 }
+
+namespace {
+
+/// HDF5 1.10 answers an error, not 0, for a chunk that was never written; any other error means
+/// that the chunk could not be looked for.
+bool says_never_written() {
+  bool found = false;
+  const auto visit = [](unsigned, const H5E_error2_t* error, void* out) -> herr_t {
+    const std::string_view text = error->desc == nullptr ? "" : error->desc;
+    if (text == "chunk storage is not allocated" || text == "chunk address isn't defined") {
+      *static_cast<bool*>(out) = true;
+    }
+    return 0;
+  };
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_DOWNWARD, visit, &found);
+  if (found) H5Eclear2(H5E_DEFAULT);
+  return found;
+}
+
+}  // namespace
 
 bool chunk_written(const Dataset& dataset, std::span<const hsize_t> offset) {
   silence();
   if (!dataset.parts.empty()) return part_chunk_written(dataset, offset);
   hsize_t bytes = 0;
-  // HDF5 1.10 answers an error, not 0, for a chunk that was never written.
-  if (H5Dget_chunk_storage_size(dataset.handle.get(), offset.data(), &bytes) < 0) {
-    H5Eclear2(H5E_DEFAULT);
-    return false;
+  if (H5Dget_chunk_storage_size(dataset.handle.get(), offset.data(), &bytes) >= 0) {
+    return bytes != 0;
   }
-  return bytes != 0;
+  if (says_never_written()) return false;
+  fail(dataset.name, "look up a chunk");
+}
+
+std::optional<Place> chunk_place(const Dataset& dataset, std::span<const hsize_t> offset) {
+  silence();
+  const DriverMode locating(DriverMode::Kind::locate);
+  std::uint32_t filters = 0;
+  std::byte unused{};  // HDF5 wants a buffer; nothing is written to it
+  if (H5Dread_chunk(dataset.handle.get(), H5P_DEFAULT, offset.data(), &filters, &unused) >= 0) {
+    return DriverMode::located();
+  }
+  if (says_never_written()) return std::nullopt;
+  fail(dataset.name, "look up a chunk");
 }
 
 std::optional<std::uint64_t> contiguous_address(const Dataset& dataset) {

@@ -62,11 +62,23 @@ std::string library_version();
 enum class Element : std::uint8_t { u8, i32, i64, f32, bf16, f64 };
 std::size_t size_of(Element element);
 
+/// `read`: nobody writes it, and it was closed. `swmr_read`: somebody may be writing it.
+/// `dead_read`: its writer was killed, so that a checksum that is wrong is damage and not a write
+/// under way.
+enum class OpenMode : std::uint8_t { read, swmr_read, dead_read, swmr_write };
+
 /// A file with its path, for messages.
 struct File {
   H5File handle;
   std::string path;
-  bool prefetches = false;  ///< see prefetch_chunk()
+  bool prefetches = false;  ///< opened for reading, with the driver of h5_prefetch.h
+  OpenMode mode = OpenMode::read;
+};
+
+/// Where bytes lie in a file.
+struct Place {
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
 };
 
 /// Rows [first, first + rows) of a virtual dataset: all rows of the dataset of the same path in
@@ -97,8 +109,6 @@ struct OpenPart {
   File file;  // outlives its dataset
   Dataset dataset;
 };
-
-enum class OpenMode : std::uint8_t { read, swmr_read, swmr_write };
 
 /// A new file in the latest format (SWMR needs it); an existing one is truncated.
 File create_file(const std::string& path);
@@ -162,9 +172,12 @@ std::uint64_t stored_bytes(const Dataset& dataset);
 void write_chunk(const Dataset& dataset, std::span<const hsize_t> offset, const void* data,
                  std::size_t bytes);
 
-/// Whether the chunk with element `offset` was ever written. (HDF5 1.10 tells a chunk's address
-/// only by walking through all chunks; this is one look-up.)
+/// Whether the chunk with element `offset` was ever written. Throws TraceError when the index of
+/// the chunks can't be read: a chunk that can't be found is not one that was never written.
 bool chunk_written(const Dataset& dataset, std::span<const hsize_t> offset);
+/// Where the chunk with element `offset` lies, also behind the end of the file; nullopt when it was
+/// never written. One look-up. Throws as chunk_written(). Only for files opened for reading.
+std::optional<Place> chunk_place(const Dataset& dataset, std::span<const hsize_t> offset);
 /// Where a contiguous dataset starts; nullopt when nothing was written.
 std::optional<std::uint64_t> contiguous_address(const Dataset& dataset);
 

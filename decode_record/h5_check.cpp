@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "decode_record/error.h"
+#include "decode_record/h5_prefetch.h"
 
 namespace blockscope::h5 {
 namespace {
@@ -49,6 +50,10 @@ std::string hint_for(std::string_view error) {
     return " HINT: the disk is full; free space or choose another place (a capture goes on with "
            "--resume).";
   }
+  if (says("checksum") || says("truncated file") || says("addr overflow")) {
+    return " HINT: the file is damaged or was cut off; `blockscope repack --repair` keeps the rows "
+           "that are whole.";
+  }
   return "";
 }
 
@@ -63,6 +68,13 @@ void silence() {
 
 void fail(std::string_view where, std::string_view what) {
   const std::string error = innermost_error();
+  if (const auto missing = take_behind_end()) {
+    throw CorruptTrace(
+        fmt::format("{}: expected data at bytes {} to {}, got the end of the file at {}. HINT: the "
+                    "file was cut off; `blockscope repack --repair` keeps the rows that are whole.",
+                    where, missing->place.offset, missing->place.offset + missing->place.bytes,
+                    missing->file_bytes));
+  }
   const std::string message = fmt::format("{}: {}: {}.{}", where, what, error, hint_for(error));
   if (tells_of_lock(error)) throw TraceLocked(message);
   throw TraceError(message);

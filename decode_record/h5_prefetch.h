@@ -1,25 +1,40 @@
-// Reads chunks ahead into the page cache. HDF5 1.10 tells where a chunk lies only by walking
-// through all of them, but looks the place up at once when it reads; so a read-only trace is opened
-// through a virtual file driver that hands everything on to HDF5's own and, while a chunk is
-// prefetched, asks the system to read instead of reading. Internal to decode_record.
+// A file driver of our own around HDF5's default one, for files that are only read. It does what
+// the library offers no call for:
+//  - data behind the end of the file is an error. HDF5 gives zeros for it, so that a trace that was
+//    cut off would read as one whose last rows are zeros;
+//  - a chunk's place in the file is told with one look-up in the chunk index, and a chunk can be
+//    asked for ahead: H5Dread_chunk looks the chunk up and calls the driver, which then only takes
+//    down the address. (H5Dget_chunk_info walks through all chunks in HDF5 1.10.)
+// Internal to decode_record; HDF5 1.13 changed what a driver is, and has none of this.
 #pragma once
+
+#include <cstdint>
+#include <optional>
 
 #include "decode_record/h5.h"
 
 namespace blockscope::h5 {
 
-/// Makes files opened with this access list prefetch. False where this build of HDF5 has another
-/// driver interface; such files are read as ever, without reading ahead.
-bool set_prefetching_driver(const H5Plist& access);
-
-/// While one lives, what this thread reads of raw data from such files goes nowhere: the system is
-/// asked to have it in memory soon.
-class Prefetching {
+/// What the driver does with a read of elements while it lives on this thread.
+class DriverMode {
  public:
-  Prefetching();
-  Prefetching(const Prefetching&) = delete;
-  Prefetching& operator=(const Prefetching&) = delete;
-  ~Prefetching();
+  enum class Kind : std::uint8_t { read, prefetch, locate };
+  explicit DriverMode(Kind kind);
+  ~DriverMode();
+  DriverMode(const DriverMode&) = delete;
+  DriverMode& operator=(const DriverMode&) = delete;
+  /// Kind::locate: the place of the last read.
+  static std::optional<Place> located();
 };
+
+/// The last read of this thread that reached behind the end of its file, once.
+struct BehindEnd {
+  Place place;
+  std::uint64_t file_bytes = 0;
+};
+std::optional<BehindEnd> take_behind_end();
+
+/// False where it can't be had.
+bool set_reading_driver(const H5Plist& access);
 
 }  // namespace blockscope::h5

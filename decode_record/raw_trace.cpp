@@ -15,22 +15,37 @@ namespace {
 
 constexpr std::int64_t kScanRows = 65536;
 
-h5::File open_any(const std::string& path) {
-  namespace fs = std::filesystem;
-  const std::string partial = path + ".partial";
-  const bool use_partial = !fs::exists(path) && fs::exists(partial);
-  const std::string& chosen = use_partial ? partial : path;
-  if (!fs::exists(chosen)) {
-    throw TraceError(fmt::format("{}: no such file. HINT: check the path", path));
-  }
-  // A writer may hold a .partial open, or a kill may have left its mark: SWMR reading takes both.
-  const bool unfinished = chosen.ends_with(".partial");
-  return h5::open_file(chosen, unfinished ? h5::OpenMode::swmr_read : h5::OpenMode::read);
-}
-
 }  // namespace
 
-RawTrace::RawTrace(const std::string& path) : file_(open_any(path)), meta_(read_header(file_)) {
+RawTrace::RawTrace(const std::string& path, Opening opening, Writer writer)
+    : file_(open_trace(existing_trace(path), writer)), meta_(read_header(file_)) {
+  file_bytes_ = std::filesystem::file_size(file_.path);
+  open_datasets();
+  complete_ = cell(Field::run_complete) != 0;
+  if (opening == Opening::known) {
+    whole_.rows = cell(Field::step_committed);
+    whole_.sequences = cell(Field::sequence_committed);
+    find_lengths();
+    return;
+  }
+  StoredTrace stored(file_.path, writer);
+  if (opening == Opening::salvage) {
+    whole_ = find_whole_rows(stored);
+    complete_ = complete_ && whole_.all();
+  } else {
+    whole_.rows = stored.count(Field::step_committed, Field::step_sequence);
+    whole_.sequences = stored.count(Field::sequence_committed, Field::sequence_gen_length);
+  }
+  TraceCheck check(stored, whole_.cut);
+  check.pieces();
+  check.sequences(whole_.sequences);
+  check.rows(whole_.rows);
+  positions_ = check.positions();
+  if (opening == Opening::checked) stored.check_not_cut(whole_.rows);
+  find_lengths();
+}
+
+void RawTrace::open_datasets() {
   for (const DatasetSpec& spec : kDatasets) {
     if (!exists_in(spec, meta_)) continue;
     const std::string name(spec.path);
@@ -47,10 +62,9 @@ RawTrace::RawTrace(const std::string& path) : file_(open_any(path)), meta_(read_
                       "damaged or was not written by Blockscope",
                       dataset.name, to_string(spec.axes[i]), expected[i], dataset.extent[i]));
     }
+    check_row_size(dataset);
     datasets_[index(spec.field)] = std::move(dataset);
   }
-  complete_ = cell(Field::run_complete) != 0;
-  find_lengths();
 }
 
 std::int64_t RawTrace::cell(Field field) const {
@@ -88,8 +102,8 @@ void RawTrace::set_from_end(Axis axis, Field end, std::int64_t rows) {
 }
 
 void RawTrace::find_lengths() {
-  set_length(Axis::row, Field::step_committed, cell(Field::step_committed));
-  set_length(Axis::sequence, Field::sequence_committed, cell(Field::sequence_committed));
+  set_length(Axis::row, Field::step_committed, whole_.rows);
+  set_length(Axis::sequence, Field::sequence_committed, whole_.sequences);
   const std::int64_t rows = length(Axis::row);
   const std::int64_t sequences = length(Axis::sequence);
   set_length(Axis::keyframe, Field::row_keyframe, largest(Field::row_keyframe, rows) + 1);
@@ -104,9 +118,35 @@ void RawTrace::find_lengths() {
              read_integers(Field::sequence_prompt_length, sequences - 1, 1).front();
   }
   set_length(Axis::prompt_element, Field::sequence_prompt_start, prompt);
-  // Texts of sequences that were cut may lie beyond the committed ones; all bytes are kept.
-  set_length(Axis::text_byte, Field::sequence_bytes,
-             static_cast<std::int64_t>(dataset(Field::sequence_bytes).extent[0]));
+  set_length(Axis::text_byte, Field::sequence_bytes, text_bytes());
+}
+
+/// A finished trace keeps all its bytes, also those of texts that nothing points to since a resume.
+/// An unfinished one has room reserved behind them.
+std::int64_t RawTrace::text_bytes() const {
+  const h5::Dataset& bytes = dataset(Field::sequence_bytes);
+  if (complete_) {
+    check_read_size(bytes, bytes.extent[0], file_bytes_);
+    return static_cast<std::int64_t>(bytes.extent[0]);
+  }
+  const std::int64_t sequences = length(Axis::sequence);
+  const auto reasons = read_integers(Field::sequence_finish_reason, 0, sequences);
+  std::int64_t end = 0;
+  constexpr std::pair<Field, Field> kTexts[] = {
+      {Field::sequence_name_start, Field::sequence_name_length},
+      {Field::sequence_answer_start, Field::sequence_answer_length},
+      {Field::sequence_metric_start, Field::sequence_metric_length},
+      {Field::sequence_text_start, Field::sequence_text_length}};
+  for (const auto& [start_field, length_field] : kTexts) {
+    const bool text = start_field == Field::sequence_text_start;
+    const auto starts = read_integers(start_field, 0, sequences);
+    const auto lengths = read_integers(length_field, 0, sequences);
+    for (std::size_t i = 0; i < starts.size(); ++i) {
+      const bool none = text && (reasons[i] == 0 || (i < whole_.cut.size() && whole_.cut[i]));
+      if (!none) end = std::max(end, starts[i] + lengths[i]);
+    }
+  }
+  return end;
 }
 
 std::vector<hsize_t> RawTrace::shape(Field field) const {
@@ -128,8 +168,13 @@ std::vector<std::byte> RawTrace::read(Field field, std::int64_t first, std::int6
   start[0] = static_cast<hsize_t>(first);
   std::vector<hsize_t> box = source.extent;
   box[0] = static_cast<hsize_t>(count);
-  std::vector<std::byte> bytes(row_bytes(field) * static_cast<std::size_t>(count));
-  if (!bytes.empty()) h5::read_words(source, start, box, bytes.data());
+  const std::size_t size = row_bytes(field) * static_cast<std::size_t>(count);
+  check_read_size(source, size, file_bytes_);
+  std::vector<std::byte> bytes(size);
+  if (bytes.empty()) return bytes;
+  h5::read_words(source, start, box, bytes.data());
+  const auto bounds = positions_ < 0 ? std::nullopt : bounds_of(field, meta_, positions_);
+  if (bounds) check_values(source, *bounds, first, static_cast<std::size_t>(count), bytes);
   return bytes;
 }
 
@@ -144,7 +189,10 @@ std::vector<std::byte> RawTrace::read_layer(Field field, std::int64_t first, std
   box[1] = 1;
   std::vector<std::byte> bytes(row_bytes(field) / source.extent[1] *
                                static_cast<std::size_t>(count));
-  if (!bytes.empty()) h5::read_words(source, start, box, bytes.data());
+  if (bytes.empty()) return bytes;
+  h5::read_words(source, start, box, bytes.data());
+  const auto bounds = positions_ < 0 ? std::nullopt : bounds_of(field, meta_, positions_);
+  if (bounds) check_values(source, *bounds, first, static_cast<std::size_t>(count), bytes);
   return bytes;
 }
 

@@ -11,19 +11,28 @@
 #include <vector>
 
 #include "decode_record/h5.h"
+#include "decode_record/trace_check.h"
 #include "decode_record/trace_layout.h"
+#include "decode_record/whole_rows.h"
 
 namespace blockscope {
 
 class RawTrace {
  public:
+  /// `checked`: every committed row must make sense and be there. `salvage`: the rows that are
+  /// whole, where the file was cut off or damaged; these make sense. `known`: the caller has
+  /// checked the trace just before.
+  enum class Opening : std::uint8_t { checked, salvage, known };
   /// Opens `path`; when it doesn't exist, `<path>.partial`. Throws NotATrace, UnsupportedVersion,
   /// CorruptTrace or TraceError.
-  explicit RawTrace(const std::string& path);
+  explicit RawTrace(const std::string& path, Opening opening = Opening::checked,
+                    Writer writer = Writer::maybe);
 
   const std::string& path() const { return file_.path; }
   const TraceMeta& meta() const { return meta_; }
   bool complete() const { return complete_; }
+  /// Opening::salvage: what was lost.
+  const WholeRows& whole() const { return whole_; }
   const h5::File& file() const { return file_; }
 
   bool has(Field field) const { return datasets_[index(field)].has_value(); }
@@ -45,7 +54,9 @@ class RawTrace {
 
  private:
   static std::size_t index(Field field) { return static_cast<std::size_t>(field); }
+  void open_datasets();
   void find_lengths();
+  std::int64_t text_bytes() const;
   std::int64_t cell(Field field) const;
   std::int64_t largest(Field field, std::int64_t count) const;
   void set_length(Axis axis, Field by, std::int64_t value);
@@ -54,6 +65,9 @@ class RawTrace {
   h5::File file_;
   TraceMeta meta_;
   bool complete_ = false;
+  std::uint64_t file_bytes_ = 0;
+  WholeRows whole_;
+  std::int64_t positions_ = -1;  // TraceCheck::positions(); -1: unknown
   std::array<std::optional<h5::Dataset>, kNumFields> datasets_;
   std::array<std::int64_t, static_cast<std::size_t>(Axis::count)> lengths_{};
 };

@@ -16,6 +16,7 @@
 
 #include "decode_record/command_files.h"
 #include "decode_record/raw_trace.h"
+#include "decode_record/text.h"
 #include "decode_record/trace_file.h"
 #include "decode_record/trace_header.h"
 
@@ -89,16 +90,20 @@ class CutSequences {
     const auto reasons = trace.read_integers(Field::sequence_finish_reason, 0, count);
     for (const std::int64_t reason : reasons) {
       const auto end = static_cast<FinishReason>(reason);
-      cut_.push_back(end == FinishReason::unfinished || end == FinishReason::interrupted);
-      torn_.push_back(end == FinishReason::unfinished);
+      const std::vector<bool>& cut = trace.whole().cut;
+      const bool lost = cut_.size() < cut.size() && cut[cut_.size()];
+      torn_.push_back(lost || end == FinishReason::unfinished);
+      cut_.push_back(torn_.back() || end == FinishReason::interrupted);
     }
   }
   std::int64_t count() const { return std::ranges::count(cut_, true); }
   void change(Field field, std::int64_t first, std::vector<std::byte>& bytes) const {
     const bool mark = field == Field::sequence_aborted;
-    const bool drop = field == Field::sequence_text_length;
+    const bool end = field == Field::sequence_finish_reason;
+    const bool start = field == Field::sequence_text_start;
+    const bool drop = end || start || field == Field::sequence_text_length;
     if (!mark && !drop) return;
-    const std::size_t size = mark ? 1 : 4;
+    const std::size_t size = mark || end ? 1 : start ? 8 : 4;
     for (std::size_t i = 0; i < bytes.size() / size; ++i) {
       const std::size_t sequence = static_cast<std::size_t>(first) + i;
       if (mark && cut_[sequence]) bytes[i] = std::byte{1};
@@ -255,7 +260,7 @@ void check_inputs(const Traces& traces, const RepackOptions& options) {
                       trace->path()));
     }
     if (trace == traces.front()) continue;
-    check_same_layout(trace->meta(), first.meta(), trace->path());
+    check_same_layout(trace->meta(), first.meta(), trace->path(), first.path());
     const bool same = trace->meta().model_json == first.meta().model_json &&
                       whole(*trace, Field::token_bytes) == whole(first, Field::token_bytes);
     if (!same) {
@@ -276,6 +281,12 @@ std::string repacked_run_json(const Traces& traces, const RepackOptions& options
                       {"rows", trace->length(Axis::row)},
                       {"sequences", trace->length(Axis::sequence)},
                       {"complete", trace->complete()}});
+    const WholeRows& whole = trace->whole();
+    if (whole.all()) continue;
+    inputs.back()["lost"] = {{"committed_rows", whole.committed_rows},
+                             {"committed_sequences", whole.committed_sequences},
+                             {"cut_sequences", std::ranges::count(whole.cut, true)},
+                             {"why", whole.why}};
   }
   run["repacked"] = {{"inputs", inputs}, {"deflate", options.deflate}, {"repair", options.repair}};
   return run.dump();
@@ -330,14 +341,46 @@ std::vector<VirtualSource> virtual_sources(const Traces& traces, const std::stri
   return sources;
 }
 
-void sync_and_rename(const std::string& temporary, const std::string& output) {
+void sync_and_rename(const std::string& temporary, const std::string& output, bool force) {
   const int descriptor = ::open(temporary.c_str(), O_RDONLY | O_CLOEXEC);
   const bool synced = descriptor >= 0 && ::fsync(descriptor) == 0;
+  const std::string reason = synced ? "" : std::strerror(errno);
   if (descriptor >= 0) ::close(descriptor);
-  if (!synced || std::rename(temporary.c_str(), output.c_str()) != 0) {
-    throw TraceError(fmt::format("{}: cannot be finished: {}. HINT: check the free space", output,
-                                 std::strerror(errno)));
+  const std::string problem = synced ? rename_output(temporary, output, force) : reason;
+  if (!problem.empty()) {
+    throw TraceError(
+        fmt::format("{}: cannot be finished: {}. HINT: check the free space", output, problem));
   }
+}
+
+std::unique_ptr<RawTrace> open_input(const std::string& path, const RepackOptions& options) {
+  if (!options.repair) return std::make_unique<RawTrace>(path);
+  const bool live = TraceFile::has_writer(existing_trace(path));
+  auto trace = std::make_unique<RawTrace>(path, RawTrace::Opening::salvage,
+                                          live ? Writer::maybe : Writer::none);
+  const WholeRows& whole = trace->whole();
+  if (whole.committed_rows > 0 && whole.rows == 0) {
+    throw CorruptTrace(fmt::format("{}: none of {} is whole: {}", trace->path(),
+                                   plural(whole.committed_rows, "committed row"), whole.why));
+  }
+  return trace;
+}
+
+std::vector<RepackLoss> losses(const Traces& traces) {
+  std::vector<RepackLoss> result;
+  for (const auto& trace : traces) {
+    const WholeRows& whole = trace->whole();
+    if (whole.all()) continue;
+    result.push_back({trace->path(), whole.rows, whole.committed_rows, whole.sequences,
+                      whole.committed_sequences, std::ranges::count(whole.cut, true), whole.why});
+  }
+  return result;
+}
+
+/// What a repack to the same output left that was killed. One that is alive keeps its file.
+void remove_leftover(const std::string& temporary) {
+  TraceFile::remove_unborn(temporary);
+  TraceFile::remove_left(temporary);
 }
 
 }  // namespace
@@ -346,13 +389,14 @@ RepackResult repack_traces(const std::vector<std::string>& inputs, const std::st
                            const RepackOptions& options) {
   if (inputs.empty()) throw UsageError("repack: expected at least one trace, got none");
   Traces traces;
-  for (const std::string& input : inputs) traces.push_back(std::make_unique<RawTrace>(input));
+  for (const std::string& input : inputs) traces.push_back(open_input(input, options));
   CommandFiles files;
   for (const auto& trace : traces) files.reads_trace(trace->path());
   files.reserve(output, options.force);
   check_inputs(traces, options);
 
   const std::string temporary = output + ".tmp";
+  remove_leftover(temporary);
   const std::vector<VirtualSource> sources = virtual_sources(traces, output, options);
   RepackResult result;
   try {
@@ -361,15 +405,16 @@ RepackResult repack_traces(const std::vector<std::string>& inputs, const std::st
     result = Repacker(traces, file, !sources.empty(), options).run();
     file.trim();
     file.close();
-    sync_and_rename(temporary, output);
+    sync_and_rename(temporary, output, options.force);
   } catch (...) {
     std::error_code ignored;
-    fs::remove(temporary, ignored);
+    if (!TraceFile::has_writer(temporary)) fs::remove(temporary, ignored);
     throw;
   }
   for (const auto& trace : traces) {
     result.bytes_before += static_cast<std::int64_t>(fs::file_size(trace->path()));
   }
+  result.lost = losses(traces);
   result.is_virtual = !sources.empty();
   result.bytes_after = static_cast<std::int64_t>(fs::file_size(output));
   return result;

@@ -19,7 +19,19 @@ struct RepackOptions {
   std::function<void(std::int64_t done, std::int64_t total)> progress;
 };
 
+/// With `repair`: what an input that was cut off or damaged has lost.
+struct RepackLoss {
+  std::string path;
+  std::int64_t rows = 0;  ///< kept
+  std::int64_t committed_rows = 0;
+  std::int64_t sequences = 0;  ///< kept
+  std::int64_t committed_sequences = 0;
+  std::int64_t cut = 0;  ///< kept ones that lost rows or their text; they are marked aborted
+  std::string why;       ///< what the first lost row lacks
+};
+
 struct RepackResult {
+  std::vector<RepackLoss> lost;  ///< empty: every committed row is here
   std::int64_t rows = 0;
   std::int64_t sequences = 0;
   std::int64_t aborted = 0;  // sequences marked as cut
@@ -28,7 +40,9 @@ struct RepackResult {
   bool is_virtual = false;  // the output shows arrays that stay in the inputs
 };
 
-/// One input: the same trace, cut to its committed rows. Several: their sequences and rows one file
+/// One input: the same trace, cut to its committed rows. With `repair` also to those from the first
+/// on whose data lies in the file, in every dataset: what is behind the end of a file that was cut
+/// off is no row. Several: their sequences and rows one file
 /// after the other, all indices shifted. Columns are written anew; the large arrays stay where they
 /// are, and the output refers to the inputs by their path from its own folder, unless they must be
 /// rewritten: with `deflate`, `repair` or `copy`, or when an input is itself merged. Inputs must

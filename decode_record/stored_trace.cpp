@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+
+#include "decode_record/trace_check.h"
 
 namespace blockscope {
 namespace {
@@ -16,24 +19,12 @@ constexpr std::array<unsigned char, 8> kHdf5Signature{0x89, 'H', 'D', 'F', '\r',
 // One row of one dataset; more comes from a damaged file. (8B model: 19 MB.)
 constexpr std::size_t kLargestRow = std::size_t{1} << 32U;
 constexpr std::size_t kLargestRead = std::size_t{1} << 36U;
+// A read of this size must be of values that are there; deflate saves at most a factor of 1,032.
+constexpr std::size_t kLargeRead = std::size_t{1} << 26U;
+constexpr std::size_t kLargestRatio = 1032;
 
 [[noreturn]] void corrupt(const std::string& where, std::string_view what) {
   throw CorruptTrace(fmt::format("{}: {}. HINT: the file is damaged.", where, what));
-}
-
-h5::File open_any(const std::string& path) {
-  // A file that is being written, or whose writer was killed, opens in SWMR mode only.
-  const bool partial = path.ends_with(".partial");
-  try {
-    return h5::open_file(path, partial ? h5::OpenMode::swmr_read : h5::OpenMode::read);
-  } catch (const TraceError&) {
-    try {
-      return h5::open_file(path, partial ? h5::OpenMode::read : h5::OpenMode::swmr_read);
-    } catch (const TraceError&) {
-      // The first attempt's message is the one that fits the name.
-    }
-    throw;
-  }
 }
 
 void check_signature(const ReadOnlyFile& file, const std::string& path) {
@@ -48,6 +39,34 @@ void check_signature(const ReadOnlyFile& file, const std::string& path) {
 }
 
 }  // namespace
+
+std::string existing_trace(const std::string& path) {
+  std::error_code error;
+  const std::string partial = path + ".partial";
+  if (!std::filesystem::exists(path, error) && std::filesystem::exists(partial, error)) {
+    return partial;
+  }
+  return path;
+}
+
+h5::File open_trace(const std::string& path, Writer writer) {
+  check_signature(ReadOnlyFile(path), path);
+  // A file that is being written, whose writer was killed, or which was cut opens in SWMR mode
+  // only.
+  const bool partial = path.ends_with(".partial");
+  const h5::OpenMode live =
+      writer == Writer::maybe && partial ? h5::OpenMode::swmr_read : h5::OpenMode::dead_read;
+  try {
+    return h5::open_file(path, partial ? live : h5::OpenMode::read);
+  } catch (const TraceError&) {
+    try {
+      return h5::open_file(path, partial ? h5::OpenMode::read : live);
+    } catch (const TraceError&) {
+      // The first attempt's message is the one that fits the name.
+    }
+    throw;
+  }
+}
 
 ReadOnlyFile::ReadOnlyFile(const std::string& path)
     : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
@@ -81,11 +100,24 @@ void ReadOnlyFile::read(std::uint64_t offset, void* data, std::size_t bytes,
   }
 }
 
-StoredTrace::StoredTrace(const std::string& path) : bytes_(path) {
-  check_signature(bytes_, path);
-  file_ = open_any(path);
-  meta_ = read_header(file_);
+void check_row_size(const h5::Dataset& dataset) {
+  std::size_t bytes = h5::size_of(dataset.element);
+  for (std::size_t i = 1; i < dataset.extent.size(); ++i) {
+    if (dataset.extent[i] > kLargestRow / bytes) corrupt(dataset.name, "a row is too large");
+    bytes *= std::max<std::size_t>(dataset.extent[i], 1);
+  }
 }
+
+void check_read_size(const h5::Dataset& dataset, std::uint64_t bytes, std::uint64_t file_bytes) {
+  const std::uint64_t ratio = dataset.filtered ? kLargestRatio : 1;
+  const bool absent = bytes > kLargeRead && dataset.parts.empty() && bytes / ratio > file_bytes;
+  if (!absent && bytes <= kLargestRead) return;
+  corrupt(dataset.name, fmt::format("expected values that fit the file's {} bytes, got {} bytes",
+                                    file_bytes, bytes));
+}
+
+StoredTrace::StoredTrace(const std::string& path, Writer writer)
+    : bytes_(path), file_(open_trace(path, writer)), meta_(read_header(file_)) {}
 
 void StoredTrace::expire() {
   for (Slot& slot : slots_) slot.stale = true;
@@ -111,16 +143,14 @@ h5::Dataset& StoredTrace::dataset(Field field) const {
   const bool free_length = spec.axes[0] == Axis::piece_boundary || spec.axes[0] == Axis::piece_byte;
   const std::vector<std::int64_t> shape =
       free_length ? std::vector<std::int64_t>(1) : shape_of(spec, meta_);
-  std::size_t bytes = element_size(spec, meta_);
   for (std::size_t i = 0; i < shape.size(); ++i) {
     const bool any = i == 0 && (spec.extendible() || free_length);
     if (!any && std::cmp_not_equal(opened.extent[i], shape[i])) {
       corrupt(opened.name, fmt::format("axis {}: expected length {}, got {}",
                                        to_string(spec.axes[i]), shape[i], opened.extent[i]));
     }
-    if (i > 0) bytes *= static_cast<std::size_t>(shape[i]);
-    if (bytes > kLargestRow) corrupt(opened.name, "a row is too large");
   }
+  check_row_size(opened);
   slot.dataset = std::move(opened);
   return *slot.dataset;
 }
@@ -140,6 +170,15 @@ std::int64_t StoredTrace::cell(Field field) const {
   }
   std::int64_t value = 0;
   bytes_.read(*address, &value, sizeof(value), target.name);
+  return value;
+}
+
+std::int64_t StoredTrace::count(Field committed, Field column) const {
+  const std::int64_t value = cell(committed);
+  const std::int64_t most = extent(column);
+  if (value < 0 || value > most) {
+    corrupt(dataset(committed).name, fmt::format("expected 0 to {}, got {}", most, value));
+  }
   return value;
 }
 
@@ -170,10 +209,7 @@ StoredTrace::Box StoredTrace::box(Field field, std::int64_t first, std::int64_t 
   }
   std::size_t bytes = h5::size_of(target.element);
   for (const hsize_t length : shape) bytes *= length;
-  // Fill values cost no disk: only the memory asked for can tell that a count is absurd.
-  if (bytes > kLargestRead) {
-    throw TraceError(fmt::format("{}: {} rows are too many to read at once", target.name, count));
-  }
+  check_read_size(target, bytes, bytes_.size());
   return Box{std::move(start), std::move(shape), bytes};
 }
 
@@ -182,6 +218,7 @@ std::vector<std::byte> StoredTrace::read(Field field, std::int64_t first, std::i
   const Box part = box(field, first, count, layer);
   std::vector<std::byte> values(part.bytes);
   if (part.bytes != 0) h5::read_words(dataset(field), part.start, part.shape, values.data());
+  check_range(field, first, count, values);
   return values;
 }
 
@@ -194,14 +231,121 @@ void StoredTrace::read_into(Field field, std::int64_t first, std::int64_t count,
   }
   const h5::Dataset& target = dataset(field);
   const bool whole_chunk = target.chunk == part.shape;
-  if (whole_chunk && h5::read_chunk(target, part.start, out.data(), part.bytes)) return;
-  if (part.bytes != 0) h5::read_words(target, part.start, part.shape, out.data());
+  const bool read = whole_chunk && h5::read_chunk(target, part.start, out.data(), part.bytes);
+  if (!read && part.bytes != 0) h5::read_words(target, part.start, part.shape, out.data());
+  check_range(field, first, count, out);
+}
+
+void StoredTrace::check_range(Field field, std::int64_t first, std::int64_t count,
+                              std::span<const std::byte> values) const {
+  if (positions_ < 0 || values.empty()) return;
+  if (const auto bounds = bounds_of(field, meta_, positions_)) {
+    check_values(dataset(field), *bounds, first, static_cast<std::size_t>(count), values);
+  }
 }
 
 void StoredTrace::prefetch(Field field, std::int64_t row, std::int64_t layer) const {
   const Box part = box(field, row, 1, layer);
   const h5::Dataset& target = dataset(field);
   if (target.chunk == part.shape) h5::prefetch_chunk(target, part.start);
+}
+
+std::int64_t StoredTrace::whole_rows(Field field, std::int64_t count, std::string* why) const {
+  const DatasetSpec& spec = spec_of(field);
+  const bool by_layer = spec.storage == Storage::row_layer || spec.storage == Storage::column_layer;
+  const std::int64_t layers = by_layer ? axis_length(Axis::layer, meta_) : 1;
+  const std::int64_t there = extent(field);
+  if (count > there && why != nullptr) {
+    *why = fmt::format("{}: expected {} rows, got {}", opened(field).name, count, there);
+  }
+  std::int64_t whole = std::min(count, there);
+  for (std::int64_t layer = 0; layer < layers; ++layer) {
+    whole = std::min(whole, whole_rows_of_layer(field, layer, whole, why));
+  }
+  return whole;
+}
+
+/// Chunk after chunk, of one layer where chunks are made of layers.
+std::int64_t StoredTrace::whole_rows_of_layer(Field field, std::int64_t layer, std::int64_t count,
+                                              std::string* why) const {
+  const h5::Dataset& target = dataset(field);
+  if (target.chunk.empty()) return count;  // virtual: its parts are files of their own
+  const auto step = static_cast<std::int64_t>(target.chunk[0]);
+  std::uint64_t row_size = h5::size_of(target.element);
+  for (std::size_t i = 1; i < target.chunk.size(); ++i) row_size *= target.chunk[i];
+  const std::uint64_t end = bytes_.size();
+  std::vector<hsize_t> at(target.extent.size(), 0);
+  if (layer > 0) at[1] = static_cast<hsize_t>(layer);
+  for (std::int64_t first = 0; first < count; first += step) {
+    at[0] = static_cast<hsize_t>(first);
+    std::optional<h5::Place> place;
+    try {
+      place = h5::chunk_place(target, at);
+    } catch (const TraceError& error) {
+      if (why != nullptr) *why = error.what();
+      return first;
+    }
+    if (!place) continue;  // the recorder's filters left the row out
+    const std::uint64_t there = place->offset >= end ? 0 : end - place->offset;
+    const std::int64_t rows = std::min(step, count - first);
+    // A chunk of rows may lie across the end of the file; a compressed one is whole or not there.
+    const auto kept = target.filtered
+                          ? (there < place->bytes ? 0 : rows)
+                          : static_cast<std::int64_t>(there / std::max<std::uint64_t>(row_size, 1));
+    if (kept >= rows) continue;
+    if (why != nullptr) {
+      *why = fmt::format("{}: the data of {} {} lies behind the end of the file, byte {}",
+                         target.name, to_string(spec_of(field).axes[0]), first + kept, end);
+    }
+    return first + kept;
+  }
+  return count;
+}
+
+void StoredTrace::check_not_cut(std::int64_t rows) const {
+  if (file_.mode == h5::OpenMode::read) return;  // then HDF5 has looked at the length of the file
+  constexpr std::int64_t kRowsBack = 4096;       // a row that was recorded is somewhere among them
+  for (const DatasetSpec& spec : kDatasets) {
+    if (!has(spec.field) || !spec.per_row() || rows == 0) continue;
+    const h5::Dataset& target = dataset(spec.field);
+    if (target.chunk.empty()) continue;
+    if (spec.storage == Storage::column) {
+      (void)read(spec.field, rows - 1, 1, kAllLayersOfRow);
+      continue;
+    }
+    const bool by_layer = spec.storage == Storage::row_layer;
+    const std::int64_t layers = by_layer ? axis_length(Axis::layer, meta_) : 1;
+    const auto written = [&](std::int64_t row) { return chunk_written(spec.field, row, 0); };
+    std::int64_t last = rows - 1;
+    while (last > std::max<std::int64_t>(0, rows - kRowsBack) && !written(last)) --last;
+    for (std::int64_t layer = 0; layer < layers; ++layer) {
+      std::vector<hsize_t> at(target.extent.size(), 0);
+      at[0] = static_cast<hsize_t>(last) / target.chunk[0] * target.chunk[0];
+      if (by_layer) at[1] = static_cast<hsize_t>(layer) / target.chunk[1] * target.chunk[1];
+      const auto place = h5::chunk_place(target, at);
+      if (!place || place->offset + place->bytes <= bytes_.size()) continue;
+      throw CorruptTrace(fmt::format(
+          "{}: row {}: expected data at bytes {} to {}, got the end of the file at {}. "
+          "HINT: the file was cut off; `blockscope repack --repair` keeps the rows that "
+          "are whole.",
+          target.name, last, place->offset, place->offset + place->bytes, bytes_.size()));
+    }
+  }
+}
+
+void StoredTrace::check_index(Field field) const {
+  const h5::Dataset& target = dataset(field);
+  const DatasetSpec& spec = spec_of(field);
+  if (target.chunk.empty()) return;
+  const bool by_layer = spec.storage == Storage::row_layer || spec.storage == Storage::column_layer;
+  std::vector<hsize_t> at(target.extent.size(), 0);
+  for (; at[0] < target.extent[0]; at[0] += target.chunk[0]) {
+    const hsize_t layers = by_layer ? target.extent[1] : 1;
+    for (hsize_t layer = 0; layer < layers; layer += by_layer ? target.chunk[1] : 1) {
+      if (by_layer) at[1] = layer;
+      (void)h5::chunk_written(target, at);
+    }
+  }
 }
 
 bool StoredTrace::chunk_written(Field field, std::int64_t row, std::int64_t layer) const {

@@ -35,17 +35,46 @@ class ReadOnlyFile {
   int fd_ = -1;
 };
 
+/// `path`, or `<path>.partial` when only that exists.
+std::string existing_trace(const std::string& path);
+
+/// Who else may have the file open.
+enum class Writer : std::uint8_t { maybe, none };
+
+/// Opens a trace for reading, finished or not: also one whose writer is alive, was killed, or which
+/// was cut off afterwards. Throws NotATrace or TraceError.
+h5::File open_trace(const std::string& path, Writer writer);
+
+/// Throw CorruptTrace for a row too large to be one, and for a read of more than a file of
+/// `file_bytes` can hold: values that were never written cost no disk, only the memory asked for.
+void check_row_size(const h5::Dataset& dataset);
+void check_read_size(const h5::Dataset& dataset, std::uint64_t bytes, std::uint64_t file_bytes);
+
 class StoredTrace {
  public:
-  explicit StoredTrace(const std::string& path);
+  explicit StoredTrace(const std::string& path, Writer writer = Writer::maybe);
 
   const std::string& path() const { return file_.path; }
+  const h5::File& file() const { return file_; }
   const TraceMeta& meta() const { return meta_; }
   std::uint64_t file_bytes() const { return bytes_.size(); }
   bool has(Field field) const;
   /// Rows along the first axis, as the file has them now.
   std::int64_t extent(Field field) const;
   std::int64_t cell(Field field) const;
+  /// The cell `committed`, which may not exceed the extent of `column`.
+  std::int64_t count(Field committed, Field column) const;
+  const h5::Dataset& opened(Field field) const { return dataset(field); }
+  /// From now on values that are positions are checked (TraceCheck::positions()).
+  void set_positions(std::int64_t positions) { positions_ = positions; }
+
+  /// How many of the first `count` rows of an extendible dataset have their bytes in the file, as
+  /// its chunk index tells; a chunk that can't be looked up ends them. `why` tells what stopped it.
+  std::int64_t whole_rows(Field field, std::int64_t count, std::string* why = nullptr) const;
+  /// Throws CorruptTrace when the file ends before the last of `rows` rows, as one that was cut.
+  void check_not_cut(std::int64_t rows) const;
+  /// Throws TraceError when the chunks of a dataset can't be looked up, to its extent.
+  void check_index(Field field) const;
 
   /// Elements [first, first + count) of the first axis in the file's element type; one recorded
   /// layer, or all (kAllLayersOfRow).
@@ -77,12 +106,17 @@ class StoredTrace {
     std::size_t bytes = 0;
   };
   h5::Dataset& dataset(Field field) const;
+  void check_range(Field field, std::int64_t first, std::int64_t count,
+                   std::span<const std::byte> values) const;
+  std::int64_t whole_rows_of_layer(Field field, std::int64_t layer, std::int64_t count,
+                                   std::string* why) const;
   Box box(Field field, std::int64_t first, std::int64_t count, std::int64_t layer) const;
 
   ReadOnlyFile bytes_;
   h5::File file_;
   TraceMeta meta_;
   mutable std::array<Slot, kNumFields> slots_;
+  std::int64_t positions_ = -1;  // unknown
 };
 
 template <typename Value>

@@ -6,6 +6,10 @@
 #include <cstring>
 #include <filesystem>
 
+#include "decode_record/text.h"
+#include "decode_record/trace_check.h"
+#include "decode_record/whole_rows.h"
+
 namespace blockscope {
 namespace {
 
@@ -18,10 +22,24 @@ std::vector<hsize_t> to_hsize(const std::vector<std::int64_t>& values) {
 
 Axis axis_at(std::size_t i) { return static_cast<Axis>(i); }
 
+/// The empty dataset that stands for an axis without coordinates.
+std::string scale_name(Axis axis) { return fmt::format("/{}", to_string(axis)); }
+
+h5::Dataset open_scale(const h5::File& file, Axis axis) {
+  return h5::open_dataset(file, scale_name(axis), h5::Element::u8, 1);
+}
+
 bool grows(Axis axis) {
   return std::ranges::any_of(kDatasets, [axis](const DatasetSpec& spec) {
     return spec.extendible() && spec.axes[0] == axis;
   });
+}
+
+bool has_bare_scale(const h5::File& file, Axis axis) {
+  const std::string name = scale_name(axis);
+  const bool coordinate = std::ranges::any_of(
+      kDatasets, [&name](const DatasetSpec& spec) { return spec.path == name; });
+  return !coordinate && grows(axis) && h5::exists(file, name);
 }
 
 }  // namespace
@@ -52,15 +70,23 @@ TraceFile TraceFile::create(const std::string& path, const TraceMeta& meta, int 
                             const std::vector<VirtualSource>& sources) {
   // Under another name until it is a trace: whoever finds `path`, after a kill too, can read it.
   const std::string unborn = path + ".new";
+  WriterLock lock(unborn, path, true);
+  // The other process may have been faster, from the opening of the file to its new name.
+  const auto check_alone = [&] {
+    if (!lock.names_this_file() || has_writer(path)) refuse_second_writer(path);
+  };
   try {
+    check_alone();
     TraceFile result = create_unborn(unborn, path, meta, deflate, sources);
+    check_alone();
     std::filesystem::rename(unborn, path);
+    result.lock_ = std::move(lock);
     return result;
   } catch (const std::filesystem::filesystem_error& error) {
     throw TraceError(fmt::format("{}: can't be created: {}", path, error.code().message()));
   } catch (...) {
     std::error_code ignored;
-    std::filesystem::remove(unborn, ignored);
+    if (lock.names_this_file()) std::filesystem::remove(unborn, ignored);
     throw;
   }
 }
@@ -70,7 +96,7 @@ TraceFile TraceFile::create_unborn(const std::string& unborn, const std::string&
                                    const std::vector<VirtualSource>& sources) {
   h5::File file = h5::create_file(unborn);
   file.path = path;  // what messages name
-  TraceFile result(std::move(file), meta, WriterLock(unborn));
+  TraceFile result(std::move(file), meta);
   result.create_datasets(deflate, sources);
   result.create_scales();
   write_header_attributes(result.file_, meta);
@@ -86,10 +112,10 @@ TraceFile TraceFile::create_unborn(const std::string& unborn, const std::string&
 
 TraceFile TraceFile::reopen(const std::string& path, const TraceMeta& meta) {
   WriterLock lock(path);
+  check_resumable(path, meta);
   lock.restore_length();
-  h5::File file = h5::open_file(path, h5::OpenMode::swmr_write, true);
-  check_same_layout(read_header(file), meta, path);
-  TraceFile result(std::move(file), meta, std::move(lock));
+  TraceFile result(h5::open_file(path, h5::OpenMode::swmr_write, true), meta);
+  result.lock_ = std::move(lock);
   for (const DatasetSpec& spec : kDatasets) {
     if (!exists_in(spec, meta)) continue;
     Column& target = result.columns_[index(spec.field)];
@@ -100,21 +126,43 @@ TraceFile TraceFile::reopen(const std::string& path, const TraceMeta& meta) {
     target.written = static_cast<std::int64_t>(target.dataset->extent[0]);
     result.lengths_[axis] = std::max(result.lengths_[axis], target.written);
     result.extents_[axis] = result.lengths_[axis];
-    if (to_hsize(chunk_of(spec, meta)) != target.dataset->chunk) {
+  }
+  for (std::size_t i = 0; i < result.bare_scales_.size(); ++i) {
+    if (!has_bare_scale(result.file_, axis_at(i))) continue;
+    result.bare_scales_[i] = open_scale(result.file_, axis_at(i));
+  }
+  return result;
+}
+
+/// Only reads, and touches all that a writer will: once it goes on there is no way back.
+void TraceFile::check_resumable(const std::string& path, const TraceMeta& meta) {
+  StoredTrace trace(path, Writer::none);
+  check_same_layout(trace.meta(), meta, path);
+  for (const DatasetSpec& spec : kDatasets) {
+    if (!trace.has(spec.field)) continue;
+    const h5::Dataset& dataset = trace.opened(spec.field);
+    if (!spec.extendible()) continue;
+    if (to_hsize(chunk_of(spec, meta)) != dataset.chunk) {
       throw TraceError(
           fmt::format("{}: the dataset is not chunked as a capture writes it. HINT: a "
                       "repacked trace can't be resumed.",
-                      target.dataset->name));
+                      dataset.name));
     }
+    trace.check_index(spec.field);
   }
-  for (std::size_t i = 0; i < result.bare_scales_.size(); ++i) {
-    const std::string name = fmt::format("/{}", to_string(axis_at(i)));
-    const bool coordinate = std::ranges::any_of(
-        kDatasets, [&name](const DatasetSpec& spec) { return spec.path == name; });
-    if (coordinate || !grows(axis_at(i)) || !h5::exists(result.file_, name)) continue;
-    result.bare_scales_[i] = h5::open_dataset(result.file_, name, h5::Element::u8, 1);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(Axis::count); ++i) {
+    if (has_bare_scale(trace.file(), axis_at(i))) (void)open_scale(trace.file(), axis_at(i));
   }
-  return result;
+  const WholeRows whole = find_whole_rows(trace);
+  if (!whole.all()) {
+    throw CorruptTrace(
+        fmt::format("{}: only {} of {} are whole: {} HINT: no kill leaves that; `blockscope repack "
+                    "--repair` keeps them in a new file, --force starts anew.",
+                    path, whole.rows, plural(whole.committed_rows, "committed row"), whole.why));
+  }
+  TraceCheck check(trace);
+  check.sequences(whole.sequences);
+  check.rows(whole.rows);
 }
 
 namespace {

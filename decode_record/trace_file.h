@@ -28,6 +28,8 @@ class TraceFile {
  public:
   /// Creates every dataset, scale and attribute, writes the fixed ones and starts SWMR writing;
   /// only then does the file get its name (until then `<path>.new`, which a kill may leave behind).
+  /// An existing file of that name is replaced. Throws TraceError while another process creates or
+  /// writes the trace: of two that start at once, one gets it.
   /// `deflate` 1-9 compresses the growing datasets, for files that are written once (repack).
   /// Datasets of the kinds that is_virtual() names show the rows of `sources`, if there are any.
   static TraceFile create(const std::string& path, const TraceMeta& meta, int deflate = 0,
@@ -37,10 +39,18 @@ class TraceFile {
     return spec.storage == Storage::row || spec.storage == Storage::row_layer ||
            spec.storage == Storage::column_layer;
   }
-  /// Opens a file left by a killed or suspended writer; throws UsageError when `meta` differs.
+  /// Opens a file left by a killed or suspended writer. The file is only read before all that its
+  /// committed rows need was found in it: throws UsageError when `meta` differs, CorruptTrace when
+  /// it was damaged or cut off by something else than a kill, and leaves it as it was.
   static TraceFile reopen(const std::string& path, const TraceMeta& meta);
   /// Throws TraceError while another process writes the trace `path`.
   static void check_no_writer(const std::string& path) { const WriterLock lock(path); }
+  /// Whether some process does.
+  static bool has_writer(const std::string& path);
+  /// Removes a file that a killed writer left; one that is being written, or none of ours, stays.
+  static void remove_left(const std::string& path);
+  /// The same of one that was killed before its file had the name `path`.
+  static void remove_unborn(const std::string& path) { remove_left(path + ".new"); }
 
   TraceFile(TraceFile&&) noexcept = default;
   TraceFile& operator=(TraceFile&&) noexcept = default;
@@ -48,6 +58,7 @@ class TraceFile {
   TraceFile& operator=(const TraceFile&) = delete;
   ~TraceFile() = default;
 
+  const std::string& path() const { return file_.path; }
   bool has(Field field) const { return columns_[index(field)].dataset.has_value(); }
   /// Elements of an axis so far, pending ones included.
   std::int64_t length(Axis axis) const { return lengths_[static_cast<std::size_t>(axis)]; }
@@ -94,7 +105,8 @@ class TraceFile {
   /// Keeps a second writer out while this one lives; HDF5's own lock ends when SWMR starts.
   class WriterLock {
    public:
-    explicit WriterLock(const std::string& path);
+    /// `create`: makes an empty file if there is none. `name`: what messages call it.
+    explicit WriterLock(const std::string& path, const std::string& name = "", bool create = false);
     WriterLock(WriterLock&& other) noexcept
         : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
     WriterLock& operator=(WriterLock&& other) noexcept {
@@ -104,17 +116,22 @@ class TraceFile {
     }
     ~WriterLock();
     void restore_length() const;
+    /// Whether `path` still names the locked file.
+    bool names_this_file() const;
+    /// Whether a writer that is dead left the file: it is empty, or has HDF5's mark of a writer.
+    bool is_left_over() const;
 
    private:
     std::string path_;
     int fd_ = -1;
   };
 
-  TraceFile(h5::File file, const TraceMeta& meta, WriterLock lock)
-      : meta_(meta), lock_(std::move(lock)), file_(std::move(file)) {}
+  TraceFile(h5::File file, const TraceMeta& meta) : meta_(meta), file_(std::move(file)) {}
   static TraceFile create_unborn(const std::string& unborn, const std::string& path,
                                  const TraceMeta& meta, int deflate,
                                  const std::vector<VirtualSource>& sources);
+  [[noreturn]] static void refuse_second_writer(const std::string& path);
+  static void check_resumable(const std::string& path, const TraceMeta& meta);
   static std::size_t index(Field field) { return static_cast<std::size_t>(field); }
   Column& column(Field field);
   const Column& column(Field field) const;

@@ -4,30 +4,56 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "decode_record/trace_file.h"
 
 namespace blockscope {
 
-TraceFile::WriterLock::WriterLock(const std::string& path)
-    : fd_(::open(path.c_str(), O_RDWR | O_CLOEXEC)) {
-  if (fd_ < 0) {
-    throw TraceError(
-        fmt::format("{}: can't open the file for writing: {}", path, std::strerror(errno)));
-  }
+namespace {
+
+struct flock whole_file() {
   struct flock request = {};
   request.l_type = F_WRLCK;
   request.l_whence = SEEK_SET;
+  return request;
+}
+
+}  // namespace
+
+TraceFile::WriterLock::WriterLock(const std::string& path, const std::string& name, bool create)
+    : path_(path), fd_(::open(path.c_str(), O_RDWR | O_CLOEXEC | (create ? O_CREAT : 0), 0666)) {
+  const std::string& shown = name.empty() ? path : name;
+  if (fd_ < 0) {
+    const char* what = create ? "can't be created" : "can't open the file for writing";
+    throw TraceError(fmt::format("{}: {}: {}", shown, what, std::strerror(errno)));
+  }
+  struct flock request = whole_file();
   // File systems without locks answer other errors: then nothing can be protected.
   if (::fcntl(fd_, F_OFD_SETLK, &request) < 0 && (errno == EAGAIN || errno == EACCES)) {
-    ::close(fd_);
-    throw TraceError(
-        fmt::format("{}: another process is writing this trace. HINT: wait for it, or "
-                    "choose another output.",
-                    path));
+    ::close(std::exchange(fd_, -1));
+    refuse_second_writer(shown);
   }
+}
+
+void TraceFile::refuse_second_writer(const std::string& path) {
+  throw TraceError(
+      fmt::format("{}: another process is writing this trace. HINT: wait for it, or choose another "
+                  "output.",
+                  path));
+}
+
+bool TraceFile::has_writer(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  struct flock request = whole_file();
+  const bool locked = ::fcntl(fd, F_OFD_GETLK, &request) == 0 && request.l_type != F_UNLCK;
+  ::close(fd);
+  return locked;
 }
 
 /// A full disk can leave fewer bytes than the superblock (version 3) claims, all of them behind the
@@ -47,6 +73,35 @@ void TraceFile::WriterLock::restore_length() const {
         fmt::format("{}: can't restore the length of the file: {}. HINT: free space on "
                     "the disk.",
                     path_, std::strerror(errno)));
+  }
+}
+
+bool TraceFile::WriterLock::names_this_file() const {
+  struct stat mine = {};
+  struct stat named = {};
+  return ::fstat(fd_, &mine) == 0 && ::stat(path_.c_str(), &named) == 0 &&
+         mine.st_dev == named.st_dev && mine.st_ino == named.st_ino;
+}
+
+bool TraceFile::WriterLock::is_left_over() const {
+  constexpr std::array<unsigned char, 8> kHdf5{0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
+  constexpr std::size_t kFlags = 11;  // of a superblock of version 3; 0 in a file that was closed
+  std::array<unsigned char, 12> start{};
+  if (::pread(fd_, start.data(), start.size(), 0) < 0) return false;
+  // HDF5 writes its signature last: until then the first bytes are zeros, or the file is empty.
+  if (std::ranges::all_of(start, [](unsigned char byte) { return byte == 0; })) return true;
+  return std::equal(kHdf5.begin(), kHdf5.end(), start.begin()) && start[8] == 3 &&
+         start[kFlags] != 0;
+}
+
+void TraceFile::remove_left(const std::string& path) {
+  struct stat status = {};
+  if (::lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return;
+  try {
+    const WriterLock lock(path);
+    if (lock.is_left_over() && lock.names_this_file()) ::unlink(path.c_str());
+  } catch (const TraceError&) {
+    // Somebody writes it, or it can't be opened: then it isn't left over, or not ours.
   }
 }
 

@@ -237,9 +237,16 @@ TraceMeta read_header(const h5::File& file) {
   return meta;
 }
 
-void check_same_layout(const TraceMeta& file, const TraceMeta& wanted, const std::string& path) {
-  const auto differs = [&path](std::string_view name, const auto& there, const auto& here) {
+void check_same_layout(const TraceMeta& file, const TraceMeta& wanted, const std::string& path,
+                       const std::string& other) {
+  const auto differs = [&](std::string_view name, const auto& there, const auto& here) {
     if (there == here) return;
+    if (!other.empty()) {
+      throw UsageError(
+          fmt::format("{}: {}: expected {}, as in {}, got {}. HINT: only traces of one "
+                      "run can be merged.",
+                      path, name, here, other, there));
+    }
     throw UsageError(
         fmt::format("{}: {}: the trace to resume has {}, this run has {}. HINT: resume "
                     "with the options of the first run.",

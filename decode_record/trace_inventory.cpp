@@ -33,7 +33,7 @@ std::string element_name(h5::Element element) {
 std::string hdf5_runtime_version() { return h5::library_version(); }
 
 std::vector<DatasetInfo> list_datasets(const std::string& path) {
-  const RawTrace trace(path);
+  const RawTrace trace(path, RawTrace::Opening::known);
   std::vector<DatasetInfo> result;
   for (const DatasetSpec& spec : kDatasets) {
     if (!trace.has(spec.field)) continue;

@@ -11,6 +11,9 @@
 
 namespace blockscope {
 
+/// Positions of a prompt, or behind it; no model comes near.
+inline constexpr std::int64_t kLargestLength = std::int64_t{1} << 24;
+
 /// Recorder levels; each includes the ones before it.
 enum class RecordLevel : std::uint8_t { trajectory, summary, sets, outputs, full };
 

@@ -5,22 +5,12 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <filesystem>
 #include <utility>
 
 #include "decode_record/trace_reader_impl.h"
 
 namespace blockscope {
 namespace {
-
-std::string existing_name(const std::string& path) {
-  std::error_code error;
-  const std::string partial = path + ".partial";
-  if (!std::filesystem::exists(path, error) && std::filesystem::exists(partial, error)) {
-    return partial;
-  }
-  return path;
-}
 
 std::vector<float> to_floats(const std::vector<std::byte>& rows, h5::Element element) {
   if (element == h5::Element::f32) {
@@ -62,12 +52,15 @@ h5::Element checked_element(const StoredTrace& raw, Field field, bool floats) {
 
 }  // namespace
 
-TraceReader::Impl::Impl(const std::string& path) : requested(path), raw(existing_name(path)) {
+TraceReader::Impl::Impl(const std::string& path)
+    : requested(path), raw(existing_trace(path)), check_(raw) {
   info.path = raw.path();
   info.format_version = kTraceFormatVersion;
   info.meta = raw.meta();
   info.partial = info.path.ends_with(".partial");
+  check_.pieces();
   read_counts();
+  raw.check_not_cut(info.num_rows);
 }
 
 void TraceReader::Impl::corrupt(std::string_view what) const {
@@ -76,13 +69,11 @@ void TraceReader::Impl::corrupt(std::string_view what) const {
 
 void TraceReader::Impl::read_counts() {
   // Rows first: a sequence is always committed before its rows.
-  const std::int64_t rows = raw.cell(Field::step_committed);
-  const std::int64_t sequences = raw.cell(Field::sequence_committed);
-  if (rows < 0 || rows > raw.extent(Field::step_sequence) || sequences < 0 ||
-      sequences > raw.extent(Field::sequence_gen_length)) {
-    corrupt(fmt::format("/steps/committed {} or /sequences/committed {} exceeds the datasets", rows,
-                        sequences));
-  }
+  const std::int64_t rows = raw.count(Field::step_committed, Field::step_sequence);
+  const std::int64_t sequences = raw.count(Field::sequence_committed, Field::sequence_gen_length);
+  check_.sequences(sequences);
+  check_.rows(rows);
+  raw.set_positions(check_.positions());
   info.num_rows = rows;
   info.num_sequences = sequences;
   info.complete = raw.cell(Field::run_complete) == 1;
@@ -147,7 +138,7 @@ const TraceInfo& TraceReader::info() const { return impl_->info; }
 
 bool TraceReader::refresh() {
   const TraceInfo before = impl_->info;
-  if (existing_name(impl_->requested) != before.path) {
+  if (existing_trace(impl_->requested) != before.path) {
     impl_ = std::make_unique<Impl>(impl_->requested);  // the writer finished and renamed it
   } else {
     impl_->raw.expire();

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "decode_record/stored_trace.h"
+#include "decode_record/trace_check.h"
 #include "decode_record/trace_reader.h"
 
 namespace blockscope {
@@ -43,6 +44,7 @@ class TraceReader::Impl {
   TraceInfo info;
 
  private:
+  TraceCheck check_;
   std::vector<Rows> rows_;
   std::int64_t rows_indexed_ = 0;
 };

@@ -7,10 +7,11 @@ namespace blockscope {
 namespace {
 
 /// A value read from the file that must lie in [0, limit].
-std::int64_t checked(std::int64_t value, std::int64_t limit, std::string_view what) {
+std::int64_t checked_value(const std::string& path, std::int64_t value, std::int64_t limit,
+                           std::string_view what) {
   if (value < 0 || value > limit) {
-    throw CorruptTrace(std::string(what) + ": expected 0 to " + std::to_string(limit) + ", got " +
-                       std::to_string(value) +
+    throw CorruptTrace(path + ":" + std::string(what) + ": expected 0 to " + std::to_string(limit) +
+                       ", got " + std::to_string(value) +
                        ". HINT: the trace is damaged; start a new one with --force.");
   }
   return value;
@@ -20,11 +21,14 @@ std::int64_t checked(std::int64_t value, std::int64_t limit, std::string_view wh
 
 ResumeState TraceStore::recover() {
   ResumeState state;
+  const auto checked = [this](std::int64_t value, std::int64_t limit, std::string_view what) {
+    return checked_value(file_.path(), value, limit, what);
+  };
   const std::int64_t rows =
       checked(file_.read_ints(Field::step_committed, 0, 1).front(), num_rows(), "/steps/committed");
   const std::int64_t sequences = checked(file_.read_ints(Field::sequence_committed, 0, 1).front(),
                                          num_sequences(), "/sequences/committed");
-  const auto last = [this](Field field, std::int64_t count, Axis axis) {
+  const auto last = [&](Field field, std::int64_t count, Axis axis) {
     const std::int64_t end = count == 0 ? 0 : file_.read_ints(field, count - 1, 1).front();
     return checked(end, file_.length(axis), spec_of(field).path);
   };
@@ -77,6 +81,9 @@ void TraceStore::abort_cut_sequences(std::int64_t num_sequences, ResumeState& st
   const auto reasons = file_.read_bytes(Field::sequence_finish_reason, 0, num_sequences);
   const auto aborted = file_.read_bytes(Field::sequence_aborted, 0, num_sequences);
   const std::uint8_t yes = 1;
+  const auto checked = [this](std::int64_t value, std::int64_t limit, std::string_view what) {
+    return checked_value(file_.path(), value, limit, what);
+  };
   for (std::int64_t sequence = 0; sequence < num_sequences; ++sequence) {
     const auto at = static_cast<std::size_t>(sequence);
     const auto reason = static_cast<FinishReason>(reasons[at]);

@@ -140,8 +140,9 @@ SequenceState& TraceWriter::Impl::state_of(std::int64_t sequence) {
 }
 
 std::int64_t TraceWriter::Impl::begin_sequence(SequenceStart start) {
-  if (start.gen_length < 0 || start.gen_length > kLargestInt32) {
-    refuse_input(fmt::format("gen_length: expected 0 to 2^31, got {}", start.gen_length));
+  if (start.gen_length < 0 || start.gen_length > kLargestLength) {
+    refuse_input(
+        fmt::format("gen_length: expected 0 to {}, got {}", kLargestLength, start.gen_length));
   }
   for (const std::int64_t token : start.prompt) {
     if (token < 0 || token > kLargestInt32) {
@@ -322,6 +323,7 @@ TraceWriter::~TraceWriter() = default;
 TraceWriter::TraceWriter(std::string path, TraceMeta meta, TraceWriterOptions options) {
   check_meta(meta);
   check_trace_target(path, options.force);
+  for (const char* left : {".tmp", ".tmp.new"}) TraceFile::remove_left(path + left);  // by repack
   TraceStore store(TraceFile::create(partial_name(path), meta), meta);
   meta.pieces.clear();
   impl_ = std::make_unique<Impl>(std::move(path), std::move(meta), options, std::move(store));
@@ -335,6 +337,7 @@ TraceWriter TraceWriter::resume(std::string path, const TraceMeta& meta, ResumeS
   if (!std::filesystem::exists(partial, error)) {
     refuse_input(fmt::format("{}: no unfinished trace to resume", partial));
   }
+  TraceFile::remove_unborn(partial);
   TraceStore store(TraceFile::reopen(partial, meta), meta);
   state = store.recover();
   return TraceWriter(std::make_unique<Impl>(std::move(path), meta, options, std::move(store)));

@@ -97,7 +97,7 @@ TEST(Repack, AnUnfinishedTraceIsRefusedAndRepairedOnRequest) {
 
   const auto result = run_blockscope({"repack", partial, "-o", folder.file("b.h5"), "--repair"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, HasSubstr("1 sequences had no end"));
+  EXPECT_THAT(result.out, HasSubstr("1 sequence has no end and is marked aborted"));
   const TraceReader a(partial);
   const TraceReader b(folder.file("b.h5"));
   EXPECT_EQ(b.info().num_rows, a.info().num_rows);

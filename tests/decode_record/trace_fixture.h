@@ -57,10 +57,13 @@ inline TraceMeta small_meta(RecordLevel level = RecordLevel::full,
   return meta;
 }
 
-/// Exactly representable in bfloat16: 8 bits of significand, so small integers and halves.
+/// Exactly representable in bfloat16: 8 bits of significand, so small integers and halves. Integers
+/// are in range as flags (u8), or as tokens, positions and counts of any sequence here (i32).
 inline float expected_value(Field field, std::int64_t row, std::int64_t layer, std::int64_t i) {
   const auto seed = static_cast<std::uint64_t>(row) * 31 + static_cast<std::uint64_t>(layer) * 7 +
                     static_cast<std::uint64_t>(field) * 13 + static_cast<std::uint64_t>(i);
+  if (spec_of(field).type == ElementType::u8) return static_cast<float>(seed % 2);
+  if (spec_of(field).type == ElementType::i32) return static_cast<float>(seed % 4);
   return static_cast<float>(seed % 251) * 0.5F;
 }
 
@@ -159,7 +162,7 @@ inline TraceRow denoise_row(const TraceMeta& meta, std::int64_t sequence, std::i
   row.pass = number;
   row.kind = PassKind::denoise;
   row.block = block;
-  row.block_start = 4 + sequence + block * 4;
+  row.block_start = 4 + sequence % 50 + block * 4;  // trace_tool's prompts begin anew after 50
   row.step = step + 1;
   row.context_length = row.block_start;
   row.transferred = step == 0 ? 0 : 2;

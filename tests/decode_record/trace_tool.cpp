@@ -4,6 +4,7 @@
 //                                  prints "<committed rows>\n" whenever more rows are committed
 //   trace_tool steered PATH        writes and commits one row per line it reads; finishes the trace
 //                                  when there are no more
+//   trace_tool resume PATH         resumes what `endless` left and suspends it; prints its rows
 //   trace_tool fill PATH BYTES     writes until the file may not grow beyond BYTES; exit code 3
 // Every value follows from its row number (trace_fixture.h).
 #include <sys/resource.h>
@@ -91,6 +92,14 @@ int steered(const std::string& path) {
   return 0;
 }
 
+int resume(const std::string& path) {
+  ResumeState state;
+  TraceWriter writer = TraceWriter::resume(path, fixture::small_meta(RecordLevel::outputs), state);
+  writer.suspend();
+  std::cout << state.num_rows << std::endl;
+  return 0;
+}
+
 int fill(const std::string& path, std::uint64_t bytes) {
   std::signal(SIGXFSZ, SIG_IGN);  // then a write beyond the limit fails as on a full disk
   const rlimit limit{bytes, bytes};
@@ -112,9 +121,10 @@ int run(int count, char** arguments) {
     return 0;
   }
   if (count == 3 && words[1] == "endless") return endless(words[2]);
+  if (count == 3 && words[1] == "resume") return resume(words[2]);
   if (count == 3 && words[1] == "steered") return steered(words[2]);
   if (count == 4 && words[1] == "fill") return fill(words[2], std::stoull(words[3]));
-  std::cerr << "trace_tool: expected fixture, endless, steered or fill\n";
+  std::cerr << "trace_tool: expected fixture, endless, resume, steered or fill\n";
   return 2;
 }
 

@@ -1,0 +1,271 @@
+"""Damaged traces, one kind after the other: test_trace_damage.py TRACE_TOOL
+
+Values out of range, files that were cut off, a resume of what no kill leaves, two writers at once,
+leftovers of a kill. Values follow from the row number (trace_fixture.h), so that what was kept can be
+compared with what was written."""
+
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import h5py
+import numpy as np
+
+from capture_harness import require_binary, run, temporary_folder
+
+TOOL = ""
+# Dataset, element, and values it can't have. The fixture: 2 sequences of 200 positions behind 4 and
+# 5 tokens, 202 rows, a vocabulary of 100.
+WRONG = [
+    ("/frames/position", 3, (-1, 200, 2**31 - 1)), ("/frames/token", 3, (-1, 100)),
+    ("/frames/confidence", 3, (2.0, np.inf)), ("/frames/step", 3, (-2, 2**30)),
+    ("/frames/delta_end", 5, (-1, 0, 2**40)), ("/frames/insert_end", 5, (-1, 1)),
+    ("/frames/delete_end", 5, (-1, 1)), ("/frames/keyframe", 9, (-1, 0, 3, 2**40)),
+    ("/frames/keyframe_row", 1, (-1, 0, 500)), ("/frames/keyframe_end", 0, (-1, 199, 2**40)),
+    ("/frames/keyframe_token", 2, (-1, 100)), ("/frames/keyframe_step", 2, (-2, 2**30)),
+    ("/frames/keyframe_confidence", 2, (7.0,)),
+    ("/steps/sequence", 7, (-1, 2)), ("/steps/previous", 7, (-2, 0, 7, 300)),
+    ("/steps/kind", 7, (3, 255)), ("/steps/block", 7, (-2, 300)),
+    ("/steps/block_start", 7, (-1, 300)), ("/steps/step", 7, (-1, 2**30)),
+    ("/steps/context_length", 7, (-1, 300)), ("/steps/transferred", 7, (-1, 5)),
+    ("/steps/masks_left", 7, (-1, 5)), ("/steps/pass", 7, (-1,)), ("/steps/recorded", 7, (2,)),
+    ("/steps/committed", 0, (-1, 10**6, 2**62)), ("/row", 7, (8,)),
+    ("/sequences/committed", 0, (-1, 1, 10**6, 2**62)), ("/sequences/gen_length", 1, (-1, 2**30)),
+    ("/sequences/prompt_start", 1, (-1, 2**62)), ("/sequences/prompt_length", 1, (-1, 2**30)),
+    ("/sequences/name_start", 1, (-1, 2**62)), ("/sequences/name_length", 1, (-1, 2**30)),
+    ("/sequences/text_start", 1, (-1, 2**62)), ("/sequences/text_length", 1, (-1, 2**30)),
+    ("/sequences/aborted", 1, (2,)), ("/sequences/finish_reason", 1, (5,)),
+    ("/sequences/prompt_token", 2, (-1, 100)), ("/tokenizer/piece_offset", 50, (-1, 10**6, 0)),
+    ("/prefix/end", 0, (-1, 0, 2**40)), ("/prefix/sequence", 2, (-1, 1)),
+    ("/prefix/position", 2, (-1, 500)),
+]
+
+
+def one_error_line(code, err, *says):
+    assert code in (1, 2), (code, err)
+    assert err.startswith("blockscope: error: ") and err.count("\n") == 1, err
+    for text in says:
+        assert text in err, (text, err)
+
+
+def commands(path, folder):
+    yield "info", path, "--datasets"
+    yield "export", path
+    yield "export", path, "--format", "frames"
+    yield "diff", path, path
+    yield "analyze", path
+    yield "report", path, "-o", folder / "never.html"
+    yield "repack", path, "-o", folder / "never.h5"
+    yield "repack", path, "--repair", "-o", folder / "never.h5"
+
+
+def fixture(folder):
+    subprocess.run([TOOL, "fixture", folder / "a.h5", "bf16"], check=True)
+    return folder / "a.h5"
+
+
+def killed(folder, rows=150, name="k.h5"):
+    """-> the .partial of a writer that was killed behind that many rows"""
+    writer = subprocess.Popen([TOOL, "endless", folder / name], stdout=subprocess.PIPE, text=True)
+    while int(writer.stdout.readline()) < rows:
+        pass
+    writer.kill()
+    writer.wait()
+    return folder / f"{name}.partial"
+
+
+def test_values_out_of_range_are_refused_by_every_command(folder):
+    path = fixture(folder)
+    bad = folder / "bad.h5"
+    for number, (dataset, at, values) in enumerate(WRONG):
+        for value in values:
+            shutil.copy(path, bad)
+            with h5py.File(bad, "r+") as file:
+                file[dataset][at] = value
+            chosen = list(commands(bad, folder))
+            for command in chosen if value == values[0] and number % 4 == 0 else chosen[:1]:
+                code, _, err = run(*command)
+                # Fewer sequences, and an end that comes too early, show in what they count.
+                counted = {"/sequences/committed": "/steps/sequence", "/prefix/end": "/prefix/"}
+                either = dataset in err or counted.get(dataset, dataset) in err
+                assert either, (command, dataset, value, err)
+                one_error_line(code, err, "bad.h5", "expected", "got")
+            assert sorted(p.name for p in folder.iterdir()) == ["a.h5", "bad.h5"], dataset
+
+
+def row_end(dataset, row):
+    """Where the last byte of a row lies."""
+    end = 0
+    by_layer = dataset.chunks[0] == 1 and dataset.ndim > 3 and dataset.chunks[1] == 1
+    inside = row % dataset.chunks[0] + 1
+    for layer in range(dataset.shape[1] if by_layer else 1):
+        at = (row - row % dataset.chunks[0], layer)[:dataset.ndim] + (0,) * (dataset.ndim - 2)
+        info = dataset.id.get_chunk_info_by_coord(at)
+        if info.byte_offset:
+            end = max(end, info.byte_offset + info.size // dataset.chunks[0] * inside)
+    return end
+
+
+def per_row(file):
+    names = []
+    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset)
+                    and item.ndim and item.dims[0].keys() == ["row"] else None)
+    return names
+
+
+def test_repair_keeps_exactly_the_rows_whose_data_is_in_the_file(folder):
+    partial = killed(folder, 2000)
+    whole = partial.read_bytes()
+    kept_some = 0
+    for percent in (30, 60, 75, 90):
+        cut = folder / f"cut{percent}.h5.partial"
+        output = folder / f"out{percent}.h5"
+        cut.write_bytes(whole[:len(whole) * percent // 100])
+        end = cut.stat().st_size
+        for command in (("info", cut), ("analyze", cut), ("diff", cut, cut)):
+            code, _, err = run(*command)
+            one_error_line(code, err, cut.name)
+        code, out, err = run("repack", "--repair", cut, "-o", output)
+        assert cut.read_bytes() == whole[:end], "the input changed"
+        with h5py.File(partial, "r", swmr=True) as source:
+            rows = int(source["/steps/committed"][0])
+            if code != 0:
+                one_error_line(code, err, cut.name, "committed rows")
+                continue
+            with h5py.File(output) as kept:
+                count = kept["row"].size
+                assert 0 < count < rows and f"kept {count} of {rows} committed rows" in err, err
+                assert err.count("\n") == 1 and out.startswith(f"{output}: {count} row")
+                for name in per_row(source):
+                    a, b = source[name][:count], kept[name][()]
+                    assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f"), name
+                lost = json.loads(bytes(kept["run/json"][()]))["repacked"]["inputs"][0]["lost"]
+                assert lost["committed_rows"] == rows
+                assert kept["run/complete"][0] == 0
+                # Not one row more could be kept, and whose rows are gone is no whole sequence.
+                lacking = [name for name in per_row(source) if row_end(source[name], count) > end]
+                assert lacking or "/frames/" in err, (percent, count, err)
+                owners = set(source["/steps/sequence"][count:rows].tolist())
+                for sequence in owners & set(range(kept["sequences/aborted"].size)):
+                    assert kept["sequences/aborted"][sequence] == 1, sequence
+                kept_some += 1
+        for command in (("info", output), ("diff", output, output), ("export", output)):
+            assert run(*command)[0] == 0, command
+        assert "could be kept" in run("info", output)[1]
+    assert kept_some >= 2, kept_some
+
+
+def test_a_finished_trace_that_was_cut_is_refused_and_repaired(folder):
+    path = fixture(folder)
+    cut = folder / "cut.h5"
+    cut.write_bytes(path.read_bytes()[:path.stat().st_size * 8 // 10])
+    for command in commands(cut, folder):
+        if "--repair" in command:
+            continue
+        code, _, err = run(*command)
+        one_error_line(code, err, "cut.h5")
+    code, _, err = run("repack", "--repair", cut, "-o", folder / "out.h5")
+    if code == 0:
+        assert "kept" in err and "lies behind the end of the file" in err, err
+        with h5py.File(path) as whole, h5py.File(folder / "out.h5") as kept:
+            rows = kept["row"].size
+            assert 0 < rows < whole["row"].size and kept["run/complete"][0] == 0
+            for name in per_row(whole):
+                a, b = whole[name][:rows], kept[name][()]
+                assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f"), name
+    else:
+        one_error_line(code, err, "cut.h5")
+
+
+def resume(path):
+    begin = time.monotonic()
+    process = subprocess.run([TOOL, "resume", path], capture_output=True, text=True, timeout=60)
+    return process.returncode, process.stderr, time.monotonic() - begin
+
+
+def test_resume_leaves_what_no_kill_leaves_as_it_was(folder):
+    partial = killed(folder)
+    whole = partial.read_bytes()
+    chance = random.Random(20261122)
+    damaged = folder / "d.h5.partial"
+    refused = 0
+    for attempt in range(40):
+        data = bytearray(whole)
+        if attempt % 4 == 0:
+            del data[chance.randrange(1000, len(data) * 9 // 10):]
+        else:
+            # Headers and chunk indices lie at the start, and between the rows.
+            near = len(data) if attempt % 2 else 60000
+            for _ in range(chance.randrange(1, 40)):
+                data[chance.randrange(near)] ^= 1 << chance.randrange(8)
+        damaged.write_bytes(data)
+        code, err, seconds = resume(folder / "d.h5")
+        assert seconds < 10, (attempt, seconds)
+        assert code in (0, 1), (attempt, code, err)
+        if code == 1:
+            refused += 1
+            assert "d.h5.partial" in err and err.count("\n") == 1, err
+            assert damaged.read_bytes() == bytes(data), f"{attempt}: the damaged file was changed"
+        else:
+            assert attempt % 4 != 0, "a file that was cut off was resumed"
+            code, _, err = run("info", damaged)
+            assert code == 0, (attempt, err)
+    assert refused >= 15, refused
+    damaged.write_bytes(whole)
+    assert resume(folder / "d.h5")[0] == 0
+
+
+def test_of_two_writers_that_start_at_once_one_gets_the_trace(folder):
+    for attempt in range(25):
+        path = folder / f"race{attempt}.h5"
+        writers = [subprocess.Popen([TOOL, "endless", path], stdout=subprocess.PIPE,
+                                    stderr=subprocess.PIPE, text=True) for _ in range(2)]
+        time.sleep(0.15)
+        alive = [writer for writer in writers if writer.poll() is None]
+        ended = [writer for writer in writers if writer.poll() is not None]
+        try:
+            assert len(alive) == 1, (attempt, [writer.communicate() for writer in ended])
+            _, err = ended[0].communicate()
+            assert ended[0].returncode == 1 and "another process is writing" in err, err
+            assert f"race{attempt}.h5" in err and ".new" not in err, err
+        finally:
+            for writer in alive:
+                writer.kill()
+                writer.communicate()
+        assert run("info", f"{path}.partial")[0] == 0
+        assert [p.name for p in folder.iterdir()] == [f"race{attempt}.h5.partial"]
+        os.remove(f"{path}.partial")
+
+
+def test_leftovers_of_killed_writers_go_at_the_next_start(folder):
+    path = fixture(folder)
+    # Large enough that a kill finds repack at work.
+    parts = [path] * 1
+    for moment in range(12):
+        process = subprocess.Popen([os.environ["BLOCKSCOPE_BINARY"], "repack", *map(str, parts), "-o",
+                                    str(folder / "out.h5"), "--compress", "deflate", "-q"])
+        time.sleep(0.004 * moment)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    # What was closed is no leftover of a kill, whatever its name.
+    assert run("repack", path, "-o", folder / "out.h5", "--force")[0] == 0
+    shutil.copy(folder / "out.h5", folder / "mine.h5.tmp")
+    killed(folder, 1, "mine.h5").unlink()
+    assert sorted(p.name for p in folder.iterdir()) == ["a.h5", "mine.h5.tmp", "out.h5"]
+
+
+if __name__ == "__main__":
+    require_binary()
+    TOOL = sys.argv[1]
+    for name, test in list(globals().items()):
+        if name.startswith("test_") and (len(sys.argv) < 3 or sys.argv[2] in name):
+            with temporary_folder() as folder:
+                begin = time.monotonic()
+                test(pathlib.Path(folder))
+            print(f"{name}: ok, {time.monotonic() - begin:.1f} s", flush=True)
