@@ -15,6 +15,7 @@
 #include "cli/commands.h"
 #include "decode_record/error.h"
 #include "decode_record/output_file.h"
+#include "decode_record/text.h"
 #include "probe/interrupt.h"
 #include "probe/progress.h"
 
@@ -54,8 +55,10 @@ void print_sample(const CalibrationSums& sums) {
     sequences += trace.sequences;
     blocks += trace.blocks;
   }
-  fmt::print("{} trace{}: {} sequences, {} blocks, {} denoising steps with a prefix\n",
-             sums.traces.size(), sums.traces.size() == 1 ? "" : "s", sequences, blocks, sums.steps);
+  fmt::print("{}: {}, {}, {} with a prefix\n",
+             plural(static_cast<std::int64_t>(sums.traces.size()), "trace"),
+             plural(sequences, "sequence"), plural(blocks, "block"),
+             plural(sums.steps, "denoising step"));
   for (const auto& [reason, count] : sums.left_out) fmt::print("left out: {} {}\n", count, reason);
 }
 
@@ -85,19 +88,22 @@ void print_layers(const CalibrationSums& sums, const Calibration& chosen) {
 }
 
 void print_point(const ReusePoint& point, std::int64_t tau, bool chosen) {
-  fmt::print("{} {:>9} {:>4} {:>7} {:>12} {:>12} {:>12} {:>12}\n", chosen ? "->" : "  ",
+  fmt::print("{} {:>9} {:>4} {:>7} {:>12} {:>12} {:>14} {:>14} {:>12}\n", chosen ? "->" : "  ",
              fmt::format("{:.6g}", point.gamma), tau, point.heads, percent(point.byte_saving),
-             percent(point.flop_saving), error_text(point.relative_l2), error_text(point.mean_l1));
+             percent(point.flop_saving), error_text(point.relative_l2_reused),
+             error_text(point.relative_l2_all_steps), error_text(point.mean_l1_reused));
 }
 
 /// Other gammas at the chosen tau, then the chosen gamma at other taus.
 void print_trade_off(const CalibrationSums& sums, const Calibration& chosen) {
   const ReusePredictor predictor(sums, chosen.granularity);
   fmt::print(
-      "\npredicted over these traces: prefix bytes not read, FLOPs not spent, one-step error "
-      "where reused\n");
-  fmt::print("   {:>9} {:>4} {:>7} {:>12} {:>12} {:>12} {:>12}\n", "gamma", "tau", "heads", "bytes",
-             "FLOPs", "relative L2", "mean |e|");
+      "\npredicted over these traces: prefix bytes not read, FLOPs not spent, and the one-step "
+      "error "
+      "of\nthe attention output (relative L2): where reused, of the heads and steps that reuse "
+      "(--max-error\nbounds it); over all heads, and all steps\n");
+  fmt::print("   {:>9} {:>4} {:>7} {:>12} {:>12} {:>14} {:>14} {:>12}\n", "gamma", "tau", "heads",
+             "bytes", "FLOPs", "where reused", "over all heads", "|e| reused");
   bool printed = false;
   for (const double gamma : predictor.gammas(kTablePoints)) {
     if (!printed && gamma >= chosen.gamma) {
@@ -179,10 +185,12 @@ void calibrate(CalibrateFlags flags) {
   const ReusePrediction& predicted = chosen.predicted;
   fmt::print(
       "\n{}: {} of {} heads reuse with gamma {:.6g} ({}); with tau {} at {} of {} steps, {} of "
-      "{} external keys are read\n",
+      "{} external keys are read; error where reused {}, over all heads {}\n",
       flags.output, predicted.point.heads, sums.model.layers * sums.model.heads, chosen.gamma,
       to_string(chosen.granularity), chosen.tau, predicted.reusing_steps, predicted.steps,
-      predicted.external_keys_read, predicted.external_keys);
+      predicted.external_keys_read, predicted.external_keys,
+      error_text(predicted.point.relative_l2_reused),
+      error_text(predicted.point.relative_l2_all_steps));
 }
 
 }  // namespace
@@ -200,7 +208,8 @@ void add_calibrate_command(CLI::App& app) {
   choice->add_option("--saving", flags->request.saving,
                      "Largest gamma that saves this share of the prefix bytes");
   choice->add_option("--max-error", flags->request.max_error,
-                     "Smallest gamma within this relative L2 error where reused");
+                     "Smallest gamma whose relative L2 error where reused (the heads and steps "
+                     "that reuse) is within this");
   command->add_option("--tau", flags->request.tau, "Reuse at steps that change fewer tokens")
       ->capture_default_str();
   command

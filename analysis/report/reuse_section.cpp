@@ -26,8 +26,8 @@ std::string finding_text(const CalibrationSums& sums, const ReusePredictor& pred
   }
   const ReusePoint all = predictor.at(-1.0, kDefaultTau);
   const std::string whole =
-      fmt::format("reusing it in every head would save {} at an error of {}",
-                  percent(all.byte_saving), report_number(all.relative_l2_all_steps, 3));
+      fmt::format("reusing it in every head would save {} at an error where reused of {}",
+                  percent(all.byte_saving), report_number(all.relative_l2_reused, 3));
   const auto gamma = predictor.gamma_for_saving(kSaving, kDefaultTau);
   if (!gamma) {
     return fmt::format(
@@ -38,10 +38,12 @@ std::string finding_text(const CalibrationSums& sums, const ReusePredictor& pred
   const ReusePoint point = predictor.at(*gamma, kDefaultTau);
   return fmt::format(
       "Predicted: reusing A_out in the {} with a similarity above \u03b3 = {:g} at \u03c4 = {} "
-      "leaves {} of the prefix\u2019s bytes unread and moves the attention output by {} (relative "
-      "L2, one step); {} (n = {} steps).",
+      "leaves {} of the prefix\u2019s bytes unread and moves the attention output by {} where it "
+      "is "
+      "reused, by {} over all heads and steps (relative L2, one step); {} (n = {} steps).",
       counted(point.heads, "head", "heads"), *gamma, kDefaultTau, percent(point.byte_saving),
-      report_number(point.relative_l2_all_steps, 3), whole, steps);
+      report_number(point.relative_l2_reused, 3), report_number(point.relative_l2_all_steps, 3),
+      whole, steps);
 }
 
 }  // namespace

@@ -214,7 +214,8 @@ void draw_targets(ViewModel& model, State& state, CalibrationEdit& edit, float s
   if (ImGui::Button("% error: aim###aim-error")) {
     attempt(model, [&] { edit.aim_at_error(state.error / 100.0); });
   }
-  ImGui::SetItemTooltip("the smallest gamma within this relative L2 error (--max-error)");
+  ImGui::SetItemTooltip(
+      "the smallest gamma whose relative L2 error where reused is within this (--max-error)");
   ImGui::EndDisabled();
 }
 
