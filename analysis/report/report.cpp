@@ -11,6 +11,7 @@
 #include "analysis/report/report_metrics.h"
 #include "analysis/report/sections.h"
 #include "decode_record/error.h"
+#include "decode_record/text.h"
 
 namespace blockscope {
 namespace {
@@ -110,13 +111,18 @@ PictureChoice choose(const TraceReader& trace, const std::vector<BlockSteps>& al
 ReportPage make_report(const TraceGroup& traces, const ReportOptions& options) {
   std::vector<std::vector<BlockSteps>> blocks;
   for (std::size_t i = 0; i < traces.size(); ++i) blocks.push_back(list_blocks(traces.trace(i)));
+  const TraceCounts counts = count_trace(blocks);
+  if (counts.steps == 0) {
+    const TraceInfo& first = traces.trace(0).info();
+    throw TraceError(fmt::format("{}: nothing to report: {} committed, no denoising step",
+                                 first.path, plural(first.num_rows, "row")));
+  }
   const PictureChoice choice = choose(traces.trace(0), blocks[0], options);
   PassOptions pass;
   pass.threads = options.threads;
   pass.progress = options.progress;
   const ReportMetrics metrics = measure(traces, options.backbone, pass);
   const ReuseResults reuse = predict_reuse(traces, pass);
-  const TraceCounts counts = count_trace(blocks);
   ReportPage page;
   page.title =
       options.title.empty() ? "What " + model_name(traces) + " did, step by step" : options.title;
