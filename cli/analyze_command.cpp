@@ -11,6 +11,7 @@
 
 #include "analysis/metrics/available_metrics.h"
 #include "analysis/metrics/query_comparison.h"
+#include "analysis/pass/damage.h"
 #include "analysis/results/result_selection.h"
 #include "analysis/results/result_table.h"
 #include "cli/analyze_flags.h"
@@ -120,7 +121,8 @@ class Analysis {
     const TraceGroup traces(flags_.traces);
     begin_document(traces);
     if (!flags_.matrix.empty()) {
-      document_.results.push_back(similarity_matrix(traces, flags_));
+      document_.results.push_back(naming_damage(traces.trace(0).info().path,
+                                                [&] { return similarity_matrix(traces, flags_); }));
     } else if (!flags_.backbone.empty()) {
       compare(traces);
     } else {

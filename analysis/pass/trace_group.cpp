@@ -58,6 +58,15 @@ std::map<std::int64_t, SequenceMark> marks_of(const TraceReader& trace) {
   return marks;
 }
 
+/// Opening an array compares its axes with the attributes; what metrics allocate follows these.
+void check_arrays(const TraceReader& trace) {
+  if (trace.info().num_rows == 0) return;
+  for (const Field field :
+       {Field::set_topk, Field::attention_external, Field::similarity_external}) {
+    if (trace.has(field)) trace.written(field, 0, 0);
+  }
+}
+
 /// Throws UsageError when the last trace holds something that one before it holds too.
 void refuse_twice(const std::vector<TraceReader>& traces,
                   std::map<SequenceMark, std::size_t>& seen) {
@@ -132,6 +141,7 @@ TraceGroup::TraceGroup(const std::vector<std::string>& paths) {
   std::map<SequenceMark, std::size_t> seen;  // the trace that holds it
   for (const std::string& path : paths) {
     traces_.emplace_back(path);
+    check_arrays(traces_.back());
     const TraceInfo& info = traces_.back().info();
     const TraceShape shape = shape_of(info.meta);
     if (traces_.size() == 1) {

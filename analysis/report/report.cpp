@@ -7,6 +7,7 @@
 #include <limits>
 #include <set>
 
+#include "analysis/pass/damage.h"
 #include "analysis/report/facts.h"
 #include "analysis/report/report_metrics.h"
 #include "analysis/report/sections.h"
@@ -106,9 +107,7 @@ PictureChoice choose(const TraceReader& trace, const std::vector<BlockSteps>& al
   return choice;
 }
 
-}  // namespace
-
-ReportPage make_report(const TraceGroup& traces, const ReportOptions& options) {
+ReportPage build_page(const TraceGroup& traces, const ReportOptions& options) {
   std::vector<std::vector<BlockSteps>> blocks;
   for (std::size_t i = 0; i < traces.size(); ++i) blocks.push_back(list_blocks(traces.trace(i)));
   const TraceCounts counts = count_trace(blocks);
@@ -141,6 +140,12 @@ ReportPage make_report(const TraceGroup& traces, const ReportOptions& options) {
   page.sections.push_back(methods_section(metrics));
   page.footer = "Made by blockscope report. Nothing on this page is loaded from elsewhere.";
   return page;
+}
+
+}  // namespace
+
+ReportPage make_report(const TraceGroup& traces, const ReportOptions& options) {
+  return naming_damage(traces.trace(0).info().path, [&] { return build_page(traces, options); });
 }
 
 }  // namespace blockscope

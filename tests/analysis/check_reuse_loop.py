@@ -161,7 +161,7 @@ class ReuseLoop(unittest.TestCase):
         np.testing.assert_allclose([chosen["relative_l2_reused"], chosen["mean_l1_reused"]],
                                    [l2, l1], rtol=1e-5)
         print(f"layer {layer}, {mask.sum()} heads: relative L2 {l2:.6f} measured, "
-              f"{chosen['relative_l2']:.6f} predicted")
+              f"{chosen['relative_l2_reused']:.6f} predicted")
 
 
 if __name__ == "__main__":
