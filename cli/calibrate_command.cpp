@@ -59,7 +59,8 @@ void print_sample(const CalibrationSums& sums) {
              plural(static_cast<std::int64_t>(sums.traces.size()), "trace"),
              plural(sequences, "sequence"), plural(blocks, "block"),
              plural(sums.steps, "denoising step"));
-  for (const auto& [reason, count] : sums.left_out) fmt::print("left out: {} {}\n", count, reason);
+  for (const auto& [reason, count] : sums.left_out)
+    fmt::print("left out: {} ({})\n", reason, count);
 }
 
 void print_layers(const CalibrationSums& sums, const Calibration& chosen) {
@@ -184,11 +185,11 @@ void calibrate(CalibrateFlags flags) {
   print_trade_off(sums, chosen);
   const ReusePrediction& predicted = chosen.predicted;
   fmt::print(
-      "\n{}: {} of {} heads reuse with gamma {:.6g} ({}); with tau {} at {} of {} steps, {} of "
+      "\n{}: {} of {} heads reuse with gamma {:.6g} ({}); with tau {} at {} of {}, {} of "
       "{} external keys are read; error where reused {}, over all heads {}\n",
       flags.output, predicted.point.heads, sums.model.layers * sums.model.heads, chosen.gamma,
-      to_string(chosen.granularity), chosen.tau, predicted.reusing_steps, predicted.steps,
-      predicted.external_keys_read, predicted.external_keys,
+      to_string(chosen.granularity), chosen.tau, predicted.reusing_steps,
+      plural(predicted.steps, "step"), predicted.external_keys_read, predicted.external_keys,
       error_text(predicted.point.relative_l2_reused),
       error_text(predicted.point.relative_l2_all_steps));
 }

@@ -40,11 +40,10 @@ constexpr std::int64_t kMostPixels = std::int64_t{8192} * 4096;
 void check_size(const ViewFlags& flags) {
   const std::int64_t pixels = std::int64_t{flags.width} * flags.height;
   if (pixels <= kMostPixels) return;
-  throw UsageError(
-      fmt::format("--width, --height: expected at most {} pixels (8192 x 4096), got {} x {} = {}: the "
-                  "window alone would take {:.1f} GB. HINT: a smaller size, or fewer panels",
-                  kMostPixels, flags.width, flags.height, pixels,
-                  static_cast<double>(pixels) * 17.0 / 1e9));
+  throw UsageError(fmt::format(
+      "--width, --height: expected at most {} pixels (8192 x 4096), got {} x {} = {}: the "
+      "window alone would take {:.1f} GB. HINT: a smaller size, or fewer panels",
+      kMostPixels, flags.width, flags.height, pixels, static_cast<double>(pixels) * 17.0 / 1e9));
 }
 
 void run_view(const ViewFlags& flags, const std::string& config_folder) {
@@ -88,9 +87,9 @@ void run_view(const ViewFlags& flags, const std::string& config_folder) {
   if (flags.csv.empty()) return;
   const auto table = app.table(flags.panels.front());
   if (!table) {
-    throw Error(
-        fmt::format("--csv: panel {} shows no numbers of this trace. HINT: --screenshot shows why",
-                    flags.panels.front()));
+    throw Error(fmt::format(
+        "{}: panel {} shows no numbers of this trace (--csv). HINT: --screenshot shows why",
+        flags.traces.front(), flags.panels.front()));
   }
   OutputFile file(flags.csv, flags.force);
   file.write(table->text());

@@ -50,7 +50,7 @@ void draw_calibration_result(const CalibrationEdit& edit, bool dark) {
         fmt::format("{} of {} keys are read", predicted.external_keys_read,
                     predicted.external_keys));
     row("FLOPs not spent", percent(point.flop_saving),
-        fmt::format("reuse at {} of {} steps", predicted.reusing_steps, predicted.steps));
+        fmt::format("reuse at {} of {}", predicted.reusing_steps, plural(predicted.steps, "step")));
     row("error where reused", percent(point.relative_l2_reused),
         fmt::format("relative L2 of the heads and steps that reuse, n = {}",
                     plural(point.terms_reused, "output")));
