@@ -16,9 +16,7 @@
 // policy). At a step with 1 < step and M < tau: a KV head's N keys and values are not read iff all
 // G of its query heads reuse; a query head that reuses spares 4 B N D FLOPs.
 //
-// Errors come in two kinds, by these names everywhere: "where reused" (of the heads that reuse, at
-// the steps that let them: what a bound is on) and "over all heads" (and all steps: what the whole
-// attention is off by). See ReusePoint.
+// Two errors, see ReusePoint: "where reused" (what --max-error bounds) and "over all heads".
 #pragma once
 
 #include <cstdint>

@@ -175,7 +175,7 @@ void draw_calibration_curve(PanelContext& context, CalibrationEdit& edit, float 
   if (!open) return ImPlot::PopStyleVar();
   ImPlot::SetupAxes(
       flops ? "FLOPs of the external attention not spent (%)" : "prefix bytes not read (%)",
-      "relative L2 where reused (%)", ImPlotAxisFlags_AutoFit, ImPlotAxisFlags_AutoFit);
+      "error where reused (%)", ImPlotAxisFlags_AutoFit, ImPlotAxisFlags_AutoFit);
   ImPlot::SetupLegend(ImPlotLocation_East, ImPlotLegendFlags_Outside);
   Line chosen;
   for (const ReuseCurve& curve : edit.curves()) {

@@ -52,10 +52,9 @@ void draw_calibration_result(const CalibrationEdit& edit, bool dark) {
     row("FLOPs not spent", percent(point.flop_saving),
         fmt::format("reuse at {} of {}", predicted.reusing_steps, plural(predicted.steps, "step")));
     row("error where reused", percent(point.relative_l2_reused),
-        fmt::format("relative L2 of the heads and steps that reuse, n = {}",
-                    plural(point.terms_reused, "output")));
+        fmt::format("relative L2 of what reuses, n = {}", plural(point.terms_reused, "output")));
     row("error over all heads", percent(point.relative_l2_all_steps),
-        "relative L2 of all heads at all steps");
+        "relative L2 of all heads and steps");
     ImGui::EndTable();
   }
   ImGui::PushStyleColor(ImGuiCol_Text, warning_colour(dark));
