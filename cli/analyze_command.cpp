@@ -11,6 +11,7 @@
 
 #include "analysis/metrics/available_metrics.h"
 #include "analysis/metrics/query_comparison.h"
+#include "analysis/pass/damage.h"
 #include "analysis/results/result_selection.h"
 #include "analysis/results/result_table.h"
 #include "cli/analyze_flags.h"
@@ -21,6 +22,7 @@
 #include "command_line/options.h"
 #include "command_line/pass_progress.h"
 #include "decode_record/error.h"
+#include "decode_record/text.h"
 
 namespace blockscope {
 namespace {
@@ -58,15 +60,16 @@ Extent require_steps(const TraceGroup& traces, const AnalyzeFlags& flags,
                      const RowSelection& rows) {
   const Extent all = extent_of(traces, {});
   if (all.steps == 0) {
-    throw TraceError(fmt::format("{}: nothing to analyse: {} rows committed, no denoising step",
-                                 flags.traces.front(), traces.trace(0).info().num_rows));
+    throw TraceError(fmt::format("{}: nothing to analyse: {} committed, no denoising step",
+                                 flags.traces.front(),
+                                 plural(traces.trace(0).info().num_rows, "row")));
   }
   const Extent extent = extent_of(traces, rows);
   if (extent.steps > 0) return extent;
   throw UsageError(fmt::format(
-      "--sequence, --block: the selection matches nothing. HINT: there are {} sequences with {} "
-      "blocks; `blockscope info` tells more",
-      all.sequences, all.blocks));
+      "--sequence, --block: the selection matches nothing. HINT: the traces hold {} with {}; "
+      "`blockscope info` tells more",
+      plural(all.sequences, "sequence"), plural(all.blocks, "block")));
 }
 
 /// --head and --step, after the pass. Returns what they could not narrow.
@@ -99,6 +102,18 @@ std::vector<std::string> narrow(std::vector<MetricResult>& results,
   return notes;
 }
 
+/// Metrics over no step at all have the axes of their results already, so that a wrong --by is told
+/// before a long pass.
+void check_axes(const TraceGroup& traces, const std::vector<const MetricInfo*>& infos,
+                const MetricOptions& options, const std::vector<std::string>& by) {
+  if (by.empty()) return;
+  std::vector<std::unique_ptr<StepMetric>> metrics;
+  for (const MetricInfo* info : infos) metrics.push_back(info->make(options));
+  PassOptions nothing;
+  nothing.rows.sequences = std::vector<std::int64_t>{};
+  metrics_without(run_pass(traces, metrics, nothing), by);
+}
+
 class Analysis {
  public:
   explicit Analysis(const AnalyzeFlags& flags) : flags_(flags), output_(flags) {}
@@ -107,13 +122,15 @@ class Analysis {
     const TraceGroup traces(flags_.traces);
     begin_document(traces);
     if (!flags_.matrix.empty()) {
-      document_.results.push_back(similarity_matrix(traces, flags_));
+      document_.results.push_back(naming_damage(traces.trace(0).info().path,
+                                                [&] { return similarity_matrix(traces, flags_); }));
     } else if (!flags_.backbone.empty()) {
       compare(traces);
     } else {
       measure(traces);
     }
     InterruptGuard::check();
+    if (!flags_.by.empty()) without_axes_ = metrics_without(document_.results, flags_.by);
     if (output_.prints_tables()) print();
     output_.write(document_);
   }
@@ -165,6 +182,7 @@ class Analysis {
     const std::size_t layers =
         selection.layers ? selection.layers->size() : traces.shape().layers.size();
     PassProgress progress(flags_.quiet, check_metrics(traces, infos, options, layers));
+    check_axes(traces, infos, options, flags_.by);
     std::vector<std::unique_ptr<StepMetric>> metrics;
     for (const MetricInfo* info : infos) metrics.push_back(info->make(options));
     document_.results = run_pass(traces, metrics, pass_options(selection, progress));
@@ -188,15 +206,20 @@ class Analysis {
   void print() const {
     fmt::print("{}\n", fmt::join(document_.traces, "\n"));
     if (extent_.steps > 0) {
-      fmt::print("{} sequences, {} blocks, {} denoising steps\n", extent_.sequences, extent_.blocks,
-                 extent_.steps);
+      fmt::print("{}, {}, {}\n", plural(extent_.sequences, "sequence"),
+                 plural(extent_.blocks, "block"), plural(extent_.steps, "denoising step"));
     }
     TableOptions options;
     options.by = flags_.by;
     options.width = AnalyzeOutput::terminal_width();
     if (!flags_.by.empty()) options.max_rows = std::numeric_limits<std::size_t>::max();
     for (const MetricResult& result : document_.results) {
+      if (std::ranges::count(without_axes_, result.metric) > 0) continue;
       fmt::print("\n{}", result_table(result, options));
+    }
+    if (!without_axes_.empty()) {
+      fmt::print("\nnote: not shown, without the axis {}: {}\n", fmt::join(flags_.by, " and "),
+                 fmt::join(without_axes_, ", "));
     }
     for (const std::string& note : notes_) fmt::print("\nnote: {}\n", note);
     if (!document_.unavailable.empty()) fmt::print("\nnot computed:\n");
@@ -213,6 +236,7 @@ class Analysis {
   AnalysisDocument document_;
   Extent extent_;
   std::vector<std::string> notes_;
+  std::vector<std::string> without_axes_;  // metrics that --by leaves nothing of
 };
 
 void run_analyze(const CLI::App& command, const AnalyzeFlags& flags) {

@@ -19,6 +19,7 @@
 #include "command_line/standard_streams.h"
 #include "decode_record/command_files.h"
 #include "decode_record/error.h"
+#include "decode_record/text.h"
 
 namespace blockscope {
 namespace {
@@ -50,9 +51,12 @@ void print_sample(const CalibrationSums& sums) {
     sequences += trace.sequences;
     blocks += trace.blocks;
   }
-  fmt::print("{} trace{}: {} sequences, {} blocks, {} denoising steps with a prefix\n",
-             sums.traces.size(), sums.traces.size() == 1 ? "" : "s", sequences, blocks, sums.steps);
-  for (const auto& [reason, count] : sums.left_out) fmt::print("left out: {} {}\n", count, reason);
+  fmt::print("{}: {}, {}, {} with a prefix\n",
+             plural(static_cast<std::int64_t>(sums.traces.size()), "trace"),
+             plural(sequences, "sequence"), plural(blocks, "block"),
+             plural(sums.steps, "denoising step"));
+  for (const auto& [reason, count] : sums.left_out)
+    fmt::print("left out: {} ({})\n", reason, count);
 }
 
 void print_layers(const CalibrationSums& sums, const Calibration& chosen) {
@@ -81,19 +85,22 @@ void print_layers(const CalibrationSums& sums, const Calibration& chosen) {
 }
 
 void print_point(const ReusePoint& point, std::int64_t tau, bool chosen) {
-  fmt::print("{} {:>9} {:>4} {:>7} {:>12} {:>12} {:>12} {:>12}\n", chosen ? "->" : "  ",
+  fmt::print("{} {:>9} {:>4} {:>7} {:>12} {:>12} {:>14} {:>14} {:>12}\n", chosen ? "->" : "  ",
              fmt::format("{:.6g}", point.gamma), tau, point.heads, percent(point.byte_saving),
-             percent(point.flop_saving), error_text(point.relative_l2), error_text(point.mean_l1));
+             percent(point.flop_saving), error_text(point.relative_l2_reused),
+             error_text(point.relative_l2_all_steps), error_text(point.mean_l1_reused));
 }
 
 /// Other gammas at the chosen tau, then the chosen gamma at other taus.
 void print_trade_off(const CalibrationSums& sums, const Calibration& chosen) {
   const ReusePredictor predictor(sums, chosen.granularity);
   fmt::print(
-      "\npredicted over these traces: prefix bytes not read, FLOPs not spent, one-step error "
-      "where reused\n");
-  fmt::print("   {:>9} {:>4} {:>7} {:>12} {:>12} {:>12} {:>12}\n", "gamma", "tau", "heads", "bytes",
-             "FLOPs", "relative L2", "mean |e|");
+      "\npredicted over these traces: prefix bytes not read, FLOPs not spent, and the one-step "
+      "error "
+      "of\nthe attention output (relative L2): where reused, of the heads and steps that reuse "
+      "(--max-error\nbounds it); over all heads, and all steps\n");
+  fmt::print("   {:>9} {:>4} {:>7} {:>12} {:>12} {:>14} {:>14} {:>12}\n", "gamma", "tau", "heads",
+             "bytes", "FLOPs", "where reused", "over all heads", "|e| reused");
   bool printed = false;
   for (const double gamma : predictor.gammas(kTablePoints)) {
     if (!printed && gamma >= chosen.gamma) {
@@ -173,11 +180,13 @@ void calibrate(CalibrateFlags flags) {
   print_trade_off(sums, chosen);
   const ReusePrediction& predicted = chosen.predicted;
   fmt::print(
-      "\n{}: {} of {} heads reuse with gamma {:.6g} ({}); with tau {} at {} of {} steps, {} of "
-      "{} external keys are read\n",
+      "\n{}: {} of {} heads reuse with gamma {:.6g} ({}); with tau {} at {} of {}, {} of "
+      "{} external keys are read; error where reused {}, over all heads {}\n",
       flags.output, predicted.point.heads, sums.model.layers * sums.model.heads, chosen.gamma,
-      to_string(chosen.granularity), chosen.tau, predicted.reusing_steps, predicted.steps,
-      predicted.external_keys_read, predicted.external_keys);
+      to_string(chosen.granularity), chosen.tau, predicted.reusing_steps,
+      plural(predicted.steps, "step"), predicted.external_keys_read, predicted.external_keys,
+      error_text(predicted.point.relative_l2_reused),
+      error_text(predicted.point.relative_l2_all_steps));
 }
 
 }  // namespace
@@ -199,7 +208,8 @@ void add_calibrate_command(CLI::App& app) {
                    "Largest gamma that saves this share of the prefix bytes, 0 to 1")
       ->check(real_number(0.0, 1.0));
   choice->add_option("--max-error", flags->request.max_error,
-                     "Smallest gamma within this relative L2 error where reused");
+                     "Smallest gamma whose relative L2 error where reused (the heads and steps "
+                     "that reuse) is within this");
   command->add_option("--tau", flags->request.tau, "Reuse at steps that change fewer tokens")
       ->check(whole_number(1))
       ->capture_default_str();

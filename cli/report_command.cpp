@@ -14,6 +14,7 @@
 #include "command_line/pass_progress.h"
 #include "decode_record/command_files.h"
 #include "decode_record/error.h"
+#include "decode_record/text.h"
 
 namespace blockscope {
 namespace {
@@ -84,7 +85,8 @@ void run_report(const ReportFlags& flags) {
   progress.finish();
   if (flags.quiet) return;
   for (const std::string& finding : page.findings) fmt::print("{}\n", finding);
-  fmt::print("{}: {} figures, {:.1f} MB\n", flags.output, figures.size(),
+  fmt::print("{}: {}, {:.1f} MB\n", flags.output,
+             plural(static_cast<std::int64_t>(figures.size()), "figure"),
              static_cast<double>(html.size()) / 1e6);
 }
 

@@ -250,6 +250,18 @@ std::vector<std::byte> whole(const RawTrace& trace, Field field) {
   return trace.read(field, 0, static_cast<std::int64_t>(trace.dataset(field).extent[0]));
 }
 
+/// Throws when another input before `trace` is the same file, by whatever name.
+void refuse_same_file(const Traces& traces, const RawTrace& trace) {
+  for (const auto& other : traces) {
+    std::error_code ignored;
+    if (other.get() == &trace) return;
+    if (!fs::equivalent(other->path(), trace.path(), ignored)) continue;
+    throw UsageError(fmt::format(
+        "{}: is the same file as {}: its rows would be there twice. HINT: give every trace once",
+        trace.path(), other->path()));
+  }
+}
+
 void check_inputs(const Traces& traces, const RepackOptions& options) {
   const RawTrace& first = *traces.front();
   for (const auto& trace : traces) {
@@ -259,6 +271,7 @@ void check_inputs(const Traces& traces, const RepackOptions& options) {
                       "HINT: pass --repair to keep its committed rows",
                       trace->path()));
     }
+    refuse_same_file(traces, *trace);
     if (trace == traces.front()) continue;
     check_same_layout(trace->meta(), first.meta(), trace->path(), first.path());
     const bool same = trace->meta().model_json == first.meta().model_json &&

@@ -116,6 +116,10 @@ ReusePoint read_point(const JsonNode& node, const ReuseModel& model) {
   point.mean_l1 = node.member("mean_l1").number_or_null(0.0, kInfinity);
   point.relative_l2_all_steps = node.member("relative_l2_all_steps").number_or_null(0.0, kInfinity);
   point.terms = node.member("terms").integer(0);
+  if (!node.has("relative_l2_reused")) return point;  // the file is older than these
+  point.relative_l2_reused = node.member("relative_l2_reused").number_or_null(0.0, kInfinity);
+  point.mean_l1_reused = node.member("mean_l1_reused").number_or_null(0.0, kInfinity);
+  point.terms_reused = node.member("terms_reused").integer(0, point.terms);
   return point;
 }
 

@@ -67,12 +67,21 @@ struct ReusePoint {
   std::int64_t heads = 0;    ///< heads that reuse, of layers * heads
   double byte_saving = 0.0;  ///< share of the prefix K and V bytes that is not read
   double flop_saving = 0.0;  ///< share of the external attention's FLOPs (4 B N D per query head)
-  /// One-step error of the attention output, all recorded heads, at the steps that the rule lets
-  /// reuse; heads outside the mask add no error. NaN: not known, or there is no such step.
-  double relative_l2 = kNotMeasured;            ///< sqrt(sum e^2 / sum ref^2)
-  double mean_l1 = kNotMeasured;                ///< mean |e| per channel
-  double relative_l2_all_steps = kNotMeasured;  ///< as relative_l2, over every denoising step
-  std::int64_t terms = 0;  ///< outputs of a head at a position behind relative_l2, mean_l1
+  // One-step errors of the attention output; relative L2 is sqrt(sum e^2 / sum ref^2), L1 the mean
+  // |e| per channel. NaN: not known, or there is no such head or step.
+  /// The error where reused: the heads that reuse, at the steps that the rule lets reuse. What
+  /// --max-error bounds, and what `verify` measures by the same name. NaN also in files written
+  /// before it existed.
+  double relative_l2_reused = kNotMeasured;
+  double mean_l1_reused = kNotMeasured;
+  std::int64_t terms_reused = 0;  ///< outputs of a head at a position behind these two
+  /// The error over all heads: every recorded head at every denoising step; a head or step that
+  /// does not reuse adds nothing to the error and its output to the reference.
+  double relative_l2_all_steps = kNotMeasured;
+  /// In between: every recorded head, at the steps that the rule lets reuse.
+  double relative_l2 = kNotMeasured;
+  double mean_l1 = kNotMeasured;
+  std::int64_t terms = 0;  ///< outputs of a head at a position behind these two
 };
 
 /// The points of one tau by rising gamma.

@@ -122,6 +122,8 @@ void App::frame(double seconds, Image* picture) {
       picture);
   if (export_ && export_->frames > 0) export_->frames -= 1;
   if (save) save_export(picture);
+  ask_before_loading();
+  ask_before_closing();  // behind the drawing: its keys and menus close, too
 }
 
 Image App::picture(double patience) {
@@ -255,6 +257,7 @@ void App::draw() {
   draw_help();
   draw_export();
   draw_open();
+  draw_unsaved();
   draw_problem();
   shortcuts();
   ImPlot::PopColormap();

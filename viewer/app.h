@@ -2,6 +2,7 @@
 // pictures made without one, and tests.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -72,6 +73,15 @@ class App {
   void draw_cache();
   void draw_panel_menu(const Panel& panel);
   void draw_export();
+  /// Runs `go`; first asks what to do with these calibrations (by digest) where they have changes
+  /// that no file has.
+  void ask_before(const std::string& what, const std::vector<std::string>& digests,
+                  std::function<void()> go);
+  void ask_before_closing();  ///< when the window is to be closed
+  void ask_before_loading();  ///< when a calibration file is to take the place of an edit
+  void close_trace();         ///< the active one
+  void draw_unsaved();
+  CalibrationEdit* unsaved();            ///< the first one that leaving_ waits for
   void save_export(const Image* image);  ///< image: of the whole window, for a picture
   void default_layout(unsigned dockspace);
   void shortcuts();
@@ -106,6 +116,16 @@ class App {
     std::string problem;  ///< with the last path
   };
   std::optional<ExportRequest> export_;
+  /// What waits for an answer about unsaved calibrations.
+  struct Leaving {
+    std::string what;                  ///< "quitting"
+    std::vector<std::string> digests;  ///< of the calibrations not asked for yet
+    std::function<void()> go;
+    bool replace = false;
+    std::string problem;  ///< with saving
+  };
+  std::optional<Leaving> leaving_;
+  bool closing_ = false;  ///< everything was asked
   bool open_asked_ = false;
   std::string open_path_, completed_path_;
   std::vector<std::string> completions_;  // of completed_path_

@@ -34,7 +34,7 @@ void App::draw_menu() {
       }
     }
     ImGui::Separator();
-    if (ImGui::MenuItem("Close", "Ctrl+W")) model_.close(model_.selection().trace);
+    if (ImGui::MenuItem("Close", "Ctrl+W")) close_trace();
     if (ImGui::MenuItem("Quit", "Ctrl+Q")) window_.close();
     ImGui::EndMenu();
   }
@@ -193,7 +193,7 @@ void App::shortcuts() {
   if (io.KeyCtrl) {
     if (pressed(ImGuiKey_Q)) window_.close();
     if (pressed(ImGuiKey_O)) open_asked_ = true;
-    if (pressed(ImGuiKey_W)) model_.close(model_.selection().trace);
+    if (pressed(ImGuiKey_W)) close_trace();
     calibration_keys(model_, state_.calibration);
     return;
   }

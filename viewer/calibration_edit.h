@@ -59,7 +59,8 @@ class CalibrationEdit {
   void clear_pins();
   /// To the next larger (1) or smaller (-1) gamma that makes another set of heads.
   void step_gamma(int by);
-  /// As --saving and --max-error of `calibrate`. Throws UsageError when it is out of reach.
+  /// As --saving and --max-error (of the error where reused) of `calibrate`. Throws UsageError when
+  /// it is out of reach.
   void aim_at_saving(double saving);
   void aim_at_error(double error);
 

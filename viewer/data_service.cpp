@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <chrono>
 #include <iterator>
+#include <utility>
 
 #include "decode_record/error.h"
+#include "decode_record/frame.h"
 
 namespace blockscope {
 namespace {
@@ -165,6 +167,19 @@ void DataService::finish(const Waiting& work, Entry entry) {
   shrink();
 }
 
+void DataService::damaged(const Waiting& work, const std::exception& error) {
+  {
+    const std::scoped_lock lock(mutex_);
+    damage_.push_back({work.key, error.what()});
+  }
+  finish(work, {nullptr, error.what(), false, {}});
+}
+
+std::vector<DataService::Damage> DataService::take_damage() {
+  const std::scoped_lock lock(mutex_);
+  return std::exchange(damage_, {});
+}
+
 void DataService::stopped(const Waiting& work) {
   {
     const std::scoped_lock lock(mutex_);
@@ -196,8 +211,14 @@ void DataService::run() {
         stopped(work);
       } catch (const JobControl::TooLarge& read) {
         finish(work, {nullptr, too_large(read.bytes, budget_bytes()), true, {}});
-      } catch (const std::exception& error) {
+      } catch (const CorruptTrace& error) {
+        damaged(work, error);
+      } catch (const FrameError& error) {
+        damaged(work, error);
+      } catch (const Error& error) {
         finish(work, {nullptr, error.what(), false, {}});
+      } catch (const std::exception& error) {  // a check that nobody thought of
+        damaged(work, error);
       }
       lock.lock();
     } else {

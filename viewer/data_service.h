@@ -101,6 +101,13 @@ class DataService {
   /// there is something new, and the window is woken.
   void set_idle(std::function<bool(OpenTraces&)> idle);
 
+  /// What jobs found damaged since the last call: values that can't be, and not what a trace of its
+  /// level just doesn't have.
+  struct Damage {
+    std::string key, message;
+  };
+  std::vector<Damage> take_damage();
+
   /// Stops the job for `key`; it stays held.
   void cancel(const std::string& key);
   /// Agrees to what is held: the next request computes it, however large.
@@ -138,6 +145,7 @@ class DataService {
   Found find_or_start(const std::string& slot, const std::string& key, const Job& job);
   void run();
   void finish(const Waiting& work, Entry entry);
+  void damaged(const Waiting& work, const std::exception& error);
   void stopped(const Waiting& work);
   void erase(std::map<std::string, Entry>::iterator entry);
   void shrink();
@@ -151,7 +159,8 @@ class DataService {
   std::map<std::string, Entry> cache_;
   std::set<std::string> agreed_;     // keys that may be larger than the budget
   std::set<std::string> cancelled_;  // keys whose running job a person stopped
-  std::list<std::string> ages_;      // most recently asked for first
+  std::vector<Damage> damage_;
+  std::list<std::string> ages_;  // most recently asked for first
   std::size_t cached_bytes_ = 0;
   std::size_t budget_;
   std::function<bool(OpenTraces&)> idle_;

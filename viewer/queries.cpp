@@ -14,6 +14,8 @@
 namespace blockscope {
 namespace {
 
+/// Of one sequence in the trajectory's grid; more comes from a damaged file.
+constexpr std::int64_t kMostPositions = 1 << 20;
 constexpr const char* kMaskSymbol = "\u2591";  // light shade
 
 /// Length of the valid UTF-8 sequence at `at`; 0: none.
@@ -115,7 +117,11 @@ std::shared_ptr<const Trajectory> read_trajectory(const TraceReader& trace, std:
   auto result = std::make_shared<Trajectory>();
   const SequenceInfo info = trace.sequence(sequence);
   for (const std::int64_t token : info.prompt) result->prompt += token_text(trace, token);
-  result->gen_length = info.gen_length;
+  if (info.gen_length > kMostPositions) {
+    throw CorruptTrace(fmt::format("{}: sequence {}: expected at most {} positions, got {}",
+                                   trace.info().path, sequence, kMostPositions, info.gen_length));
+  }
+  result->gen_length = std::max<std::int64_t>(0, info.gen_length);
   result->cells_of_position.resize(
       static_cast<std::size_t>(std::max<std::int64_t>(0, info.gen_length)));
   const auto prompt_length = static_cast<std::int32_t>(info.prompt.size());
@@ -130,12 +136,17 @@ std::shared_ptr<const Trajectory> read_trajectory(const TraceReader& trace, std:
     for (const SequenceDelta& delta : trace.delta(rows[i]).rows) {
       for (std::size_t k = 0; k < delta.transfer_index.size(); ++k) {
         const std::int64_t position = delta.transfer_index[k];
-        if (position >= result->gen_length) continue;
+        if (position >= result->gen_length) continue;  // the last block may go past the end
+        if (position < 0) {
+          throw CorruptTrace(fmt::format("{}: row {}: expected positions of at least 0, got {}",
+                                         trace.info().path, rows[i], position));
+        }
+        const std::int64_t token = k < delta.decoded_tokens.size() ? delta.decoded_tokens[k] : -1;
         result->cells_of_position[static_cast<std::size_t>(position)].push_back(
             static_cast<std::int32_t>(result->cells.size()));
         result->cells.push_back({t, static_cast<std::int32_t>(position),
                                  k < delta.confidence.size() ? delta.confidence[k] : 0.0F,
-                                 readable_piece(token_text(trace, delta.decoded_tokens[k]))});
+                                 readable_piece(token_text(trace, token))});
       }
     }
   }

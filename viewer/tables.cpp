@@ -160,6 +160,7 @@ CsvTable sets_table(const SetsPayload& sets) {
 CsvTable trajectory_table(const Trajectory& trajectory) {
   CsvTable table({"position", "step", "block", "step in block", "token", "confidence"});
   for (const Trajectory::Cell& cell : trajectory.cells) {
+    if (cell.step < 0 || cell.step >= std::ssize(trajectory.rows)) continue;
     const Trajectory::Row& row = trajectory.rows[static_cast<std::size_t>(cell.step)];
     table.add({std::int64_t{cell.position}, std::int64_t{cell.step}, std::int64_t{row.block},
                std::int64_t{row.step_in_block}, cell.text, value_of(cell.confidence)});

@@ -39,14 +39,27 @@ struct ViewFlags {
 void write_table(const ViewFlags& flags, App& app, OutputFile& output) {
   const auto table = app.table(flags.panels.front());
   if (!table) {
-    throw Error(
-        fmt::format("--csv: panel {} shows no numbers of this trace. HINT: --screenshot shows why",
-                    flags.panels.front()));
+    throw Error(fmt::format(
+        "{}: panel {} shows no numbers of this trace (--csv). HINT: --screenshot shows why",
+        flags.traces.front(), flags.panels.front()));
   }
   output.write(table->text());
 }
 
+/// A window's buffers take 15 to 20 bytes a pixel: at most 650 MB.
+constexpr std::int64_t kMostPixels = std::int64_t{8192} * 4096;
+
+void check_size(const ViewFlags& flags) {
+  const std::int64_t pixels = std::int64_t{flags.width} * flags.height;
+  if (pixels <= kMostPixels) return;
+  throw UsageError(fmt::format(
+      "--width, --height: expected at most {} pixels (8192 x 4096), got {} x {} = {}: the "
+      "window alone would take {:.1f} GB. HINT: a smaller size, or fewer panels",
+      kMostPixels, flags.width, flags.height, pixels, static_cast<double>(pixels) * 17.0 / 1e9));
+}
+
 void run_view(const ViewFlags& flags, const std::string& config_folder) {
+  check_size(flags);
   const bool picture = !flags.screenshot.empty() || !flags.csv.empty();
   CommandFiles files;
   for (const std::string& trace : flags.traces) files.reads_trace(trace);
@@ -115,7 +128,9 @@ void add_view_command(CLI::App& app, const std::string& config_folder) {
   auto* light = command->add_flag("--light", flags->light, "Light instead of dark");
   command->add_flag("--dark", flags->dark, "Dark instead of light")->excludes(light);
   command->add_flag("--force", flags->force, "Replace existing files");
-  command->add_option("--width", flags->width, "Of the window in pixels")
+  command
+      ->add_option("--width", flags->width,
+                   "Of the window in pixels; width x height at most 33554432 (8192 x 4096)")
       ->check(whole_number(320, 16384))
       ->capture_default_str();
   command->add_option("--height", flags->height, "Of the window in pixels")

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 
 #include "decode_record/error.h"
 
@@ -24,6 +25,18 @@ void ViewModel::update() {
   }
   for (const auto& letter : letters) letter(*this);
   if (!letters.empty()) clamp_selection();
+  for (const DataService::Damage& damage : data_.take_damage()) tell_damage(damage);
+}
+
+/// Once, however many panels meet it.
+void ViewModel::tell_damage(const DataService::Damage& damage) {
+  std::string text = damage.message;
+  std::size_t trace = documents_.size();
+  std::from_chars(damage.key.data(), damage.key.data() + damage.key.size(), trace);
+  if (trace < documents_.size() && text.find(documents_[trace].path) == std::string::npos) {
+    text = fmt::format("{}: {}. HINT: the file is damaged.", documents_[trace].path, text);
+  }
+  if (told_.insert(text).second) problems_.push_back(std::move(text));
 }
 
 const Overview* ViewModel::overview() const {

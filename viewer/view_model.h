@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -104,17 +105,18 @@ class ViewModel {
  private:
   struct News;
   void clamp_selection();
+  void tell_damage(const DataService::Damage& damage);
   void select_newest();
   void select_trace(std::size_t trace);  ///< its first step
   void take_news(std::size_t trace, const std::shared_ptr<const Overview>& news,
                  const std::string& problem, FileFault fault);
   struct WatchedFile {
-    std::optional<FileMark> mark;
+    FileWatch watch;
     FileFault told = FileFault::none;  // last
     std::string told_problem;
   };
   using Watched = std::vector<WatchedFile>;
-  static FileFault look_at(const TraceReader& trace, std::optional<FileMark>& mark);
+  static FileFault look_at(const TraceReader& trace, FileWatch& watch);
   std::string key(const char* what) const;  ///< of the active trace and its version
 
   std::vector<OpenDocument> documents_;
@@ -126,6 +128,7 @@ class ViewModel {
     std::mutex mutex;
     std::vector<std::function<void(ViewModel&)>> letters;
   };
+  std::set<std::string> told_;  // damage that was a problem once
   std::shared_ptr<Mailbox> mailbox_ = std::make_shared<Mailbox>();
   std::shared_ptr<Watched> watched_ = std::make_shared<Watched>();  // the background thread's
   DataService data_;                                                // last: its thread ends first

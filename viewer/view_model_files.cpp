@@ -8,18 +8,16 @@
 
 namespace blockscope {
 
-FileFault ViewModel::look_at(const TraceReader& trace, std::optional<FileMark>& mark) {
+FileFault ViewModel::look_at(const TraceReader& trace, FileWatch& watch) {
   const TraceInfo& info = trace.info();
-  const std::optional<FileMark> now = mark_file(info.path);
-  if (!mark) {
-    mark = now;
+  if (!watch.begun()) {
+    watch.begin(info.path);
     return FileFault::none;
   }
-  const FileFault fault = fault_since(*mark, now);
+  const FileFault fault = watch.look(info.partial);
   const std::string finished = std::filesystem::path(info.path).replace_extension().string();
   // The run ended and its file has got its final name: the next refresh() follows it.
   if (fault == FileFault::removed && info.partial && mark_file(finished)) return FileFault::none;
-  if (fault == FileFault::none) mark = now;
   return fault;
 }
 
@@ -46,7 +44,7 @@ ViewModel::ViewModel(std::size_t budget_bytes) : data_(budget_bytes) {
       }
       WatchedFile& file = (*watched)[i];
       if (traces[i]->info().path != path) file = {};
-      const FileFault fault = look_at(*traces[i], file.mark);
+      const FileFault fault = look_at(*traces[i], file.watch);
       if (!news && problem == file.told_problem && fault == file.told) continue;
       file.told = fault;
       file.told_problem = problem;
@@ -106,7 +104,8 @@ void ViewModel::reopen(std::size_t trace) {
       traces[trace] = std::make_unique<TraceReader>(path);
       overview = read_overview(*traces[trace]);
       watched->resize(traces.size());
-      (*watched)[trace] = {mark_file(traces[trace]->info().path), FileFault::none, ""};
+      (*watched)[trace] = {};
+      (*watched)[trace].watch.begin(traces[trace]->info().path);
     } catch (const std::exception& error) {
       problem = error.what();
     }
@@ -148,7 +147,8 @@ void ViewModel::open(const std::string& path) {
       traces[index] = std::make_unique<TraceReader>(path);
       overview = read_overview(*traces[index]);
       watched->resize(traces.size());
-      (*watched)[index] = {mark_file(traces[index]->info().path), FileFault::none, ""};
+      (*watched)[index] = {};
+      (*watched)[index].watch.begin(traces[index]->info().path);
     } catch (const std::exception& error) {
       traces[index].reset();
       problem = error.what();

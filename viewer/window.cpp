@@ -112,6 +112,8 @@ bool Window::should_close() const { return glfwWindowShouldClose(window_) == GLF
 
 void Window::close() { glfwSetWindowShouldClose(window_, GLFW_TRUE); }
 
+void Window::keep_open() { glfwSetWindowShouldClose(window_, GLFW_FALSE); }
+
 bool Window::wait(double seconds) {
   if (seconds <= 0.0) {
     glfwPollEvents();

@@ -37,6 +37,7 @@ class Window {
 
   bool should_close() const;
   void close();
+  void keep_open();  ///< takes a close() of a person or of the window system back
   float scale() const { return scale_; }
   /// Takes input in, waiting up to `seconds` for some; false when none came in that time.
   bool wait(double seconds);

@@ -91,13 +91,13 @@ ReusePredictor::ReusePredictor(const CalibrationSums& sums, ReuseGranularity gra
   }
   std::ranges::reverse(levels_);
   for (const TauSums& tau : sums.taus) {
-    Prefix prefix{{0.0}, {0.0}, 0.0, 0.0, 0};
+    Prefix prefix;
     for (const std::size_t i : order) {
       prefix.squared.push_back(prefix.squared.back() + tau.reused[i].squared);
       prefix.absolute.push_back(prefix.absolute.back() + tau.reused[i].absolute);
-      prefix.reference += tau.reused[i].reference;
+      prefix.reference.push_back(prefix.reference.back() + tau.reused[i].reference);
+      prefix.terms.push_back(prefix.terms.back() + tau.reused[i].terms);
       prefix.reference_all += tau.reused[i].reference + tau.recomputed[i].reference;
-      prefix.terms += tau.reused[i].terms;
     }
     prefixes_.emplace(tau.tau, std::move(prefix));
   }
@@ -120,14 +120,23 @@ ReusePoint ReusePredictor::at(double gamma, std::int64_t tau) const {
   point.flop_saving = share(sums.reusing_flops, sums_.flops) *
                       share(static_cast<double>(heads), static_cast<double>(keys_.size()));
   if (!sums.errors_known) return point;
-  point.terms = prefix.terms;
-  if (prefix.terms > 0) {
-    point.relative_l2 = std::sqrt(prefix.squared[heads] / prefix.reference);
-    point.mean_l1 = prefix.absolute[heads] /
-                    (static_cast<double>(prefix.terms) * static_cast<double>(sums_.head_dim));
+  const auto channels = static_cast<double>(sums_.head_dim);
+  const auto l2 = [&](double reference) { return std::sqrt(prefix.squared[heads] / reference); };
+  const auto l1 = [&](std::int64_t terms) {
+    return prefix.absolute[heads] / (static_cast<double>(terms) * channels);
+  };
+  point.terms = prefix.terms.back();
+  if (point.terms > 0) {
+    point.relative_l2 = l2(prefix.reference.back());
+    point.mean_l1 = l1(point.terms);
+  }
+  point.terms_reused = prefix.terms[heads];
+  if (point.terms_reused > 0) {
+    point.relative_l2_reused = l2(prefix.reference[heads]);
+    point.mean_l1_reused = l1(point.terms_reused);
   }
   if (prefix.reference_all > 0.0) {
-    point.relative_l2_all_steps = std::sqrt(prefix.squared[heads] / prefix.reference_all);
+    point.relative_l2_all_steps = l2(prefix.reference_all);
   }
   return point;
 }
@@ -189,7 +198,7 @@ std::optional<double> ReusePredictor::gamma_for_saving(double saving, std::int64
 std::optional<double> ReusePredictor::gamma_for_error(double error, std::int64_t tau) const {
   for (const double gamma : gammas(num_intervals())) {
     const ReusePoint point = at(gamma, tau);
-    if (point.heads > 0 && point.relative_l2 <= error) return gamma;
+    if (point.relative_l2_reused <= error) return gamma;  // false for NaN: no head reuses
   }
   return std::nullopt;
 }

@@ -15,6 +15,8 @@
 // Savings are of denoising steps with a prefix (prefill and commit passes are exact under every
 // policy). At a step with 1 < step and M < tau: a KV head's N keys and values are not read iff all
 // G of its query heads reuse; a query head that reuses spares 4 B N D FLOPs.
+//
+// Two errors, see ReusePoint: "where reused" (what --max-error bounds) and "over all heads".
 #pragma once
 
 #include <cstdint>
@@ -83,16 +85,17 @@ class ReusePredictor {
   /// (but for pins).
   std::vector<double> gammas(std::size_t most = 200) const;
   ReuseCurve curve(std::int64_t tau, std::size_t most = 200) const;
-  /// The largest gamma with byte_saving >= saving; the smallest with relative_l2 <= error and some
-  /// head left. nullopt: out of reach.
+  /// The largest gamma with byte_saving >= saving; the smallest with relative_l2_reused <= error
+  /// (heads that reuse, so not monotonic: larger gammas may be above it). nullopt: out of reach.
   std::optional<double> gamma_for_saving(double saving, std::int64_t tau) const;
   std::optional<double> gamma_for_error(double error, std::int64_t tau) const;
 
  private:
   struct Prefix {
-    std::vector<double> squared, absolute;  ///< of the first i heads of `heads_`, [heads + 1]
-    double reference = 0.0, reference_all = 0.0;
-    std::int64_t terms = 0;
+    /// Where the rule lets reuse, of the first i heads by falling key, [heads + 1].
+    std::vector<double> squared{0.0}, absolute{0.0}, reference{0.0};
+    std::vector<std::int64_t> terms{0};
+    double reference_all = 0.0;  ///< of all heads at all steps
   };
   const CalibrationSums& sums_;
   std::vector<double> keys_;        ///< a head reuses iff its key > gamma; falling; pinned: +-inf
@@ -108,7 +111,7 @@ class ReusePredictor {
 struct CalibrationRequest {
   std::optional<double> gamma;      ///< in [-1, 1]
   std::optional<double> saving;     ///< of prefix bytes, in (0, 1]
-  std::optional<double> max_error;  ///< relative L2, >= 0
+  std::optional<double> max_error;  ///< relative L2 where reused, >= 0
   std::int64_t tau = 2;
   ReuseGranularity granularity = ReuseGranularity::head;
   std::vector<ReusePin> pins{};  ///< by rising (layer, head)

@@ -55,14 +55,20 @@ double gamma_for_error(const CalibrationSums& sums, const ReusePredictor& predic
   double at_gamma = 1.0;
   for (const ReusePoint& point :
        predictor.curve(tau, std::numeric_limits<std::size_t>::max()).points) {
-    if (point.heads > 0 && point.relative_l2 < least) {
-      least = point.relative_l2;
+    if (point.relative_l2_reused < least) {  // false for NaN: no head reuses
+      least = point.relative_l2_reused;
       at_gamma = point.gamma;
     }
   }
+  if (std::isinf(least)) {
+    throw UsageError(fmt::format(
+        "--max-error: of no head with a similarity is the error at tau {} known. HINT: --gamma",
+        tau));
+  }
   throw UsageError(fmt::format(
-      "--max-error: a relative L2 error of {} can't be kept with tau {} by any gamma that lets a "
-      "head reuse; the smallest is {:.3g}, at --gamma {}. HINT: a smaller --tau, or that error",
+      "--max-error: a relative L2 error of {} where reused can't be kept with tau {} by any gamma "
+      "that lets a head reuse; the smallest is {:.3g}, at --gamma {}. HINT: a smaller --tau, or "
+      "that error",
       error, tau, least, at_gamma));
 }
 

@@ -1,5 +1,7 @@
 // Fills CalibrationSums: what the columns of /steps say about M and N, and one pass over arrays or
 // summaries for similarities and reuse errors.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -11,6 +13,7 @@
 #include "analysis/math/lowest_values.h"
 #include "analysis/math/running_mean.h"
 #include "analysis/metrics/left_out.h"
+#include "analysis/pass/damage.h"
 #include "decode_record/sha256.h"
 
 namespace blockscope {
@@ -264,7 +267,21 @@ void CalibrationMetric::write_left_out(CalibrationSums& sums) const {
   sums.left_out = without_zeros(sums.left_out);
 }
 
-CalibrationSums empty_sums(const TraceShape& shape, const std::vector<std::int64_t>& taus) {
+// Of a whole model, as the calibration file takes it; more comes from a damaged file.
+constexpr std::int64_t kMostPerAxis = 10'000;
+constexpr std::int64_t kMostHeads = 1 << 20;
+
+CalibrationSums empty_sums(const TraceGroup& traces, const std::vector<std::int64_t>& taus) {
+  const TraceShape& shape = traces.shape();
+  if (shape.num_layers > kMostPerAxis || shape.num_heads > kMostPerAxis ||
+      shape.num_layers * shape.num_heads > kMostHeads) {
+    throw CorruptTrace(
+        fmt::format("{}: /model: expected at most {} layers, {} heads and {} of all layers, got {} "
+                    "layers of {} "
+                    "heads. HINT: the file is damaged.",
+                    traces.trace(0).info().path, kMostPerAxis, kMostPerAxis, kMostHeads,
+                    shape.num_layers, shape.num_heads));
+  }
   CalibrationSums sums;
   sums.model = {shape.num_layers, shape.num_heads, shape.num_kv_heads, shape.model_digest};
   sums.head_dim = shape.head_dim;
@@ -289,10 +306,12 @@ CalibrationSums empty_sums(const TraceShape& shape, const std::vector<std::int64
 
 CalibrationSums accumulate_calibration(const TraceGroup& traces,
                                        const CalibrationOptions& options) {
-  CalibrationSums sums = empty_sums(traces.shape(), options.taus);
+  CalibrationSums sums = empty_sums(traces, options.taus);
   std::int64_t pairs = 0;
   for (std::size_t i = 0; i < traces.size(); ++i) {
-    pairs += add_steps(traces.trace(i), traces.shape(), options.pass.rows, sums);
+    pairs += naming_damage(traces.trace(i).info().path, [&] {
+      return add_steps(traces.trace(i), traces.shape(), options.pass.rows, sums);
+    });
   }
   std::vector<double> taus;
   for (const TauSums& tau : sums.taus) taus.push_back(static_cast<double>(tau.tau));

@@ -51,9 +51,10 @@ std::optional<ReportFigure> decoding_over_steps(const MetricResult& result) {
   part.figure = {
       .name = "decoding-steps",
       .title = "Tokens and confidence over the steps of a block",
-      .caption = fmt::format("Left: tokens decided in a step, mean over blocks (n = {} steps). "
-                             "Right: confidence of the tokens decided (n = {} tokens).",
-                             count_text(total_terms(tokens)), count_text(total_terms(confidence))),
+      .caption = fmt::format("Left: tokens decided in a step, mean over blocks (n = {}). "
+                             "Right: confidence of the tokens decided (n = {}).",
+                             counted(total_terms(tokens), "step", "steps"),
+                             counted(total_terms(confidence), "token", "tokens")),
       .width = panels.width(),
       .height = panels.height(),
       .script = "set multiplot\nunset key\n" + panels.place(0) +

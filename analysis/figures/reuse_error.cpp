@@ -69,16 +69,16 @@ std::optional<ReportFigure> reuse_error_by_layer(const MetricResult& result) {
 
 std::optional<ReportFigure> gamma_curves(const std::vector<ReuseCurve>& curves) {
   LineChart saving{.x_label = "{/Symbol g}", .y_label = "prefix bytes not read"};
-  LineChart error{.x_label = "{/Symbol g}", .y_label = "relative L2 error"};
+  LineChart error{.x_label = "{/Symbol g}", .y_label = "relative L2 error where reused"};
   ReportFigure part;
   part.numbers.header = {"\u03c4",
                          "\u03b3",
                          "heads",
                          "bytes saved",
                          "FLOPs saved",
-                         "relative L2",
-                         "relative L2, all steps",
-                         "terms"};
+                         "error where reused",
+                         "error over all heads",
+                         "terms where reused"};
   std::int64_t terms = 0;
   for (const ReuseCurve& curve : curves) {
     const std::string title = fmt::format("\u03c4 = {}", curve.tau);
@@ -88,13 +88,13 @@ std::optional<ReportFigure> gamma_curves(const std::vector<ReuseCurve>& curves) 
       bytes.x.push_back(point.gamma);
       bytes.y.push_back(point.byte_saving);
       l2.x.push_back(point.gamma);
-      l2.y.push_back(point.relative_l2_all_steps);
-      terms = std::max(terms, point.terms);
+      l2.y.push_back(point.relative_l2_reused);
+      terms = std::max(terms, point.terms_reused);
       part.numbers.rows.push_back(
           {std::to_string(curve.tau), fmt::format("{:g}", point.gamma), count_text(point.heads),
            report_number(point.byte_saving), report_number(point.flop_saving),
-           report_number(point.relative_l2), report_number(point.relative_l2_all_steps),
-           count_text(point.terms)});
+           report_number(point.relative_l2_reused), report_number(point.relative_l2_all_steps),
+           count_text(point.terms_reused)});
     }
     saving.curves.push_back(std::move(bytes));
     error.curves.push_back(std::move(l2));
@@ -118,8 +118,11 @@ std::optional<ReportFigure> gamma_curves(const std::vector<ReuseCurve>& curves) 
       .caption = fmt::format(
           "Left: share of the prefix's key and value bytes that would not be read; a KV head's "
           "bytes "
-          "are saved only if all its query heads reuse. Right: one-step relative L2 error of the "
-          "attention output over all denoising steps. Heads reuse when their calibrated similarity "
+          "are saved only if all its query heads reuse. Right: the error where reused, the "
+          "one-step "
+          "relative L2 error of the attention output of the heads that reuse, at the steps that "
+          "reuse; the numbers below also have the error over all heads and steps. Heads reuse when "
+          "their calibrated similarity "
           "is above \u03b3 (left of the axis: all of them), at steps where fewer than \u03c4 "
           "tokens changed. Predicted from this "
           "trace alone, n = up to {} terms.",

@@ -66,7 +66,7 @@ std::string where_text(const TraceReader& trace, const BlockSteps& block,
   const std::string head =
       choice.head_slot
           ? fmt::format("head {}", meta.heads.at(static_cast<std::size_t>(*choice.head_slot)))
-          : fmt::format("{} heads together", meta.heads.size());
+          : counted(std::ssize(meta.heads), "head", "heads together");
   return fmt::format("Sequence {}, block {}, layer {}, {}", block.sequence, block.block,
                      meta.layers.at(static_cast<std::size_t>(choice.layer_slot)), head);
 }
@@ -153,10 +153,11 @@ std::optional<ReportFigure> step_heatmaps(const TraceReader& trace, const BlockS
       .title = "Step \u00d7 step similarity",
       .caption = fmt::format(
           "Cosine of a token's attention output at any two steps of the block, mean over "
-          "the block's tokens{}. One colour scale, from {:g} to 1. {}; {} steps, n = up "
-          "to {} tokens per cell.",
+          "the block's tokens{}. One colour scale, from {:g} to 1. {}; {}, n = up "
+          "to {} per cell.",
           choice.head_slot ? "" : " and heads", range.lower, where_text(trace, block, choice),
-          steps, trace.info().meta.block_length),
+          counted(static_cast<std::int64_t>(steps), "step", "steps"),
+          counted(trace.info().meta.block_length, "token", "tokens")),
       .width = panels.width(),
       .height = panels.height(),
       .script = script + "unset multiplot\n",

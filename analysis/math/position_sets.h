@@ -25,7 +25,7 @@ class RankTable {
   void ranks_of(std::span<const std::int32_t> set, std::span<std::int32_t> out);
 
   /// No model has a longer context; keeps a damaged file from asking for gigabytes.
-  static constexpr std::int32_t kMaxPosition = (1 << 26) - 1;
+  static constexpr std::int32_t kMaxPosition = (1 << 24) - 1;
 
  private:
   void cover(std::span<const std::int32_t> set);

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -92,9 +94,16 @@ void DecodingTotals::add_step(const TraceReader& trace, const StepRef& step, std
     for (std::size_t i = 0; i < part.transfer_index.size(); ++i) {
       const auto source = static_cast<std::size_t>(
           part.transfer_src_index.empty() ? part.transfer_index[i] : part.transfer_src_index[i]);
+      const bool has_source = part.confidence.empty() || source < part.confidence.size();
+      if (part.transfer_index[i] < 0 || !has_source) {
+        throw CorruptTrace(fmt::format(
+            "{}: row {}: expected positions of at least 0 with a confidence each, got position {}. "
+            "HINT: the file is damaged.",
+            trace.info().path, step.row, part.transfer_index[i]));
+      }
       ++decided;
       const double confidence =
-          part.confidence.empty() ? 0.0 : static_cast<double>(part.confidence.at(source));
+          part.confidence.empty() ? 0.0 : static_cast<double>(part.confidence[source]);
       confidence_.add(confidence);
       at_step(confidence_by_step_, step.step).add(confidence);
       const std::int64_t position = part.transfer_index[i] - origin;

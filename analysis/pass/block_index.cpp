@@ -45,10 +45,15 @@ void check_step(const TraceReader& trace, const StepRef& step, const BlockSteps&
             fmt::format("sequence {}, block {}: expected a step after {}, got {}", step.sequence,
                         step.block, last, step.step));
   }
-  if (step.context_length < 0 || step.transferred < 0) {
+  if (step.context_length < 0 || step.transferred < 0 || step.block_start < 0) {
     corrupt(trace, step.row,
-            fmt::format("expected counts, got context_length {} and transferred {}",
-                        step.context_length, step.transferred));
+            fmt::format("expected counts, got context_length {}, transferred {} and block_start {}",
+                        step.context_length, step.transferred, step.block_start));
+  }
+  const std::int64_t length = trace.info().meta.block_length;
+  if (step.masks_left < 0 || step.masks_left > length) {
+    corrupt(trace, step.row,
+            fmt::format("expected at most {} masks in a block, got {}", length, step.masks_left));
   }
 }
 

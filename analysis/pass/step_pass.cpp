@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "analysis/pass/damage.h"
 #include "analysis/pass/layer_queue.h"
 #include "analysis/pass/step_reader.h"
 #include "analysis/pass/step_values.h"
@@ -325,17 +326,21 @@ std::vector<MetricResult> run_pass(const TraceGroup& traces, const Metrics& metr
                      for (const auto& metric : metrics) metric->add(view);
                    });
   for (std::size_t i = 0; i < traces.size(); ++i) {
-    std::vector<Needs> needs;
-    for (const auto& metric : metrics) needs.push_back(metric->begin_trace(traces.trace(i), shape));
-    for (const BlockSteps& block : blocks[i]) {
-      for (const auto& metric : metrics) metric->add_block(block);
-    }
-    TracePass pass(traces.trace(i), needs, pool, layers, options.memory_bytes);
-    for (const BlockSteps& block : blocks[i]) {
-      pass.run(block, queue);
-      progress.add(std::ranges::count_if(block.steps, &StepRef::recorded));
-    }
-    queue.drain();
+    naming_damage(traces.trace(i).info().path, [&] {
+      std::vector<Needs> needs;
+      for (const auto& metric : metrics) {
+        needs.push_back(metric->begin_trace(traces.trace(i), shape));
+      }
+      for (const BlockSteps& block : blocks[i]) {
+        for (const auto& metric : metrics) metric->add_block(block);
+      }
+      TracePass pass(traces.trace(i), needs, pool, layers, options.memory_bytes);
+      for (const BlockSteps& block : blocks[i]) {
+        pass.run(block, queue);
+        progress.add(std::ranges::count_if(block.steps, &StepRef::recorded));
+      }
+      queue.drain();
+    });
   }
   std::vector<MetricResult> results;
   for (const auto& metric : metrics) {

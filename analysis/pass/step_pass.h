@@ -109,7 +109,9 @@ struct PassOptions {
 class TraceGroup {
  public:
   /// Opens all. Throws what TraceReader throws; UsageError when they are traces of different models
-  /// or record different layers, heads or k, naming the field, both files and both values.
+  /// or record different layers, heads or k, naming the field, both files and both values; and when
+  /// two of them hold the same sequence of the same run, which would count twice: one file by two
+  /// names, a copy, or a merged trace beside one of its parts.
   explicit TraceGroup(const std::vector<std::string>& paths);
   const TraceShape& shape() const { return shape_; }
   std::size_t size() const { return traces_.size(); }

@@ -7,10 +7,12 @@
 #include <limits>
 #include <set>
 
+#include "analysis/pass/damage.h"
 #include "analysis/report/facts.h"
 #include "analysis/report/report_metrics.h"
 #include "analysis/report/sections.h"
 #include "decode_record/error.h"
+#include "decode_record/text.h"
 
 namespace blockscope {
 namespace {
@@ -105,18 +107,21 @@ PictureChoice choose(const TraceReader& trace, const std::vector<BlockSteps>& al
   return choice;
 }
 
-}  // namespace
-
-ReportPage make_report(const TraceGroup& traces, const ReportOptions& options) {
+ReportPage build_page(const TraceGroup& traces, const ReportOptions& options) {
   std::vector<std::vector<BlockSteps>> blocks;
   for (std::size_t i = 0; i < traces.size(); ++i) blocks.push_back(list_blocks(traces.trace(i)));
+  const TraceCounts counts = count_trace(blocks);
+  if (counts.steps == 0) {
+    const TraceInfo& first = traces.trace(0).info();
+    throw TraceError(fmt::format("{}: nothing to report: {} committed, no denoising step",
+                                 first.path, plural(first.num_rows, "row")));
+  }
   const PictureChoice choice = choose(traces.trace(0), blocks[0], options);
   PassOptions pass;
   pass.threads = options.threads;
   pass.progress = options.progress;
   const ReportMetrics metrics = measure(traces, options.backbone, pass);
   const ReuseResults reuse = predict_reuse(traces, pass);
-  const TraceCounts counts = count_trace(blocks);
   ReportPage page;
   page.title =
       options.title.empty() ? "What " + model_name(traces) + " did, step by step" : options.title;
@@ -135,6 +140,12 @@ ReportPage make_report(const TraceGroup& traces, const ReportOptions& options) {
   page.sections.push_back(methods_section(metrics));
   page.footer = "Made by blockscope report. Nothing on this page is loaded from elsewhere.";
   return page;
+}
+
+}  // namespace
+
+ReportPage make_report(const TraceGroup& traces, const ReportOptions& options) {
+  return naming_damage(traces.trace(0).info().path, [&] { return build_page(traces, options); });
 }
 
 }  // namespace blockscope

@@ -17,31 +17,33 @@ constexpr std::size_t kPointsPerCurve = 60;  ///< finer than the picture
 std::string percent(double share) { return fmt::format("{:.0f} %", 100.0 * share); }
 
 std::string finding_text(const CalibrationSums& sums, const ReusePredictor& predictor) {
-  const std::string steps = count_text(sums.steps);
+  const std::string steps = counted(sums.steps, "step", "steps");
   if (sums.at(kDefaultTau).reusing_steps == 0) {
     return fmt::format(
         "Nothing to reuse at \u03c4 = {}: every step changes at least {} tokens "
-        "(n = {} steps).",
+        "(n = {}).",
         kDefaultTau, kDefaultTau, steps);
   }
   const ReusePoint all = predictor.at(-1.0, kDefaultTau);
   const std::string whole =
-      fmt::format("reusing it in every head would save {} at an error of {}",
-                  percent(all.byte_saving), report_number(all.relative_l2_all_steps, 3));
+      fmt::format("reusing it in every head would save {} at an error where reused of {}",
+                  percent(all.byte_saving), report_number(all.relative_l2_reused, 3));
   const auto gamma = predictor.gamma_for_saving(kSaving, kDefaultTau);
   if (!gamma) {
     return fmt::format(
         "Predicted for reuse of A_out at \u03c4 = {}: {} (relative L2 of the "
-        "attention output, one step; n = {} steps).",
+        "attention output, one step; n = {}).",
         kDefaultTau, whole, steps);
   }
   const ReusePoint point = predictor.at(*gamma, kDefaultTau);
   return fmt::format(
       "Predicted: reusing A_out in the {} with a similarity above \u03b3 = {:g} at \u03c4 = {} "
-      "leaves {} of the prefix\u2019s bytes unread and moves the attention output by {} (relative "
-      "L2, one step); {} (n = {} steps).",
+      "leaves {} of the prefix\u2019s bytes unread and moves the attention output by {} where it "
+      "is "
+      "reused, by {} over all heads and steps (relative L2, one step); {} (n = {}).",
       counted(point.heads, "head", "heads"), *gamma, kDefaultTau, percent(point.byte_saving),
-      report_number(point.relative_l2_all_steps, 3), whole, steps);
+      report_number(point.relative_l2_reused, 3), report_number(point.relative_l2_all_steps, 3),
+      whole, steps);
 }
 
 }  // namespace

@@ -143,7 +143,7 @@ ReportSection methods_section(const ReportMetrics& metrics) {
   for (const auto& [name, result] : metrics.found) {
     std::string left_out;
     for (const auto& [reason, count] : result.left_out) {
-      left_out += fmt::format("{}{} {}", left_out.empty() ? "" : "; ", count_text(count), reason);
+      left_out += fmt::format("{}{} ({})", left_out.empty() ? "" : "; ", reason, count_text(count));
     }
     table.rows.push_back({result.title, result.formula, result.source, result.computed_from,
                           left_out.empty() ? "nothing" : left_out});

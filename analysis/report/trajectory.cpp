@@ -11,10 +11,16 @@
 namespace blockscope {
 namespace {
 
+[[noreturn]] void corrupt(const TraceReader& trace, std::int64_t row, const std::string& what) {
+  throw CorruptTrace(
+      fmt::format("{}: row {}: {}. HINT: the file is damaged.", trace.info().path, row, what));
+}
+
 /// Existing positions of the block and what is in them before the first step.
 void add_initial_positions(const TraceReader& trace, const StepRef& first, TrajectoryBlock& block) {
   const Frame frame = trace.frame_before(first.row);
-  const std::vector<std::int64_t>& prompt = frame.prompts.at(0);
+  if (frame.prompts.empty()) corrupt(trace, first.row, "expected a prompt, got none");
+  const std::vector<std::int64_t>& prompt = frame.prompts[0];
   const auto prompt_length = static_cast<std::int64_t>(prompt.size());
   const auto gen_length = static_cast<std::int64_t>(frame.gen_length);
   const std::vector<std::int32_t> valid = trace.read_ints(Field::step_valid, first.row, 1);
@@ -24,9 +30,12 @@ void add_initial_positions(const TraceReader& trace, const StepRef& first, Traje
     item.position = first.block_start + static_cast<std::int64_t>(i);
     const std::int64_t generated = item.position - prompt_length;
     if (generated >= gen_length) continue;  // the last block may go past the sequence's end
+    if (item.position < 0 || generated >= std::ssize(frame.generated_tokens)) {
+      corrupt(trace, first.row, fmt::format("position {} is outside the sequence", item.position));
+    }
     const std::int64_t token = generated < 0
-                                   ? prompt.at(static_cast<std::size_t>(item.position))
-                                   : frame.generated_tokens.at(static_cast<std::size_t>(generated));
+                                   ? prompt[static_cast<std::size_t>(item.position)]
+                                   : frame.generated_tokens[static_cast<std::size_t>(generated)];
     if (generated < 0 || token != frame.mask_token_id) {
       item.token = token;
       item.step = 0;
@@ -47,10 +56,16 @@ void add_step(const TraceReader& trace, const StepRef& step, std::int64_t prompt
     for (std::size_t i = 0; i < delta.transfer_index.size(); ++i) {
       const auto source = static_cast<std::size_t>(
           delta.transfer_src_index.empty() ? delta.transfer_index[i] : delta.transfer_src_index[i]);
+      if (delta.transfer_index[i] < 0 || source >= delta.decoded_tokens.size()) {
+        corrupt(trace, step.row,
+                fmt::format(
+                    "expected positions of at least 0 and a token for each, got {} and {} tokens",
+                    delta.transfer_index[i], delta.decoded_tokens.size()));
+      }
       const std::int64_t position = prompt_length + delta.transfer_index[i];
       const auto item = std::ranges::find(block.positions, position, &TrajectoryPosition::position);
       if (item == block.positions.end()) continue;
-      item->token = delta.decoded_tokens.at(source);
+      item->token = delta.decoded_tokens[source];
       item->step = step.step;
       if (source < delta.confidence.size()) item->confidence = delta.confidence[source];
     }

@@ -1,7 +1,12 @@
 #include "analysis/results/result_selection.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <set>
+
+#include "decode_record/error.h"
 
 namespace blockscope {
 namespace {
@@ -39,6 +44,26 @@ SelectionOutcome keep_elements(std::vector<MetricResult>& results, const std::st
   }
   outcome.there.assign(there.begin(), there.end());
   return outcome;
+}
+
+std::vector<std::string> metrics_without(const std::vector<MetricResult>& results,
+                                         const std::vector<std::string>& by) {
+  std::vector<std::string> without;
+  std::set<std::string> axes;
+  for (const MetricResult& result : results) {
+    bool any = false;
+    for (const ResultArray& array : result.arrays) {
+      for (const ResultAxis& axis : array.axes) axes.insert(axis.name);
+      any = any || std::ranges::all_of(by, [&](const auto& axis) { return array.has_axis(axis); });
+    }
+    if (!any) without.push_back(result.metric);
+  }
+  if (!results.empty() && without.size() == results.size()) {
+    throw UsageError(fmt::format(
+        "--by {}: no result has {}. HINT: the axes are {}", fmt::join(by, ","),
+        by.size() > 1 ? "an array with both axes" : "this axis", fmt::join(axes, ", ")));
+  }
+  return without;
 }
 
 }  // namespace blockscope

@@ -1,4 +1,4 @@
-// Narrows results to heads and steps after the pass.
+// Narrows results to heads and steps after the pass; finds those that have the axes of a table.
 #pragma once
 
 #include <string>
@@ -19,5 +19,10 @@ struct SelectionOutcome {
 /// are dropped.
 SelectionOutcome keep_elements(std::vector<MetricResult>& results, const std::string& axis,
                                const std::vector<double>& wanted);
+
+/// Names of the metrics in which no array has all axes of `by`, in their order. Throws UsageError
+/// that lists the axes there are when that is every one of them: there would be nothing to show.
+std::vector<std::string> metrics_without(const std::vector<MetricResult>& results,
+                                         const std::vector<std::string>& by);
 
 }  // namespace blockscope

@@ -243,7 +243,8 @@ std::string heading(const MetricResult& result) {
 std::string left_out_text(const MetricResult& result) {
   std::vector<std::string> parts;
   for (const auto& [reason, count] : result.left_out) {
-    if (count != 0) parts.push_back(fmt::format("{} {}", count, reason));
+    // The count behind the words: they are written for many, and it may be one.
+    if (count != 0) parts.push_back(fmt::format("{} ({})", reason, count));
   }
   return parts.empty() ? "" : fmt::format("  left out: {}\n", fmt::join(parts, "; "));
 }

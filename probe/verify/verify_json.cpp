@@ -123,6 +123,7 @@ Json to_json(const SettingResult& result, const VerifyFacts& facts) {
           {"gamma", or_null(result.setting.gamma)},
           {"reuse", result.setting.reuse},
           {"file_predicts_saving", or_null(result.setting.file_predicts)},
+          {"file_predicts_error_where_reused", or_null(result.setting.file_error)},
           {"free_running", to_json(result.run, facts)},
           {"accuracy", to_json(result.scores)},
           {"agreement",
@@ -167,7 +168,8 @@ std::string verify_json(const VerifyResult& result, const VerifyFacts& facts) {
 std::string verify_csv(const VerifyResult& result, const VerifyFacts& facts) {
   std::string text =
       "setting,tau,gamma,heads,n,accuracy,accuracy_standard_error,worse,better,sign_test_p,"
-      "tokens_equal,sequences_identical,kl_mean,kl_p95,kl_max,first_order_relative_l2,"
+      "tokens_equal,sequences_identical,kl_mean,kl_p95,kl_max,"
+      "first_order_reused_relative_l2,first_order_relative_l2,"
       "propagated_relative_l2,saving_predicted,saving_file,saving_replay,saving_free,"
       "saving_free_with_commits,flops_avoided_share,attention_ms_per_pass,attention_ms_low,"
       "attention_ms_high,total_seconds\n";
@@ -181,7 +183,7 @@ std::string verify_csv(const VerifyResult& result, const VerifyFacts& facts) {
   const PairedScores& any = result.settings.front().scores;
   const Spread dense = attention_per_pass(result.dense);
   fmt::format_to(out,
-                 "dense,,,0,{},{},{},,,,1,1,0,0,0,0,0,0,,0,0,0,0,{:.9g},{:.9g},{:.9g},{:.9g}\n",
+                 "dense,,,0,{},{},{},,,,1,1,0,0,0,,0,0,0,,0,0,0,0,{:.9g},{:.9g},{:.9g},{:.9g}\n",
                  any.count, score(any, any.mean_a), score(any, any.error_a), dense.median,
                  dense.low, dense.high, spread_of(result.dense.times.total).median);
   for (size_t i = 0; i < result.settings.size(); ++i) {
@@ -192,18 +194,19 @@ std::string verify_csv(const VerifyResult& result, const VerifyFacts& facts) {
     const double avoided = fidelity.reads.flops_avoided(facts.block_length, facts.head_dim);
     fmt::format_to(
         out,
-        "{},{},{},{},{},{},{},{},{},{},{:.9g},{:.9g},{:.9g},{:.9g},{:.9g},{:.9g},{:.9g},{:.9g},{},"
+        "{},{},{},{},{},{},{},{},{},{},{:.9g},{:.9g},{:.9g},{:.9g},{:.9g},{},{:.9g},{:.9g},{:.9g},{"
+        "},"
         "{:.9g},{:.9g},{:.9g},{:.9g},{:.9g},{:.9g},{:.9g},{:.9g}\n",
         i == 0 ? "file" : "sweep", row.setting.tau, number(row.setting.gamma), row.setting.heads(),
         row.scores.count, score(row.scores, row.scores.mean_b),
         score(row.scores, row.scores.error_b), row.scores.worse, row.scores.better,
         score(row.scores, row.scores.sign_test), row.agreement.share_equal(),
         row.agreement.share_identical(), fidelity.kl.mean, fidelity.kl.p95, fidelity.kl.max,
-        sum_of(fidelity.first_order).relative_l2(), sum_of(fidelity.propagated).relative_l2(),
-        row.predicted.saving(), number(row.setting.file_predicts), fidelity.reads.saving(),
-        row.run.reads.saving(), row.run.reads.saving_with_commits(),
-        flops > 0.0 ? avoided / flops : 0.0, time.median, time.low, time.high,
-        spread_of(row.run.times.total).median);
+        number(error_where_reused(fidelity)), sum_of(fidelity.first_order).relative_l2(),
+        sum_of(fidelity.propagated).relative_l2(), row.predicted.saving(),
+        number(row.setting.file_predicts), fidelity.reads.saving(), row.run.reads.saving(),
+        row.run.reads.saving_with_commits(), flops > 0.0 ? avoided / flops : 0.0, time.median,
+        time.low, time.high, spread_of(row.run.times.total).median);
   }
   return text;
 }

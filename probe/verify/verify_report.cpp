@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "command_line/progress.h"
+#include "decode_record/text.h"
 
 namespace blockscope {
 namespace {
@@ -51,8 +52,9 @@ std::string setting_name(const ReuseSetting& setting) {
                                    : fmt::format("tau {}", setting.tau);
 }
 
+/// A run can take another way (other positions or tokens at a step) and end with the same text.
 std::string divergence_note(const SettingResult& result) {
-  if (result.divergences.empty()) return "the same tokens at the same steps everywhere";
+  if (result.divergences.empty()) return "none: every sequence takes the same steps";
   std::vector<double> steps, positions;
   double step_sum = 0.0, position_sum = 0.0;
   for (const Divergence& divergence : result.divergences) {
@@ -62,9 +64,15 @@ std::string divergence_note(const SettingResult& result) {
     position_sum += positions.back();
   }
   const double n = static_cast<double>(steps.size());
+  const auto parted = static_cast<int64_t>(steps.size());
+  const int64_t other_text = result.agreement.sequences - result.agreement.identical;
+  // At least: behind the stop token two texts may differ, and nobody sees it.
+  const int64_t same_text = std::max<int64_t>(parted - other_text, 0);
   return fmt::format(
-      "{} of {} sequences, at step {:g} (median; mean {:.1f}), position {:g} ({:.1f})",
-      steps.size(), result.agreement.sequences, spread_of(steps).median, step_sum / n,
+      "in {} of {}, of which {} {} with the same text; first at step {:g} (median; mean {:.1f}), "
+      "position {:g} ({:.1f})",
+      parted, plural(result.agreement.sequences, "sequence"), same_text,
+      same_text == 1 ? "ends" : "end", spread_of(steps).median, step_sum / n,
       spread_of(positions).median, position_sum / n);
 }
 
@@ -80,17 +88,16 @@ void add_free_running(const VerifyResult& all, const SettingResult& result,
                               : fmt::format("n {}: {} worse, {} better", scores.count, scores.worse,
                                             scores.better));
   lines.row("tokens equal", "", percent(result.agreement.share_equal()),
-            fmt::format("{} of {}; {} of {} sequences identical", result.agreement.equal,
+            fmt::format("{} of {}; the same text in {} of {}", result.agreement.equal,
                         result.agreement.positions, result.agreement.identical,
-                        result.agreement.sequences));
-  lines.row("first divergence", "", "", divergence_note(result));
+                        plural(result.agreement.sequences, "sequence")));
+  lines.row("other steps", "", "", divergence_note(result));
   lines.row("denoising steps", fmt::format("{}", dense.denoising_steps),
             fmt::format("{}", reuse.denoising_steps));
   const Spread& speedup = result.attention_speedup;
   lines.row("attention", seconds(dense.times.attention), seconds(reuse.times.attention),
-            fmt::format("{:.2f}x as fast per pass [{:.2f}, {:.2f}], median [range] of {} "
-                        "interleaved repetitions",
-                        speedup.median, speedup.low, speedup.high, facts.repeats));
+            fmt::format("{} per pass, median [range] of {}", speed_text(speedup),
+                        plural(facts.repeats, "interleaved repetition")));
   lines.row("", range(dense.times.attention), range(reuse.times.attention),
             "denoising and commit passes");
   lines.row("whole run", seconds(dense.times.total), seconds(reuse.times.total),
@@ -123,10 +130,16 @@ void add_keys(const SettingResult& result, const VerifyFacts& facts, Lines& line
                   avoided * 1e-9, flops * 1e-9, percent(flops > 0.0 ? avoided / flops : 0.0)));
 }
 
+/// "-": nothing was measured, which is not the same as no error.
+std::string error_text(const ErrorTotals& totals) {
+  return totals.elements == 0 ? "-" : fmt::format("{:.3e}", totals.relative_l2());
+}
+
 void add_error_line(const std::string& name, const ErrorTotals& totals, const std::string& note,
                     Lines& lines) {
-  lines.line(fmt::format("  {:<24}relative L2 {:.3e}   L1 {:.3e}   {}", name, totals.relative_l2(),
-                         totals.l1(), note));
+  lines.line(totals.elements == 0 ? fmt::format("  {:<24}n/a: nothing was reused", name)
+                                  : fmt::format("  {:<24}relative L2 {:.3e}   L1 {:.3e}   {}", name,
+                                                totals.relative_l2(), totals.l1(), note));
 }
 
 void add_replay(const SettingResult& result, const VerifyFacts& facts, Lines& lines) {
@@ -137,19 +150,25 @@ void add_replay(const SettingResult& result, const VerifyFacts& facts, Lines& li
                          kl.mean, kl.p95, kl.max));
   const double same =
       kl.count == 0 ? 1.0 : static_cast<double>(fidelity.same_top1) / static_cast<double>(kl.count);
-  lines.line(fmt::format("                          {} masked positions, same top-1 at {}",
-                         kl.count, percent(same)));
+  lines.line(fmt::format("                          {}, same top-1 at {}",
+                         plural(kl.count, "masked position"), percent(same)));
   std::string by_step;
   for (const KlSummary& step : fidelity.kl_by_step) {
     by_step += fmt::format("{}{}: {:.1e}", by_step.empty() ? "" : ", ", step.step, step.mean);
   }
   lines.line(fmt::format("  mean by step            {}", by_step));
-  lines.line("attention output          all heads of all layers");
-  add_error_line("first-order", sum_of(fidelity.first_order_reused),
-                 "same queries, heads and steps that reuse", lines);
-  add_error_line("first-order, all", sum_of(fidelity.first_order),
-                 "same queries, all heads and steps", lines);
-  add_error_line("propagated", sum_of(fidelity.propagated),
+  lines.line("attention output          reuse against exact");
+  add_error_line("error where reused", sum_of(fidelity.first_order_reused),
+                 "first-order (same queries), heads and steps that reuse", lines);
+  if (result.setting.file_error.has_value()) {
+    lines.line(
+        fmt::format("    predicted by the file relative L2 {:.3e}   from the traces it was "
+                    "made of",
+                    *result.setting.file_error));
+  }
+  add_error_line("error over all heads", sum_of(fidelity.first_order),
+                 "first-order, all heads and steps", lines);
+  add_error_line("propagated error", sum_of(fidelity.propagated),
                  "against the dense run, all heads and steps", lines);
   add_keys(result, facts, lines);
 }
@@ -163,7 +182,8 @@ void add_layers(const SettingResult& result, Lines& lines) {
   const ReadShape& shape = result.fidelity.reads.shape;
   const ExternalReads& reads = result.fidelity.reads;
   lines.title(
-      "Layer   heads that reuse   prefix not read   first-order L2   propagated L2   (replay)");
+      "Layer   heads that reuse   prefix not read   L2 where reused   L2 of all heads   propagated "
+      "L2   (replay)");
   for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
     const auto& heads = result.setting.reuse[static_cast<size_t>(layer)];
     int64_t rows = 0;
@@ -174,16 +194,34 @@ void add_layers(const SettingResult& result, Lines& lines) {
     }
     const double saved =
         rows == 0 ? 0.0 : static_cast<double>(rows - read) / static_cast<double>(rows);
+    const ErrorTotals reused =
+        layer_sum(result.fidelity.first_order_reused, layer, shape.num_heads);
     fmt::format_to(
-        lines.out(), "{:>5}   {:>16}   {:>15}   {:>14.3e}   {:>13.3e}\n", layer,
+        lines.out(), "{:>5}   {:>16}   {:>15}   {:>15}   {:>15.3e}   {:>13.3e}\n", layer,
         fmt::format("{} of {}", std::count(heads.begin(), heads.end(), true), heads.size()),
-        percent(saved),
+        percent(saved), error_text(reused),
         layer_sum(result.fidelity.first_order, layer, shape.num_heads).relative_l2(),
         layer_sum(result.fidelity.propagated, layer, shape.num_heads).relative_l2());
   }
 }
 
 }  // namespace
+
+std::string speed_text(const Spread& speedup) {
+  constexpr double kSame = 0.995;  // 1.00 in print
+  const bool slower = speedup.median > 0.0 && speedup.median < kSame;
+  const auto factor = [&](double speed) { return slower && speed > 0.0 ? 1.0 / speed : speed; };
+  const std::string text = slower ? fmt::format("slower: {:.2f}x the time", factor(speedup.median))
+                                  : fmt::format("{:.2f}x as fast", speedup.median);
+  if (speedup.low == speedup.high) return text;
+  return text + fmt::format(" [{:.2f}, {:.2f}]", factor(slower ? speedup.high : speedup.low),
+                            factor(slower ? speedup.low : speedup.high));
+}
+
+std::optional<double> error_where_reused(const Fidelity& fidelity) {
+  const ErrorTotals totals = sum_of(fidelity.first_order_reused);
+  return totals.elements == 0 ? std::nullopt : std::optional(totals.relative_l2());
+}
 
 Spread attention_per_pass(const FreeRun& run) {
   std::vector<double> milliseconds;
@@ -209,9 +247,9 @@ std::string detail_text(const VerifyResult& result, const VerifyFacts& facts) {
   const SettingResult& own = result.settings.front();
   const ReadShape& shape = own.fidelity.reads.shape;
   Lines lines;
-  fmt::format_to(lines.out(), "{} ({}): {} prompts of {} to {} tokens; {}; {} thread{}, batch {}\n",
-                 facts.model, facts.dtype, result.prompts, facts.shortest_prompt,
-                 facts.longest_prompt, facts.decoding, facts.threads, facts.threads == 1 ? "" : "s",
+  fmt::format_to(lines.out(), "{} ({}): {} of {} to {} tokens; {}; {}, batch {}\n", facts.model,
+                 facts.dtype, plural(result.prompts, "prompt"), facts.shortest_prompt,
+                 facts.longest_prompt, facts.decoding, plural(facts.threads, "thread"),
                  facts.batch_size);
   fmt::format_to(lines.out(),
                  "{}: {}; {} of {} query heads reuse, {} of {} KV heads with their whole group\n",

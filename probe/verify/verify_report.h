@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "probe/verify/verify_result.h"
@@ -44,6 +45,13 @@ std::string verdict_text(const VerifyResult& result);
 std::string verify_json(const VerifyResult& result, const VerifyFacts& facts);
 /// The rows of sweep_text with all columns, dense first, with a header line.
 std::string verify_csv(const VerifyResult& result, const VerifyFacts& facts);
+
+/// "1.20x as fast [1.10, 1.31]"; below one as what it is: "slower: 2.27x the time [2.10, 2.40]".
+/// Without the range when there is one measurement.
+std::string speed_text(const Spread& speedup);
+
+/// Relative L2 over the heads and steps that reused; nullopt: none did.
+std::optional<double> error_where_reused(const Fidelity& fidelity);
 
 /// Milliseconds of attention per denoising or commit pass, over the repetitions.
 Spread attention_per_pass(const FreeRun& run);

@@ -17,6 +17,7 @@ struct ReuseSetting {
   std::optional<double> gamma;          // the mask is similarity > gamma; nullopt: as in the file
   ReuseMask reuse;                      // [L][H]
   std::optional<double> file_predicts;  // saving of prefix bytes the calibration file predicts
+  std::optional<double> file_error;     // relative L2 where reused that it predicts
 
   int64_t heads() const;  // that may reuse, over all layers
 };

@@ -3,23 +3,30 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "decode_record/error.h"
 
 namespace blockscope {
 namespace {
 
-/// The saving of prefix bytes that the file promises for this mask, if it has that point. Masks of
-/// one file are nested, so the number of heads names the mask: any gamma that makes it will do.
-std::optional<double> predicted_by_file(const ReuseFile& file, const ReuseSetting& setting) {
-  if (!setting.gamma.has_value()) return std::nullopt;
+/// What the file promises for this mask, if it has that point. Masks of one file are nested, so the
+/// number of heads names the mask: any gamma that makes it will do.
+const ReusePoint* point_of(const ReuseFile& file, const ReuseSetting& setting) {
+  if (!setting.gamma.has_value()) return nullptr;
   for (const ReuseCurve& curve : file.curves) {
     if (curve.tau != setting.tau) continue;
     for (const ReusePoint& point : curve.points) {
-      if (point.heads == setting.heads()) return point.byte_saving;
+      if (point.heads == setting.heads()) return &point;
     }
   }
-  return std::nullopt;
+  return nullptr;
+}
+
+void take_prediction(const ReusePoint* point, ReuseSetting& setting) {
+  if (point == nullptr) return;
+  setting.file_predicts = point->byte_saving;
+  if (!std::isnan(point->relative_l2_reused)) setting.file_error = point->relative_l2_reused;
 }
 
 ReuseSetting own_setting(const SettingFlags& flags, const ReuseFile& file) {
@@ -28,9 +35,9 @@ ReuseSetting own_setting(const SettingFlags& flags, const ReuseFile& file) {
   setting.gamma = file.gamma;
   setting.reuse = file.reuse;
   if (file.predicted.has_value() && file.tau == setting.tau) {
-    setting.file_predicts = file.predicted->point.byte_saving;
+    take_prediction(&file.predicted->point, setting);
   } else {
-    setting.file_predicts = predicted_by_file(file, setting);
+    take_prediction(point_of(file, setting), setting);
   }
   return setting;
 }
@@ -106,7 +113,7 @@ std::vector<ReuseSetting> reuse_settings(const SettingFlags& flags, const ReuseF
       setting.tau = tau;
       setting.gamma = gamma;
       setting.reuse = reuse_mask(file.similarity, gamma, file.granularity, num_kv_heads, file.pins);
-      setting.file_predicts = predicted_by_file(file, setting);
+      take_prediction(point_of(file, setting), setting);
       settings.push_back(std::move(setting));
     }
   }

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "decode_record/text.h"
 #include "probe/verify/verify_report.h"
 
 namespace blockscope {
@@ -10,18 +11,31 @@ namespace {
 
 std::string points(double share) { return fmt::format("{:.1f} points", share * 100.0); }
 
-/// Faster only when every repetition says so; else the machine's noise is as large as the gain.
-std::string time_verdict(const SettingResult& own) {
+/// What a line of the verdict says about time; more time is no saving and stands with the cost.
+struct TimeVerdict {
+  std::string saved, cost;
+};
+
+/// Faster or slower only when every repetition says so; else the machine's noise is as large as the
+/// difference.
+TimeVerdict time_verdict(const SettingResult& own) {
   const Spread& speedup = own.attention_speedup;
-  if (own.run.times.attention.size() < 2) {
-    return fmt::format("attention ran {:.2f}x as fast a pass (once: its noise is not known)",
-                       speedup.median);
+  const bool once = own.run.times.attention.size() < 2;
+  const std::string text = fmt::format("{} a pass{}", speed_text(speedup),
+                                       once ? " (run once: its noise is not known)" : "");
+  if (speedup.low > 1.0) return {"; attention " + text, ""};
+  if (speedup.high < 1.0) return {"", "attention " + text + "; "};
+  return {"; attention the same but for this machine's noise: " + text, ""};
+}
+
+/// The whole run, beside what was saved or what it cost.
+void add_whole_run(double dense, double reuse, TimeVerdict& verdict) {
+  const std::string text = fmt::format("the whole run {:.2f} s -> {:.2f} s", dense, reuse);
+  if (reuse > dense) {
+    verdict.cost += text + "; ";
+  } else {
+    verdict.saved += "; " + text;
   }
-  const std::string range = fmt::format("{:.2f}x as fast a pass [{:.2f}, {:.2f}]", speedup.median,
-                                        speedup.low, speedup.high);
-  if (speedup.low > 1.0) return "attention ran " + range;
-  if (speedup.high < 1.0) return "attention ran SLOWER: " + range;
-  return "no attention time beyond this machine's noise: " + range;
 }
 
 std::string noise_verdict(const PairedScores& scores) {
@@ -31,8 +45,8 @@ std::string noise_verdict(const PairedScores& scores) {
   }
   if (scores.better + scores.worse == 0) {
     return fmt::format(
-        "no prompt scored differently; with {} prompts up to {} could, at 95 % confidence",
-        scores.count,
+        "no prompt scored differently; with {} up to {} could, at 95 % confidence",
+        plural(scores.count, "prompt"),
         scores.count < 3 ? "all" : fmt::format("{:.1f} %", 100.0 * scores.rule_of_three()));
   }
   const std::string counts = fmt::format(
@@ -57,14 +71,14 @@ std::string verdict_text(const VerifyResult& result) {
       scores.count == 0 ? "accuracy n/a"
                         : fmt::format("accuracy {:.1f} % -> {:.1f} % (n {})", scores.mean_a * 100.0,
                                       scores.mean_b * 100.0, scores.count);
-  const double dense_seconds = spread_of(result.dense.times.total).median;
-  const double seconds = spread_of(own.run.times.total).median;
+  TimeVerdict time = time_verdict(own);
+  add_whole_run(spread_of(result.dense.times.total).median, spread_of(own.run.times.total).median,
+                time);
   return fmt::format(
-      "\nSaved: {:.1f} % of the external key bytes were not read in denoising steps; {}; the whole "
-      "run {:.2f} s -> {:.2f} s\n"
-      "Cost:  {}, {:.1f} % of the tokens equal, KL {:.2e} nats a masked position\n"
+      "\nSaved: {:.1f} % of the external key bytes were not read in denoising steps{}\n"
+      "Cost:  {}{}, {:.1f} % of the tokens equal, KL {:.2e} nats a masked position\n"
       "Noise: {}\n",
-      own.run.reads.saving() * 100.0, time_verdict(own), dense_seconds, seconds, accuracy,
+      own.run.reads.saving() * 100.0, time.saved, time.cost, accuracy,
       own.agreement.share_equal() * 100.0, own.fidelity.kl.mean, noise_verdict(scores));
 }
 

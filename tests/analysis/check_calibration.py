@@ -116,9 +116,9 @@ class Calibration(unittest.TestCase):
 
     def check_point(self, point, mask, traces, totals, errors):
         wanted = oracle.predicted(traces, mask, totals, errors)
-        for name in ("heads", "terms"):
+        for name in ("heads", "terms", "terms_reused"):
             self.assertEqual(point[name], wanted.pop(name, point[name]), name)
-        for name in ("relative_l2", "relative_l2_all_steps"):
+        for name in ("relative_l2_reused", "relative_l2", "relative_l2_all_steps"):
             if name not in wanted:
                 self.assertIsNone(point[name])
         for name, value in wanted.items():
@@ -158,12 +158,35 @@ class Calibration(unittest.TestCase):
             self.assertGreater(middle["byte_saving"], 0)
             file = self.calibrate([path], "--saving", middle["byte_saving"] - 1e-9, "--tau", tau)
             self.assertEqual(file["reuse"], self.mask_at(file, middle["gamma"]))
-            file = self.calibrate([path], "--max-error", middle["relative_l2"] + 1e-9,
-                                  "--tau", tau)
-            self.assertEqual(file["reuse"], self.mask_at(file, middle["gamma"]))
+            bound = middle["relative_l2_reused"] + 1e-9
+            file = self.calibrate([path], "--max-error", bound, "--tau", tau)
+            # Of the heads that reuse: not monotonic in gamma, so not always the middle one.
+            within = next(p for p in points
+                          if p["heads"] > 0 and p["relative_l2_reused"] <= bound)
+            self.assertEqual(file["reuse"], self.mask_at(file, within["gamma"]))
+            self.assertLessEqual(file["predictions"]["chosen"]["relative_l2_reused"], bound)
 
     def mask_at(self, file, gamma):
         return (np.array(file["similarity"]) > gamma).tolist()
+
+    def test_the_bound_is_on_the_error_where_reused(self):
+        path = self.make("--heads 8 --kv-heads 8 --steps 8 --sequences 3 --correlation 0.7")
+        curves = self.calibrate([path], "--gamma", 0)["predictions"]["curves"]
+        points = [p for c in curves if c["tau"] == 3 for p in c["points"]]
+        few = [p for p in points if 0 < p["heads"] < 6]
+        self.assertTrue(few)
+        for point in few:  # the heads that recompute are in one error and not in the other
+            self.assertLess(point["relative_l2"], 0.8 * point["relative_l2_reused"])
+        least = min(p["relative_l2_reused"] for p in points if p["heads"])
+        # What the error over all heads would have let pass.
+        self.assertLess(min(p["relative_l2"] for p in few), 0.9 * least)
+        self.refused(2, ["where reused", "smallest is"], path, "--max-error", 0.9 * least,
+                     "--tau", 3)
+        done = self.command(path, "-o", self.root / "named.json", "--gamma", few[0]["gamma"],
+                            "--tau", 3)
+        self.assertIn("where reused over all heads", done.stdout)
+        self.assertIn(f"error where reused {few[0]['relative_l2_reused']:.3g}, over all heads "
+                      f"{few[0]['relative_l2_all_steps']:.3g}", done.stdout)
 
     def test_gamma_is_strict(self):
         path = self.make("--steps 5")

@@ -8,6 +8,8 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 
+import h5py
+
 from report_numbers import check_numbers
 from report_page import Page, check_captions, check_self_contained
 
@@ -122,6 +124,11 @@ def test_refusals(folder):
     assert done.returncode == 1 and "none.h5" in done.stderr, done
     done = report(__file__, "-o", folder / "none.html")
     assert done.returncode == 1, done
+    bare = make_trace(folder / "bare.h5")
+    with h5py.File(bare, "r+") as file:
+        file["/steps/committed"][0] = 0
+    done = report(bare, "-o", folder / "none.html")
+    assert done.returncode == 1 and "0 rows committed, no denoising step" in done.stderr, done
     flash = make_trace(folder / "flash.h5", "--policy", "flashblock")
     page = page_of(folder / "flash.html", flash)
     assert "--shadow" in page.text and "head-similarity" not in page.figures

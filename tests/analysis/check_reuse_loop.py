@@ -134,7 +134,7 @@ class ReuseLoop(unittest.TestCase):
                 self.check_shadow(replayed, mask[layer], file["predictions"]["chosen"], layer)
 
     def check_shadow(self, trace, mask, chosen, layer):
-        totals, positions = np.zeros(3), 0
+        totals, where, positions = np.zeros(3), np.zeros(3), 0
         for row in (row for rows in trace.blocks() for row in rows):
             if trace.step[row] == 1 or trace.M[row] >= TAU:
                 continue
@@ -145,6 +145,7 @@ class ReuseLoop(unittest.TestCase):
             error = used - true
             self.assertFalse(error[0, ~mask].any())
             totals += [(error**2).sum(), np.abs(error).sum(), (true**2).sum()]
+            where += [(error**2).sum(), np.abs(error).sum(), (true[0, mask]**2).sum()]
             positions += error[0, :, :, 0].size
             # What the runtime itself measured, per head, from the output it really used.
             stored = trace.read("/shadow/output_error", row)[0]
@@ -155,8 +156,12 @@ class ReuseLoop(unittest.TestCase):
         l2, l1 = np.sqrt(totals[0] / totals[2]), totals[1] / (positions * error.shape[-1])
         self.assertGreater(l2, 1e-4)
         np.testing.assert_allclose([chosen["relative_l2"], chosen["mean_l1"]], [l2, l1], rtol=1e-5)
+        l2, l1 = np.sqrt(where[0] / where[2]), where[1] / (chosen["terms_reused"] * error.shape[-1])
+        self.assertEqual(chosen["terms_reused"], positions * mask.sum() // mask.size)
+        np.testing.assert_allclose([chosen["relative_l2_reused"], chosen["mean_l1_reused"]],
+                                   [l2, l1], rtol=1e-5)
         print(f"layer {layer}, {mask.sum()} heads: relative L2 {l2:.6f} measured, "
-              f"{chosen['relative_l2']:.6f} predicted")
+              f"{chosen['relative_l2_reused']:.6f} predicted")
 
 
 if __name__ == "__main__":

@@ -82,8 +82,8 @@ def check_estimation(page, trace):
 
 
 def check_gamma(page, traces, similarity):
-    header = ["\u03c4", "\u03b3", "heads", "bytes saved", "FLOPs saved", "relative L2",
-              "relative L2, all steps", "terms"]
+    header = ["\u03c4", "\u03b3", "heads", "bytes saved", "FLOPs saved", "error where reused",
+              "error over all heads", "terms where reused"]
     layers, heads, kv_heads = traces[0].shape
     known = {}
     for tau, gamma, *values in rows_of(page, "gamma-curve", header):
@@ -95,8 +95,8 @@ def check_gamma(page, traces, similarity):
         wanted = reuse_oracle.predicted(traces, mask, *known[tau])
         what = ("gamma curve", tau, gamma)
         equal(values[0], wanted["heads"], what)
-        equal(values[5], wanted["terms"], what)
-        for value, name in zip(values[1:5], ("byte_saving", "flop_saving", "relative_l2",
+        equal(values[5], wanted["terms_reused"], what)
+        for value, name in zip(values[1:5], ("byte_saving", "flop_saving", "relative_l2_reused",
                                              "relative_l2_all_steps")):
             close(value, wanted[name], (*what, name))
     assert sorted(known) == [2, 3, 4]

@@ -185,6 +185,9 @@ def predicted(traces, mask, totals, errors):
     divide = lambda a, b: a / b if b else np.nan
     return point | {
         "terms": reused.terms,
+        "terms_reused": masked.terms,
+        "relative_l2_reused": divide(masked.values[0], masked.values[2]) ** 0.5,
+        "mean_l1_reused": divide(masked.values[1], masked.terms * channels),
         "relative_l2": divide(masked.values[0], reused.values[2]) ** 0.5,
         "mean_l1": divide(masked.values[1], reused.terms * channels),
         "relative_l2_all_steps": divide(masked.values[0], reused.values[2] + fresh.values[2]) ** 0.5}

@@ -64,7 +64,7 @@ TEST(ResultTable, HasMeansWeightedByTermsAndSaysHowMany) {
   EXPECT_THAT(line_with(text, "5 "), MatchesRegex(" +5 +0\\.7500 +2"));
   // (0.5 + 0.75 + 1.5) / 6
   EXPECT_THAT(line_with(text, "all"), MatchesRegex(" +all +0\\.4583 +6"));
-  EXPECT_THAT(text, HasSubstr("left out: 7 rows without a prefix\n"));
+  EXPECT_THAT(text, HasSubstr("left out: rows without a prefix (7)\n"));
   EXPECT_THAT(text, HasSubstr("  Paper, eq. 1\n  from /a, /b\n"));
 }
 

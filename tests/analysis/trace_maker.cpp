@@ -95,7 +95,8 @@ class Sequence {
     row.block = kind == PassKind::prefill ? -1 : block_;
     row.block_start = kind == PassKind::prefill ? 0 : prompt_ + block_ * o_.block_length;
     row.context_length = kind == PassKind::prefill ? 0 : model_.context_length();
-    row.pass_time_ns = 1000 + pass;
+    // No two runs take the same time.
+    row.pass_time_ns = 1000 + pass + static_cast<std::int64_t>(o_.seed % 1'000'000) * 1'000'000;
     return row;
   }
 

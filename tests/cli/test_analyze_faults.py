@@ -135,9 +135,60 @@ def test_flags(folder):
     refused(path, "--matrix", "token", "--row-a", "1", code=2, says="--row-b")
     refused(path, "--matrix", "token", "--row-a", "1", "--row-b", "999", code=2, says="--row-b")
     refused(path, "--matrix", "token", "--step", "7", code=2, says="steps 7 and 8")
+    refused(path, "--by", "bogus", code=2, says=["--by bogus", "head, k, kv_head, layer"])
+    refused(path, "--by", "layer,bogus", code=2, says=["--by layer,bogus", "both axes"])
+    refused(path, "--matrix", "token", "--by", "bogus", code=2, says="--by bogus")
     assert "similarity" in analyze("--list")
     out = analyze("--help")
     assert "--metric" in out and "Examples:" in out
+
+
+def test_metrics_without_an_axis_are_named(folder):
+    path = make(folder / "a.h5")
+    out = analyze(path, "--metric", "similarity,recall", "--by", "kv_head")
+    assert "\nrecall: " in out and "\nsimilarity: " not in out, out
+    assert "note: not shown, without the axis kv_head: similarity\n" in out, out
+    assert "without the axis" not in analyze(path, "--metric", "similarity", "--by", "head")
+
+
+def test_a_wrong_axis_is_told_before_the_pass(folder):
+    # Every metric over no step has the axes that it has over all of them.
+    path = make(folder / "a.h5")
+    for name in [line.split()[0] for line in analyze("--list").splitlines()[1:]]:
+        full = metric(json.loads(analyze(path, "--metric", name, "--json", "-")), name)
+        axes = {axis["name"] for array in full["arrays"] for axis in array["axes"]}
+        for axis in axes:
+            analyze(path, "--metric", name, "--by", axis)
+
+
+def test_one_of_something_is_not_many(folder):
+    path = make(folder / "a.h5", "--sequences", 1, "--blocks", 1)
+    assert "\n1 sequence, 1 block, 4 denoising steps\n" in analyze(path)
+
+
+def test_a_trace_given_twice_is_refused(folder):
+    path = make(folder / "a.h5")
+    other = make(folder / "b.h5", "--seed", 2)
+    (folder / "symbolic.h5").symlink_to(path)
+    os.link(path, folder / "hard.h5")
+    shutil.copy(path, folder / "copy.h5")
+    for command in ("repack",), ("repack", "--copy"):
+        flags = [*command, "--merge", path, other, "-o", folder / f"merged{len(command)}.h5"]
+        assert run(*flags)[0] == 0, flags
+    outputs = {"analyze": ["--csv", folder / "out.csv"],
+               "calibrate": ["--gamma", "0.5", "-o", folder / "out.json"],
+               "report": ["-o", folder / "out.html"]}
+    before = sorted(folder.iterdir())
+    for command, output in outputs.items():
+        for again in ("a.h5", "symbolic.h5", "hard.h5", "copy.h5", "merged1.h5", "merged2.h5"):
+            code, out, err = run(command, path, other, folder / again, *output)
+            assert code == 2 and "twice" in err and again in err, (command, again, code, err)
+            assert str(path) in err or str(other) in err, (command, again, err)
+            assert sorted(folder.iterdir()) == before
+    code, _, err = run("repack", "--merge", path, folder / "hard.h5", "-o", folder / "out.h5")
+    assert code == 2 and "a.h5" in err and "hard.h5" in err and "twice" in err, err
+    assert sorted(folder.iterdir()) == before
+    analyze(path, other, "--metric", "similarity")
 
 
 def test_the_memory_limit_does_not_change_the_result(folder):
@@ -198,8 +249,8 @@ def test_a_full_disk_leaves_nothing(folder):
 
 
 def test_ctrl_c_leaves_nothing(folder):
-    path = make(folder / "a.h5", "--sequences", 4, "--blocks", 4)
-    arguments = ["analyze", *[path] * 200, "--csv", folder / "out.csv"]
+    path = make(folder / "a.h5", "--sequences", 500, "--blocks", 4)
+    arguments = ["analyze", path, "--csv", folder / "out.csv"]
     begin = time.monotonic()
     code, _, err = run(*arguments)
     assert code == 0, err

@@ -20,7 +20,9 @@ class Interrupts(unittest.TestCase):
     def setUpClass(cls):
         cls.holder = temporary_folder()
         cls.root = pathlib.Path(cls.holder.name)
-        cls.trace = make(cls.root / "a.h5", "--sequences", 4, "--blocks", 4, "--digest", "01" * 32)
+        # Of different runs: the same one twice is refused.
+        cls.traces = [make(cls.root / f"{i}.h5", "--sequences", 4, "--blocks", 4, "--digest",
+                           "01" * 32, "--seed", i) for i in range(60)]
         cls.out = cls.root / "out"
         cls.chance = random.Random(11)
 
@@ -66,21 +68,21 @@ class Interrupts(unittest.TestCase):
         return stopped
 
     def test_analyze(self):
-        arguments = ["analyze", *[self.trace] * 40, "--csv", self.out / "a.csv", "--json",
+        arguments = ["analyze", *self.traces[:40], "--csv", self.out / "a.csv", "--json",
                      self.out / "a.json", "--hdf5", self.out / "a.h5"]
         self.assertGreater(self.cut(arguments, ["a.csv", "a.json", "a.h5"]), MOMENTS // 2)
 
     def test_report(self):
-        arguments = ["report", *[self.trace] * 10, "-o", self.out / "a.html", "--figures",
+        arguments = ["report", *self.traces[:10], "-o", self.out / "a.html", "--figures",
                      self.out / "figures"]
         self.assertGreater(self.cut(arguments, ["a.html", "figures/recall.svg"]), MOMENTS // 2)
 
     def test_calibrate(self):
-        arguments = ["calibrate", *[self.trace] * 60, "--gamma", 0, "-o", self.out / "a.json"]
+        arguments = ["calibrate", *self.traces, "--gamma", 0, "-o", self.out / "a.json"]
         self.assertGreater(self.cut(arguments, ["a.json"]), MOMENTS // 2)
 
     def test_repack(self):
-        arguments = ["repack", *[self.trace] * 10, "--merge", "--compress", "deflate", "-o",
+        arguments = ["repack", *self.traces[:10], "--merge", "--compress", "deflate", "-o",
                      self.out / "a.h5"]
         self.assertGreater(self.cut(arguments, ["a.h5"]), MOMENTS // 2)
 

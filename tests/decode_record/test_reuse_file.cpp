@@ -36,7 +36,9 @@ Json by_hand() {
           {"reuse", {{true, false, true, true}, {false, false, true, false}}}};
 }
 
-ReusePoint point(double gamma, double l2) { return {gamma, 4, 0.25, 0.5, l2, 0.001, l2 / 3.0, 77}; }
+ReusePoint point(double gamma, double l2) {
+  return {gamma, 4, 0.25, 0.5, 2.0 * l2, 0.002, 33, l2 / 3.0, l2, 0.001, 77};
+}
 
 /// What calibrate writes, one head not recorded.
 ReuseFile calibrated() {
@@ -139,6 +141,8 @@ TEST(ReuseFileTest, RefusesMeasurementsThatAreOutOfRangeOrContradictTheMask) {
        {"traces[0].rows", set("/traces/0/rows", -1)},
        {"traces[0].prompts", set("/traces/0/prompts", "x")},
        {"predictions.chosen.byte_saving", set("/predictions/chosen/byte_saving", 1.5)},
+       {"predictions.chosen.relative_l2_reused", set("/predictions/chosen/relative_l2_reused", -1)},
+       {"predictions.chosen.terms_reused", set("/predictions/chosen/terms_reused", 78)},
        {"predictions.chosen.reusing_steps", set("/predictions/chosen/reusing_steps", 13)},
        {"predictions.curves[1].points[1].gamma", set("/predictions/curves/1/points/0/gamma", 0.9)},
        {"predictions.curves[1].tau", set("/predictions/curves/1/tau", 1)},
@@ -217,10 +221,29 @@ TEST(ReuseFileTest, ReadsBackEveryBitOfWhatItWrote) {
   EXPECT_TRUE(std::isnan(back.similarity[1][1]));
   EXPECT_EQ(back.reuse, file.reuse);
   EXPECT_EQ(back.predicted->point.relative_l2, 1.0 / 3.0);
+  EXPECT_EQ(back.predicted->point.relative_l2_reused, 2.0 / 3.0);
+  EXPECT_EQ(back.predicted->point.terms_reused, 33);
   EXPECT_EQ(back.predicted->external_keys_read, 750'000'000'000);
   EXPECT_EQ(back.curves[1].points[1].terms, 77);
   EXPECT_EQ(back.traces[1].model_digest, "");
   EXPECT_EQ(back.count, file.count);
+}
+
+TEST(ReuseFileTest, ReadsFilesFromBeforeTheErrorWhereReused) {
+  Json old = Json::parse(to_json(calibrated()));
+  const auto age = [](Json& point) {
+    for (const char* name : {"relative_l2_reused", "mean_l1_reused", "terms_reused"}) {
+      EXPECT_EQ(point.erase(name), 1U) << name;
+    }
+  };
+  age(old["predictions"]["chosen"]);
+  for (Json& curve : old["predictions"]["curves"]) {
+    for (Json& point : curve["points"]) age(point);
+  }
+  const ReuseFile file = parse_reuse_file(old.dump(), "old.json", kModel);
+  EXPECT_EQ(file.predicted->point.relative_l2, 1.0 / 3.0);
+  EXPECT_TRUE(std::isnan(file.predicted->point.relative_l2_reused));
+  EXPECT_EQ(file.curves[1].points[0].terms_reused, 0);
 }
 
 TEST(ReuseFileTest, WritesWholeFilesOrNone) {

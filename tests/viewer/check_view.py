@@ -18,8 +18,14 @@ BINARY = os.environ["BLOCKSCOPE_BINARY"]
 TRACE = "tests/data/trace_schema_1.h5"
 
 
-def view(*arguments, display=True):
+def view(*arguments, display=True, measure=None):
     command = [BINARY, "view", *map(str, arguments)]
+    if measure is not None:  # the largest memory of the viewer, without that of the X server
+        code = ("import resource, subprocess, sys\n"
+                "done = subprocess.run(sys.argv[2:])\n"
+                "most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss\n"
+                "open(sys.argv[1], 'w').write(f'KB {most}')\nsys.exit(done.returncode)")
+        command = [sys.executable, "-c", code, str(measure), *command]
     environment = dict(os.environ)
     if display:
         command = ["xvfb-run", "-a", "-s", "-screen 0 2600x1700x24", *command]
@@ -199,6 +205,8 @@ def check_refusals(folder):
     refused(2, "name=number", TRACE, "--screenshot", out, "--select", "step")
     refused(2, "layer 99", TRACE, "--screenshot", out, "--select", "layer=99")
     refused(2, "--force", TRACE, "--screenshot", folder / "run.png")
+    refused(2, "33554432 pixels", TRACE, "--screenshot", out, "--width", 16384, "--height", 16384)
+    refused(2, "8193 x 4096", TRACE, "--screenshot", out, "--width", 8193, "--height", 4096)
     refused(1, "no/folder.png", TRACE, "--screenshot", folder / "no" / "folder.png")
     refused(1, "no/folder.csv", TRACE, "--csv", folder / "no" / "folder.csv", "--panel", "heads")
     refused(2, "heads|steps|tokens|queries", TRACE, "--csv", folder / "out.csv", "--panel", "compare",
@@ -213,6 +221,63 @@ def check_refusals(folder):
     refused(1, "xvfb-run", TRACE, "--screenshot", out, display=False)
 
 
+def check_the_largest_window(folder):
+    help_text = view("--help", display=False)
+    if help_text.returncode == 0:
+        assert "8192 x 4096" in help_text.stdout
+    result = view(TRACE, "--screenshot", folder / "large.png", "--width", 8192, "--height", 4096,
+                  "--scale", 8, "--panel", "heads", measure=folder / "memory")
+    assert result.returncode == 0, result.stderr
+    kilobytes = int((folder / "memory").read_text().split()[-1])
+    assert kilobytes < 1_000_000, f"{kilobytes} KB"
+    for path in ("large.png", "memory"):
+        (folder / path).unlink()
+
+
+def check_damage(folder):
+    """Values that can't be end with a message that names the file, in every panel."""
+    import h5py
+
+    def spoil(name, change):
+        path = folder / f"{name}.h5"
+        shutil.copyfile(TRACE, path)
+        with h5py.File(path, "r+") as file:
+            change(file)
+        return path
+
+    def position(file):
+        file["/frames/position"][3] = -1
+
+    def starts(file):
+        file["/steps/block_start"][:] = 2**31 - 5
+
+    def tokens(file):
+        file["/frames/token"][:] = 10**6
+
+    def layers(file):
+        file["/layer"][0] = 900
+
+    def heads(file):
+        file["/model"].attrs.modify("num_heads", 2)
+
+    out = folder / "damaged.png"
+    for name, change, panel in (("position", position, "trajectory"), ("layers", layers, "heads"),
+                                ("heads", heads, "heads")):
+        path = spoil(name, change)
+        for output in (["--screenshot", out], ["--csv", folder / "damaged.csv"]):
+            result = view(path, *output, "--panel", panel)
+            assert result.returncode == 1, (name, result.returncode, result.stderr)
+            assert f"{name}.h5" in result.stderr and "blockscope: error: " in result.stderr, result
+            assert not out.exists() and not (folder / "damaged.csv").exists()
+    for name, change in (("starts", starts), ("tokens", tokens)):  # odd, refused or shown
+        result = view(spoil(name, change), "--screenshot", out, "--force")
+        assert result.returncode in (0, 1) and "range" not in result.stderr, (name, result)
+        assert result.returncode == 0 or f"{name}.h5" in result.stderr, result
+        out.unlink(missing_ok=True)
+    for path in folder.glob("*.h5"):
+        path.unlink()
+
+
 if shutil.which("xvfb-run") is None:
     print("no xvfb-run: skipped")
     sys.exit(77)
@@ -220,8 +285,10 @@ if view("--help", display=False).returncode != 0:
     print("this build has no viewer: skipped")
     sys.exit(77)
 with tempfile.TemporaryDirectory() as name:
+    check_the_largest_window(pathlib.Path(name))
+    check_damage(pathlib.Path(name))
     check_pictures(pathlib.Path(name))
     check_the_right_way_round(pathlib.Path(name))
     check_numbers(pathlib.Path(name))
     check_refusals(pathlib.Path(name))
-print("pictures and numbers of the panels, their orientation, and fifteen refusals checked")
+print("pictures and numbers of the panels, their orientation, memory, damage and refusals checked")

@@ -96,6 +96,15 @@ TEST_F(CalibrationTest, TheSavedFileIsWhatCalibrateWritesAndLoadsAgain) {
     type_gamma(ctx, 0.123);
     ctx->ItemClick("//Calibration/###calibration-load");
     ctx->Yield(2);
+    IM_CHECK_EQ(edit()->choice().gamma, 0.123);  // asks first: no file has it
+    ctx->ItemClick("//Unsaved calibration/Cancel");
+    ctx->Yield(2);
+    IM_CHECK(!shown("Unsaved calibration"));
+    IM_CHECK_EQ(edit()->choice().gamma, 0.123);
+    ctx->ItemClick("//Calibration/###calibration-load");
+    ctx->Yield(2);
+    ctx->ItemClick("//Unsaved calibration/Discard");
+    ctx->Yield(2);
     IM_CHECK_EQ(edit()->choice().gamma, gamma);
     IM_CHECK(!edit()->dirty());
   });

@@ -118,7 +118,7 @@ TEST_F(CalibrationOfTraces, SaveByteForByteWhatCalibrateWrites) {
   }
   edit.change({0.5, 4, ReuseGranularity::head, {}});
   measure(edit);
-  const std::string error = std::to_string(edit.result()->predicted.point.relative_l2);
+  const std::string error = std::to_string(edit.result()->predicted.point.relative_l2_reused);
   edit.aim_at_saving(0.05);
   EXPECT_EQ(saved(edit), command_writes({"--saving", "0.05", "--tau", "4"}));
   edit.aim_at_error(std::stod(error));

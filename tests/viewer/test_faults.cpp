@@ -2,10 +2,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
+
 #include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
 #include <thread>
+
+#include "decode_record/error.h"
 
 #include "decode_record/trace_writer.h"
 #include "tests/analysis/trace_maker.h"
@@ -20,6 +27,17 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using testing::wait_for;
 using testing::wait_until;
+
+std::string bytes_of(const std::string& path) {
+  std::ifstream stream(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+/// In place: the same inode.
+void overwrite(const std::string& path, const std::string& bytes) {
+  std::fstream stream(path, std::ios::binary | std::ios::in | std::ios::out);
+  stream << bytes;
+}
 
 class Faults : public ::testing::Test {
  protected:
@@ -79,12 +97,66 @@ TEST_F(Faults, ATruncatedFileIsToldAndCantBeReopened) {
   EXPECT_NE(model_.step(), nullptr);
 }
 
-TEST(FileWatch, AGrowingFileIsTheSameFile) {
-  const FileMark before{1, 2, 100};
-  EXPECT_EQ(fault_since(before, FileMark{1, 2, 200}), FileFault::none);
-  EXPECT_EQ(fault_since(before, FileMark{1, 2, 99}), FileFault::truncated);
-  EXPECT_EQ(fault_since(before, FileMark{1, 3, 200}), FileFault::replaced);
-  EXPECT_EQ(fault_since(before, std::nullopt), FileFault::removed);
+TEST_F(Faults, AFileOverwrittenInPlaceIsToldWhateverItsSizeAndTimes) {
+  open();
+  testing::TraceMakerOptions other;
+  other.seed = 2;
+  testing::make_trace(folder_.file("other.h5"), other);
+  ASSERT_EQ(fs::file_size(folder_.file("other.h5")), fs::file_size(path_));
+  std::this_thread::sleep_for(std::chrono::milliseconds(700));  // it is being watched
+  const auto written = fs::last_write_time(path_);
+  overwrite(path_, bytes_of(folder_.file("other.h5")));
+  fs::last_write_time(path_, written);  // as `cp -p` and rsync --inplace --times do
+  EXPECT_LT(detect(FileFault::overwritten).count(), 1.0);
+  ASSERT_EQ(model_.problems().size(), 1U);
+  EXPECT_THAT(model_.problems().front(), HasSubstr("was written to"));
+  model_.reopen(0);
+  ASSERT_TRUE(wait_until(model_, [&] { return model_.documents()[0].fault == FileFault::none; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(700));
+  model_.update();
+  EXPECT_EQ(model_.documents()[0].fault, FileFault::none);
+}
+
+TEST_F(Faults, OneChangedByteIsToldAndARenameIsNot) {
+  open();
+  std::this_thread::sleep_for(std::chrono::milliseconds(700));
+  fs::create_hard_link(path_, folder_.file("link.h5"));  // its ctime moves
+  fs::permissions(path_, fs::perms::owner_all);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+  model_.update();
+  EXPECT_EQ(model_.documents()[0].fault, FileFault::none);
+  std::string bytes = bytes_of(path_);
+  bytes[bytes.size() / 3] ^= 1;
+  overwrite(path_, bytes);
+  EXPECT_LT(detect(FileFault::overwritten).count(), 1.0);
+}
+
+TEST_F(Faults, DamageThatAJobMeetsIsAProblemOnce) {
+  open();
+  for (int i = 0; i < 2; ++i) {
+    for (const char* key : {"0/0/any", "0/0/other"}) {
+      const auto ask = [&] {
+        return model_.data().request<MetricPayload>(
+            "damage", fmt::format("{}/{}", key, i),
+            [](OpenTraces&, JobControl&) -> std::shared_ptr<const Payload> {
+              throw std::out_of_range("vector::_M_range_check");
+            });
+      };
+      EXPECT_EQ(wait_for<MetricPayload>(model_, ask).state, DataState::failed);
+    }
+  }
+  ASSERT_EQ(model_.problems().size(), 1U);
+  EXPECT_THAT(model_.problems().front(), HasSubstr(path_));
+  EXPECT_THAT(model_.problems().front(), HasSubstr("damaged"));
+  model_.pop_problem();
+  const auto missing = [&] {
+    return model_.data().request<MetricPayload>(
+        "missing", "0/0/missing", [](OpenTraces&, JobControl&) -> std::shared_ptr<const Payload> {
+          throw TraceError("needs --record full");
+        });
+  };
+  EXPECT_EQ(wait_for<MetricPayload>(model_, missing).state, DataState::failed);
+  EXPECT_TRUE(model_.problems().empty()) << "what a level doesn't have is no damage";
 }
 
 /// A trace being written, row by row.

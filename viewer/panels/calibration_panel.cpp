@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "decode_record/error.h"
+#include "decode_record/text.h"
 #include "viewer/panels/calibration_parts.h"
 
 namespace blockscope {
@@ -54,9 +55,9 @@ bool keep_sources(State& state) {
 void draw_sources(const ViewModel& model, State& state, bool news) {
   const auto used = std::ranges::count_if(
       state.sources, [&](const CalibrationSource& source) { return in_all(source, state); });
-  const std::string title = fmt::format(
-      "over {} of {} open traces: those of this model with exact values###calibration-traces", used,
-      state.sources.size());
+  const std::string title =
+      fmt::format("over {} of {}: those of this model with exact values###calibration-traces", used,
+                  plural(static_cast<std::int64_t>(state.sources.size()), "open trace"));
   if (news && ImGui::SmallButton("Read new rows")) state.sources.clear();
   if (!ImGui::TreeNode(title.c_str())) return;
   for (const CalibrationSource& source : state.sources) {
@@ -214,7 +215,8 @@ void draw_targets(ViewModel& model, State& state, CalibrationEdit& edit, float s
   if (ImGui::Button("% error: aim###aim-error")) {
     attempt(model, [&] { edit.aim_at_error(state.error / 100.0); });
   }
-  ImGui::SetItemTooltip("the smallest gamma within this relative L2 error (--max-error)");
+  ImGui::SetItemTooltip(
+      "the smallest gamma whose relative L2 error where reused is within this (--max-error)");
   ImGui::EndDisabled();
 }
 
@@ -253,7 +255,7 @@ void draw_file(ViewModel& model, State& state, CalibrationEdit& edit, float scal
                                            : "writes the calibration file (Ctrl+S)");
   ImGui::EndDisabled();
   ImGui::SameLine();
-  if (ImGui::Button("Load###calibration-load")) attempt(model, [&] { edit.load(state.path); });
+  if (ImGui::Button("Load###calibration-load")) state.load_wanted = true;
   if (clicked || std::exchange(state.save_wanted, false)) {
     std::error_code ignored;
     if (state.path != state.saved_path && std::filesystem::exists(state.path, ignored)) {

@@ -77,9 +77,9 @@ double saving_of(const ReusePoint& point, bool flops) {
 Line line_of(const ReuseCurve& curve, bool flops) {
   Line line;
   for (const ReusePoint& point : curve.points) {
-    if (std::isnan(point.relative_l2)) continue;
+    if (std::isnan(point.relative_l2_reused)) continue;
     line.saving.push_back(saving_of(point, flops));
-    line.error.push_back(100.0 * point.relative_l2);
+    line.error.push_back(100.0 * point.relative_l2_reused);
     line.gamma.push_back(point.gamma);
   }
   return line;
@@ -107,8 +107,8 @@ void take_gamma_from_click(CalibrationEdit& edit, const Line& line) {
   const std::ptrdiff_t nearest = nearest_to_mouse(line);
   if (nearest < 0) return;
   const auto i = static_cast<std::size_t>(nearest);
-  ImGui::SetTooltip("gamma %.6g: %.2f %% not read, error %.2f %%\nclick: takes it", line.gamma[i],
-                    line.saving[i], line.error[i]);
+  ImGui::SetTooltip("gamma %.6g: %.2f %% not read, error where reused %.2f %%\nclick: takes it",
+                    line.gamma[i], line.saving[i], line.error[i]);
   if (!ImGui::IsMouseClicked(ImGuiMouseButton_Left)) return;
   CalibrationChoice choice = edit.choice();
   choice.gamma = line.gamma[i];
@@ -175,7 +175,7 @@ void draw_calibration_curve(PanelContext& context, CalibrationEdit& edit, float 
   if (!open) return ImPlot::PopStyleVar();
   ImPlot::SetupAxes(
       flops ? "FLOPs of the external attention not spent (%)" : "prefix bytes not read (%)",
-      "relative L2 (%)", ImPlotAxisFlags_AutoFit, ImPlotAxisFlags_AutoFit);
+      "error where reused (%)", ImPlotAxisFlags_AutoFit, ImPlotAxisFlags_AutoFit);
   ImPlot::SetupLegend(ImPlotLocation_East, ImPlotLegendFlags_Outside);
   Line chosen;
   for (const ReuseCurve& curve : edit.curves()) {
@@ -193,10 +193,10 @@ void draw_calibration_curve(PanelContext& context, CalibrationEdit& edit, float 
                      static_cast<int>(line.saving.size()), spec);
     if (is_chosen) chosen = line;
   }
-  if (edit.result() != nullptr && !std::isnan(edit.result()->predicted.point.relative_l2)) {
+  if (edit.result() != nullptr && !std::isnan(edit.result()->predicted.point.relative_l2_reused)) {
     const ReusePoint& point = edit.result()->predicted.point;
     const double x = saving_of(point, flops);
-    const double y = 100.0 * point.relative_l2;
+    const double y = 100.0 * point.relative_l2_reused;
     ImPlotSpec spec;
     spec.Marker = ImPlotMarker_Diamond;
     spec.MarkerSize = 8.0F;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 
+#include "decode_record/text.h"
 #include "viewer/panels/calibration_parts.h"
 
 namespace blockscope {
@@ -49,19 +50,20 @@ void draw_calibration_result(const CalibrationEdit& edit, bool dark) {
         fmt::format("{} of {} keys are read", predicted.external_keys_read,
                     predicted.external_keys));
     row("FLOPs not spent", percent(point.flop_saving),
-        fmt::format("reuse at {} of {} steps", predicted.reusing_steps, predicted.steps));
-    row("relative L2 where reused", percent(point.relative_l2),
-        fmt::format("n = {} outputs; {} over all steps", point.terms,
-                    percent(point.relative_l2_all_steps)));
+        fmt::format("reuse at {} of {}", predicted.reusing_steps, plural(predicted.steps, "step")));
+    row("error where reused", percent(point.relative_l2_reused),
+        fmt::format("relative L2 of what reuses, n = {}", plural(point.terms_reused, "output")));
+    row("error over all heads", percent(point.relative_l2_all_steps),
+        "relative L2 of all heads and steps");
     ImGui::EndTable();
   }
   ImGui::PushStyleColor(ImGuiCol_Text, warning_colour(dark));
   for (const std::string& warning : edit.warnings()) ImGui::TextWrapped("%s", warning.c_str());
   if (const std::int64_t heads = edit.heads_unlike_loaded(); heads > 0) {
     ImGui::TextWrapped(
-        "%s", fmt::format("{} heads of the loaded file come out otherwise with the open traces: it "
-                          "was made from others",
-                          heads)
+        "%s", fmt::format("{} of the loaded file otherwise with the open traces: it was made "
+                          "from others",
+                          plural(heads, "head comes out", "heads come out"))
                   .c_str());
   }
   ImGui::PopStyleColor();

@@ -77,7 +77,7 @@ void draw_compared_queries(PanelContext& context) {
   const MetricResult& result = data.value->result;
   draw_table(result);
   for (const auto& [reason, count] : result.left_out) {
-    ImGui::TextDisabled("left out: %lld %s", static_cast<long long>(count), reason.c_str());
+    ImGui::TextDisabled("left out: %s (%lld)", reason.c_str(), static_cast<long long>(count));
   }
   const ImVec2 space = ImGui::GetContentRegionAvail();
   const ImVec2 size((space.x - ImGui::GetStyle().ItemSpacing.x) / 2.0F, space.y);

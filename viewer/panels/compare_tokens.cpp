@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 
+#include "decode_record/text.h"
 #include "viewer/comparison.h"
 #include "viewer/panels/compare_views.h"
 
@@ -24,16 +25,17 @@ Colour colour_of(TokenState state) { return kStateColours[static_cast<std::size_
 std::string summary_of(const TokensPayload& data) {
   const TokenComparison& tokens = data.tokens;
   std::string text =
-      fmt::format("{}: {} of {} tokens that both decided are equal ({:.1f} %)",
+      fmt::format("{}: of {} that both decided {} equal ({:.1f} %)",
                   data.name.empty() ? fmt::format("sequence {}", data.match.a) : data.name,
-                  tokens.equal, tokens.decided_in_both, 100 * tokens.share_equal());
+                  plural(tokens.decided_in_both, "token"), plural(tokens.equal, "is", "are"),
+                  100 * tokens.share_equal());
   text += tokens.first_step < 0 ? "; never apart"
                                 : fmt::format("; apart from step {}", tokens.first_step);
   if (tokens.first_position >= 0) {
     text += fmt::format("; first different token at position {}", tokens.first_position);
   }
   if (tokens.steps_a != tokens.steps_b) {
-    text += fmt::format("; {} steps in A, {} in B", tokens.steps_a, tokens.steps_b);
+    text += fmt::format("; {} in A, {} in B", plural(tokens.steps_a, "step"), tokens.steps_b);
   }
   if (!data.match.same_prompt) text += "; matched by name: the prompts' tokens differ";
   return text;

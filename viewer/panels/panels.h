@@ -73,7 +73,8 @@ struct PanelState {
     std::string path;                    ///< where to save
     std::string saved_path;              ///< written by this window: replaced without asking
     bool save_wanted = false;            ///< by a key
-    double saving = 10.0, error = 10.0;  ///< targets in percent
+    bool load_wanted = false;            ///< the App asks first where something would be lost
+    double saving = 10.0, error = 20.0;  ///< targets in percent
     int last_frame = -10;                ///< in which the panel was drawn
     /// For which overviews (the active one last) `available` and `model` were found.
     std::vector<std::shared_ptr<const Overview>> seen;

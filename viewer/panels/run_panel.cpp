@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "decode_record/text.h"
 #include "viewer/panels/panels.h"
 
 namespace blockscope {
@@ -57,8 +58,8 @@ void draw_run_panel(PanelContext& context) {
         fmt::format("{:.1f} MiB, schema {}",
                     static_cast<double>(info.file_bytes) / (1024.0 * 1024.0), info.format_version));
     row("level", std::string(to_string(meta.level)));
-    row("rows", fmt::format("{} in {} sequences, {} blocks", info.num_rows, info.num_sequences,
-                            overview->blocks.size()));
+    row("rows", fmt::format("{} in {}, {}", info.num_rows, plural(info.num_sequences, "sequence"),
+                            plural(std::ssize(overview->blocks), "block")));
     const DataService& data = context.model.data();
     row("cache",
         fmt::format("{:.1f} of {} MiB", static_cast<double>(data.cached_bytes()) / 1048576.0,

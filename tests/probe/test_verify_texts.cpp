@@ -1,0 +1,203 @@
+// What verify tells a person: words that can't be misread, and figures whose key hides no point.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <regex>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "decode_record/error.h"
+#include "probe/verify/verify_figure.h"
+#include "probe/verify/verify_report.h"
+
+namespace blockscope {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+ErrorTotals error_of(double squared, double reference) {
+  ErrorTotals totals;
+  totals.squared = squared;
+  totals.absolute = squared;
+  totals.reference = reference;
+  totals.elements = 10;
+  return totals;
+}
+
+FreeRun run_of(std::vector<double> attention, double total) {
+  FreeRun run;
+  run.times = {std::move(attention), {total}, 10};
+  run.reads = ExternalReads({1, 2, 1});
+  run.reads.rows = {100};
+  run.reads.rows_read = {80};
+  return run;
+}
+
+/// One layer with two heads, of which the first reuses; reuse takes `slowdown` times as long.
+VerifyResult result_of(double slowdown, std::size_t repeats) {
+  VerifyResult result;
+  result.prompts = 1;
+  result.dense = run_of(std::vector<double>(repeats, 1.0), 2.0);
+  SettingResult own;
+  own.setting.tau = 2;
+  own.setting.reuse = {{true, false}};
+  own.run = run_of(std::vector<double>(repeats, slowdown), 2.0 * slowdown);
+  own.agreement = {100, 100, 20, 20};
+  own.fidelity.reads = own.run.reads;
+  own.predicted = own.run.reads;
+  own.fidelity.first_order = {error_of(4.0, 200.0), error_of(0.0, 200.0)};
+  own.fidelity.first_order_reused = {error_of(4.0, 100.0), ErrorTotals{}};
+  own.fidelity.propagated = own.fidelity.first_order;
+  std::vector<double> speedups;
+  for (std::size_t i = 0; i < repeats; ++i) {
+    speedups.push_back((1.0 + 0.01 * static_cast<double>(i)) / slowdown);
+  }
+  own.attention_speedup = spread_of(speedups);
+  result.settings = {own};
+  return result;
+}
+
+VerifyFacts facts() {
+  VerifyFacts facts;
+  facts.threads = facts.repeats = facts.block_length = facts.head_dim = facts.element_bytes = 1;
+  return facts;
+}
+
+std::string line_with(const std::string& text, const std::string& word) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find(word) != std::string::npos) return line;
+  }
+  return "";
+}
+
+TEST(VerifyTextTest, SequencesWithTheSameTextMayTakeOtherSteps) {
+  VerifyResult result = result_of(0.5, 1);
+  result.settings[0].divergences = {{3, 1}, {5, 2}, {7, 9}};
+  std::string text = detail_text(result, facts());
+  EXPECT_THAT(line_with(text, "tokens equal"), HasSubstr("the same text in 20 of 20 sequences"));
+  EXPECT_THAT(line_with(text, "other steps"),
+              HasSubstr("in 3 of 20 sequences, of which 3 end with the same text"));
+  EXPECT_THAT(text, Not(HasSubstr("divergence")));
+  result.settings[0].agreement.identical = 18;
+  text = detail_text(result, facts());
+  EXPECT_THAT(line_with(text, "other steps"), HasSubstr("of which 1 ends with the same text"));
+  result.settings[0].divergences.clear();
+  EXPECT_THAT(line_with(detail_text(result, facts()), "other steps"), HasSubstr("none"));
+}
+
+TEST(VerifyTextTest, ASlowdownIsACostAndNotASaving) {
+  const std::string slow = verdict_text(result_of(2.5, 3));
+  EXPECT_THAT(line_with(slow, "Saved:"), AllOf(HasSubstr("20.0 %"), Not(HasSubstr("attention"))));
+  EXPECT_THAT(line_with(slow, "Saved:"), Not(HasSubstr("whole run")));
+  EXPECT_THAT(line_with(slow, "Cost:"),
+              AllOf(HasSubstr("attention slower: 2.48x the time [2.45, 2.50] a pass"),
+                    HasSubstr("the whole run 2.00 s -> 5.00 s")));
+  EXPECT_THAT(slow, Not(HasSubstr("0.4")));
+  const std::string fast = verdict_text(result_of(0.5, 3));
+  EXPECT_THAT(line_with(fast, "Saved:"),
+              AllOf(HasSubstr("attention 2.02x as fast [2.00, 2.04] a pass"),
+                    HasSubstr("the whole run 2.00 s -> 1.00 s")));
+  EXPECT_THAT(line_with(fast, "Cost:"), Not(HasSubstr("attention")));
+  EXPECT_THAT(verdict_text(result_of(2.0, 1)),
+              HasSubstr("slower: 2.00x the time a pass (run once: its noise is not known)"));
+  VerifyResult noisy = result_of(1.0, 3);
+  noisy.settings[0].attention_speedup = {0.9, 0.8, 1.1};
+  EXPECT_THAT(line_with(verdict_text(noisy), "Saved:"),
+              HasSubstr("noise: slower: 1.11x the time [0.91, 1.25] a pass"));
+  EXPECT_THAT(line_with(detail_text(result_of(2.5, 3), facts()), "  attention "),
+              HasSubstr("slower: 2.48x the time"));
+}
+
+TEST(VerifyTextTest, BothErrorsHaveTheNamesOfTheCalibration) {
+  VerifyResult result = result_of(0.5, 1);
+  result.settings[0].setting.file_error = 0.25;
+  const std::string text = detail_text(result, facts());
+  EXPECT_THAT(line_with(text, "error where reused"), HasSubstr("relative L2 2.000e-01"));
+  EXPECT_THAT(line_with(text, "predicted by the file relative"), HasSubstr("2.500e-01"));
+  EXPECT_THAT(line_with(text, "error over all heads"), HasSubstr("relative L2 1.000e-01"));
+  EXPECT_THAT(line_with(text.substr(text.find("\nLayer")), "    0 "), AllOf(HasSubstr("2.000e-01"), HasSubstr("1.000e-01")));
+  const std::string csv = verify_csv(result, facts());
+  EXPECT_THAT(csv, AllOf(HasSubstr("first_order_reused_relative_l2"), HasSubstr(",0.2,0.1,0.1,")));
+  EXPECT_THAT(verify_json(result, facts()), HasSubstr("\"file_predicts_error_where_reused\": 0.25"));
+  result.settings[0].fidelity.first_order_reused = {ErrorTotals{}, ErrorTotals{}};
+  EXPECT_THAT(line_with(detail_text(result, facts()), "error where reused"), HasSubstr("n/a"));
+  std::istringstream lines(verify_csv(result, facts()));
+  std::string header;
+  std::getline(lines, header);
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_EQ(std::ranges::count(line, ','), std::ranges::count(header, ',')) << line;
+  }
+}
+
+TEST(VerifyTextTest, OneOfSomethingIsNotMany) {
+  VerifyResult result = result_of(0.5, 1);
+  result.settings[0].agreement = {5, 5, 1, 1};
+  result.settings[0].fidelity.kl.count = 1;
+  result.settings[0].scores.count = 1;
+  const std::string text = detail_text(result, facts()) + verdict_text(result);
+  EXPECT_THAT(text, AllOf(HasSubstr("1 prompt "), HasSubstr("1 thread,"), HasSubstr("1 of 1 sequence"),
+                          HasSubstr("1 masked position,"), HasSubstr("1 interleaved repetition")));
+  EXPECT_FALSE(std::regex_search(text, std::regex("\\b1 [a-z ]*(prompts|sequences|positions|threads)")))
+      << text;
+}
+
+struct Place {
+  double x = 0.0, y = 0.0;
+};
+
+std::vector<Place> places(const std::string& svg, const std::string& pattern) {
+  std::vector<Place> found;
+  const std::regex regex(pattern);
+  for (std::sregex_iterator at(svg.begin(), svg.end(), regex), end; at != end; ++at) {
+    found.push_back({std::stod((*at)[1]), std::stod((*at)[2])});
+  }
+  return found;
+}
+
+/// Points of one plot that lie under its key: every label has one sample of its own.
+std::ptrdiff_t hidden_points(const std::string& svg, double from, double to) {
+  const auto inside = [&](const Place& place) { return place.x >= from && place.x < to; };
+  std::vector<Place> labels;
+  for (const Place& place :
+       places(svg, "translate\\(([-0-9.]+),([-0-9.]+)\\)\"[^>]*>\\s*<text>\\s*<tspan[^>]*>(?:dense|τ)")) {
+    if (inside(place)) labels.push_back(place);
+  }
+  EXPECT_EQ(labels.size(), 2U);
+  std::ptrdiff_t near = 0;
+  for (const Place& point : places(svg, "<use[^>]*translate\\(([-0-9.]+),([-0-9.]+)\\)")) {
+    near += inside(point) && std::ranges::any_of(labels, [&](const Place& label) {
+      return std::fabs(label.y - point.y) < 12.0;
+    });
+  }
+  return near - std::ssize(labels);
+}
+
+TEST(VerifyFigureTest, TheKeyOfTheContextFigureCoversNoPoint) {
+  const char* path = std::getenv("PATH");
+  const Gnuplot gnuplot({.program = "", .search_path = path == nullptr ? "/usr/bin" : path});
+  // Wherever a key could lie inside, some of these curves pass.
+  for (const double slope : {-1.0, 0.0, 1.0}) {
+    VerifyResult result = result_of(0.5, 1);
+    for (int i = 1; i <= 20; ++i) {
+      const double n = 100.0 * i;
+      result.dense.context_times.push_back({n, n, {2.0, 2.0, 2.0}, 5});
+      const double low = 1.0 + slope * 0.0475 * i;
+      result.settings[0].run.context_times.push_back({n, n * 0.02, {low, low, low}, 5});
+    }
+    const std::vector<Figure> figures = verify_figures(result, 4);
+    ASSERT_EQ(figures.size(), 2U);
+    const std::string svg = gnuplot.render(figures[1]).svg;
+    EXPECT_EQ(hidden_points(svg, 0.0, 450.0), 0) << slope;
+    EXPECT_EQ(hidden_points(svg, 450.0, 900.0), 0) << slope;
+  }
+}
+
+}  // namespace
+}  // namespace blockscope

@@ -1,0 +1,140 @@
+// Before a calibration is lost that no file has: Save, Discard or Cancel. Asked when the window is
+// closed, when the last trace of its model is closed, and when a file is loaded over it.
+#include <fmt/format.h>
+#include <imgui.h>
+#include <misc/cpp/imgui_stdlib.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "decode_record/error.h"
+#include "decode_record/text.h"
+#include "viewer/app.h"
+#include "viewer/panels/calibration_parts.h"
+
+namespace blockscope {
+namespace {
+
+constexpr const char* kPopup = "Unsaved calibration";
+
+std::string describe(const CalibrationEdit& edit) {
+  const CalibrationChoice& choice = edit.choice();
+  return fmt::format("gamma {:.6g}, tau {}, {}, of the model {}...", choice.gamma, choice.tau,
+                     plural(static_cast<std::int64_t>(choice.pins.size()), "pin"),
+                     edit.model().digest.substr(0, 12));
+}
+
+}  // namespace
+
+CalibrationEdit* App::unsaved() {
+  auto& edits = state_.calibration.edits;
+  while (leaving_ && !leaving_->digests.empty()) {
+    const auto found = edits.find(leaving_->digests.front());
+    if (found != edits.end() && found->second.dirty()) return &found->second;
+    leaving_->digests.erase(leaving_->digests.begin());
+  }
+  return nullptr;
+}
+
+void App::ask_before(const std::string& what, const std::vector<std::string>& digests,
+                     std::function<void()> go) {
+  if (leaving_) return;  // one question at a time
+  leaving_ = Leaving{what, digests, std::move(go), false, ""};
+  if (unsaved() == nullptr) std::exchange(leaving_, {})->go();
+}
+
+void App::ask_before_closing() {
+  if (closing_ || !window_.should_close()) return;
+  window_.keep_open();
+  std::vector<std::string> digests;
+  for (const auto& [digest, edit] : state_.calibration.edits) digests.push_back(digest);
+  ask_before("quitting", digests, [this] {
+    closing_ = true;
+    window_.close();
+  });
+}
+
+void App::ask_before_loading() {
+  if (!std::exchange(state_.calibration.load_wanted, false)) return;
+  CalibrationEdit* edit = active_calibration(model_, state_.calibration);
+  if (edit == nullptr) return;
+  ask_before("loading a file over it", {edit->model().digest},
+             [this, path = state_.calibration.path] {
+               try {
+                 CalibrationEdit* now = active_calibration(model_, state_.calibration);
+                 if (now != nullptr) now->load(path);
+               } catch (const Error& error) {
+                 model_.add_problem(error.what());
+               }
+             });
+}
+
+void App::close_trace() {
+  const std::size_t active = model_.selection().trace;
+  std::vector<std::string> digests;
+  if (model_.overview() != nullptr) {
+    const auto digest_of = [](const OpenDocument& document) {
+      const auto model = reuse_model_of(document.overview->info.meta);
+      return model ? model->digest : std::string();
+    };
+    const std::string digest = digest_of(model_.documents()[active]);
+    const auto open = std::ranges::count_if(model_.documents(), [&](const OpenDocument& document) {
+      return document.overview && digest_of(document) == digest;
+    });
+    if (open == 1) digests.push_back(digest);  // another trace of the model keeps the edit in reach
+  }
+  ask_before("closing its last trace", digests, [this, active, digests] {
+    // Discarded with its trace: it must not be asked for again.
+    for (const std::string& digest : digests) state_.calibration.edits.erase(digest);
+    model_.close(active);
+  });
+}
+
+void App::draw_unsaved() {
+  if (!leaving_) return;
+  CalibrationEdit* edit = unsaved();
+  if (edit == nullptr) return std::exchange(leaving_, {})->go();
+  if (!ImGui::IsPopupOpen(kPopup)) ImGui::OpenPopup(kPopup);
+  ImGui::SetNextWindowSize(ImVec2(560.0F * window_.scale(), 0.0F), ImGuiCond_Appearing);
+  if (!ImGui::BeginPopupModal(kPopup, nullptr, ImGuiWindowFlags_NoSavedSettings)) return;
+  PanelState::Calibration& state = state_.calibration;
+  if (state.path.empty()) state.path = "reuse.json";
+  ImGui::TextWrapped("Before %s: no file has this calibration:", leaving_->what.c_str());
+  ImGui::TextWrapped("%s", describe(*edit).c_str());
+  ImGui::SetNextItemWidth(-1.0F);
+  ImGui::InputText("##unsaved-path", &state.path);
+  std::error_code ignored;
+  if (std::filesystem::path(state.path).is_relative()) {
+    ImGui::TextDisabled("in %s", std::filesystem::current_path(ignored).c_str());
+  }
+  ImGui::Checkbox("Replace an existing file", &leaving_->replace);
+  if (!leaving_->problem.empty()) ImGui::TextWrapped("%s", leaving_->problem.c_str());
+  ImGui::Spacing();
+  const bool save = ImGui::Button("Save");
+  ImGui::SameLine();
+  const bool discard = ImGui::Button("Discard");
+  ImGui::SameLine();
+  const bool cancel = ImGui::Button("Cancel") || ImGui::IsKeyPressed(ImGuiKey_Escape, false);
+  bool done = discard;
+  if (save) {
+    try {
+      save_calibration(model_, *edit, state.path,
+                       leaving_->replace || state.path == state.saved_path);
+      state.saved_path = state.path;
+      done = true;
+    } catch (const Error& error) {
+      leaving_->problem = error.what();  // the popup stays, so that another path can be tried
+    }
+  }
+  if (done || cancel) ImGui::CloseCurrentPopup();
+  ImGui::EndPopup();
+  if (cancel) {
+    leaving_.reset();
+  } else if (done) {
+    leaving_->problem.clear();
+    leaving_->digests.erase(leaving_->digests.begin());  // and draw_unsaved() goes on
+  }
+}
+
+}  // namespace blockscope
