@@ -23,8 +23,7 @@ RawTrace::RawTrace(const std::string& path, Opening opening, Writer writer)
   open_datasets();
   complete_ = cell(Field::run_complete) != 0;
   if (opening == Opening::known) {
-    whole_.rows = cell(Field::step_committed);
-    whole_.sequences = cell(Field::sequence_committed);
+    take_committed(cell(Field::step_committed), cell(Field::sequence_committed));
     find_lengths();
     return;
   }
@@ -33,8 +32,8 @@ RawTrace::RawTrace(const std::string& path, Opening opening, Writer writer)
     whole_ = find_whole_rows(stored);
     complete_ = complete_ && whole_.all();
   } else {
-    whole_.rows = stored.count(Field::step_committed, Field::step_sequence);
-    whole_.sequences = stored.count(Field::sequence_committed, Field::sequence_gen_length);
+    take_committed(stored.count(Field::step_committed, Field::step_sequence),
+                   stored.count(Field::sequence_committed, Field::sequence_gen_length));
   }
   TraceCheck check(stored, whole_.cut);
   check.pieces();
@@ -43,6 +42,11 @@ RawTrace::RawTrace(const std::string& path, Opening opening, Writer writer)
   positions_ = check.positions();
   if (opening == Opening::checked) stored.check_not_cut(whole_.rows);
   find_lengths();
+}
+
+void RawTrace::take_committed(std::int64_t rows, std::int64_t sequences) {
+  whole_.rows = whole_.committed_rows = rows;
+  whole_.sequences = whole_.committed_sequences = sequences;
 }
 
 void RawTrace::open_datasets() {

@@ -54,6 +54,7 @@ class RawTrace {
 
  private:
   static std::size_t index(Field field) { return static_cast<std::size_t>(field); }
+  void take_committed(std::int64_t rows, std::int64_t sequences);
   void open_datasets();
   void find_lengths();
   std::int64_t text_bytes() const;

@@ -6,10 +6,6 @@
 #include <cstring>
 #include <filesystem>
 
-#include "decode_record/text.h"
-#include "decode_record/trace_check.h"
-#include "decode_record/whole_rows.h"
-
 namespace blockscope {
 namespace {
 
@@ -21,26 +17,6 @@ std::vector<hsize_t> to_hsize(const std::vector<std::int64_t>& values) {
 }
 
 Axis axis_at(std::size_t i) { return static_cast<Axis>(i); }
-
-/// The empty dataset that stands for an axis without coordinates.
-std::string scale_name(Axis axis) { return fmt::format("/{}", to_string(axis)); }
-
-h5::Dataset open_scale(const h5::File& file, Axis axis) {
-  return h5::open_dataset(file, scale_name(axis), h5::Element::u8, 1);
-}
-
-bool grows(Axis axis) {
-  return std::ranges::any_of(kDatasets, [axis](const DatasetSpec& spec) {
-    return spec.extendible() && spec.axes[0] == axis;
-  });
-}
-
-bool has_bare_scale(const h5::File& file, Axis axis) {
-  const std::string name = scale_name(axis);
-  const bool coordinate = std::ranges::any_of(
-      kDatasets, [&name](const DatasetSpec& spec) { return spec.path == name; });
-  return !coordinate && grows(axis) && h5::exists(file, name);
-}
 
 }  // namespace
 
@@ -128,41 +104,9 @@ TraceFile TraceFile::reopen(const std::string& path, const TraceMeta& meta) {
     result.extents_[axis] = result.lengths_[axis];
   }
   for (std::size_t i = 0; i < result.bare_scales_.size(); ++i) {
-    if (!has_bare_scale(result.file_, axis_at(i))) continue;
-    result.bare_scales_[i] = open_scale(result.file_, axis_at(i));
+    result.bare_scales_[i] = open_bare_scale(result.file_, axis_at(i));
   }
   return result;
-}
-
-/// Only reads, and touches all that a writer will: once it goes on there is no way back.
-void TraceFile::check_resumable(const std::string& path, const TraceMeta& meta) {
-  StoredTrace trace(path, Writer::none);
-  check_same_layout(trace.meta(), meta, path);
-  for (const DatasetSpec& spec : kDatasets) {
-    if (!trace.has(spec.field)) continue;
-    const h5::Dataset& dataset = trace.opened(spec.field);
-    if (!spec.extendible()) continue;
-    if (to_hsize(chunk_of(spec, meta)) != dataset.chunk) {
-      throw TraceError(
-          fmt::format("{}: the dataset is not chunked as a capture writes it. HINT: a "
-                      "repacked trace can't be resumed.",
-                      dataset.name));
-    }
-    trace.check_index(spec.field);
-  }
-  for (std::size_t i = 0; i < static_cast<std::size_t>(Axis::count); ++i) {
-    if (has_bare_scale(trace.file(), axis_at(i))) (void)open_scale(trace.file(), axis_at(i));
-  }
-  const WholeRows whole = find_whole_rows(trace);
-  if (!whole.all()) {
-    throw CorruptTrace(
-        fmt::format("{}: only {} of {} are whole: {} HINT: no kill leaves that; `blockscope repack "
-                    "--repair` keeps them in a new file, --force starts anew.",
-                    path, whole.rows, plural(whole.committed_rows, "committed row"), whole.why));
-  }
-  TraceCheck check(trace);
-  check.sequences(whole.sequences);
-  check.rows(whole.rows);
 }
 
 namespace {

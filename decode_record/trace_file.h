@@ -24,6 +24,9 @@ struct VirtualSource {
   std::array<std::int64_t, static_cast<std::size_t>(Axis::count)> lengths{};
 };
 
+/// The empty dataset that stands for a growing axis without coordinates; nullopt: there is none.
+std::optional<h5::Dataset> open_bare_scale(const h5::File& file, Axis axis);
+
 class TraceFile {
  public:
   /// Creates every dataset, scale and attribute, writes the fixed ones and starts SWMR writing;

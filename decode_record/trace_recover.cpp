@@ -1,7 +1,14 @@
-// Resuming: how a TraceStore brings a file left by a killed writer back to its committed state.
-#include <algorithm>
+// Resuming: what a file must hold for it, and how a TraceStore brings one that a killed writer left
+// back to its committed state.
+#include <fmt/format.h>
 
+#include <algorithm>
+#include <utility>
+
+#include "decode_record/text.h"
+#include "decode_record/trace_check.h"
 #include "decode_record/trace_store.h"
+#include "decode_record/whole_rows.h"
 
 namespace blockscope {
 namespace {
@@ -17,7 +24,53 @@ std::int64_t checked_value(const std::string& path, std::int64_t value, std::int
   return value;
 }
 
+bool grows(Axis axis) {
+  return std::ranges::any_of(kDatasets, [axis](const DatasetSpec& spec) {
+    return spec.extendible() && spec.axes[0] == axis;
+  });
+}
+
 }  // namespace
+
+std::optional<h5::Dataset> open_bare_scale(const h5::File& file, Axis axis) {
+  const std::string name = fmt::format("/{}", to_string(axis));
+  const bool coordinate = std::ranges::any_of(
+      kDatasets, [&name](const DatasetSpec& spec) { return spec.path == name; });
+  if (coordinate || !grows(axis) || !h5::exists(file, name)) return std::nullopt;
+  return h5::open_dataset(file, name, h5::Element::u8, 1);
+}
+
+/// Only reads, and touches all that a writer will: once it goes on there is no way back.
+void TraceFile::check_resumable(const std::string& path, const TraceMeta& meta) {
+  StoredTrace trace(path, Writer::none);
+  check_same_layout(trace.meta(), meta, path);
+  for (const DatasetSpec& spec : kDatasets) {
+    if (!trace.has(spec.field)) continue;
+    const h5::Dataset& dataset = trace.opened(spec.field);
+    if (!spec.extendible()) continue;
+    if (!std::ranges::equal(chunk_of(spec, meta), dataset.chunk,
+                            [](auto a, auto b) { return std::cmp_equal(a, b); })) {
+      throw TraceError(
+          fmt::format("{}: the dataset is not chunked as a capture writes it. HINT: a "
+                      "repacked trace can't be resumed.",
+                      dataset.name));
+    }
+    trace.check_index(spec.field);
+  }
+  for (std::size_t i = 0; i < static_cast<std::size_t>(Axis::count); ++i) {
+    (void)open_bare_scale(trace.file(), static_cast<Axis>(i));
+  }
+  const WholeRows whole = find_whole_rows(trace);
+  if (!whole.all()) {
+    throw CorruptTrace(
+        fmt::format("{}: only {} of {} are whole: {} HINT: no kill leaves that; `blockscope repack "
+                    "--repair` keeps them in a new file, --force starts anew.",
+                    path, whole.rows, plural(whole.committed_rows, "committed row"), whole.why));
+  }
+  TraceCheck check(trace);
+  check.sequences(whole.sequences);
+  check.rows(whole.rows);
+}
 
 ResumeState TraceStore::recover() {
   ResumeState state;

@@ -70,6 +70,7 @@ TEST(Repack, ACompressedTraceHoldsTheSameValuesInFewerBytes) {
   const auto result = run_blockscope(
       {"repack", folder.file("a.h5"), "-o", folder.file("b.h5"), "--compress", "deflate"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
   EXPECT_EQ(run_blockscope({"diff", folder.file("a.h5"), folder.file("b.h5")}).exit_code, 0);
   EXPECT_LT(bytes_of(folder.file("b.h5")).size(), before.size());
   EXPECT_EQ(bytes_of(folder.file("a.h5")), before) << "the input is never changed";
@@ -81,6 +82,7 @@ TEST(Repack, ACompressedTraceHoldsTheSameValuesInFewerBytes) {
   for (std::int64_t s = 0; s < 2; ++s) expect_same_sequence(a, s, b, s);
   EXPECT_EQ(b.piece(7), "piece7");
   EXPECT_THAT(b.info().meta.run_json, HasSubstr("repacked"));
+  EXPECT_THAT(b.info().meta.run_json, ::testing::Not(HasSubstr("lost")));
 }
 
 TEST(Repack, AnUnfinishedTraceIsRefusedAndRepairedOnRequest) {
@@ -97,6 +99,7 @@ TEST(Repack, AnUnfinishedTraceIsRefusedAndRepairedOnRequest) {
 
   const auto result = run_blockscope({"repack", partial, "-o", folder.file("b.h5"), "--repair"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, "") << "nothing is lost";
   EXPECT_THAT(result.out, HasSubstr("1 sequence has no end and is marked aborted"));
   const TraceReader a(partial);
   const TraceReader b(folder.file("b.h5"));

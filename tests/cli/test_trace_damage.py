@@ -243,6 +243,15 @@ def test_of_two_writers_that_start_at_once_one_gets_the_trace(folder):
         os.remove(f"{path}.partial")
 
 
+def test_a_full_disk_is_told_in_one_line(folder):
+    """The writer's thread may have called nothing before the call that fails."""
+    for size in range(60_000, 400_000, 7_000):
+        process = subprocess.run([TOOL, "fill", folder / f"f{size}.h5", str(size)],
+                                 capture_output=True, text=True, timeout=60)
+        assert process.returncode == 3 and process.stderr == "", (size, process)
+        assert process.stdout.count("\n") == 2 and f"f{size}.h5" in process.stdout, process.stdout
+
+
 def test_leftovers_of_killed_writers_go_at_the_next_start(folder):
     path = fixture(folder)
     # Large enough that a kill finds repack at work.
