@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 
 #include "decode_record/error.h"
@@ -22,6 +23,25 @@ bool is_same(const std::string& a, const std::string& b) {
   return !one.empty() && one == other;
 }
 
+bool is_of_checkpoint(const fs::path& path) {
+  static constexpr std::array kEndings{".safetensors", ".bin", ".pt",   ".pth",
+                                       ".jinja",       ".py",  ".model"};
+  static constexpr std::array kNames{"config.json",
+                                     "generation_config.json",
+                                     "tokenizer.json",
+                                     "tokenizer_config.json",
+                                     "special_tokens_map.json",
+                                     "added_tokens.json",
+                                     "vocab.json",
+                                     "merges.txt",
+                                     "chat_template.json",
+                                     "block_diffusion.json",
+                                     "dlm_config.json"};
+  const std::string name = path.filename().string();
+  return std::ranges::count(kEndings, path.extension().string()) > 0 ||
+         std::ranges::count(kNames, name) > 0 || name.ends_with(".index.json");
+}
+
 }  // namespace
 
 void CommandFiles::reads(const std::string& path) {
@@ -35,11 +55,11 @@ void CommandFiles::reads_trace(const std::string& path) {
   for (const std::string& part : list_parts(path)) reads(part);
 }
 
-void CommandFiles::reads_folder(const std::string& folder) {
+void CommandFiles::reads_checkpoint(const std::string& folder) {
   std::error_code error;
   for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
     std::error_code ignored;
-    if (at->is_regular_file(ignored)) reads(at->path().string());
+    if (at->is_regular_file(ignored) && is_of_checkpoint(at->path())) reads(at->path().string());
   }
 }
 

@@ -15,8 +15,9 @@ class CommandFiles {
   void reads(const std::string& path);
   /// A trace: finished or `.partial`, and the files whose rows a merged one shows.
   void reads_trace(const std::string& path);
-  /// The files directly in a folder, such as a checkpoint's.
-  void reads_folder(const std::string& folder);
+  /// The files of a checkpoint in the Hugging Face layout: weights, configuration, tokenizer,
+  /// template. Other files in its folder, such as traces, are not the model's.
+  void reads_checkpoint(const std::string& folder);
 
   /// Reserves a name for an output that the command writes itself. Files are compared by identity
   /// (device and inode), so links count as what they name. Throws UsageError when the command reads

@@ -354,7 +354,8 @@ bool says_never_written() {
   bool found = false;
   const auto visit = [](unsigned, const H5E_error2_t* error, void* out) -> herr_t {
     const std::string_view text = error->desc == nullptr ? "" : error->desc;
-    if (text == "chunk storage is not allocated" || text == "chunk address isn't defined") {
+    if (text == "chunk storage is not allocated" || text == "chunk address isn't defined" ||
+        text == "storage is not initialized") {
       *static_cast<bool*>(out) = true;
     }
     return 0;

@@ -52,6 +52,12 @@ void check_trace_target(const std::string& path, bool force) {
   std::error_code error;
   for (const std::string& name : {path, partial_name(path)}) {
     check_output_name(name, /*replace=*/true);
+  }
+  // Before anything else: of two starts, the second one should hear why, and wait.
+  if (fs::is_regular_file(partial_name(path), error)) {
+    TraceFile::check_no_writer(partial_name(path));
+  }
+  for (const std::string& name : {path, partial_name(path)}) {
     if (!force && fs::exists(fs::symlink_status(name, error))) {
       refuse_input(
           fmt::format("{}: exists already. HINT: --force replaces it; --resume goes on with an "
@@ -59,8 +65,6 @@ void check_trace_target(const std::string& path, bool force) {
                       name));
     }
   }
-  if (fs::is_regular_file(partial_name(path), error))
-    TraceFile::check_no_writer(partial_name(path));
   const fs::path folder = fs::absolute(path).parent_path();
   if (!fs::is_directory(folder, error)) {
     throw TraceError(fmt::format("{}: the folder {} doesn't exist", path, folder.string()));

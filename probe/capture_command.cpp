@@ -300,18 +300,18 @@ void capture(CaptureFlags flags, const Environment& environment, const std::stri
     fmt::print("{}: complete, nothing to resume\n", output);
     return;
   }
-  CommandFiles files;
-  files.reads(flags.prompts.file);
-  files.reads(flags.policy.reuse_file);
-  files.reads_trace(flags.replay);
-  files.reads_folder(
-      resolve_model(flags.model.model, flags.model.revision, environment.hub).folder);
-  for (const std::string& name : {output, output + ".partial"}) files.reserve(name, true);
   // Long before the file is opened: nobody should wait for a model to hear that it exists.
   if (!resumes(flags, output) && !flags.dry_run) {
     discard_empty_partial(flags, output);
     check_trace_target(output, flags.force);
   }
+  CommandFiles files;
+  files.reads(flags.prompts.file);
+  files.reads(flags.policy.reuse_file);
+  files.reads_trace(flags.replay);
+  files.reads_checkpoint(
+      resolve_model(flags.model.model, flags.model.revision, environment.hub).folder);
+  for (const std::string& name : {output, output + ".partial"}) files.reserve(name, true);
   ReplaySource replay;
   if (!flags.replay.empty()) {
     replay = read_replay(flags.replay);

@@ -218,7 +218,7 @@ void run_eval(const EvalFlags& flags, const Environment& environment) {
   files.reads(flags.policy.reuse_file);
   for (const std::string& model : {flags.model.model, flags.backbone}) {
     if (model.empty()) continue;
-    files.reads_folder(resolve_model(model, flags.model.revision, environment.hub).folder);
+    files.reads_checkpoint(resolve_model(model, flags.model.revision, environment.hub).folder);
   }
   if (!flags.json_path.empty()) output = files.open(flags.json_path, flags.force);
   const std::vector<TaskPrompt> prompts = make_prompts(flags);

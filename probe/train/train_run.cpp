@@ -179,7 +179,7 @@ void check_outputs(const TrainRunOptions& options) {
         options.work.string()));
   }
   CommandFiles files;
-  if (!options.init.empty()) files.reads_folder(options.init.string());
+  if (!options.init.empty()) files.reads_checkpoint(options.init.string());
   std::error_code error;
   const bool shares_tokenizer = fs::equivalent(options.out, options.tokenizer, error);
   if (!shares_tokenizer) {

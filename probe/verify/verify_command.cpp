@@ -81,7 +81,7 @@ VerifyOutputs open_outputs(const VerifyFlags& flags, const GnuplotPlace& place,
   CommandFiles files;
   files.reads(flags.setting.reuse_file);
   files.reads(flags.prompts.file);
-  files.reads_folder(model_folder.string());
+  files.reads_checkpoint(model_folder.string());
   VerifyOutputs outputs;
   if (!flags.output.empty()) outputs.json = files.open(flags.output, flags.force);
   if (!flags.csv.empty()) outputs.csv = files.open(flags.csv, flags.force);

@@ -100,7 +100,7 @@ void make(const std::string& path, double gib, bool random) {
   const std::int64_t block = meta.block_length;
   for (std::int64_t b = 0; static_cast<double>(writer.bytes_appended()) < gib * (1U << 30U); ++b) {
     SequenceStart start;
-    start.prompt = {1, 2, 3, 4};
+    start.prompt.assign(4096, 1);
     start.gen_length = block;
     const std::int64_t sequence = writer.begin_sequence(std::move(start));
     for (std::int64_t s = 1; s <= block; ++s) {
@@ -109,7 +109,7 @@ void make(const std::string& path, double gib, bool random) {
       row.sequence = sequence;
       row.pass = b * block + s;
       row.block = 0;
-      row.block_start = 4;
+      row.block_start = 4096;
       row.step = s;
       row.context_length = 4096;
       row.transferred = s > 1 ? 1 : 0;

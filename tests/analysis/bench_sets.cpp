@@ -103,7 +103,7 @@ void make_trace(const Flags& flags) {
   TraceWriter writer(flags.at("output"), meta, options);
   const std::int64_t rows = integer(flags, "rows", 24);
   SequenceStart start;
-  start.prompt = {1, 2, 3};
+  start.prompt.assign(static_cast<std::size_t>(context), 1);
   start.gen_length = rows;
   const std::int64_t sequence = writer.begin_sequence(start);
   std::vector<SetSource> sources;

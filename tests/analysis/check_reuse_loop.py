@@ -19,7 +19,8 @@ BINARY = os.environ["BLOCKSCOPE_BINARY"]
 MODEL = pathlib.Path(sys.argv.pop())
 TAU = 3
 PROMPTS = 5
-EXACT_NUMBERS = ["--dtype", "float32", "--array-type", "f32", "--threads", "1", "--quiet"]
+EXACT_NUMBERS = ["--dtype", "float32", "--threads", "1", "--quiet"]
+EXACT_ARRAYS = ["--record", "outputs", "--array-type", "f32"]
 
 
 class ReuseLoop(unittest.TestCase):
@@ -32,7 +33,7 @@ class ReuseLoop(unittest.TestCase):
         cls.prompts = cls.root / "prompts.jsonl"
         cls.prompts.write_text("\n".join(lines[:: max(1, len(lines) // PROMPTS)][:PROMPTS]))
         cls.dense = cls.root / "dense.h5"
-        cls.capture(cls.dense, "--prompts", cls.prompts, *cls.decoding(), "--record", "outputs")
+        cls.capture(cls.dense, "--prompts", cls.prompts, *cls.decoding(), *EXACT_ARRAYS)
 
     @staticmethod
     def decoding():
@@ -118,7 +119,7 @@ class ReuseLoop(unittest.TestCase):
         # With heads of one layer reusing, that layer sees the inputs of the dense run at every step
         # of a replay, so the one-step error is the whole error there.
         for layer in (0, 2, 5):
-            only = ["--record", "outputs", "--layers", layer]
+            only = [*EXACT_ARRAYS, "--layers", layer]
             dense = self.root / "layer.h5"
             self.capture(dense, "--replay", self.dense, *only)
             similarity = np.array(self.calibrate(dense, self.root / "any.json", "--gamma", 0)

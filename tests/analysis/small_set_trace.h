@@ -1,6 +1,7 @@
 // Traces of one layer and one head whose sets and summaries a test writes down by hand.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -39,7 +40,8 @@ class SmallSetTrace {
     SequenceStart start;
     prompt_length_ = static_cast<std::int64_t>(prompt.size());
     start.prompt = std::move(prompt);
-    start.gen_length = 4 * meta_.block_length;
+    // Long enough for the contexts that the tests make up.
+    start.gen_length = std::max<std::int64_t>(4 * meta_.block_length, 16);
     return sequence_ = writer_.begin_sequence(std::move(start));
   }
 

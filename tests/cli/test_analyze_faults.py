@@ -226,7 +226,7 @@ def test_outputs(folder):
     refused(path, "--hdf5", "-", code=2, says="--hdf5")
     refused(path, "--csv", folder / "x", "--json", folder / "x", code=2, says="two outputs")
     refused(path, "--json", folder / "no" / "x.json", code=1, says="x.json")
-    refused(path, "--json", "/dev/full", "--force", code=1, says="/dev/full")
+    refused(path, "--json", "/dev/full", "--force", code=2, says="/dev/full")
     with open("/dev/full", "w") as full:
         import subprocess
         process = subprocess.run([os.environ["BLOCKSCOPE_BINARY"], "analyze", str(path), "--csv", "-"],

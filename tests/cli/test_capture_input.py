@@ -63,7 +63,7 @@ class BadInput(RefusalCase):
             self.refused(FAILED, "prompts.jsonl:3", prompt=self.prompts_file(good + good + line + "\n"))
 
     def test_prompts_that_do_not_fit_the_model(self):
-        self.refused(FAILED, "at least one token", prompt=("--prompt", ""))
+        self.refused(USAGE, "--prompt: expected a value", prompt=("--prompt", ""))
         self.refused(FAILED, ["prompts.jsonl:2", "list of 0"],
                      prompt=self.prompts_file('{"input_ids": [1]}\n{"input_ids": []}\n'))
         long = ",".join(["7"] * 510)
@@ -104,10 +104,10 @@ class BadInput(RefusalCase):
                 ("--metric", ("--metric", "beauty")),
                 (["--resume", "--force"], ("--resume", "--force"))]:
             self.refused(USAGE, words, *arguments)
-        for words, arguments in [("--mask-token-id", ("--mask-token-id", VOCAB)),
-                                 ("--block-length", ("--block-length", "0")),
-                                 ("other.h5", ("--replay", "other.h5"))]:
-            self.refused(FAILED, words, *arguments)
+        self.refused(FAILED, "--mask-token-id", "--mask-token-id", VOCAB)
+        self.refused(USAGE, "--block-length", "--block-length", "0")
+        self.refused(USAGE, "brings its own prompts", "--replay", "other.h5")
+        self.refused(FAILED, "other.h5", "--replay", "other.h5", prompt=())
 
     def test_a_reuse_file_for_another_model_is_refused_by_field(self):
         path = self.root / "reuse.json"

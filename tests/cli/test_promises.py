@@ -387,6 +387,19 @@ class Promises(CheckpointCase):
         self.refused(FAILED, "expected finite logits", "capture", broken, "--input-ids", "1,2,3", "-o",
                      self.root / "nan.h5")
 
+    def test_hints_fit_what_was_given(self):
+        bad = self.root / "bad.jsonl"
+        bad.write_text('{"prompt": "cut of')
+        err = self.refused(FAILED, ["bad.jsonl:1", "every line is one JSON object"], "capture", self.model,
+                           "--prompts", bad, "-o", self.root / "hint.h5")
+        self.assertNotIn("fetch", err)
+        err = self.refused(FAILED, "no such folder", "capture", self.root / "no" / "such" / "model",
+                           "--input-ids", "1", "-o", self.root / "hint.h5")
+        self.assertNotIn("--model", err)
+        err = self.refused(USAGE, "--device: expected cpu", "train", *TINY_TRAINING, "--device", "tpu", "--out",
+                           self.root / "hint")
+        self.assertEqual(len(err.splitlines()), 1)
+
     def test_a_pipe_for_weights_is_refused(self):
         broken = write_checkpoint(self.root / "piped")
         (broken / "model.safetensors").unlink()

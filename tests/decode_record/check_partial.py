@@ -7,8 +7,11 @@ import h5py
 import numpy as np
 
 
-def expected(field, row, layer, count):
+def expected(field, row, layer, count, dtype=np.dtype("f4")):
+    """expected_value() of trace_fixture.h."""
     seed = row * 31 + layer * 7 + field * 13 + np.arange(count)
+    if dtype.kind in "iu":
+        return seed % (2 if dtype.itemsize == 1 else 4)
     return (seed % 251).astype(np.float32) * 0.5
 
 

@@ -71,8 +71,11 @@ def our_run(folder, case, checkpoint, prompts, options):
     lines = folder / "prompts.jsonl"
     lines.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     flags = ["--strategy", options.strategy, "--denoising-steps", options.steps,
-             "--threshold", options.threshold, "--eb-threshold", options.eb_threshold,
-             "--factor", options.factor, "--batch-size", case.batch]
+             "--batch-size", case.batch]
+    number = {"low_confidence_dynamic": "threshold", "threshold": "threshold",
+              "entropy_bounded": "eb_threshold", "factor": "factor"}.get(options.strategy)
+    if number is not None:
+        flags += [f"--{number.replace('_', '-')}", getattr(options, number)]
     for token in options.stop_ids:
         flags += ["--stop-id", token]
     if case.as_diffusion:

@@ -261,7 +261,7 @@ def check_bad_input(folder, prompts, good, swept, mask):
     refused(2, MODEL, *given, words=["--reuse"])
     refused(1, MODEL, "--reuse", good, "--sweep", *given, words=["similarity", "calibrate"])
     refused(2, MODEL, "--reuse", swept, "--sweep", "--gammas", "0.5,1.5", *given,
-            words=["--gammas", "[-1, 1]", "1.5"])
+            words=["--gammas", "from -1 to 1", "1.5"])
     refused(2, MODEL, "--reuse", swept, "--sweep", "--taus", "0", *given, words=["--taus"])
     refused(2, MODEL, "--reuse", good, "--tau", 0, *given, words=["--tau"])
     refused(2, MODEL, "--reuse", good, "--repeats", 0, *given, words=["--repeats"])

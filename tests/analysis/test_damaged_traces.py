@@ -1,6 +1,6 @@
 """analyze, calibrate and report on damaged traces: random words in random datasets and attributes,
 files cut short, flipped bytes. Whatever is in a file, a command ends in time with its answer or with
-an error that names the file: test_hostile_traces.py MAKE_TRACE [SEED [ROUNDS]]"""
+an error that names the file: test_damaged_traces.py MAKE_TRACE [SEED [ROUNDS]]"""
 
 import os
 import pathlib
