@@ -390,6 +390,24 @@ std::optional<Place> chunk_place(const Dataset& dataset, std::span<const hsize_t
   fail(dataset.name, "look up a chunk");
 }
 
+std::optional<hsize_t> last_chunk_row(const Dataset& dataset) {
+  silence();
+  const H5Space space(
+      check_id(H5Dget_space(dataset.handle.get()), dataset.name, "read the extent"));
+  hsize_t count = 0;
+  check(H5Dget_num_chunks(dataset.handle.get(), space.get(), &count), dataset.name,
+        "count the chunks");
+  if (count == 0) return std::nullopt;
+  std::vector<hsize_t> offset(dataset.extent.size());
+  unsigned filters = 0;
+  haddr_t address = 0;
+  hsize_t bytes = 0;
+  check(H5Dget_chunk_info(dataset.handle.get(), space.get(), count - 1, offset.data(), &filters,
+                          &address, &bytes),
+        dataset.name, "look up the last chunk");
+  return offset.front();
+}
+
 std::optional<std::uint64_t> contiguous_address(const Dataset& dataset) {
   const haddr_t address = H5Dget_offset(dataset.handle.get());
   H5Eclear2(H5E_DEFAULT);

@@ -178,6 +178,9 @@ bool chunk_written(const Dataset& dataset, std::span<const hsize_t> offset);
 /// Where the chunk with element `offset` lies, also behind the end of the file; nullopt when it was
 /// never written. One look-up. Throws as chunk_written(). Only for files opened for reading.
 std::optional<Place> chunk_place(const Dataset& dataset, std::span<const hsize_t> offset);
+/// First row of the last chunk that the index of a chunked dataset knows, beyond its extent too;
+/// nullopt without any. Walks through all chunks.
+std::optional<hsize_t> last_chunk_row(const Dataset& dataset);
 /// Where a contiguous dataset starts; nullopt when nothing was written.
 std::optional<std::uint64_t> contiguous_address(const Dataset& dataset);
 

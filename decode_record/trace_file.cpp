@@ -339,6 +339,29 @@ void TraceFile::truncate(Axis axis, std::int64_t length) {
   }
 }
 
+void TraceFile::drop_rows_behind(std::int64_t length) {
+  const std::int64_t reserved = extents_[static_cast<std::size_t>(Axis::row)];
+  std::int64_t end = reserved;
+  for (const DatasetSpec& spec : kDatasets) {
+    const auto& dataset = columns_[index(spec.field)].dataset;
+    const bool arrays = spec.storage == Storage::row || spec.storage == Storage::row_layer;
+    if (!dataset || !arrays || spec.axes[0] != Axis::row) continue;
+    const auto last = h5::last_chunk_row(*dataset);
+    if (!last) continue;
+    // What a writer reserves between two flushes; a damaged index can name any row.
+    if (*last > static_cast<hsize_t>(reserved + 8 * std::max(kGrowth, reserved / 4))) {
+      throw CorruptTrace(
+          fmt::format("{}: its index names row {}, and {} rows have room. HINT: the "
+                      "file is damaged; start a new trace with --force.",
+                      dataset->name, *last, reserved));
+    }
+    end = std::max(end, static_cast<std::int64_t>(*last) + 1);
+  }
+  // HDF5 removes the chunks between two extents only.
+  set_axis_extent(Axis::row, end);
+  truncate(Axis::row, length);
+}
+
 void TraceFile::trim() {
   write_pending();
   for (std::size_t i = 0; i < extents_.size(); ++i) {

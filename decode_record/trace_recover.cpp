@@ -113,7 +113,7 @@ ResumeState TraceStore::recover() {
                 file_.length(Axis::prompt_element), "/sequences/prompt_start");
   }
   abort_cut_sequences(sequences, state);
-  file_.truncate(Axis::row, rows);
+  file_.drop_rows_behind(rows);
   file_.truncate(Axis::sequence, sequences);
   file_.truncate(Axis::delta, deltas);
   file_.truncate(Axis::insertion, insertions);

@@ -68,7 +68,7 @@ def one(job):
     else:
         code, out, err = run("diff", path, reference, "--ignore-aborted", "--ignore-timing")
         if code != 0:
-            complaints.append(f"seed {seed}: {out}{err}")
+            complaints.append(f"seed {seed}, {path}: {out}{err}")
             return kills, complaints
         path.unlink()
     return kills, complaints
@@ -79,11 +79,13 @@ def main():
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", type=int, help="one of the ten settings")
+    parser.add_argument("--keep", type=pathlib.Path, help="empty folder for the traces, kept")
     flags = parser.parse_args()
     print(f"seed {flags.seed}", flush=True)
     kills, runs, complaints = 0, 0, []
     with temporary_folder() as name, concurrent.futures.ThreadPoolExecutor(flags.jobs) as pool:
-        root = pathlib.Path(name)
+        root = flags.keep or pathlib.Path(name)
         model = write_checkpoint(root / "model")
         prompts = write_prompts(root / "prompts.jsonl", 24, flags.seed, 3, 60, gen_length=40)
         settings = []
@@ -94,6 +96,7 @@ def main():
                 arguments = ["--record", level, "--threads", 1, *more]
                 settings.append((folder, model, prompts, arguments,
                                  *whole(folder, model, prompts, arguments)))
+        settings = settings if flags.only is None else [settings[flags.only]]
         while kills < flags.kills and not complaints:
             batch = [(*settings[(runs + i) % len(settings)], flags.seed + runs + i) for i in range(40)]
             runs += len(batch)
