@@ -131,8 +131,8 @@ class Analysis {
     }
     InterruptGuard::check();
     if (!flags_.by.empty()) without_axes_ = metrics_without(document_.results, flags_.by);
+    output_.write(document_);  // first: tables that can't be printed must not cost the files
     if (output_.prints_tables()) print();
-    output_.write(document_);
   }
 
  private:

@@ -11,6 +11,7 @@
 #include "analysis/results/export_csv.h"
 #include "analysis/results/export_hdf5.h"
 #include "analysis/results/export_json.h"
+#include "command_line/standard_streams.h"
 #include "decode_record/error.h"
 
 namespace blockscope {
@@ -56,7 +57,7 @@ void AnalyzeOutput::write(const AnalysisDocument& document) {
   for (std::optional<OutputFile>* output : {&csv_, &json_, &hdf5_}) {
     if (!*output) continue;
     (*output)->commit();
-    if (prints_tables()) fmt::print("wrote {}\n", (*output)->path());
+    if (prints_tables()) say("wrote {}\n", (*output)->path());
   }
   if (to_stdout_ == Text::none) return;
   (to_stdout_ == Text::csv ? write_csv : write_json)(document, std::cout);

@@ -26,7 +26,10 @@ void take_standard_descriptors() {
                                                     : O_WRONLY;
     if (::open("/dev/null", flags) != descriptor) ::_exit(1);  // no place to say why
   }
+  // Errors of the call instead of the end of the process: a broken pipe, and a file that grows
+  // beyond `ulimit -f`, which is a full disk to us.
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
 }
 
 void note_text(const std::string& text) {

@@ -11,8 +11,9 @@ namespace blockscope {
 
 /// Before anything is opened: a file must never get descriptor 0, 1 or 2, or what is printed lands
 /// in it. A standard input or output that the caller closed refuses every use, as it did; the
-/// standard error becomes the null device. A pipe that nobody reads any more becomes an error
-/// instead of the end of the process: temporary files must not stay behind.
+/// standard error becomes the null device. A pipe that nobody reads any more, and a file
+/// beyond its size limit, become errors instead of the end of the process: temporary files must not
+/// stay behind.
 void take_standard_descriptors();
 
 /// Prints a line of advice or progress on the standard error; never fails.

@@ -290,7 +290,8 @@ ReuseFile parse_reuse_file(std::string_view text, const std::string& name,
 ReuseFile read_reuse_file(const std::string& path, const std::optional<ReuseModel>& wanted) {
   std::error_code error;
   const bool regular = std::filesystem::is_regular_file(path, error);
-  std::ifstream stream(path, std::ios::binary);
+  std::ifstream stream;
+  if (regular) stream.open(path, std::ios::binary);  // opening a pipe would wait for its writer
   if (!regular || !stream) {
     throw CalibrationError(fmt::format("{}: file: expected a readable calibration file, got {}",
                                        path, regular ? "one that can't be opened" : "none"));

@@ -69,9 +69,17 @@ h5::File open_trace(const std::string& path, Writer writer) {
 }
 
 ReadOnlyFile::ReadOnlyFile(const std::string& path)
-    : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+    : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {  // a pipe would wait
   if (fd_ < 0) {
     throw TraceError(fmt::format("{}: can't open the trace: {}", path, std::strerror(errno)));
+  }
+  struct stat status = {};
+  if (::fstat(fd_, &status) == 0 && !S_ISREG(status.st_mode)) {
+    ::close(fd_);
+    throw NotATrace(fmt::format(
+        "{}: expected a regular file, got a folder, pipe or device. HINT: traces come from "
+        "`blockscope capture`.",
+        path));
   }
 }
 

@@ -53,7 +53,8 @@ class ElementColumn {
     const auto buffered = static_cast<std::int64_t>(values_.size());
     if (begin < first_ || end > first_ + buffered) {
       first_ = begin;
-      const std::int64_t ahead = std::min(limit_, std::max(end, begin + kElementsAhead));
+      // What is asked for in any case: a damaged last end makes the limit too small.
+      const std::int64_t ahead = std::max(end, std::min(limit_, begin + kElementsAhead));
       values_ = trace_->column<Value>(field_, begin, ahead - begin);
     }
     return std::span<const Value>(values_).subspan(static_cast<std::size_t>(begin - first_),

@@ -18,6 +18,12 @@ std::vector<hsize_t> to_hsize(const std::vector<std::int64_t>& values) {
 
 Axis axis_at(std::size_t i) { return static_cast<Axis>(i); }
 
+/// Chunks of one row: rows without values have none.
+bool holds_arrays(const DatasetSpec& spec) {
+  return spec.axes[0] == Axis::row &&
+         (spec.storage == Storage::row || spec.storage == Storage::row_layer);
+}
+
 }  // namespace
 
 void fill_missing(std::vector<std::byte>& bytes, h5::Element element) {
@@ -344,8 +350,7 @@ void TraceFile::drop_rows_behind(std::int64_t length) {
   std::int64_t end = reserved;
   for (const DatasetSpec& spec : kDatasets) {
     const auto& dataset = columns_[index(spec.field)].dataset;
-    const bool arrays = spec.storage == Storage::row || spec.storage == Storage::row_layer;
-    if (!dataset || !arrays || spec.axes[0] != Axis::row) continue;
+    if (!dataset || !holds_arrays(spec)) continue;
     const auto last = h5::last_chunk_row(*dataset);
     if (!last) continue;
     // What a writer reserves between two flushes; a damaged index can name any row.
@@ -357,8 +362,23 @@ void TraceFile::drop_rows_behind(std::int64_t length) {
     }
     end = std::max(end, static_cast<std::int64_t>(*last) + 1);
   }
-  // HDF5 removes the chunks between two extents only.
+  // HDF5 removes the chunks between two extents, and looks no further than the last element that
+  // the index was told of: behind it a block of the index may hold what was never told. An element
+  // behind everything that a writer can have had in flight between two flushes shows all of it.
+  constexpr std::int64_t kInFlight = 4096;
+  end += kInFlight;
   set_axis_extent(Axis::row, end);
+  for (const DatasetSpec& spec : kDatasets) {
+    const auto& dataset = columns_[index(spec.field)].dataset;
+    if (!dataset || !holds_arrays(spec) || dataset->filtered) continue;
+    std::vector<hsize_t> at(spec.rank, 0);
+    at[0] = static_cast<hsize_t>(end - 1);
+    if (spec.storage == Storage::row_layer) at[1] = dataset->extent[1] - 1;
+    std::size_t bytes = h5::size_of(dataset->element);
+    for (const hsize_t length_of_axis : dataset->chunk) bytes *= length_of_axis;
+    const std::vector<std::byte> nothing(bytes);
+    h5::write_chunk(*dataset, at, nothing.data(), bytes);
+  }
   truncate(Axis::row, length);
 }
 

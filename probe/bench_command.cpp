@@ -19,6 +19,7 @@
 #include "command_line/progress.h"
 #include "decode_record/error.h"
 #include "probe/capture_plan.h"
+#include "probe/checkpoint/rope.h"
 #include "probe/recorder.h"
 #include "probe/run_flags.h"
 #include "probe/sampling.h"
@@ -235,6 +236,11 @@ void run_bench(const BenchFlags& flags, const Environment& environment) {
   const InterruptGuard guard;  // a signal must not leave a trace behind
   const LoadedModel model = load_model(flags.model, environment);
   const DecodeOptions decode = decode_options(flags.decoding, model.config);
+  if (flags.context_length > largest_position_count(model.config)) {
+    throw UsageError(
+        fmt::format("--context: expected at most the {} positions of this model, got {}",
+                    largest_position_count(model.config), flags.context_length));
+  }
   const std::vector<DecodeRequest> requests = make_requests(flags, decode, model.config);
   const std::filesystem::path folder = flags.folder.empty() ? std::filesystem::temp_directory_path()
                                                             : std::filesystem::path(flags.folder);

@@ -206,6 +206,12 @@ void check_same_run(const std::string& partial, const TraceMeta& meta) {
                       partial, key, old_value.dump(), new_value.dump()));
     }
   };
+  if (before.level != meta.level) {
+    throw UsageError(
+        fmt::format("--resume: {}: level was {}, and is {} now. HINT: give the options "
+                    "of the run that was cut, or another -o",
+                    partial, to_string(before.level), to_string(meta.level)));
+  }
   compare(before.model_json, meta.model_json, {"digest", "compute_dtype"});
   compare(before.run_json, meta.run_json,
           {"decoding",
@@ -297,11 +303,10 @@ void capture(CaptureFlags flags, const Environment& environment, const std::stri
           "of the two away",
           output, output));
     }
-    fmt::print("{}: complete, nothing to resume\n", output);
-    return;
   }
+  const bool finished = flags.resume && std::filesystem::exists(output);
   // Long before the file is opened: nobody should wait for a model to hear that it exists.
-  if (!resumes(flags, output) && !flags.dry_run) {
+  if (!finished && !resumes(flags, output) && !flags.dry_run) {
     discard_empty_partial(flags, output);
     check_trace_target(output, flags.force);
   }
@@ -346,6 +351,11 @@ void capture(CaptureFlags flags, const Environment& environment, const std::stri
   recorder.meta.run_json =
       run_json(flags, decode, policy, recorder.filter, prompts, environment, command_line);
   recorder.meta.pieces = vocabulary_pieces(tokenizer_or_null, model.config.vocab_size);
+  if (finished) {  // by this run, or the caller takes another one's trace for it
+    check_same_run(output, recorder.meta);
+    fmt::print("{}: complete, nothing to resume\n", output);
+    return;
+  }
   const CaptureCost cost =
       capture_cost(recorder, decode, prompts, flags.decoding.batch_size, model);
   if (!flags.quiet) print_plan(flags, model, cost, prompts.size(), output);

@@ -28,7 +28,7 @@ namespace {
 
 constexpr size_t kDepthBins = 5;
 constexpr uint64_t kLongestContext = uint64_t{1} << 20U;
-constexpr uint64_t kMostPrompts = 1'000'000;
+constexpr uint64_t kMostPrompts = 10'000;
 
 struct EvalFlags {
   ModelFlags model;
@@ -228,8 +228,10 @@ void run_eval(const EvalFlags& flags, const Environment& environment) {
   if (!flags.backbone.empty()) {
     ModelFlags backbone = flags.model;
     backbone.model = flags.backbone;
-    backbone.overrides = {};  // autoregressive
-    reports.push_back(evaluate_model(flags, backbone, prompts, environment));
+    backbone.overrides = {};  // autoregressive: no steps to reuse between
+    EvalFlags exact = flags;
+    exact.policy = {};
+    reports.push_back(evaluate_model(exact, backbone, prompts, environment));
     print_report(reports.back(), flags);
   }
   if (!output) return;

@@ -10,6 +10,12 @@
 namespace blockscope {
 namespace {
 
+/// To six digits, so that what is printed is not less than what is meant.
+double rounded_up(double value) {
+  const double unit = std::pow(10.0, std::floor(std::log10(std::max(value, 1e-300))) - 5.0);
+  return std::ceil(value / unit) * unit;
+}
+
 std::string percent(double share) { return fmt::format("{:.2f} %", 100.0 * share); }
 
 /// What each tau could save with every head reusing.
@@ -67,9 +73,9 @@ double gamma_for_error(const CalibrationSums& sums, const ReusePredictor& predic
   }
   throw UsageError(fmt::format(
       "--max-error: a relative L2 error of {} where reused can't be kept with tau {} by any gamma "
-      "that lets a head reuse; the smallest is {:.3g}, at --gamma {}. HINT: a smaller --tau, or "
+      "that lets a head reuse; the smallest is {:.6g}, at --gamma {}. HINT: a smaller --tau, or "
       "that error",
-      error, tau, least, at_gamma));
+      error, tau, rounded_up(least), at_gamma));
 }
 
 SampleTrust trust_of(const CalibrationSums& sums, double gamma, const std::vector<ReusePin>& pins) {

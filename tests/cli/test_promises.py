@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import signal
 import stat
 import subprocess
@@ -201,6 +202,22 @@ class Promises(CheckpointCase):
                 self.assertEqual(result.returncode, FAILED, result.stderr)
                 self.assertIn("standard output", result.stderr)
 
+    def test_files_are_written_where_text_can_not_be(self):
+        out = [self.root / name for name in ("t.csv", "t.json", "t.h5")]
+        with open("/dev/full", "w") as full:
+            result = subprocess.run([BINARY, "analyze", self.made / "a.h5", "--csv", out[0], "--json", out[1],
+                                     "--hdf5", out[2]], stdout=full, stderr=subprocess.PIPE, text=True)
+        self.assertEqual(result.returncode, FAILED, result.stderr)
+        self.assertTrue(all(path.stat().st_size > 0 for path in out))
+
+    def test_a_file_size_limit_is_a_full_disk(self):
+        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        table = self.root / "limited.csv"
+        code, _, err = run("analyze", self.made / "a.h5", "--csv", table, "--quiet", before=limit)
+        self.assertEqual(code, FAILED, err)
+        self.assertIn("File too large", err)
+        self.assertEqual(list(self.root.glob("limited.csv*")), [])
+
     def test_a_closed_descriptor_damages_nothing(self):
         for i, closed in enumerate([[0], [1], [2], [0, 1, 2]]):
             trace = self.root / f"closed{i}.h5"
@@ -288,6 +305,10 @@ class Promises(CheckpointCase):
         self.assertEqual(partial.read_bytes(), before)
         reuse.write_bytes((self.made / "reuse.json").read_bytes())
         self.must(*resume)
+        # A finished trace is not taken for that of another run either.
+        self.assertIn("nothing to resume", self.must(*resume))
+        self.refused(USAGE, "gen_length", *resume, "--gen-length", 9)
+        self.refused(USAGE, "level", *resume, "--record", "full")
 
     def test_the_tau_of_the_calibration_file_counts_in_every_command(self):
         reuse = self.root / "tau4.json"
@@ -318,6 +339,7 @@ class Promises(CheckpointCase):
                             ("--temperature", "-1"), ("--top-p", "0"), ("--set-size", "0")):
             self.refused(USAGE, f"{flag}: expected", *capture, flag, value)
         self.refused(USAGE, "positions of this model", *capture, "--record", "sets", "--set-size", 3000000)
+        self.refused(USAGE, "positions of this model", "bench", model, "--context", 10**9)
         self.assertFalse(out.exists())
 
     def test_empty_values_are_refused_in_every_command(self):
@@ -406,6 +428,13 @@ class Promises(CheckpointCase):
         os.mkfifo(broken / "model.safetensors")
         self.refused(FAILED, "expected a regular file", "capture", broken, "--input-ids", "1,2,3", "-o",
                      self.root / "piped.h5")
+        pipe = self.root / "piped-trace"
+        os.mkfifo(pipe)
+        for command in (["info", pipe], ["diff", pipe, pipe], ["analyze", pipe], ["repack", pipe, "-o", "x"],
+                        ["capture", self.model, "--replay", pipe, "-o", self.root / "piped.h5"]):
+            self.refused(FAILED, "expected a regular file", *command)
+        self.refused(FAILED, "calibration file", "capture", self.model, "--input-ids", "1", "--policy",
+                     "flashblock", "--reuse", pipe, "-o", self.root / "piped.h5")
 
     def test_a_vanishing_temperature_is_greedy(self):
         tokens = []

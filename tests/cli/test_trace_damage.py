@@ -28,6 +28,7 @@ WRONG = [
     ("/frames/delta_end", 5, (-1, 0, 2**40)), ("/frames/insert_end", 5, (-1, 1)),
     ("/frames/delete_end", 5, (-1, 1)), ("/frames/keyframe", 9, (-1, 0, 3, 2**40)),
     ("/frames/keyframe_row", 1, (-1, 0, 500)), ("/frames/keyframe_end", 0, (-1, 199, 2**40)),
+    ("/frames/keyframe_end", -1, (-1, -2**31)),
     ("/frames/keyframe_token", 2, (-1, 100)), ("/frames/keyframe_step", 2, (-2, 2**30)),
     ("/frames/keyframe_confidence", 2, (7.0,)),
     ("/steps/sequence", 7, (-1, 2)), ("/steps/previous", 7, (-2, 0, 7, 300)),
@@ -219,6 +220,76 @@ def test_resume_leaves_what_no_kill_leaves_as_it_was(folder):
     assert refused >= 15, refused
     damaged.write_bytes(whole)
     assert resume(folder / "d.h5")[0] == 0
+
+
+def lookup3(data):
+    """Bob Jenkins' hash of HDF5's metadata checksums (H5checksum.c names it)."""
+    def rot(x, k):
+        return ((x << k) | (x >> (32 - k))) & 0xFFFFFFFF
+
+    a = b = c = (0xDEADBEEF + len(data)) & 0xFFFFFFFF
+    words = [int.from_bytes(data[i:i + 4], "little") for i in range(0, len(data), 4)]
+    while len(words) > 3:
+        a, b, c = ((x + y) & 0xFFFFFFFF for x, y in zip((a, b, c), words[:3]))
+        words = words[3:]
+        for turn in (4, 6, 8, 16, 19, 4):
+            a = ((a - c) & 0xFFFFFFFF) ^ rot(c, turn)
+            c = (c + b) & 0xFFFFFFFF
+            a, b, c = b, c, a
+    if not words:
+        return c
+    a, b, c = ((x + y) & 0xFFFFFFFF for x, y in zip((a, b, c), words + [0] * (3 - len(words))))
+    c = ((c ^ b) - rot(b, 14)) & 0xFFFFFFFF
+    a = ((a ^ c) - rot(c, 11)) & 0xFFFFFFFF
+    b = ((b ^ a) - rot(a, 25)) & 0xFFFFFFFF
+    c = ((c ^ b) - rot(b, 16)) & 0xFFFFFFFF
+    a = ((a ^ c) - rot(c, 4)) & 0xFFFFFFFF
+    b = ((b ^ a) - rot(a, 14)) & 0xFFFFFFFF
+    return ((c ^ b) - rot(b, 24)) & 0xFFFFFFFF
+
+
+def set_length_alone(path, name, length):
+    """Changes a dataset's extent as a kill does between two flushes: its chunks stay in the index."""
+    with h5py.File(path, "r") as file:
+        at = h5py.h5o.get_info(file[name].id).addr
+        old = file[name].shape[0]
+    raw = bytearray(path.read_bytes())
+    assert raw[at:at + 5] == b"OHDR\x02"
+    flags = raw[at + 5]
+    head = at + 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0)
+    width = 1 << (flags & 3)
+    end = head + width + int.from_bytes(raw[head:head + width], "little")
+    message = head + width
+    while raw[message] != 1:  # the dataspace
+        message += 4 + (2 if flags & 4 else 0) + int.from_bytes(raw[message + 1:message + 3], "little")
+        assert message < end
+    dimension = message + 4 + (2 if flags & 4 else 0) + 4
+    assert int.from_bytes(raw[dimension:dimension + 8], "little") == old
+    assert int.from_bytes(raw[end:end + 4], "little") == lookup3(bytes(raw[at:end])), "checksum"
+    raw[dimension:dimension + 8] = length.to_bytes(8, "little")
+    raw[end:end + 4] = lookup3(bytes(raw[at:end])).to_bytes(4, "little")
+    path.write_bytes(raw)
+
+
+def test_resume_drops_arrays_that_lie_behind_the_extent(folder):
+    path = killed(folder, 60, "behind.h5")
+    subprocess.run([TOOL, "resume", folder / "behind.h5"], check=True, stdout=subprocess.DEVNULL)
+    names = ("/attention/lse_external", "/attention/external")
+    with h5py.File(path, "r+", libver="latest") as file:
+        rows = int(file["/steps/committed"][0])
+        for name in names:
+            assert file[name].shape[0] == rows
+            file[name].resize(rows + 5, 0)
+            file[name][rows + 2] = 7
+    for name in names:
+        set_length_alone(path, name, rows)
+    again = subprocess.run([TOOL, "resume", folder / "behind.h5"], check=True, capture_output=True,
+                           text=True)
+    assert int(again.stdout) == rows
+    with h5py.File(path, "r+", libver="latest") as file:
+        for name in names:
+            file[name].resize(rows + 5, 0)
+            assert np.isnan(file[name][rows + 2]).all(), f"{name}: a row that nobody committed"
 
 
 def test_of_two_writers_that_start_at_once_one_gets_the_trace(folder):
