@@ -1,0 +1,260 @@
+#include "probe/commands/capture_command.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <utility>
+
+#include "command_line/interrupt.h"
+#include "command_line/options.h"
+#include "command_line/progress.h"
+#include "command_line/standard_streams.h"
+#include "decode_record/command_files.h"
+#include "decode_record/error.h"
+#include "decode_record/text.h"
+#include "probe/run/capture_plan.h"
+#include "probe/run/capture_resume.h"
+#include "probe/run/capture_run.h"
+#include "probe/run/replay_source.h"
+#include "probe/run/run_description.h"
+
+namespace blockscope {
+namespace {
+
+struct CaptureFlags {
+  ModelFlags model;
+  PromptFlags prompts;
+  DecodingFlags decoding;
+  PolicyFlags policy;
+  RecordFlags record;
+  std::string output;
+  std::string replay;
+  bool force = false;
+  bool resume = false;
+  bool dry_run = false;
+  bool no_space_check = false;
+  bool quiet = false;
+};
+
+/// run.h5 -> run.r0003.h5 when several ranks share the run.
+std::string rank_path(const std::string& output, const Environment& environment) {
+  if (environment.world_size == 1) return output;
+  std::filesystem::path path(output);
+  const std::string extension = path.extension().string();
+  path.replace_extension(fmt::format(".r{:04d}{}", environment.rank, extension));
+  return path.string();
+}
+
+void keep_share(std::vector<RunPrompt>& prompts, const Environment& environment) {
+  if (environment.world_size == 1) return;
+  std::vector<RunPrompt> share;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    if (static_cast<int64_t>(i) % environment.world_size != environment.rank) continue;
+    prompts[i].request.sequence = static_cast<int64_t>(share.size());
+    share.push_back(std::move(prompts[i]));
+  }
+  prompts = std::move(share);
+  if (!prompts.empty()) return;
+  note("note: rank {} of {} has no prompts: there are fewer prompts than ranks\n", environment.rank,
+       environment.world_size);
+}
+
+void print_outcome(const CaptureOutcome& result) {
+  const std::string verdict =
+      std::isnan(result.score) ? "" : fmt::format(" · score {:.2f}", result.score);
+  const std::string masks =
+      result.outcome.masks_left == 0
+          ? ""
+          : fmt::format(" · {} left", plural(result.outcome.masks_left, "mask"));
+  say("── {} · {}{}{}\n{}\n", result.prompt.name, plural(result.outcome.denoising_steps, "step"),
+      verdict, masks, result.text);
+  std::fflush(stdout);
+}
+
+/// "312.5 tokens/s"; nothing was timed where nothing was decided.
+std::string speed_text(const CaptureTotals& totals) {
+  if (totals.tokens == 0) return "n/a tokens/s";
+  return fmt::format("{:.1f} tokens/s",
+                     static_cast<double>(totals.tokens) / std::max(totals.seconds, 1e-9));
+}
+
+void print_plan(const CaptureFlags& flags, const LoadedModel& model, const CaptureCost& cost,
+                size_t num_prompts, const std::string& output) {
+  note_text(resolved_table(model.config));
+  note("{}, level {}: {} will take at most {}; memory: weights {}, KV cache {}, recorder {}\n",
+       plural(static_cast<int64_t>(num_prompts), "prompt"), flags.record.level, output,
+       format_bytes(static_cast<double>(cost.file_bytes)),
+       format_bytes(static_cast<double>(model.checkpoint_bytes)),
+       format_bytes(static_cast<double>(cost.kv_cache_bytes)),
+       format_bytes(static_cast<double>(cost.recorder_bytes)));
+}
+
+void print_totals(const CaptureTotals& totals, const ResumeState& resumed, size_t num_prompts,
+                  const std::string& path) {
+  const auto bytes = static_cast<double>(std::filesystem::file_size(path));
+  say("{}: ", path);
+  if (!resumed.finished.empty()) {
+    say("resumed: {} of {} were there; this run: ", resumed.finished.size(),
+        plural(static_cast<int64_t>(num_prompts), "sequence"));
+  }
+  say("{}, {} in {}, {}, {}", plural(totals.sequences, "sequence"), plural(totals.tokens, "token"),
+      plural(totals.denoising_rows, "denoising step"), speed_text(totals), format_bytes(bytes));
+  if (totals.scored > 0) {
+    say(", mean score {:.3f} over {}", totals.score_sum / static_cast<double>(totals.scored),
+        totals.scored);
+  }
+  say("\n");
+}
+
+/// Options that this run would ignore.
+void check_flags(const CLI::App& command, const CaptureFlags& flags) {
+  check_policy_flags(command, flags.policy);
+  check_record_flags(command, flags.record);
+  if (flags.replay.empty()) {
+    check_decoding_flags(command, flags.decoding);
+    check_prompt_flags(command, flags.prompts);
+    return;
+  }
+  for (const char* option :
+       {"--prompt", "--prompts", "--input-ids", "--limit", "--metric", "--chat", "--no-thinking"}) {
+    if (command.get_option(option)->count() == 0) continue;
+    throw UsageError(fmt::format(
+        "--replay: brings its own prompts, and {} does nothing. HINT: leave it out", option));
+  }
+}
+
+void capture(const CLI::App& command, CaptureFlags flags, const Environment& environment,
+             const std::string& command_line) {
+  const std::string output = rank_path(flags.output, environment);
+  const CaptureTarget target{output, flags.force, flags.resume};
+  if (flags.resume && flags.force) {
+    throw UsageError("--resume and --force contradict each other: give one of them");
+  }
+  if (flags.resume && std::filesystem::exists(output)) {
+    if (std::filesystem::exists(output + ".partial")) {
+      throw UsageError(fmt::format(
+          "--resume: {} exists beside {}.partial, and finishing would replace it. HINT: move one "
+          "of the two away",
+          output, output));
+    }
+  }
+  const bool finished = flags.resume && std::filesystem::exists(output);
+  // Long before the file is opened: nobody should wait for a model to hear that it exists.
+  if (!finished && !resumes(target) && !flags.dry_run) {
+    discard_empty_partial(target);
+    check_trace_target(output, flags.force);
+  }
+  CommandFiles files;
+  files.reads(flags.prompts.file);
+  files.reads(flags.policy.reuse_file);
+  files.reads_trace(flags.replay);
+  files.reads_checkpoint(
+      resolve_model(flags.model.model, flags.model.revision, environment.hub).folder);
+  for (const std::string& name : {output, output + ".partial"}) files.reserve(name, true);
+  ReplaySource replay;
+  if (!flags.replay.empty()) {
+    replay = read_replay(flags.replay);
+    ModelOverrides& overrides = flags.model.overrides;
+    if (!overrides.mask_token_id) {
+      overrides.mask_token_id = replay.mask_token_id;
+      overrides.mask_source = "trace of --replay";
+    }
+    if (!overrides.block_length) {
+      overrides.block_length = replay.block_length;
+      overrides.block_source = "trace of --replay";
+    }
+  }
+  const LoadedModel model = load_model(flags.model, environment);
+  DecodeOptions decode = decode_options(flags.decoding, model.config);
+  decode.shadow = flags.policy.shadow;
+  if (flags.replay.empty()) check_decoding_fits(command, decode);
+  check_policy_fits(command, flags.policy, decode);
+  const ChosenPolicy policy = choose_policy(flags.policy, model);
+  const std::optional<Tokenizer> tokenizer = load_tokenizer(model);
+  const Tokenizer* tokenizer_or_null = tokenizer.has_value() ? &*tokenizer : nullptr;
+  std::vector<RunPrompt> prompts;
+  if (flags.replay.empty()) {
+    prompts =
+        load_prompts(flags.prompts, model, tokenizer_or_null, flags.decoding.gen_length, decode);
+  } else {
+    prompts = std::move(replay.prompts);
+    for (const RunPrompt& prompt : prompts) check_request(prompt.request, decode, model.config);
+  }
+  keep_share(prompts, environment);
+
+  RecorderOptions recorder = recorder_options(flags.record, flags.policy, model, decode);
+  check_filter(recorder, decode, prompts);
+  recorder.meta.run_json = run_json({decode, flags.decoding, flags.policy, policy, recorder.filter,
+                                     prompts, environment, flags.replay, command_line});
+  recorder.meta.pieces = vocabulary_pieces(tokenizer_or_null, model.config.vocab_size);
+  if (finished) {  // by this run, or the caller takes another one's trace for it
+    check_same_run(output, recorder.meta);
+    say("{}: complete, nothing to resume\n", output);
+    return;
+  }
+  const CaptureCost cost =
+      capture_cost(recorder, decode, prompts, flags.decoding.batch_size, model);
+  if (!flags.quiet || flags.dry_run) print_plan(flags, model, cost, prompts.size(), output);
+  if (flags.dry_run) return;
+  if (!flags.no_space_check) {
+    check_free_space(output, cost.file_bytes);
+    check_memory(cost, model.checkpoint_bytes, available_memory());
+  }
+
+  // From here to the end of the file: a signal must not cut the writer short.
+  const InterruptGuard guard;
+  ResumeState state;
+  TraceWriter writer = open_writer(target, recorder.meta, state);
+  const CaptureRun run{
+      model, decode, tokenizer_or_null, *policy.policy, flags.decoding.batch_size, flags.quiet};
+  const CaptureTotals totals =
+      run_capture(run, recorder, prompts, state, writer, [&](const CaptureOutcome& result) {
+        if (!flags.quiet) print_outcome(result);
+      });
+  if (totals.interrupted) {
+    writer.suspend();
+    throw InterruptedError(
+        fmt::format("{} rows are safe in {}. HINT: the same command with --resume goes on",
+                    writer.committed(), writer.partial_path()));
+  }
+  writer.finish();
+  print_totals(totals, state, prompts.size(), output);
+}
+
+}  // namespace
+
+void add_capture_command(CLI::App& app, const Environment& environment,
+                         const std::string& command_line) {
+  auto flags = std::make_shared<CaptureFlags>();
+  CLI::App* command =
+      app.add_subcommand("capture", "Decode prompts with a checkpoint and record a trace");
+  command->footer(
+      "Example: blockscope capture models/needle --prompts models/needle/demo.jsonl \\\n"
+      "           --record outputs -o run.h5\n"
+      "The file is run.h5.partial while it is written; every committed row in it is readable.");
+  add_model_flags(*command, flags->model);
+  add_prompt_flags(*command, flags->prompts);
+  command->add_option("--replay", flags->replay,
+                      "Feed the trajectories of this trace instead of own choices");
+  add_decoding_flags(*command, flags->decoding);
+  add_policy_flags(*command, flags->policy);
+  add_record_flags(*command, flags->record);
+  command->add_option("-o,--output", flags->output, "Trace to write")->required();
+  command->add_flag("--force", flags->force, "Replace an existing trace");
+  command->add_flag("--resume", flags->resume, "Go on with a trace that was cut off");
+  command->add_flag("--dry-run", flags->dry_run, "Print what would run and its size, then stop");
+  command->add_flag("--no-space-check", flags->no_space_check,
+                    "Start without enough free space or memory");
+  command->add_flag("-q,--quiet", flags->quiet, "Only the last line");
+  command->callback([flags, command, environment, command_line] {
+    check_flags(*command, *flags);
+    capture(*command, *flags, environment, command_line);
+  });
+}
+
+}  // namespace blockscope
