@@ -21,6 +21,9 @@ std::string bytes_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
+/// No two runs take the same time, to the nanosecond.
+void of_another_run(TraceRow& row) { row.pass_time_ns += 1; }
+
 void expect_same_prefix(const TraceReader::Prefix& a, const TraceReader::Prefix& b) {
   EXPECT_EQ(a.positions, b.positions);
   EXPECT_EQ(a.values, b.values);
@@ -118,6 +121,7 @@ TEST(Repack, MergedRanksKeepEverySequenceWhole) {
   first.blocks = 70;  // beyond one keyframe interval
   RunShape second;
   second.sequences = 3;
+  second.change = of_another_run;
   write_run(folder.file("run.r0000.h5"), first);
   write_run(folder.file("run.r0001.h5"), second);
   const std::vector<std::string> inputs = {folder.file("run.r0000.h5"),
@@ -149,6 +153,7 @@ void write_merged(const TempDir& folder, const std::vector<std::string>& flags =
   shape.blocks = 40;
   write_run(folder.file("run.r0000.h5"), shape);
   shape.sequences = 3;
+  shape.change = of_another_run;
   write_run(folder.file("run.r0001.h5"), shape);
   std::vector<std::string> arguments = {
       "repack", folder.file("run.r0000.h5"), folder.file("run.r0001.h5"), "--merge",
@@ -221,11 +226,10 @@ TEST(Repack, AMergedTraceWhosePartIsMissingOrChangedIsRefused) {
 TEST(Repack, MergingAMergedTraceCopies) {
   const TempDir folder;
   write_merged(folder);
-  write_run(folder.file("more.h5"), [] {
-    RunShape shape;
-    shape.blocks = 40;
-    return shape;
-  }());
+  RunShape shape;
+  shape.blocks = 40;
+  shape.change = [](TraceRow& row) { row.pass_time_ns += 2; };
+  write_run(folder.file("more.h5"), shape);
   const auto result = run_blockscope({"repack", folder.file("run.h5"), folder.file("more.h5"),
                                       "--merge", "-o", folder.file("all.h5")});
   ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -237,6 +241,34 @@ TEST(Repack, MergingAMergedTraceCopies) {
   const TraceReader more(folder.file("more.h5"));
   EXPECT_EQ(all.info().num_sequences, 7);
   for (std::int64_t s = 0; s < 2; ++s) expect_same_sequence(more, s, all, 5 + s);
+}
+
+TEST(Repack, ARunIsMergedOnceUnderWhateverFormItIsGiven) {
+  const TempDir folder;
+  write_merged(folder);
+  const std::string part = folder.file("run.r0000.h5");
+  const std::string merged = folder.file("run.h5");
+  const std::string packed = folder.file("packed.h5");
+  const std::string copied = folder.file("copied.h5");
+  const std::string other = folder.file("run.r0001.h5");
+  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{
+           {"repack", part, "-o", packed, "--compress", "deflate"},
+           {"repack", part, other, "--merge", "--copy", "-o", copied},
+           {"repack", packed, other, "--merge", "-o", folder.file("again.h5")}}) {
+    ASSERT_EQ(run_blockscope(command).exit_code, 0) << "the same prompts, decoded again";
+  }
+  for (const auto& [first, second] : std::vector<std::pair<std::string, std::string>>{
+           {part, part}, {part, packed}, {merged, copied}, {merged, part}, {packed, copied}}) {
+    SCOPED_TRACE(first + " " + second);
+    const auto result =
+        run_blockscope({"repack", first, second, "--merge", "-o", folder.file("never.h5")});
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_TRUE(is_one_error_line(result.err)) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("would count twice"));
+    EXPECT_THAT(result.err, HasSubstr(first));
+    EXPECT_THAT(result.err, HasSubstr(second));
+    EXPECT_FALSE(std::filesystem::exists(folder.file("never.h5")));
+  }
 }
 
 TEST(Repack, TracesOfDifferentModelsAreNotMerged) {
