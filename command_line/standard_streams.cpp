@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "command_line/printable.h"
+
 namespace blockscope {
 namespace {
 
@@ -32,12 +34,14 @@ void take_standard_descriptors() {
   std::signal(SIGXFSZ, SIG_IGN);
 }
 
-void note_text(const std::string& text) {
+void note_text(const std::string& text_of_any_kind) {
+  const std::string text = printable(text_of_any_kind);
   std::fwrite(text.data(), 1, text.size(), stderr);
   std::clearerr(stderr);
 }
 
-void say_text(const std::string& text) {
+void say_text(const std::string& text_of_any_kind) {
+  const std::string text = printable(text_of_any_kind);
   errno = 0;
   if (std::fwrite(text.data(), 1, text.size(), stdout) < text.size()) lost_errno = errno;
 }

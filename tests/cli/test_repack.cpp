@@ -297,8 +297,7 @@ TEST(Repack, NeverReplacesAnInputNorAnExistingFileUnasked) {
   EXPECT_EQ(exists.exit_code, 2);
   EXPECT_EQ(bytes_of(folder.file("b.h5")), "mine");
   EXPECT_EQ(bytes_of(folder.file("a.h5")), before);
-  const auto nowhere =
-      run_blockscope({"repack", folder.file("a.h5"), "-o", folder.file("no/b.h5")});
+  const auto nowhere = run_blockscope({"repack", folder.file("a.h5"), "-o", folder.file("no/b.h5")});
   EXPECT_EQ(nowhere.exit_code, 1);
   EXPECT_TRUE(is_one_error_line(nowhere.err)) << nowhere.err;
 }
