@@ -4,7 +4,7 @@
 #include <string>
 
 #include "analysis/figures/gnuplot.h"
-#include "probe/environment.h"
+#include "probe/run/environment.h"
 
 namespace blockscope {
 

@@ -8,12 +8,12 @@
 #include "cli/environment.h"
 #include "command_line/exit_code.h"
 #include "decode_record/error.h"
-#include "probe/bench_command.h"
-#include "probe/capture_command.h"
-#include "probe/check_command.h"
-#include "probe/eval_command.h"
-#include "probe/train/train_command.h"
-#include "probe/verify/verify_command.h"
+#include "probe/commands/bench_command.h"
+#include "probe/commands/capture_command.h"
+#include "probe/commands/check_command.h"
+#include "probe/commands/eval_command.h"
+#include "probe/commands/train_command.h"
+#include "probe/commands/verify_command.h"
 
 namespace {
 

@@ -66,6 +66,42 @@ ReuseAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& cached_external, const at::Tensor& cached_lse,
                                const at::Tensor& reuse_mask, double scale);
 
+struct GatherAttention {
+  at::Tensor out;           // [S, H, T, D] dtype of q
+  at::Tensor external;      // [S, H, T, D] float32: over the selected external keys alone
+  at::Tensor lse_external;  // [S, H, T] float32
+  at::Tensor internal;      // [S, H, T, D] float32
+  at::Tensor lse_internal;  // [S, H, T] float32
+  at::Tensor keys_read;     // [S, K] int64: external keys read
+};
+
+// split_attention over a selection of the external keys (MAGE, algorithm 1, phase 2): every query
+// of a KV head sees the keys of its set and all internal keys; nothing else is read.
+//   index [S, K, k] int32, in any order, each -1 (none) or in [0, ext_len[s]), no key twice;
+//   dense [S] bool on the CPU (may be undefined): sequences that read their whole prefix, whatever
+//   their index holds.
+//   residual [S, H, T, D] and lse_residual [S, H, T] float32 (may be undefined): attention over
+//   keys outside the set, taken at an earlier step; merged into `out` as a third part (FlashBlock,
+//   appendix D). lse -inf: none.
+// A set that holds the whole prefix gives split_attention bit for bit.
+GatherAttention gather_attention(const at::Tensor& q, const at::Tensor& k_ext,
+                                 const at::Tensor& v_ext, const at::Tensor& ext_len,
+                                 const at::Tensor& index, const at::Tensor& k_in,
+                                 const at::Tensor& v_in, double scale, const at::Tensor& dense = {},
+                                 const at::Tensor& residual = {},
+                                 const at::Tensor& lse_residual = {});
+
+struct PartialAttention {
+  at::Tensor output;  // [S, H, T, D] float32
+  at::Tensor lse;     // [S, H, T] float32
+};
+
+// Attention over the external keys that are not in the set: the residual that gather_attention
+// takes at later steps. `index` as there. Never by subtraction: the keys are read.
+PartialAttention unselected_attention(const at::Tensor& q, const at::Tensor& k_ext,
+                                      const at::Tensor& v_ext, const at::Tensor& ext_len,
+                                      const at::Tensor& index, double scale);
+
 // Block-causal attention over a sequence's own keys: the query at position p = query_start + t sees
 // keys [0, min(len[s], (p / block_length + 1) * block_length)); block_length 1 is causal.
 //   q [S, H, T, D]; k, v [S, K, N, D]; len [S] int64 on the CPU, 0 <= len <= N.
@@ -120,6 +156,27 @@ struct TopKSets {
 // C++ only: the registered operators can't leave results out.
 TopKSets topk_sets(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& ext_len,
                    const at::Tensor& lse, int64_t k, double scale, bool with_tokens);
+
+struct PageBounds {
+  at::Tensor max;  // [S, K, P, D] dtype of k_ext: the largest value of each channel in a page,
+  at::Tensor min;  // [S, K, P, D]                 and the least; 0 in pages behind ext_len[s]
+};
+
+// Channel-wise bounds of pages of `page_size` keys (Quest, arXiv 2406.10774, section 3.3); P =
+// ceil(N / page_size), the last page of a sequence may hold fewer keys. Keys never change once they
+// are committed, so a caller that keeps bounds only asks for pages from the last short one on.
+PageBounds page_bounds(const at::Tensor& k_ext, const at::Tensor& ext_len, int64_t page_size);
+
+// Upper bounds of the scores in a page, [S, K, P] float32: the mean over the G * T queries of a KV
+// head of sum_d max(q_d * max_d, q_d * min_d); not multiplied by the softmax scale. -inf in pages
+// behind ceil(ext_len[s] / page_size). With q = q+ + q- (its positive and negative part) the sum is
+// q+ . max + q- . min, linear in both parts: the mean over queries costs one query per page.
+at::Tensor page_scores(const at::Tensor& q, const PageBounds& bounds, const at::Tensor& ext_len,
+                       int64_t page_size);
+
+// The same for each query token alone, [S, K, T, P]: mean over its G queries.
+at::Tensor token_page_scores(const at::Tensor& q, const PageBounds& bounds,
+                             const at::Tensor& ext_len, int64_t page_size);
 
 // cos[...] float32 between a[..., D] and b[..., D] of one shape and dtype, accumulated in double.
 // 0 where either vector is exactly zero (an empty prefix has A_out = 0); NaN stays NaN.

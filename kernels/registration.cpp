@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -54,6 +55,39 @@ Tensors3 token_topk_cpu(const Tensor& q, const Tensor& k_ext, const Tensor& ext_
                         const Tensor& lse, int64_t k, double scale) {
   TokenTopK r = token_topk(q, k_ext, ext_len, lse, k, scale);
   return {r.index, r.probability, r.union_size};
+}
+
+using OptionalTensor = std::optional<Tensor>;
+
+Tensors6 gather_cpu(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
+                    const Tensor& ext_len, const Tensor& index, const Tensor& k_in,
+                    const Tensor& v_in, double scale, const OptionalTensor& dense,
+                    const OptionalTensor& residual, const OptionalTensor& lse_residual) {
+  const auto given = [](const OptionalTensor& tensor) { return tensor.value_or(Tensor()); };
+  GatherAttention r = gather_attention(q, k_ext, v_ext, ext_len, index, k_in, v_in, scale,
+                                       given(dense), given(residual), given(lse_residual));
+  return {r.out, r.external, r.lse_external, r.internal, r.lse_internal, r.keys_read};
+}
+
+Tensors2 unselected_cpu(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
+                        const Tensor& ext_len, const Tensor& index, double scale) {
+  PartialAttention r = unselected_attention(q, k_ext, v_ext, ext_len, index, scale);
+  return {r.output, r.lse};
+}
+
+Tensors2 page_bounds_cpu(const Tensor& k_ext, const Tensor& ext_len, int64_t page_size) {
+  PageBounds r = page_bounds(k_ext, ext_len, page_size);
+  return {r.max, r.min};
+}
+
+Tensor page_scores_cpu(const Tensor& q, const Tensor& page_max, const Tensor& page_min,
+                       const Tensor& ext_len, int64_t page_size) {
+  return page_scores(q, {page_max, page_min}, ext_len, page_size);
+}
+
+Tensor token_page_scores_cpu(const Tensor& q, const Tensor& page_max, const Tensor& page_min,
+                             const Tensor& ext_len, int64_t page_size) {
+  return token_page_scores(q, {page_max, page_min}, ext_len, page_size);
 }
 
 // --- Meta: shapes and dtypes of kernels/ops.h, symbolic sizes
@@ -113,6 +147,39 @@ Tensors3 token_topk_meta(const Tensor& q, const Tensor& k_ext, const Tensor&, co
           empty_like_shape(q, {q.sym_size(0), k_ext.sym_size(1)}, at::kInt)};
 }
 
+Tensors6 gather_meta(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
+                     const Tensor& ext_len, const Tensor&, const Tensor& k_in, const Tensor& v_in,
+                     double scale, const OptionalTensor&, const OptionalTensor&,
+                     const OptionalTensor&) {
+  const SymShape kv_heads = {q.sym_size(0), k_ext.sym_size(1)};
+  return std::tuple_cat(split_meta(q, k_ext, v_ext, ext_len, k_in, v_in, scale),
+                        std::make_tuple(empty_like_shape(q, kv_heads, at::kLong)));
+}
+
+Tensors2 unselected_meta(const Tensor& q, const Tensor&, const Tensor&, const Tensor&,
+                         const Tensor&, double) {
+  return {float_output(q), float_rows(q)};
+}
+
+Tensors2 page_bounds_meta(const Tensor& k_ext, const Tensor&, int64_t page_size) {
+  SymShape shape = k_ext.sym_sizes().vec();
+  shape[2] = (shape[2] + page_size - 1) / page_size;
+  return {empty_like_shape(k_ext, shape, k_ext.scalar_type()),
+          empty_like_shape(k_ext, shape, k_ext.scalar_type())};
+}
+
+Tensor page_scores_meta(const Tensor& q, const Tensor& page_max, const Tensor&, const Tensor&,
+                        int64_t) {
+  return empty_like_shape(q, {q.sym_size(0), page_max.sym_size(1), page_max.sym_size(2)},
+                          at::kFloat);
+}
+
+Tensor token_page_scores_meta(const Tensor& q, const Tensor& page_max, const Tensor&, const Tensor&,
+                              int64_t) {
+  return empty_like_shape(
+      q, {q.sym_size(0), page_max.sym_size(1), q.sym_size(2), page_max.sym_size(2)}, at::kFloat);
+}
+
 Tensor similarity_meta(const Tensor& a, const Tensor&) { return float_rows(a); }
 
 }  // namespace
@@ -137,6 +204,21 @@ TORCH_LIBRARY(blockscope, m) {
   m.def(
       "token_topk(Tensor q, Tensor k_ext, Tensor ext_len, Tensor lse, int k, float scale) -> "
       "(Tensor index, Tensor probability, Tensor union_size)");
+  m.def(
+      "gather_attention(Tensor q, Tensor k_ext, Tensor v_ext, Tensor ext_len, Tensor index, "
+      "Tensor k_in, Tensor v_in, float scale, Tensor? dense=None, Tensor? residual=None, "
+      "Tensor? lse_residual=None) -> (Tensor out, Tensor external, Tensor lse_external, "
+      "Tensor internal, Tensor lse_internal, Tensor keys_read)");
+  m.def(
+      "unselected_attention(Tensor q, Tensor k_ext, Tensor v_ext, Tensor ext_len, Tensor index, "
+      "float scale) -> (Tensor output, Tensor lse)");
+  m.def("page_bounds(Tensor k_ext, Tensor ext_len, int page_size) -> (Tensor max, Tensor min)");
+  m.def(
+      "page_scores(Tensor q, Tensor page_max, Tensor page_min, Tensor ext_len, int page_size) -> "
+      "Tensor");
+  m.def(
+      "token_page_scores(Tensor q, Tensor page_max, Tensor page_min, Tensor ext_len, "
+      "int page_size) -> Tensor");
   m.def("cross_step_similarity(Tensor a, Tensor b) -> Tensor");
 }
 
@@ -147,6 +229,11 @@ TORCH_LIBRARY_IMPL(blockscope, CPU, m) {
   m.impl("merge_attention", merge_cpu);
   m.impl("block_topk", block_topk_cpu);
   m.impl("token_topk", token_topk_cpu);
+  m.impl("gather_attention", gather_cpu);
+  m.impl("unselected_attention", unselected_cpu);
+  m.impl("page_bounds", page_bounds_cpu);
+  m.impl("page_scores", page_scores_cpu);
+  m.impl("token_page_scores", token_page_scores_cpu);
   m.impl("cross_step_similarity", cross_step_similarity);
 }
 
@@ -157,6 +244,11 @@ TORCH_LIBRARY_IMPL(blockscope, Meta, m) {
   m.impl("merge_attention", merge_meta);
   m.impl("block_topk", block_topk_meta);
   m.impl("token_topk", token_topk_meta);
+  m.impl("gather_attention", gather_meta);
+  m.impl("unselected_attention", unselected_meta);
+  m.impl("page_bounds", page_bounds_meta);
+  m.impl("page_scores", page_scores_meta);
+  m.impl("token_page_scores", token_page_scores_meta);
   m.impl("cross_step_similarity", similarity_meta);
 }
 

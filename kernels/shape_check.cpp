@@ -86,6 +86,17 @@ AttentionSizes check_attention(const char* op, const at::Tensor& q, const char* 
   return sizes;
 }
 
+AttentionSizes check_split_attention(const char* op, const at::Tensor& q, const at::Tensor& k_ext,
+                                     const at::Tensor& v_ext, const at::Tensor& k_in,
+                                     const at::Tensor& v_in) {
+  const AttentionSizes sizes = check_attention(op, q, "k_ext", k_ext, "v_ext", &v_ext);
+  check_operand(op, "k_in", k_in, q.scalar_type());
+  check_shape(op, "k_in", k_in, {sizes.sequences, sizes.kv_heads, -1, sizes.dim});
+  check_operand(op, "v_in", v_in, q.scalar_type());
+  check_shape(op, "v_in", v_in, k_in.sizes());
+  return sizes;
+}
+
 std::vector<int64_t> check_lengths(const char* op, const char* name, const at::Tensor& lengths,
                                    int64_t sequences, int64_t capacity) {
   check_cpu(op, name, lengths, at::kLong);

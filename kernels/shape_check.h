@@ -36,6 +36,11 @@ AttentionSizes check_attention(const char* op, const at::Tensor& q, const char* 
                                const at::Tensor& keys, const char* value_name,
                                const at::Tensor* values);
 
+// The arguments of split_attention: check_attention, and k_in, v_in [S, K, T_in, D].
+AttentionSizes check_split_attention(const char* op, const at::Tensor& q, const at::Tensor& k_ext,
+                                     const at::Tensor& v_ext, const at::Tensor& k_in,
+                                     const at::Tensor& v_in);
+
 // The lengths [S] int64, each in [0, capacity].
 std::vector<int64_t> check_lengths(const char* op, const char* name, const at::Tensor& lengths,
                                    int64_t sequences, int64_t capacity);

@@ -14,17 +14,6 @@ namespace {
 constexpr const char* kSplit = "split_attention";
 constexpr const char* kReuse = "reuse_attention";
 
-AttentionSizes check_split(const char* op, const at::Tensor& q, const at::Tensor& k_ext,
-                           const at::Tensor& v_ext, const at::Tensor& k_in,
-                           const at::Tensor& v_in) {
-  const AttentionSizes sizes = check_attention(op, q, "k_ext", k_ext, "v_ext", &v_ext);
-  check_operand(op, "k_in", k_in, q.scalar_type());
-  check_shape(op, "k_in", k_in, {sizes.sequences, sizes.kv_heads, -1, sizes.dim});
-  check_operand(op, "v_in", v_in, q.scalar_type());
-  check_shape(op, "v_in", v_in, k_in.sizes());
-  return sizes;
-}
-
 // [H] or [S, H] -> flags [S * H].
 std::vector<bool> check_reuse_mask(const at::Tensor& mask, const AttentionSizes& sizes) {
   check_cpu(kReuse, "reuse_mask", mask, at::kBool);
@@ -43,12 +32,11 @@ std::vector<bool> check_reuse_mask(const at::Tensor& mask, const AttentionSizes&
 SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& v_ext, const at::Tensor& ext_len,
                                const at::Tensor& k_in, const at::Tensor& v_in, double scale) {
-  const AttentionSizes sizes = check_split(kSplit, q, k_ext, v_ext, k_in, v_in);
+  const AttentionSizes sizes = check_split_attention(kSplit, q, k_ext, v_ext, k_in, v_in);
   const std::vector<int64_t> lengths =
       check_lengths(kSplit, "ext_len", ext_len, sizes.sequences, sizes.external_keys);
-  const std::vector<bool> reuse(static_cast<size_t>(sizes.sequences * sizes.heads), false);
   ReuseAttention result = split_attention_cpu(best_tile_kernels(), sizes, q, k_ext, v_ext, lengths,
-                                              k_in, v_in, {}, {}, reuse, scale);
+                                              k_in, v_in, {}, scale);
   return {result.out, result.external, result.lse_external, result.internal, result.lse_internal};
 }
 
@@ -57,26 +45,25 @@ ReuseAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& k_in, const at::Tensor& v_in,
                                const at::Tensor& cached_external, const at::Tensor& cached_lse,
                                const at::Tensor& reuse_mask, double scale) {
-  const AttentionSizes sizes = check_split(kReuse, q, k_ext, v_ext, k_in, v_in);
+  const AttentionSizes sizes = check_split_attention(kReuse, q, k_ext, v_ext, k_in, v_in);
   const std::vector<int64_t> lengths =
       check_lengths(kReuse, "ext_len", ext_len, sizes.sequences, sizes.external_keys);
-  const std::vector<bool> reuse = check_reuse_mask(reuse_mask, sizes);
+  ExternalSource source;
+  source.reuse = check_reuse_mask(reuse_mask, sizes);
   bool any = false;
-  for (const bool flag : reuse) any = any || flag;
-  at::Tensor external;
-  at::Tensor lse;
+  for (const bool flag : source.reuse) any = any || flag;
   if (any || cached_external.defined()) {
     check_cpu(kReuse, "cached_external", cached_external, at::kFloat);
     check_shape(kReuse, "cached_external", cached_external, q.sizes());
-    external = cached_external.contiguous();
+    source.cached_external = cached_external.contiguous();
   }
   if (any || cached_lse.defined()) {
     check_cpu(kReuse, "cached_lse", cached_lse, at::kFloat);
     check_shape(kReuse, "cached_lse", cached_lse, q.sizes().slice(0, 3));
-    lse = cached_lse.contiguous();
+    source.cached_lse = cached_lse.contiguous();
   }
   return split_attention_cpu(best_tile_kernels(), sizes, q, k_ext, v_ext, lengths, k_in, v_in,
-                             external, lse, reuse, scale);
+                             source, scale);
 }
 
 }  // namespace blockscope

@@ -25,10 +25,11 @@ constexpr int64_t kMaxPartialFloats = int64_t{1} << 24;
 struct PrefixJob {
   int64_t sequence = 0;
   int64_t kv_head = 0;
-  std::vector<int64_t> heads;  // query heads that read the prefix
-  int64_t num_rows = 0;        // heads.size() * T, row = position in heads * T + t
-  int64_t length = 0;          // external keys
-  int64_t chunk = 0;           // keys per chunk
+  std::vector<int64_t> heads;          // query heads that read the prefix
+  int64_t num_rows = 0;                // heads.size() * T, row = position in heads * T + t
+  int64_t length = 0;                  // external keys it reads
+  const int32_t* positions = nullptr;  // [length], ascending; null: keys 0 .. length - 1
+  int64_t chunk = 0;                   // keys per chunk
   int64_t num_chunks = 0;
   int64_t first_slot = 0;  // slot of (chunk, row) = first_slot + chunk * num_rows + row
 };
@@ -44,7 +45,8 @@ class SplitAttentionRun {
  public:
   SplitAttentionRun(const TileKernels& kernels, const AttentionSizes& sizes, const at::Tensor& q,
                     const at::Tensor& k_ext, const at::Tensor& v_ext, const at::Tensor& k_in,
-                    const at::Tensor& v_in, double scale, ReuseAttention& result)
+                    const at::Tensor& v_in, const ExternalSource& source, double scale,
+                    ReuseAttention& result)
       : kernels_(kernels),
         sizes_(sizes),
         element_(element_of(q)),
@@ -55,6 +57,10 @@ class SplitAttentionRun {
         v_in_(v_in),
         internal_keys_(k_in.size(2)),
         scale_(static_cast<float>(scale)),
+        cached_external_(floats_of(source.cached_external)),
+        cached_lse_(floats_of(source.cached_lse)),
+        residual_(floats_of(source.residual)),
+        lse_residual_(floats_of(source.lse_residual)),
         out_(result.out.mutable_data_ptr()),
         external_(result.external.mutable_data_ptr<float>()),
         lse_external_(result.lse_external.mutable_data_ptr<float>()),
@@ -62,8 +68,7 @@ class SplitAttentionRun {
         lse_internal_(result.lse_internal.mutable_data_ptr<float>()) {}
 
   // The jobs of whole sequences [begin, end), every KV head once and in order.
-  void run(const std::vector<PrefixJob>& jobs, int64_t num_slots, const float* cached_external,
-           const float* cached_lse) {
+  void run(const std::vector<PrefixJob>& jobs, int64_t num_slots) {
     partial_ = at::empty({num_slots * (sizes_.dim + 2)}, at::kFloat);
     partial_output_ = partial_.mutable_data_ptr<float>();
     partial_max_ = partial_output_ + num_slots * sizes_.dim;
@@ -88,12 +93,16 @@ class SplitAttentionRun {
       task.chunk < 0 ? attend_internal(job, task) : attend_chunk(job, task);
       if (--open_tasks[task.job] > 0) return;
       for (int64_t g = 0; g < sizes_.group; ++g) {
-        finish_head(job, job.kv_head * sizes_.group + g, cached_external, cached_lse);
+        finish_head(job, job.kv_head * sizes_.group + g);
       }
     });
   }
 
  private:
+  static const float* floats_of(const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.const_data_ptr<float>() : nullptr;
+  }
+
   int64_t output_row(int64_t sequence, int64_t head, int64_t t) const {
     return (sequence * sizes_.heads + head) * sizes_.queries + t;
   }
@@ -104,15 +113,43 @@ class SplitAttentionRun {
       const int64_t head = job.heads[static_cast<size_t>(row / sizes_.queries)];
       tile.set_query(row - task.row_begin, q_.at(job.sequence, head, row % sizes_.queries));
     }
+    const KeyRange keys = key_range(k_ext_, v_ext_, job.sequence, job.kv_head);
     const int64_t begin = task.chunk * job.chunk;
-    tile.attend(key_range(k_ext_, v_ext_, job.sequence, job.kv_head), begin,
-                std::min(begin + job.chunk, job.length), scale_);
+    const int64_t end = std::min(begin + job.chunk, job.length);
+    if (job.positions == nullptr) {
+      tile.attend(keys, begin, end, scale_);
+    } else {
+      attend_gathered(tile, keys, job.positions + begin, end - begin);
+    }
     for (int64_t row = task.row_begin; row < task.row_end; ++row) {
       const AttentionPart state = tile.row_state(row - task.row_begin);
       const int64_t slot = job.first_slot + task.chunk * job.num_rows + row;
       std::copy_n(state.output, sizes_.dim, partial_output_ + slot * sizes_.dim);
       partial_max_[slot] = state.max;
       partial_sum_[slot] = state.sum;
+    }
+  }
+
+  // The same tiles as over a whole range of `count` keys, so that a set of neighbours gives its
+  // range's result bit for bit.
+  void attend_gathered(RowTile& tile, const KeyRange& keys, const int32_t* positions,
+                       int64_t count) {
+    const int64_t row_bytes = sizes_.dim * element_bytes(element_);
+    std::vector<char> rows(static_cast<size_t>(2 * kTileKeys * row_bytes));
+    char* const key_rows = rows.data();
+    char* const value_rows = key_rows + kTileKeys * row_bytes;
+    for (int64_t first = 0; first < count; first += kTileKeys) {
+      const int32_t* at = positions + first;
+      const int64_t num = std::min(kTileKeys, count - first);
+      if (at[num - 1] - at[0] == num - 1) {  // neighbours, as a page's keys: no copy
+        tile.attend(keys, at[0], at[0] + num, scale_);
+        continue;
+      }
+      for (int64_t i = 0; i < num; ++i) {
+        std::copy_n(keys.keys + at[i] * keys.key_stride, row_bytes, key_rows + i * row_bytes);
+        std::copy_n(keys.values + at[i] * keys.value_stride, row_bytes, value_rows + i * row_bytes);
+      }
+      tile.attend({key_rows, value_rows, row_bytes, row_bytes}, 0, num, scale_);
     }
   }
 
@@ -132,8 +169,7 @@ class SplitAttentionRun {
     }
   }
 
-  void finish_head(const PrefixJob& job, int64_t head, const float* cached_external,
-                   const float* cached_lse) {
+  void finish_head(const PrefixJob& job, int64_t head) {
     const int64_t dim = sizes_.dim;
     const auto found = std::find(job.heads.begin(), job.heads.end(), head);
     std::vector<AttentionPart> chunks(static_cast<size_t>(job.num_chunks));
@@ -142,8 +178,8 @@ class SplitAttentionRun {
       const int64_t target = output_row(job.sequence, head, t);
       float* external = external_ + target * dim;
       if (found == job.heads.end()) {
-        std::copy_n(cached_external + target * dim, dim, external);
-        lse_external_[target] = cached_lse[target];
+        std::copy_n(cached_external_ + target * dim, dim, external);
+        lse_external_[target] = cached_lse_[target];
       } else {
         const int64_t row = (found - job.heads.begin()) * sizes_.queries + t;
         for (int64_t chunk = 0; chunk < job.num_chunks; ++chunk) {
@@ -153,9 +189,10 @@ class SplitAttentionRun {
         }
         lse_external_[target] = merge_parts(chunks.data(), job.num_chunks, dim, external);
       }
-      const AttentionPart sides[2] = {{external, lse_external_[target], 1.0f},
-                                      {internal_ + target * dim, lse_internal_[target], 1.0f}};
-      merge_parts(sides, 2, dim, merged.data());
+      AttentionPart parts[3] = {{external, lse_external_[target], 1.0f},
+                                {internal_ + target * dim, lse_internal_[target], 1.0f}};
+      if (residual_ != nullptr) parts[2] = {residual_ + target * dim, lse_residual_[target], 1.0f};
+      merge_parts(parts, residual_ != nullptr ? 3 : 2, dim, merged.data());
       store_rounded(merged.data(), dim, element_, out_, target * dim);
     }
   }
@@ -170,6 +207,10 @@ class SplitAttentionRun {
   RawView v_in_;
   int64_t internal_keys_;
   float scale_;
+  const float* cached_external_;
+  const float* cached_lse_;
+  const float* residual_;
+  const float* lse_residual_;
   void* out_;
   float* external_;
   float* lse_external_;
@@ -182,12 +223,21 @@ class SplitAttentionRun {
 };
 
 PrefixJob make_job(const AttentionSizes& sizes, int64_t sequence, int64_t kv_head, int64_t length,
-                   const std::vector<bool>& reuse) {
+                   const ExternalSource& source) {
   PrefixJob job;
   job.sequence = sequence;
   job.kv_head = kv_head;
   for (int64_t head = kv_head * sizes.group; head < (kv_head + 1) * sizes.group; ++head) {
-    if (!reuse[static_cast<size_t>(sequence * sizes.heads + head)]) job.heads.push_back(head);
+    const bool reuses =
+        !source.reuse.empty() && source.reuse[static_cast<size_t>(sequence * sizes.heads + head)];
+    if (!reuses) job.heads.push_back(head);
+  }
+  if (!source.sets.empty()) {
+    const KeySet& set = source.sets[static_cast<size_t>(sequence * sizes.kv_heads + kv_head)];
+    if (!set.all) {
+      job.positions = set.positions.data();
+      length = static_cast<int64_t>(set.positions.size());
+    }
   }
   job.num_rows = static_cast<int64_t>(job.heads.size()) * sizes.queries;
   job.length = job.heads.empty() ? 0 : length;
@@ -202,8 +252,7 @@ ReuseAttention split_attention_cpu(const TileKernels& kernels, const AttentionSi
                                    const at::Tensor& q, const at::Tensor& k_ext,
                                    const at::Tensor& v_ext, const std::vector<int64_t>& ext_len,
                                    const at::Tensor& k_in, const at::Tensor& v_in,
-                                   const at::Tensor& cached_external, const at::Tensor& cached_lse,
-                                   const std::vector<bool>& reuse, double scale) {
+                                   const ExternalSource& source, double scale) {
   const auto floats = at::TensorOptions().dtype(at::kFloat);
   ReuseAttention result;
   result.out = at::empty(q.sizes(), q.options().memory_format(at::MemoryFormat::Contiguous));
@@ -214,22 +263,19 @@ ReuseAttention split_attention_cpu(const TileKernels& kernels, const AttentionSi
   result.keys_read = at::zeros({sizes.sequences, sizes.kv_heads}, floats.dtype(at::kLong));
   int64_t* keys_read = result.keys_read.mutable_data_ptr<int64_t>();
 
-  SplitAttentionRun run(kernels, sizes, q, k_ext, v_ext, k_in, v_in, scale, result);
-  const auto data = [](const at::Tensor& cached) {
-    return cached.defined() ? cached.const_data_ptr<float>() : nullptr;
-  };
+  SplitAttentionRun run(kernels, sizes, q, k_ext, v_ext, k_in, v_in, source, scale, result);
   std::vector<PrefixJob> jobs;
   int64_t num_slots = 0;
   for (int64_t s = 0; s < sizes.sequences; ++s) {
     for (int64_t kv_head = 0; kv_head < sizes.kv_heads; ++kv_head) {
-      PrefixJob job = make_job(sizes, s, kv_head, ext_len[static_cast<size_t>(s)], reuse);
+      PrefixJob job = make_job(sizes, s, kv_head, ext_len[static_cast<size_t>(s)], source);
       job.first_slot = num_slots;
       num_slots += job.num_chunks * job.num_rows;
       keys_read[s * sizes.kv_heads + kv_head] = job.length;
       jobs.push_back(std::move(job));
     }
     if (s + 1 == sizes.sequences || num_slots * sizes.dim >= kMaxPartialFloats) {
-      run.run(jobs, num_slots, data(cached_external), data(cached_lse));
+      run.run(jobs, num_slots);
       jobs.clear();
       num_slots = 0;
     }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes tokenizer.json of the needle model: byte-level BPE, Qwen2's normaliser and regex.
 
-Every word of probe/train/task_words.cpp becomes one token: BPE is trained on the word list until no
+Every word of probe/tasks/task_words.cpp becomes one token: BPE is trained on the word list until no
 word is left in pieces. Needs the PyPI package `tokenizers` (0.22 or later). Run it from anywhere:
 
     python3 models/needle/make_tokenizer.py

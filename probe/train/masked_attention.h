@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "probe/forward_seams.h"
+#include "probe/model/forward_seams.h"
 #include "probe/train/training_batch.h"
 
 namespace blockscope {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "probe/block_diffusion_model.h"
+#include "probe/model/block_diffusion_model.h"
 #include "probe/train/training_batch.h"
 
 namespace blockscope {

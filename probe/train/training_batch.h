@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "probe/train/task_generator.h"
+#include "probe/tasks/task_generator.h"
 
 namespace blockscope {
 

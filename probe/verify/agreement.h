@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "probe/decoder.h"
+#include "probe/decode/decoder.h"
 
 namespace blockscope {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "probe/decode_observer.h"
+#include "probe/decode/decode_observer.h"
 
 namespace blockscope {
 namespace {

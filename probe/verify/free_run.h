@@ -5,8 +5,8 @@
 #include <map>
 #include <vector>
 
-#include "probe/decode_observer.h"
-#include "probe/decoder.h"
+#include "probe/decode/decode_observer.h"
+#include "probe/decode/decoder.h"
 #include "probe/verify/external_reads.h"
 
 namespace blockscope {

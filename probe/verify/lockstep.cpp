@@ -1,4 +1,5 @@
 #include "probe/verify/lockstep.h"
+#include "probe/policies/exact_policy.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>

@@ -7,8 +7,8 @@
 #include <functional>
 #include <vector>
 
-#include "probe/decode_observer.h"
-#include "probe/decoder.h"
+#include "probe/decode/decode_observer.h"
+#include "probe/decode/decoder.h"
 
 namespace blockscope {
 

@@ -11,6 +11,8 @@
 
 #include "command_line/interrupt.h"
 #include "decode_record/error.h"
+#include "probe/policies/exact_policy.h"
+#include "probe/policies/flashblock_policy.h"
 #include "probe/verify/free_run.h"
 
 namespace blockscope {

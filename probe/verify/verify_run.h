@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "probe/run_flags.h"
-#include "probe/run_prompts.h"
+#include "probe/run/run_flags.h"
+#include "probe/run/run_prompts.h"
 #include "probe/verify/verify_result.h"
 
 namespace blockscope {

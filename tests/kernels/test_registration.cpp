@@ -30,6 +30,8 @@ std::vector<Call> all_calls(const at::Device& device) {
   const SplitAttention s =
       split_attention(c.q, c.k_ext, c.v_ext, c.ext_len, c.k_in, c.v_in, c.scale);
   const at::Tensor mask = at::zeros({6}, at::kBool);
+  const at::Tensor set = block_topk(c.q, c.k_ext, c.ext_len, s.lse_external, 4, c.scale).index;
+  const PageBounds bounds = page_bounds(c.k_ext, c.ext_len, 16);
   const auto on = [&](const at::Tensor& tensor) { return tensor.to(device); };
   return {
       {"blockscope::split_attention",
@@ -46,6 +48,16 @@ std::vector<Call> all_calls(const at::Device& device) {
        {on(c.q), on(c.k_ext), on(c.ext_len), on(s.lse_external), int64_t{7}, c.scale}},
       {"blockscope::token_topk",
        {on(c.q), on(c.k_ext), on(c.ext_len), on(s.lse_external), int64_t{7}, c.scale}},
+      {"blockscope::gather_attention",
+       {on(c.q), on(c.k_ext), on(c.v_ext), on(c.ext_len), on(set), on(c.k_in), on(c.v_in), c.scale,
+        c10::IValue(), on(s.external), on(s.lse_external)}},
+      {"blockscope::unselected_attention",
+       {on(c.q), on(c.k_ext), on(c.v_ext), on(c.ext_len), on(set), c.scale}},
+      {"blockscope::page_bounds", {on(c.k_ext), on(c.ext_len), int64_t{16}}},
+      {"blockscope::page_scores",
+       {on(c.q), on(bounds.max), on(bounds.min), on(c.ext_len), int64_t{16}}},
+      {"blockscope::token_page_scores",
+       {on(c.q), on(bounds.max), on(bounds.min), on(c.ext_len), int64_t{16}}},
       {"blockscope::cross_step_similarity", {on(s.external), on(s.internal)}},
   };
 }

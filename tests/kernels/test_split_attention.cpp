@@ -75,10 +75,9 @@ TEST_P(SplitAttentionOn, EveryCaseEqualsTheFloat64Reference) {
     const AttentionCase problem = make_case(shape, seed++);
     AttentionSizes sizes =
         check_attention("test", problem.q, "k", problem.k_ext, "v", &problem.v_ext);
-    const std::vector<bool> reuse(static_cast<size_t>(sizes.sequences * sizes.heads), false);
-    expect_matches(problem, split_attention_cpu(kernels, sizes, problem.q, problem.k_ext,
-                                                problem.v_ext, shape.ext_len, problem.k_in,
-                                                problem.v_in, {}, {}, reuse, problem.scale));
+    expect_matches(
+        problem, split_attention_cpu(kernels, sizes, problem.q, problem.k_ext, problem.v_ext,
+                                     shape.ext_len, problem.k_in, problem.v_in, {}, problem.scale));
     if (HasFailure()) return;
   }
 }

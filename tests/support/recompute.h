@@ -9,8 +9,8 @@
 #include <limits>
 #include <vector>
 
-#include "probe/block_diffusion_model.h"
-#include "probe/forward_seams.h"
+#include "probe/model/block_diffusion_model.h"
+#include "probe/model/forward_seams.h"
 
 namespace blockscope::testing {
 

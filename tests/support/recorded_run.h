@@ -11,7 +11,7 @@
 
 #include "decode_record/trace_reader.h"
 #include "decode_record/trace_writer.h"
-#include "probe/recorder.h"
+#include "probe/record/recorder.h"
 #include "tests/support/tiny_model.h"
 
 namespace blockscope::testing {

@@ -9,8 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "probe/block_diffusion_model.h"
-#include "probe/decoder.h"
+#include "probe/decode/decoder.h"
+#include "probe/model/block_diffusion_model.h"
+#include "probe/policies/exact_policy.h"
 #include "tests/support/seed.h"
 
 namespace blockscope::testing {

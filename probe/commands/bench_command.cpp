@@ -1,0 +1,317 @@
+#include "probe/commands/bench_command.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "command_line/interrupt.h"
+#include "command_line/options.h"
+#include "command_line/progress.h"
+#include "decode_record/error.h"
+#include "probe/checkpoint/rope.h"
+#include "probe/decode/sampling.h"
+#include "probe/policies/exact_policy.h"
+#include "probe/record/recorder.h"
+#include "probe/run/capture_plan.h"
+#include "probe/run/run_flags.h"
+
+namespace blockscope {
+namespace {
+
+struct BenchFlags {
+  ModelFlags model;
+  DecodingFlags decoding;
+  std::vector<std::string> levels{"off", "trajectory", "summary", "sets", "outputs", "full"};
+  int64_t context_length = 1024;
+  int64_t runs = 3;
+  std::string folder;  // where the traces go; empty: the system's temporary folder
+  bool json = false;
+};
+
+/// Seconds and counts of one decoded batch.
+struct Timing {
+  double prefill = 0.0;
+  double blocks = 0.0;  // denoising and commit passes, recorder included
+  double finish = 0.0;  // until the trace is closed
+  int64_t block_passes = 0;
+  int64_t denoising_passes = 0;
+  int64_t tokens = 0;
+  int64_t file_bytes = 0;
+};
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+/// Hands everything to the recorder, if there is one, and notes when the prefill ended.
+class TimingObserver : public DecodeObserver {
+ public:
+  TimingObserver(Recorder* recorder, Timing& timing)
+      : recorder_(recorder), timing_(timing), begin_(std::chrono::steady_clock::now()) {}
+
+  void on_attention(const AttentionView& view) override {
+    if (recorder_ != nullptr) recorder_->on_attention(view);
+  }
+  void on_hidden(const PassContext& context, int64_t layer, const at::Tensor& hidden) override {
+    if (recorder_ != nullptr) recorder_->on_hidden(context, layer, hidden);
+  }
+  void on_committed_keys(const CommittedKeys& keys) override {
+    if (recorder_ != nullptr) recorder_->on_committed_keys(keys);
+  }
+  void on_logits(const PassContext& context, const std::vector<int64_t>& slots,
+                 const at::Tensor& logits) override {
+    if (recorder_ != nullptr) recorder_->on_logits(context, slots, logits);
+  }
+  void on_remove(int64_t slot) override {
+    if (recorder_ != nullptr) recorder_->on_remove(slot);
+  }
+  void on_pass(const PassResult& result) override {
+    if (recorder_ != nullptr) recorder_->on_pass(result);
+    bool denoises = false;
+    for (size_t s = 0; s < result.context.sequences.size(); ++s) {
+      if (result.context.sequences[s].kind == PassKind::prefill) {
+        timing_.prefill = seconds_since(begin_);
+        return;
+      }
+      denoises = denoises || result.context.sequences[s].kind == PassKind::denoise;
+      timing_.tokens += static_cast<int64_t>(result.decisions[s].transferred.size());
+    }
+    ++timing_.block_passes;
+    timing_.denoising_passes += denoises ? 1 : 0;
+  }
+
+ private:
+  Recorder* recorder_;
+  Timing& timing_;
+  std::chrono::steady_clock::time_point begin_;
+};
+
+/// Token ids drawn from the seed, never the mask token.
+std::vector<DecodeRequest> make_requests(const BenchFlags& flags, const DecodeOptions& decode,
+                                         const ModelConfig& config) {
+  std::vector<DecodeRequest> requests;
+  for (int64_t s = 0; s < flags.decoding.batch_size; ++s) {
+    DecodeRequest request;
+    request.sequence = s;
+    request.gen_length = flags.decoding.gen_length;
+    request.prompt_hash = static_cast<uint64_t>(s);
+    for (int64_t i = 0; i < flags.context_length; ++i) {
+      const double u =
+          uniform_draw(flags.decoding.sampling.seed, {static_cast<uint64_t>(s), 0, 0}, i);
+      int64_t id = static_cast<int64_t>(u * static_cast<double>(config.vocab_size));
+      if (id == decode.mask_token_id) id = id == 0 ? 1 : id - 1;
+      request.prompt.push_back(id);
+    }
+    check_request(request, decode, config);
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+/// The trace of one run; gone with this, finished or not.
+class TemporaryTrace {
+ public:
+  explicit TemporaryTrace(std::string path) : path_(std::move(path)) {}
+  TemporaryTrace(const TemporaryTrace&) = delete;
+  TemporaryTrace& operator=(const TemporaryTrace&) = delete;
+  ~TemporaryTrace() {
+    std::error_code ignored;
+    for (const char* ending : {"", ".partial", ".partial.new"}) {
+      std::filesystem::remove(path_ + ending, ignored);
+    }
+  }
+
+ private:
+  std::string path_;
+};
+
+Timing run_once(const std::string& level, const LoadedModel& model, const DecodeOptions& decode,
+                const std::vector<DecodeRequest>& requests, const std::string& path) {
+  Timing timing;
+  const TemporaryTrace temporary(path);  // outlives the writer
+  std::optional<TraceWriter> writer;
+  std::optional<Recorder> recorder;
+  if (level != "off") {
+    RecordFlags record;
+    record.level = level;
+    const RecorderOptions options = recorder_options(record, PolicyFlags{}, model, decode);
+    TraceWriterOptions writer_options;
+    writer_options.force = true;
+    writer.emplace(path, options.meta, writer_options);
+    recorder.emplace(options, *writer);
+    for (const DecodeRequest& request : requests) {
+      SequenceStart start;
+      start.name = fmt::format("bench-{}", request.sequence);
+      start.prompt = request.prompt;
+      start.gen_length = generated_positions(static_cast<int64_t>(request.prompt.size()),
+                                             request.gen_length, decode);
+      recorder->begin_sequence(request.sequence, writer->begin_sequence(std::move(start)),
+                               static_cast<int64_t>(request.prompt.size()));
+    }
+  }
+  const std::unique_ptr<AttentionPolicy> policy = make_exact_policy();
+  TimingObserver observer(recorder.has_value() ? &*recorder : nullptr, timing);
+  DecodeCallbacks callbacks;
+  callbacks.observer = &observer;
+  callbacks.interrupted = [] { return InterruptGuard::signal() != 0; };
+  int64_t next_pass = 0;
+  const auto begin = std::chrono::steady_clock::now();
+  const auto outcomes = decode_batch(*model.model, *policy, decode, requests, next_pass, callbacks);
+  InterruptGuard::check();
+  timing.blocks = seconds_since(begin) - timing.prefill;
+  if (writer.has_value()) {
+    const auto closing = std::chrono::steady_clock::now();
+    for (const DecodeOutcome& outcome : outcomes) {
+      writer->end_sequence(outcome.sequence, {outcome.reason, "", std::nullopt});
+    }
+    writer->finish();
+    timing.finish = seconds_since(closing);
+    timing.file_bytes = static_cast<int64_t>(std::filesystem::file_size(path));
+  }
+  return timing;
+}
+
+double total(const Timing& timing) { return timing.blocks + timing.finish; }
+
+Timing median(std::vector<Timing> timings) {
+  std::sort(timings.begin(), timings.end(),
+            [](const Timing& a, const Timing& b) { return total(a) < total(b); });
+  return timings[timings.size() / 2];
+}
+
+/// What a level adds to the time of another, run by run beside each other; shares of that time.
+struct Overhead {
+  double median = 0.0, least = 0.0, most = 0.0;
+};
+
+Overhead overhead_of(const std::vector<Timing>& level, const std::vector<Timing>& base) {
+  std::vector<double> shares;
+  for (size_t run = 0; run < level.size(); ++run) {
+    shares.push_back(total(level[run]) / total(base[run]) - 1.0);
+  }
+  std::sort(shares.begin(), shares.end());
+  return {shares[shares.size() / 2], shares.front(), shares.back()};
+}
+
+/// A median without its spread says nothing on a busy machine.
+std::string overhead_text(const Overhead& overhead, size_t runs) {
+  if (runs == 1) return fmt::format("{:+.1f}% (1 run)", overhead.median * 100.0);
+  return fmt::format("{:+.1f}% [{:+.1f}, {:+.1f}]", overhead.median * 100.0, overhead.least * 100.0,
+                     overhead.most * 100.0);
+}
+
+/// Milliseconds of one of `count` passes; "n/a" where there was none.
+std::string per_pass(double seconds, int64_t count) {
+  if (count == 0) return "n/a";
+  return fmt::format("{:.3f}", seconds * 1e3 / static_cast<double>(count));
+}
+
+nlohmann::json to_json(const std::string& level, const Timing& timing, const Overhead& overhead) {
+  return {{"level", level},
+          {"overhead", overhead.median},
+          {"overhead_least", overhead.least},
+          {"overhead_most", overhead.most},
+          {"prefill_s", timing.prefill},
+          {"blocks_s", timing.blocks},
+          {"finish_s", timing.finish},
+          {"tokens", timing.tokens},
+          {"block_passes", timing.block_passes},
+          {"denoising_passes", timing.denoising_passes},
+          {"file_bytes", timing.file_bytes}};
+}
+
+void run_bench(const BenchFlags& flags, const Environment& environment) {
+  for (const std::string& level : flags.levels) {
+    if (level != "off") parse_record_level(level);
+  }
+  const InterruptGuard guard;  // a signal must not leave a trace behind
+  const LoadedModel model = load_model(flags.model, environment);
+  const DecodeOptions decode = decode_options(flags.decoding, model.config);
+  if (flags.context_length > largest_position_count(model.config)) {
+    throw UsageError(
+        fmt::format("--context: expected at most the {} positions of this model, got {}",
+                    largest_position_count(model.config), flags.context_length));
+  }
+  const std::vector<DecodeRequest> requests = make_requests(flags, decode, model.config);
+  const std::filesystem::path folder = flags.folder.empty() ? std::filesystem::temp_directory_path()
+                                                            : std::filesystem::path(flags.folder);
+  const std::string path = (folder / fmt::format("blockscope-bench-{}.h5", getpid())).string();
+
+  run_once("off", model, decode, requests, path);  // warm-up, not counted
+  std::vector<std::vector<Timing>> timings(flags.levels.size());
+  // Level by level in turn, so that a drift of the machine's speed meets all of them.
+  for (int64_t run = 0; run < flags.runs; ++run) {
+    for (size_t i = 0; i < flags.levels.size(); ++i) {
+      timings[i].push_back(run_once(flags.levels[i], model, decode, requests, path));
+    }
+  }
+  nlohmann::json json = nlohmann::json::array();
+  if (!flags.json) {
+    fmt::print("{}: context {}, gen length {}, B {}, batch {}, {} threads, median of {}\n",
+               flags.model.model, flags.context_length, flags.decoding.gen_length,
+               decode.block_length(), flags.decoding.batch_size, at::get_num_threads(), flags.runs);
+    fmt::print("{:<11}{:>10}{:>10}{:>12}{:>12}{:>26}{:>12}{:>10}\n", "level", "prefill", "tokens/s",
+               "ms/denoise", "ms/pass", "overhead [least, most]", "trace", "write");
+  }
+  for (size_t i = 0; i < flags.levels.size(); ++i) {
+    const Timing timing = median(timings[i]);
+    const Overhead overhead = overhead_of(timings[i], timings[0]);
+    if (flags.json) {
+      json.push_back(to_json(flags.levels[i], timing, overhead));
+      continue;
+    }
+    const double seconds = total(timing);
+    const std::string speed =
+        timing.tokens == 0 ? "n/a"
+                           : fmt::format("{:.1f}", static_cast<double>(timing.tokens) / seconds);
+    fmt::print("{:<11}{:>8.3f} s{:>10}{:>12}{:>12}{:>26}{:>12}{:>8.0f}/s\n", flags.levels[i],
+               timing.prefill, speed, per_pass(seconds, timing.denoising_passes),
+               per_pass(seconds, timing.block_passes), overhead_text(overhead, timings[i].size()),
+               format_bytes(static_cast<double>(timing.file_bytes)),
+               static_cast<double>(timing.file_bytes) / 1e6 / seconds);
+  }
+  if (flags.json) fmt::print("{}\n", json.dump(1));
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app, const Environment& environment) {
+  auto flags = std::make_shared<BenchFlags>();
+  flags->decoding.no_stop = true;
+  flags->decoding.gen_length = 64;
+  CLI::App* command = app.add_subcommand("bench", "Time decoding and recording on this machine");
+  command->footer(
+      "Example: blockscope bench models/needle --context 1024 --gen-length 64\n"
+      "Overhead is against the first level listed, each run against the one beside it: the "
+      "median,\n"
+      "and the least and most seen. The last column is MB written a second.");
+  add_model_flags(*command, flags->model);
+  add_decoding_flags(*command, flags->decoding);
+  command->add_option("--levels", flags->levels, "off and recorder levels, separated by commas")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--context", flags->context_length, "Prompt length in tokens")
+      ->check(whole_number(1))
+      ->capture_default_str();
+  command->add_option("--runs", flags->runs, "Runs of each level; the median is printed")
+      ->check(whole_number(1))
+      ->capture_default_str();
+  command->add_option("--folder", flags->folder, "Where traces are written (and removed)");
+  command->add_flag("--json", flags->json, "Print JSON");
+  command->callback([flags, command, environment] {
+    check_decoding_flags(*command, flags->decoding);
+    run_bench(*flags, environment);
+  });
+}
+
+}  // namespace blockscope

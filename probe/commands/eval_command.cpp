@@ -1,0 +1,280 @@
+#include "probe/commands/eval_command.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "command_line/interrupt.h"
+#include "command_line/options.h"
+#include "command_line/progress.h"
+#include "decode_record/command_files.h"
+#include "decode_record/error.h"
+#include "probe/run/run_flags.h"
+#include "probe/run/run_prompts.h"
+#include "probe/tasks/task_generator.h"
+#include "probe/text/prompts.h"
+
+namespace blockscope {
+namespace {
+
+constexpr size_t kDepthBins = 5;
+constexpr uint64_t kLongestContext = uint64_t{1} << 20U;
+constexpr uint64_t kMostPrompts = 10'000;
+
+struct EvalFlags {
+  ModelFlags model;
+  DecodingFlags decoding;
+  PolicyFlags policy;
+  std::vector<std::string> tasks{kTaskNames.begin(), kTaskNames.end()};
+  std::vector<int64_t> contexts{256, 512, 1024};
+  int64_t per_cell = 30;
+  uint64_t task_seed = 1;
+  std::string backbone;
+  std::string json_path;
+  bool force = false;
+  bool quiet = false;
+};
+
+struct Tally {
+  int64_t asked = 0;
+  int64_t right = 0;
+  int64_t tokens = 0;
+  int64_t steps = 0;
+  void add(const Tally& other) {
+    asked += other.asked;
+    right += other.right;
+    tokens += other.tokens;
+    steps += other.steps;
+  }
+  double accuracy() const {
+    return asked == 0 ? 0.0 : static_cast<double>(right) / static_cast<double>(asked);
+  }
+};
+
+struct EvalReport {
+  std::string model;
+  std::map<std::pair<std::string, int64_t>, Tally> cells;  // task, context
+  std::map<std::pair<int64_t, size_t>, Tally> depths;      // context, depth bin
+  double seconds = 0.0;
+};
+
+std::vector<TaskPrompt> make_prompts(const EvalFlags& flags) {
+  std::vector<TaskPrompt> prompts;
+  for (const std::string& name : flags.tasks) {
+    const Task task = task_from_name(name);
+    for (const int64_t context : flags.contexts) {
+      for (int64_t i = 0; i < flags.per_cell; ++i) {
+        prompts.push_back(make_prompt(task, static_cast<size_t>(context), TaskSplit::kTest,
+                                      flags.task_seed, static_cast<uint64_t>(i)));
+      }
+    }
+  }
+  return prompts;
+}
+
+DecodeRequest make_request(const TaskPrompt& prompt, const Tokenizer& tokenizer, int64_t sequence,
+                           int64_t gen_length) {
+  const std::vector<TokenId> ids = tokenizer.encode(prompt.prompt, false);
+  DecodeRequest request;
+  request.sequence = sequence;
+  request.prompt.assign(ids.begin(), ids.end());
+  request.gen_length = gen_length;
+  request.prompt_hash = prompt_hash(ids);
+  return request;
+}
+
+EvalReport evaluate_model(const EvalFlags& flags, ModelFlags model_flags,
+                          const std::vector<TaskPrompt>& prompts, const Environment& environment) {
+  const LoadedModel model = load_model(model_flags, environment);
+  const std::optional<Tokenizer> tokenizer = load_tokenizer(model);
+  if (!tokenizer.has_value()) {
+    throw CheckpointError(fmt::format("{}: expected tokenizer.json, got none", model_flags.model));
+  }
+  const DecodeOptions decode = decode_options(flags.decoding, model.config);
+  const ChosenPolicy policy = choose_policy(flags.policy, model);
+  EvalReport report;
+  report.model = model_flags.model;
+  Progress progress(flags.quiet);
+  const auto begin = std::chrono::steady_clock::now();
+  int64_t next_pass = 0;
+  size_t right = 0;
+  const size_t batch = static_cast<size_t>(flags.decoding.batch_size);
+  for (size_t first = 0; first < prompts.size(); first += batch) {
+    const size_t last = std::min(prompts.size(), first + batch);
+    std::vector<DecodeRequest> requests;
+    for (size_t i = first; i < last; ++i) {
+      requests.push_back(
+          make_request(prompts[i], *tokenizer, static_cast<int64_t>(i), flags.decoding.gen_length));
+      check_request(requests.back(), decode, model.config);
+    }
+    DecodeCallbacks callbacks;
+    callbacks.interrupted = [] { return InterruptGuard::signal() != 0; };
+    const std::vector<DecodeOutcome> outcomes =
+        decode_batch(*model.model, *policy.policy, decode, requests, next_pass, callbacks);
+    InterruptGuard::check();
+    for (const DecodeOutcome& outcome : outcomes) {
+      const TaskPrompt& prompt = prompts[static_cast<size_t>(outcome.sequence)];
+      const std::string text = generated_text(outcome.generated, decode, &*tokenizer);
+      const bool correct = exact_match(text, prompt.answer) == 1.0;
+      right += correct ? 1 : 0;
+      const int64_t masks =
+          std::count(outcome.generated.begin(), outcome.generated.end(), decode.mask_token_id);
+      const Tally tally{1, correct ? 1 : 0, static_cast<int64_t>(outcome.generated.size()) - masks,
+                        outcome.denoising_steps};
+      const int64_t context = static_cast<int64_t>(prompt.context_length);
+      report.cells[{kTaskNames[static_cast<size_t>(prompt.task)], context}].add(tally);
+      if (prompt.depth >= 0.0) {
+        const auto bin = static_cast<size_t>(prompt.depth * static_cast<double>(kDepthBins));
+        report.depths[{context, std::min(bin, kDepthBins - 1)}].add(tally);
+      }
+    }
+    progress.update(static_cast<double>(last) / static_cast<double>(prompts.size()),
+                    fmt::format("{}/{} prompts · accuracy {:.3f}", last, prompts.size(),
+                                static_cast<double>(right) / static_cast<double>(last)));
+  }
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return report;
+}
+
+void print_report(const EvalReport& report, const EvalFlags& flags) {
+  fmt::print("{}\n{:<12}", report.model, "task");
+  for (const int64_t context : flags.contexts) fmt::print("{:>10}", context);
+  fmt::print("{:>10}{:>8}\n", "all", "n");
+  Tally total;
+  for (const std::string& task : flags.tasks) {
+    fmt::print("{:<12}", task);
+    Tally row;
+    for (const int64_t context : flags.contexts) {
+      const Tally& cell = report.cells.at({task, context});
+      row.add(cell);
+      fmt::print("{:>9.1f}%", cell.accuracy() * 100.0);
+    }
+    total.add(row);
+    fmt::print("{:>9.1f}%{:>8}\n", row.accuracy() * 100.0, row.asked);
+  }
+  fmt::print("needle depth, tasks that ask for something in the context\n{:<12}", "depth");
+  for (const int64_t context : flags.contexts) fmt::print("{:>10}", context);
+  fmt::print("\n");
+  for (size_t bin = 0; bin < kDepthBins; ++bin) {
+    fmt::print("{:<12}", fmt::format("{:.1f}-{:.1f}", static_cast<double>(bin) / kDepthBins,
+                                     static_cast<double>(bin + 1) / kDepthBins));
+    for (const int64_t context : flags.contexts) {
+      const auto cell = report.depths.find({context, bin});
+      if (cell == report.depths.end()) {
+        fmt::print("{:>10}", "-");
+      } else {
+        fmt::print("{:>9.1f}%", cell->second.accuracy() * 100.0);
+      }
+    }
+    fmt::print("\n");
+  }
+  fmt::print(
+      "all: {:.1f}% of {} prompts right, {:.2f} tokens a step, {:.1f} tokens/s\n",
+      total.accuracy() * 100.0, total.asked,
+      static_cast<double>(total.tokens) / static_cast<double>(std::max<int64_t>(total.steps, 1)),
+      static_cast<double>(total.tokens) / std::max(report.seconds, 1e-9));
+}
+
+nlohmann::json to_json(const EvalReport& report) {
+  nlohmann::json json = {{"model", report.model}, {"seconds", report.seconds}};
+  for (const auto& [key, tally] : report.cells) {
+    json["cells"].push_back({{"task", key.first},
+                             {"context", key.second},
+                             {"asked", tally.asked},
+                             {"right", tally.right},
+                             {"tokens", tally.tokens},
+                             {"steps", tally.steps}});
+  }
+  for (const auto& [key, tally] : report.depths) {
+    json["depths"].push_back({{"context", key.first},
+                              {"bin", key.second},
+                              {"bins", kDepthBins},
+                              {"asked", tally.asked},
+                              {"right", tally.right}});
+  }
+  return json;
+}
+
+void check_flags(const CLI::App& command, const EvalFlags& flags) {
+  check_decoding_flags(command, flags.decoding);
+  check_policy_flags(command, flags.policy);
+  refuse_idle(command, "--force", !flags.json_path.empty(), "--json");
+  for (const std::string& name : flags.tasks) task_from_name(name);
+}
+
+void run_eval(const EvalFlags& flags, const Environment& environment) {
+  const InterruptGuard guard;  // before the output: a signal must not leave one behind
+  std::optional<OutputFile> output;
+  CommandFiles files;
+  files.reads(flags.policy.reuse_file);
+  for (const std::string& model : {flags.model.model, flags.backbone}) {
+    if (model.empty()) continue;
+    files.reads_checkpoint(resolve_model(model, flags.model.revision, environment.hub).folder);
+  }
+  if (!flags.json_path.empty()) output = files.open(flags.json_path, flags.force);
+  const std::vector<TaskPrompt> prompts = make_prompts(flags);
+  std::vector<EvalReport> reports;
+  reports.push_back(evaluate_model(flags, flags.model, prompts, environment));
+  print_report(reports.back(), flags);
+  if (!flags.backbone.empty()) {
+    ModelFlags backbone = flags.model;
+    backbone.model = flags.backbone;
+    backbone.overrides = {};  // autoregressive: no steps to reuse between
+    EvalFlags exact = flags;
+    exact.policy = {};
+    reports.push_back(evaluate_model(exact, backbone, prompts, environment));
+    print_report(reports.back(), flags);
+  }
+  if (!output) return;
+  nlohmann::json json = nlohmann::json::array();
+  for (const EvalReport& report : reports) json.push_back(to_json(report));
+  output->write(json.dump(1) + "\n");
+  output->commit();
+}
+
+}  // namespace
+
+void add_eval_command(CLI::App& app, const Environment& environment) {
+  auto flags = std::make_shared<EvalFlags>();
+  flags->decoding.gen_length = 32;
+  flags->decoding.batch_size = 8;
+  CLI::App* command = app.add_subcommand("eval", "Score a checkpoint on generated tasks");
+  command->footer(
+      "Example: blockscope eval models/needle --backbone models/needle/backbone --per-cell 30\n"
+      "Prompts come from seeds that training never draws from.");
+  add_model_flags(*command, flags->model);
+  add_decoding_flags(*command, flags->decoding);
+  add_policy_flags(*command, flags->policy);
+  command->add_option("--tasks", flags->tasks, "Tasks, separated by commas")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--contexts", flags->contexts, "Context lengths in tokens")
+      ->delimiter(',')
+      ->check(whole_number(64, kLongestContext))
+      ->capture_default_str();
+  command->add_option("--per-cell", flags->per_cell, "Prompts per task and context length")
+      ->check(whole_number(1, kMostPrompts))
+      ->capture_default_str();
+  command->add_option("--task-seed", flags->task_seed, "Seed of the prompts")
+      ->check(whole_number(0, std::numeric_limits<uint64_t>::max()))
+      ->capture_default_str();
+  command->add_option("--backbone", flags->backbone, "Also score this autoregressive checkpoint");
+  command->add_option("--json", flags->json_path, "Write the numbers to this file");
+  command->add_flag("--force", flags->force, "Replace an existing output");
+  command->add_flag("-q,--quiet", flags->quiet, "No progress");
+  command->callback([flags, command, environment] {
+    check_flags(*command, *flags);
+    run_eval(*flags, environment);
+  });
+}
+
+}  // namespace blockscope

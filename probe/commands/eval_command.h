@@ -1,0 +1,13 @@
+// `blockscope eval`: accuracy of a checkpoint on generated tasks, per task, context length and
+// depth of the needle, on prompts that training never sees.
+#pragma once
+
+#include <CLI/App.hpp>
+
+#include "probe/run/environment.h"
+
+namespace blockscope {
+
+void add_eval_command(CLI::App& app, const Environment& environment);
+
+}  // namespace blockscope

@@ -1,0 +1,250 @@
+#include "probe/commands/train_command.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <algorithm>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "command_line/options.h"
+#include "decode_record/error.h"
+#include "decode_record/output_file.h"
+#include "probe/tasks/prompts_file.h"
+#include "probe/train/train_run.h"
+
+namespace blockscope {
+namespace {
+
+struct TrainFlags {
+  TrainRunOptions run;
+  std::string stage = "all";
+  std::string precision = "float32";
+  std::string split = "test";
+  std::int64_t steps = 0;
+  std::size_t first_context = 64, last_context = 1024;
+  int threads = 0;
+  std::optional<std::size_t> dump_prompts;
+  std::vector<std::string> tasks;
+  std::vector<std::size_t> contexts = {1024};
+  std::string prompts_out = "-";
+};
+
+/// 64 -> 0, 128 -> 1, ... 1024 -> 4.
+int curriculum_level(std::size_t context, const char* flag) {
+  for (int level = 0; level <= 4; ++level) {
+    if (context == std::size_t{64} << level) return level;
+  }
+  throw UsageError(std::string(flag) + ": expected 64, 128, 256, 512 or 1024, got " +
+                   std::to_string(context));
+}
+
+void write_prompt_lines(const TrainFlags& flags) {
+  PromptsSpec spec;
+  spec.count = *flags.dump_prompts;
+  spec.contexts = flags.contexts;
+  spec.seed = flags.run.train.seed;
+  spec.split = flags.split == "test" ? TaskSplit::kTest : TaskSplit::kTrain;
+  for (const std::string& name : flags.tasks) spec.tasks.push_back(task_from_name(name));
+  if (flags.prompts_out == "-") {
+    write_prompts(spec, std::cout);
+    return;
+  }
+  OutputFile output(flags.prompts_out, flags.run.force);
+  std::ofstream file(output.temporary(), std::ios::binary | std::ios::trunc);
+  write_prompts(spec, file);
+  file.close();
+  if (!file) throw Error(flags.prompts_out + ": the prompts could not be written");
+  output.commit();
+}
+
+void check_shapes(const ModelConfig& model) {
+  if (model.num_heads % model.num_kv_heads != 0) {
+    throw UsageError("--kv-heads: expected a divisor of --heads " +
+                     std::to_string(model.num_heads) + ", got " +
+                     std::to_string(model.num_kv_heads));
+  }
+  if (model.head_dim % 2 != 0) {
+    throw UsageError("--head-dim: expected an even number, got " + std::to_string(model.head_dim));
+  }
+}
+
+/// Everything that belongs to the other of the two things this command does would be ignored.
+void check_mode(const CLI::App& command, const TrainFlags& flags) {
+  const bool prompts = flags.dump_prompts.has_value();
+  for (const char* option : {"--tasks", "--context", "--split", "--prompts-out"}) {
+    refuse_idle(command, option, prompts, "--dump-prompts");
+  }
+  const std::set<std::string> also{"--dump-prompts", "--tasks", "--context", "--split",
+                                   "--prompts-out",  "--seed",  "--force",   "--help"};
+  for (const CLI::Option* option : command.get_options()) {
+    if (!prompts || also.contains(option->get_name()) || option->get_lnames().empty()) continue;
+    refuse_idle(command, "--" + option->get_lnames().back(), false,
+                "training, and --dump-prompts trains nothing");
+  }
+}
+
+void check_device(const std::string& device) {
+  if (device == "cpu" || (device == "cuda" && at::hasCUDA())) return;
+  throw UsageError(
+      fmt::format("--device: expected {}, got '{}'. HINT: `blockscope doctor` tells what this "
+                  "build and machine "
+                  "have",
+                  at::hasCUDA() ? "cpu or cuda" : "cpu (this LibTorch has no CUDA)", device));
+}
+
+void run_command(const CLI::App& command, TrainFlags& flags) {
+  check_mode(command, flags);
+  if (flags.dump_prompts.has_value()) return write_prompt_lines(flags);
+  if (flags.run.out.empty()) {
+    throw UsageError("--out: expected a folder for the checkpoint, got none. HINT: --out my-model");
+  }
+  check_device(flags.run.train.device);
+  TrainRunOptions& run = flags.run;
+  run.backbone = flags.stage != "diffusion";
+  run.diffusion = flags.stage != "backbone";
+  if (flags.steps > 0) {
+    if (flags.stage == "all") {
+      throw UsageError(
+          "--steps: expected one stage, got --stage all. HINT: use --backbone-steps "
+          "and --diffusion-steps");
+    }
+    (run.backbone ? run.backbone_steps : run.diffusion_steps) = flags.steps;
+  }
+  run.train.first_level = curriculum_level(flags.first_context, "--first-context");
+  run.train.last_level = curriculum_level(flags.last_context, "--last-context");
+  if (run.train.first_level > run.train.last_level) {
+    throw UsageError("--first-context: expected at most --last-context " +
+                     std::to_string(flags.last_context) + ", got " +
+                     std::to_string(flags.first_context));
+  }
+  run.train.bfloat16 = flags.precision == "bfloat16";
+  check_shapes(run.model);
+  if (flags.threads > 0) at::set_num_threads(flags.threads);
+  run_training(run);
+}
+
+void add_shape_options(CLI::App& command, ModelConfig& model) {
+  const char* group = "Model shape";
+  const auto positive = whole_number(1, 1U << 20U);
+  const auto add = [&](const char* flag, std::int64_t& value, const char* text) {
+    command.add_option(flag, value, text)->check(positive)->capture_default_str()->group(group);
+  };
+  add("--layers", model.num_layers, "Number of layers");
+  add("--hidden", model.hidden_size, "Hidden size");
+  add("--ffn", model.intermediate_size, "SwiGLU inner size");
+  add("--heads", model.num_heads, "Query heads");
+  add("--kv-heads", model.num_kv_heads, "KV heads");
+  add("--head-dim", model.head_dim, "Channels per head");
+}
+
+void add_optimiser_options(CLI::App& command, TrainFlags& flags) {
+  const char* group = "Optimisation";
+  TrainRunOptions& run = flags.run;
+  const auto add = [&](const char* flag, auto& value, const char* text) {
+    return command.add_option(flag, value, text)->capture_default_str()->group(group);
+  };
+  const auto positive = real_number(0.0, kAnyReal, false);
+  const auto count = whole_number(1);
+  add("--steps", flags.steps, "Steps of the one stage that runs")->check(count);
+  add("--backbone-steps", run.backbone_steps, "Steps of the backbone stage")->check(count);
+  add("--diffusion-steps", run.diffusion_steps, "Steps of the diffusion stage")->check(count);
+  add("--learning-rate", run.train.learning_rate, "Peak, backbone stage")->check(positive);
+  add("--diffusion-learning-rate", run.diffusion_learning_rate, "Peak, diffusion stage")
+      ->check(positive);
+  add("--decay", run.train.decay_fraction, "Last share of the steps in which the rate falls to 2 %")
+      ->check(real_number(0.0, 1.0));
+  add("--warmup", run.train.warmup, "Steps of linear warm-up")->check(count);
+  add("--batch-tokens", run.train.batch_rows, "Tokens per batch aimed at, 2 to 16 documents")
+      ->check(count);
+  add("--first-context", flags.first_context, "Context length the curriculum starts at");
+  add("--last-context", flags.last_context, "Context length the curriculum ends at");
+  add("--advance-below", run.train.advance_below,
+      "Next context length when 40 batches' mean answer loss is below")
+      ->check(positive);
+  add("--diffusion-advance-below", run.diffusion_advance_below, "The same, diffusion stage")
+      ->check(positive);
+  add("--drill-share", run.train.drill_share,
+      "Share of batches with short contexts and many sums and sorts, after context 64")
+      ->check(real_number(0.0, 1.0));
+  add("--precision", flags.precision, "Linear layers and attention (weights stay float32)")
+      ->check(CLI::IsMember({"float32", "bfloat16"}));
+}
+
+}  // namespace
+
+void add_train_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand(
+      "train", "Train a small model on generated tasks: AR backbone, then block diffusion");
+  auto flags = std::make_shared<TrainFlags>();
+  TrainRunOptions& run = flags->run;
+  run.model = needle_model_config();
+  command->add_option("--stage", flags->stage, "Which stages run")
+      ->check(CLI::IsMember({"backbone", "diffusion", "all"}))
+      ->capture_default_str();
+  command->add_option("-o,--out", run.out,
+                      "Checkpoint folder (required to train); the backbone goes to OUT/backbone");
+  command->add_option("--init", run.init, "Checkpoint folder to start the first stage from");
+  command->add_option("--tokenizer", run.tokenizer, "Folder with tokenizer.json")
+      ->capture_default_str();
+  command->add_option("--work", run.work, "Folder for states and CSV logs")->capture_default_str();
+  command->add_flag("--resume", run.resume, "Go on from the state in --work, bit for bit");
+  command->add_flag("--force", run.force, "Replace checkpoints, states and prompts of other runs");
+  command->add_option("--minutes", run.minutes, "Save and stop after this long (0: no limit)")
+      ->check(real_number(0.0, kAnyReal));
+  command->add_option("--seed", run.train.seed, "Weights, batches and prompts")
+      ->check(whole_number(0, 65535))
+      ->capture_default_str();
+  add_threads_option(*command, flags->threads);
+  command->add_option("--device", run.train.device, "cpu, or cuda where LibTorch has it (untested)")
+      ->capture_default_str();
+  command->add_option("--save-every", run.save_every, "Steps between states")
+      ->check(whole_number(1))
+      ->capture_default_str();
+  command->add_option("--report-every", run.report_every, "Steps between progress lines")
+      ->check(whole_number(1))
+      ->capture_default_str();
+  command->add_option("--evaluate-every", run.evaluate_every, "Steps between evaluations (0: end)")
+      ->check(whole_number(0))
+      ->capture_default_str();
+  command->add_option("--evaluate-documents", run.evaluate_documents, "Documents per evaluation")
+      ->check(whole_number(0))
+      ->capture_default_str();
+  add_optimiser_options(*command, *flags);
+  add_shape_options(*command, run.model);
+  const char* prompts = "Task prompts instead of training";
+  command->add_option("--dump-prompts", flags->dump_prompts, "Write this many prompts as JSONL")
+      ->check(whole_number(1, 10'000'000))
+      ->group(prompts);
+  command->add_option("--tasks", flags->tasks, "Tasks of the prompts (default: all)")
+      ->delimiter(',')
+      ->group(prompts);
+  command->add_option("--context", flags->contexts, "Context lengths of the prompts")
+      ->delimiter(',')
+      ->check(whole_number(64, 1024))
+      ->capture_default_str()
+      ->group(prompts);
+  command->add_option("--split", flags->split, "Streams that the prompts are drawn from")
+      ->check(CLI::IsMember({"test", "train"}))
+      ->capture_default_str()
+      ->group(prompts);
+  command->add_option("--prompts-out", flags->prompts_out, "File, or - for standard output")
+      ->capture_default_str()
+      ->group(prompts);
+  command->footer(
+      "Examples:\n"
+      "  blockscope train --stage all --out my-model --work build/training --threads 2\n"
+      "  blockscope train --resume --out my-model --work build/training --threads 2\n"
+      "  blockscope train --dump-prompts 20 --tasks needle,sort --context 1024 > prompts.jsonl\n"
+      "Interrupt it (Ctrl-C, SIGTERM) at any time: the state is saved, --resume goes on.");
+  command->callback([flags, command] { run_command(*command, *flags); });
+}
+
+}  // namespace blockscope

@@ -1,0 +1,255 @@
+#include "probe/commands/verify_command.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "command_line/interrupt.h"
+#include "command_line/options.h"
+#include "command_line/progress.h"
+#include "decode_record/command_files.h"
+#include "decode_record/error.h"
+#include "kernels/ops.h"
+#include "probe/verify/verify_figure.h"
+#include "probe/verify/verify_report.h"
+#include "probe/verify/verify_run.h"
+#include "probe/verify/verify_settings.h"
+
+namespace blockscope {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct VerifyFlags {
+  ModelFlags model;
+  PromptFlags prompts;
+  DecodingFlags decoding;
+  SettingFlags setting;
+  std::optional<int64_t> asked_repeats;
+  std::string output;
+  std::string csv;
+  std::string figures;
+  bool json = false;
+  bool force = false;
+  bool quiet = false;
+
+  /// A sweep has dozens of settings, and is for accuracy and KL rather than for times.
+  int64_t repeats() const { return asked_repeats.value_or(setting.sweep ? 1 : 3); }
+};
+
+void check_flags(const CLI::App& command, const VerifyFlags& flags) {
+  refuse_idle(command, "--taus", flags.setting.sweep, "--sweep");
+  refuse_idle(command, "--gammas", flags.setting.sweep, "--sweep");
+  check_decoding_flags(command, flags.decoding);
+  check_prompt_flags(command, flags.prompts);
+  check_setting_flags(flags.setting);
+}
+
+/// A result that took an hour must have a place to go: asked before the first pass.
+struct VerifyOutputs {
+  std::optional<OutputFile> json, csv;
+  std::vector<OutputFile> figures;  // SVG and PDF of each of kVerifyFigures
+};
+
+void open_figures(const VerifyFlags& flags, const GnuplotPlace& place, CommandFiles& files,
+                  VerifyOutputs& outputs) {
+  if (flags.figures.empty()) return;
+  Gnuplot{place};  // missing: say so now, not after the run
+  if (fs::exists(flags.figures) && !fs::is_directory(flags.figures)) {
+    throw UsageError(fmt::format("--figures: {}: expected a folder, got a file", flags.figures));
+  }
+  std::error_code error;
+  fs::create_directories(flags.figures, error);
+  if (error) throw Error(fmt::format("{}: can't be created: {}", flags.figures, error.message()));
+  for (const char* name : kVerifyFigures) {
+    for (const char* ending : {".svg", ".pdf"}) {
+      const fs::path path = fs::path(flags.figures) / (std::string(name) + ending);
+      outputs.figures.push_back(files.open(path.string(), flags.force));
+    }
+  }
+}
+
+VerifyOutputs open_outputs(const VerifyFlags& flags, const GnuplotPlace& place,
+                           const fs::path& model_folder) {
+  CommandFiles files;
+  files.reads(flags.setting.reuse_file);
+  files.reads(flags.prompts.file);
+  files.reads_checkpoint(model_folder.string());
+  VerifyOutputs outputs;
+  if (!flags.output.empty()) outputs.json = files.open(flags.output, flags.force);
+  if (!flags.csv.empty()) outputs.csv = files.open(flags.csv, flags.force);
+  open_figures(flags, place, files, outputs);
+  return outputs;
+}
+
+/// Draws into the files of the figures that this result has; the others are never committed.
+std::vector<OutputFile*> draw_figures(VerifyOutputs& outputs, const std::vector<Figure>& figures,
+                                      const GnuplotPlace& place) {
+  std::vector<OutputFile*> drawn;
+  if (outputs.figures.empty()) return drawn;
+  const Gnuplot gnuplot(place);
+  for (const Figure& figure : figures) {
+    const auto at = std::ranges::find(kVerifyFigures, figure.name) - kVerifyFigures.begin();
+    const RenderedFigure rendered = gnuplot.render(figure, {.svg = true, .pdf = true});
+    for (const auto& [offset, text] : {std::pair{0, &rendered.svg}, std::pair{1, &rendered.pdf}}) {
+      drawn.push_back(&outputs.figures.at(static_cast<size_t>(2 * at + offset)));
+      drawn.back()->write(*text);
+    }
+  }
+  return drawn;
+}
+
+std::string decoding_line(const DecodingFlags& flags, const DecodeOptions& decode) {
+  return fmt::format("{}, B {}, at most {} steps a block, gen length {}, {}, seed {}",
+                     strategy_name(decode.unmasking.strategy), decode.block_length(),
+                     decode.unmasking.denoising_steps, flags.gen_length,
+                     flags.sampling.temperature == 0.0
+                         ? "greedy"
+                         : fmt::format("temperature {:g}", flags.sampling.temperature),
+                     flags.sampling.seed);
+}
+
+std::string dtype_name(at::ScalarType dtype) {
+  if (dtype == at::kHalf) return "float16";
+  return dtype == at::kBFloat16 ? "bfloat16" : "float32";
+}
+
+VerifyFacts facts_of(const VerifyFlags& flags, const LoadedModel& model,
+                     const DecodeOptions& decode, const std::vector<RunPrompt>& prompts) {
+  VerifyFacts facts;
+  facts.model = flags.model.model;
+  facts.digest = model.digest;
+  facts.dtype = dtype_name(model.dtype);
+  facts.reuse_file = flags.setting.reuse_file;
+  facts.prompts = flags.prompts.file;
+  facts.decoding = decoding_line(flags.decoding, decode);
+  facts.instruction_set = instruction_set();
+  std::set<std::string> metrics;
+  facts.shortest_prompt = static_cast<int64_t>(prompts.front().request.prompt.size());
+  for (const RunPrompt& prompt : prompts) {
+    const auto length = static_cast<int64_t>(prompt.request.prompt.size());
+    facts.shortest_prompt = std::min(facts.shortest_prompt, length);
+    facts.longest_prompt = std::max(facts.longest_prompt, length);
+    if (prompt.metric.has_value()) metrics.emplace(metric_name(*prompt.metric));
+  }
+  facts.metric = metrics.size() == 1 ? *metrics.begin() : "score";
+  facts.threads = at::get_num_threads();
+  facts.batch_size = flags.decoding.batch_size;
+  facts.repeats = flags.repeats();
+  facts.block_length = decode.block_length();
+  facts.head_dim = model.config.head_dim;
+  facts.element_bytes = static_cast<int64_t>(at::elementSize(model.dtype));
+  return facts;
+}
+
+void verify(const VerifyFlags& flags, const Environment& environment, const GnuplotPlace& place) {
+  const InterruptGuard guard;  // before the first output: a signal must not leave one behind
+  VerifyOutputs outputs = open_outputs(
+      flags, place, resolve_model(flags.model.model, flags.model.revision, environment.hub).folder);
+  LoadedModel model = load_model(flags.model, environment);
+  const DecodeOptions decode = decode_options(flags.decoding, model.config);
+  if (decode.autoregressive()) {
+    throw UsageError(fmt::format(
+        "verify: {}: expected a block-diffusion model, got an autoregressive one: it has no "
+        "denoising steps to reuse between. HINT: --mask-token-id and --block-length",
+        flags.model.model));
+  }
+  const ModelConfig& config = model.config;
+  const ReuseFile file = read_reuse_file(
+      flags.setting.reuse_file,
+      ReuseModel{config.num_layers, config.num_heads, config.num_kv_heads, model.digest});
+  const std::vector<ReuseSetting> settings =
+      reuse_settings(flags.setting, file, config.num_kv_heads);
+  const std::optional<Tokenizer> tokenizer = load_tokenizer(model);
+  const Tokenizer* tokenizer_or_null = tokenizer.has_value() ? &*tokenizer : nullptr;
+  const std::vector<RunPrompt> prompts =
+      load_prompts(flags.prompts, model, tokenizer_or_null, flags.decoding.gen_length, decode);
+
+  InterruptGuard::check();
+  Progress progress(flags.quiet);
+  const VerifyInput input{
+      model, decode, prompts, tokenizer_or_null, flags.decoding.batch_size, flags.repeats()};
+  const VerifyResult result = verify_reuse(
+      input, settings, [&](double done, const std::string& text) { progress.update(done, text); });
+  progress.clear();
+
+  const VerifyFacts facts = facts_of(flags, model, decode, prompts);
+  const std::string json = verify_json(result, facts);
+  std::vector<OutputFile*> written =
+      draw_figures(outputs, verify_figures(result, facts.block_length), place);
+  if (outputs.json) {
+    outputs.json->write(json);
+    written.push_back(&*outputs.json);
+  }
+  if (outputs.csv) {
+    outputs.csv->write(verify_csv(result, facts));
+    written.push_back(&*outputs.csv);
+  }
+  InterruptGuard::check();
+  for (OutputFile* output : written) output->commit();
+  if (flags.json) {
+    fmt::print("{}", json);
+  } else {
+    fmt::print("{}{}{}", detail_text(result, facts), sweep_text(result), verdict_text(result));
+  }
+}
+
+}  // namespace
+
+void add_verify_command(CLI::App& app, const Environment& environment,
+                        const GnuplotPlace& gnuplot_place) {
+  auto flags = std::make_shared<VerifyFlags>();
+  flags->decoding.gen_length = 32;
+  CLI::App* command =
+      app.add_subcommand("verify", "Measure what a calibration file saves and what it costs");
+  command->footer(
+      "Example: blockscope verify models/needle --reuse reuse.json \\\n"
+      "           --prompts models/needle/demo.jsonl --threads 1\n"
+      "With --sweep --figures DIR it draws the accuracy against the saving. The exit code says "
+      "that\n"
+      "it was measured, not that it was good: read the last lines.");
+  add_model_flags(*command, flags->model);
+  command->add_option("--reuse", flags->setting.reuse_file, "Calibration file with the heads")
+      ->required();
+  command
+      ->add_option("--tau", flags->setting.tau,
+                   "Reuse when fewer than tau tokens changed (default: the file's, else 2)")
+      ->check(whole_number(1));
+  command->add_flag("--sweep", flags->setting.sweep,
+                    "Also every tau beside every gamma, masks from the file's similarities");
+  command->add_option("--taus", flags->setting.taus, "Values of the sweep")
+      ->delimiter(',')
+      ->check(whole_number(1))
+      ->capture_default_str();
+  command
+      ->add_option("--gammas", flags->setting.gammas,
+                   "Values of the sweep (default: eight, evenly in the saving the file predicts)")
+      ->delimiter(',')
+      ->check(real_number(-1.0, 1.0));
+  command
+      ->add_option("--repeats", flags->asked_repeats,
+                   "Free runs of each side, interleaved, for the times (default: 3, or 1 with "
+                   "--sweep)")
+      ->check(whole_number(1));
+  add_prompt_flags(*command, flags->prompts);
+  add_decoding_flags(*command, flags->decoding);
+  command->add_option("-o,--output", flags->output, "Write everything as JSON");
+  command->add_option("--csv", flags->csv, "Write one line per setting");
+  command->add_option("--figures", flags->figures, "Folder for the pictures, SVG and PDF");
+  command->add_flag("--json", flags->json, "Print the JSON instead of the text");
+  command->add_flag("--force", flags->force, "Replace existing results");
+  command->add_flag("-q,--quiet", flags->quiet, "No progress");
+  command->callback([flags, command, environment, gnuplot_place] {
+    check_flags(*command, *flags);
+    verify(*flags, environment, gnuplot_place);
+  });
+}
+
+}  // namespace blockscope

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <CLI/App.hpp>
+
+#include "analysis/figures/gnuplot.h"
+#include "probe/run/environment.h"
+
+namespace blockscope {
+
+/// `blockscope verify`: what a calibration file saves on given prompts, and what it costs.
+void add_verify_command(CLI::App& app, const Environment& environment,
+                        const GnuplotPlace& gnuplot_place);
+
+}  // namespace blockscope

@@ -1,0 +1,67 @@
+// What a decoder shows to whoever watches it (the recorder, the evaluation). Observers get
+// read-only views and never steer: with or without one, the tokens are bit-identical.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "probe/decode/unmasking.h"
+#include "probe/policies/attention_policy.h"
+#include "probe/policies/pass_context.h"
+
+namespace blockscope {
+
+/// One layer of one denoising or commit pass. Entry s of the tensors belongs to
+/// context.sequences[s].
+struct AttentionView {
+  const PassContext& context;
+  const AttentionInput& input;   // q, k, v of the block, after QK-norm and RoPE
+  const ExternalKeys& external;  // the committed prefix
+  const AttentionParts& used;    // what the policy used
+  const AttentionParts* exact;   // the exact values: `used` itself under `exact`, the shadow's
+                                 // when --shadow computes them, nullptr when nobody knows
+};
+
+/// Keys and values that become part of a sequence's prefix: T positions from `start`.
+struct CommittedKeys {
+  int64_t sequence = 0;
+  int64_t layer = 0;
+  int64_t start = 0;
+  at::Tensor key;    // [K, T, D]
+  at::Tensor value;  // [K, T, D]
+};
+
+/// What a denoising step decided for one sequence, in positions of its block.
+struct StepDecision {
+  BlockPrediction prediction;        // [B] each
+  std::vector<int64_t> transferred;  // positions in the block that took a token, ascending
+};
+
+struct PassResult {
+  const PassContext& context;
+  int64_t length = 0;        // T, positions per sequence in this pass
+  int64_t start = 0;         // absolute first position (prefill only: others start at block * B)
+  int64_t pass_ns = 0;       // wall time of the pass without the observer's own work
+  int64_t attention_ns = 0;  // part of pass_ns spent in attention, all layers
+  std::vector<StepDecision> decisions;  // [S]; empty ones for commit; empty vector for prefill
+};
+
+class DecodeObserver {
+ public:
+  virtual ~DecodeObserver() = default;
+  virtual void on_attention(const AttentionView& /*view*/) {}
+  /// Residual stream entering a layer, [S, B, hidden_size]; denoising and commit passes.
+  virtual void on_hidden(const PassContext& /*context*/, int64_t /*layer*/,
+                         const at::Tensor& /*hidden*/) {}
+  virtual void on_committed_keys(const CommittedKeys& /*keys*/) {}
+  /// logits [S', B, V]; entry i belongs to context.sequences[slots[i]] (denoising ones only).
+  virtual void on_logits(const PassContext& /*context*/, const std::vector<int64_t>& /*slots*/,
+                         const at::Tensor& /*logits*/) {}
+  virtual void on_pass(const PassResult& /*result*/) {}
+  /// A finished sequence left the batch: the last slot moves to `slot`.
+  virtual void on_remove(int64_t /*slot*/) {}
+};
+
+}  // namespace blockscope

@@ -1,0 +1,140 @@
+// What a decoding run accepts, checked before the first pass.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "decode_record/error.h"
+#include "probe/checkpoint/rope.h"
+#include "probe/decode/decoder.h"
+
+namespace blockscope {
+
+int64_t generated_positions(int64_t prompt_length, int64_t gen_length,
+                            const DecodeOptions& options) {
+  if (options.autoregressive()) return gen_length;
+  const int64_t block_length = options.block_length();
+  const int64_t blocks = (prompt_length + gen_length + block_length - 1) / block_length;
+  return blocks * block_length - prompt_length;
+}
+
+int64_t cache_positions(int64_t prompt_length, int64_t gen_length, const DecodeOptions& options) {
+  return prompt_length + generated_positions(prompt_length, gen_length, options);
+}
+
+int64_t longest_sequence(const std::vector<DecodeRequest>& requests, const DecodeOptions& options) {
+  int64_t longest = 0;
+  for (const DecodeRequest& request : requests) {
+    longest = std::max(longest, cache_positions(static_cast<int64_t>(request.prompt.size()),
+                                                request.gen_length, options));
+  }
+  return longest;
+}
+
+KvCacheShape cache_shape(const ModelConfig& config, const std::vector<DecodeRequest>& requests,
+                         const DecodeOptions& options) {
+  return {config.num_layers, static_cast<int64_t>(requests.size()), config.num_kv_heads,
+          longest_sequence(requests, options), config.head_dim};
+}
+
+void check_decode_options(const DecodeOptions& options, const ModelConfig& config) {
+  check_sampling_options(options.sampling);
+  if (options.autoregressive()) {
+    if (options.block_length() != 1) {
+      throw UsageError(
+          fmt::format("autoregressive decoding: expected block length 1, got {}. HINT: "
+                      "pass --mask-token-id to decode block by block",
+                      options.block_length()));
+    }
+  } else {
+    check_unmasking_options(options.unmasking);
+    if (options.mask_token_id >= config.vocab_size) {
+      throw UsageError(
+          fmt::format("--mask-token-id: expected an id below the vocabulary size {}, "
+                      "got {}",
+                      config.vocab_size, options.mask_token_id));
+    }
+  }
+  for (const int64_t id : options.stop_ids) {
+    if (id < 0 || id >= config.vocab_size) {
+      throw UsageError(
+          fmt::format("--stop-id: expected an id in [0, {}), got {}", config.vocab_size, id));
+    }
+    if (id == options.mask_token_id) {
+      throw UsageError(fmt::format("--stop-id: {} is the mask token: every block would stop", id));
+    }
+  }
+}
+
+namespace {
+
+/// Fits the recorded steps to this run: same blocks, positions inside them, only masks overwritten.
+void check_replay(const DecodeRequest& request, const DecodeOptions& options, int64_t total,
+                  int64_t vocab_size) {
+  const int64_t block_length = options.block_length();
+  const auto refuse = [&](const ReplayStep& step, const std::string& what) {
+    throw PromptError(
+        fmt::format("--replay: sequence {}, block {}, step {}: {}. HINT: replay needs "
+                    "the block length, prompts and gen length of the recorded run",
+                    request.sequence, step.block, step.step, what));
+  };
+  int64_t block = static_cast<int64_t>(request.prompt.size()) / block_length;
+  std::set<int64_t> filled;
+  for (const ReplayStep& step : request.replay) {
+    const bool first = &step == &request.replay.front();
+    if (step.block != block && (first || step.block != block + 1)) {
+      refuse(step, "blocks are not consecutive");
+    }
+    block = step.block;
+    for (size_t i = 0; i < step.positions.size(); ++i) {
+      const int64_t position = step.positions[i];
+      if (position < step.block * block_length || position >= (step.block + 1) * block_length ||
+          position < static_cast<int64_t>(request.prompt.size()) || position >= total) {
+        refuse(step, fmt::format("position {} is not a generated position of the block", position));
+      }
+      if (!filled.insert(position).second) {
+        refuse(step, fmt::format("position {} was already decided", position));
+      }
+      if (step.tokens[i] < 0 || step.tokens[i] >= vocab_size) {
+        refuse(step, fmt::format("token {} is not in this model's vocabulary of {}", step.tokens[i],
+                                 vocab_size));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void check_request(const DecodeRequest& request, const DecodeOptions& options,
+                   const ModelConfig& config) {
+  const int64_t length = static_cast<int64_t>(request.prompt.size());
+  const auto where = fmt::format("prompt {}", request.sequence);
+  if (length == 0) throw PromptError(where + ": expected at least one token, got an empty prompt");
+  if (request.gen_length < 1) {
+    throw UsageError(
+        fmt::format("{}: expected a gen length of at least 1, got {}", where, request.gen_length));
+  }
+  for (size_t i = 0; i < request.prompt.size(); ++i) {
+    const int64_t id = request.prompt[i];
+    if (id < 0 || id >= config.vocab_size) {
+      throw PromptError(fmt::format("{}: token {}: expected an id in [0, {}), got {}", where, i,
+                                    config.vocab_size, id));
+    }
+    if (id == options.mask_token_id) {
+      throw PromptError(fmt::format(
+          "{}: token {} is the mask token {}: a prompt must not hold masks", where, i, id));
+    }
+  }
+  const int64_t total = cache_positions(length, request.gen_length, options);
+  if (total > largest_position_count(config)) {
+    const bool dynamic = config.rope.type == RopeType::kDynamic;
+    throw PromptError(fmt::format(
+        "{}: {} prompt tokens and {} to generate need {} positions, and the model has {} "
+        "(max_position_embeddings{}). HINT: shorten the prompt or lower --gen-length",
+        where, length, request.gen_length, total, largest_position_count(config),
+        dynamic ? " times the factor of its dynamic RoPE scaling" : ""));
+  }
+  if (request.replayed) check_replay(request, options, total, config.vocab_size);
+}
+
+}  // namespace blockscope

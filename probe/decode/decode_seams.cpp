@@ -1,0 +1,106 @@
+#include "probe/decode/decode_seams.h"
+
+#include <ATen/ATen.h>
+
+#include <optional>
+
+#include "kernels/ops.h"
+#include "probe/decode/stopwatch.h"
+#include "probe/policies/exact_policy.h"
+
+namespace blockscope {
+
+DecodeSeams::DecodeSeams(const DecodeSeamsOptions& options, AttentionPolicy& policy, KvCache& cache,
+                         DecodeObserver* observer)
+    : options_(options), policy_(policy), cache_(cache), observer_(observer) {}
+
+void DecodeSeams::begin_prefill(const PassContext& context, int64_t slot, int64_t length) {
+  context_ = &context;
+  prefill_slot_ = slot;
+  prefill_length_ = length;
+  observer_ns_ = attention_ns_ = 0;
+}
+
+void DecodeSeams::begin_blocks(const PassContext& context) {
+  context_ = &context;
+  prefill_slot_ = -1;
+  observer_ns_ = attention_ns_ = 0;
+  policy_.begin_pass(context);
+}
+
+void DecodeSeams::end_pass() {
+  if (prefill_slot_ >= 0) {
+    cache_.commit(prefill_slot_, prefill_length_);
+    return;
+  }
+  for (size_t slot = 0; slot < context_->sequences.size(); ++slot) {
+    if (stores(context_->sequences[slot])) {
+      cache_.commit(static_cast<int64_t>(slot), options_.block_length);
+    }
+  }
+}
+
+bool DecodeSeams::stores(const SequencePass& sequence) const {
+  return options_.store_denoising || sequence.kind == PassKind::commit;
+}
+
+void DecodeSeams::store(const AttentionInput& input, int64_t row, int64_t slot) {
+  const at::Tensor k = input.k.narrow(0, row, 1);
+  const at::Tensor v = input.v.narrow(0, row, 1);
+  cache_.store(input.layer, slot, k, v);
+  if (observer_ == nullptr) return;
+  const Stopwatch watch(observer_ns_);
+  observer_->on_committed_keys({context_->sequences[static_cast<size_t>(row)].sequence, input.layer,
+                                cache_.length(slot), k.select(0, 0), v.select(0, 0)});
+}
+
+at::Tensor DecodeSeams::attention(const AttentionInput& input) {
+  const int64_t observer_before = observer_ns_;
+  at::Tensor out;
+  int64_t elapsed = 0;
+  {
+    const Stopwatch watch(elapsed);
+    out = prefill_slot_ >= 0 ? prefill_attention_of(input) : block_attention(input);
+  }
+  attention_ns_ += elapsed - (observer_ns_ - observer_before);
+  return out;
+}
+
+at::Tensor DecodeSeams::prefill_attention_of(const AttentionInput& input) {
+  store(input, 0, prefill_slot_);
+  const int64_t committed = cache_.length(prefill_slot_);
+  const at::Tensor length = at::full({1}, committed + prefill_length_, at::kLong);
+  return prefill_attention(input.q, cache_.stored_key(input.layer, prefill_slot_, prefill_length_),
+                           cache_.stored_value(input.layer, prefill_slot_, prefill_length_), length,
+                           options_.block_length, input.scale, committed);
+}
+
+at::Tensor DecodeSeams::block_attention(const AttentionInput& input) {
+  const ExternalKeys external{cache_.key(input.layer), cache_.value(input.layer), cache_.lengths()};
+  const AttentionParts used = policy_.attend(input, external);
+  for (size_t slot = 0; slot < context_->sequences.size(); ++slot) {
+    if (stores(context_->sequences[slot])) {
+      store(input, static_cast<int64_t>(slot), static_cast<int64_t>(slot));
+    }
+  }
+  if (observer_ != nullptr) {
+    // The shadow is the observer's cost, not the policy's.
+    const Stopwatch watch(observer_ns_);
+    std::optional<AttentionParts> shadow;
+    const AttentionParts* exact = used.reused.defined() ? nullptr : &used;
+    if (options_.shadow && exact == nullptr) {
+      shadow = make_exact_policy()->attend(input, external);
+      exact = &*shadow;
+    }
+    observer_->on_attention({*context_, input, external, used, exact});
+  }
+  return used.out;
+}
+
+void DecodeSeams::before_layer(int64_t layer, const at::Tensor& hidden) {
+  if (observer_ == nullptr || prefill_slot_ >= 0) return;
+  const Stopwatch watch(observer_ns_);
+  observer_->on_hidden(*context_, layer, hidden);
+}
+
+}  // namespace blockscope

@@ -1,0 +1,57 @@
+// ForwardSeams of a decoding run: sends attention to the policy (denoising), to the exact path
+// (commit) or to the block-causal kernel (prefill), and stores keys in the KV cache.
+#pragma once
+
+#include <cstdint>
+
+#include "probe/decode/decode_observer.h"
+#include "probe/decode/kv_cache.h"
+#include "probe/model/forward_seams.h"
+#include "probe/policies/attention_policy.h"
+#include "probe/policies/pass_context.h"
+
+namespace blockscope {
+
+struct DecodeSeamsOptions {
+  int64_t block_length = 1;
+  bool store_denoising = false;  // autoregressive: every pass commits its token
+  bool shadow = false;           // compute the exact values beside the policy
+};
+
+class DecodeSeams : public ForwardSeams {
+ public:
+  DecodeSeams(const DecodeSeamsOptions& options, AttentionPolicy& policy, KvCache& cache,
+              DecodeObserver* observer);
+
+  /// The pass to come: a prefill of `slot` with `length` positions, ...
+  void begin_prefill(const PassContext& context, int64_t slot, int64_t length);
+  /// ... or a denoising / commit pass of all active slots.
+  void begin_blocks(const PassContext& context);
+  /// Makes what the pass stored visible.
+  void end_pass();
+
+  at::Tensor attention(const AttentionInput& input) override;
+  void before_layer(int64_t layer, const at::Tensor& hidden) override;
+
+  /// Nanoseconds of the current pass spent in the observer, and in attention without it.
+  int64_t observer_ns() const { return observer_ns_; }
+  int64_t attention_ns() const { return attention_ns_; }
+
+ private:
+  at::Tensor prefill_attention_of(const AttentionInput& input);
+  at::Tensor block_attention(const AttentionInput& input);
+  bool stores(const SequencePass& sequence) const;
+  void store(const AttentionInput& input, int64_t row, int64_t slot);
+
+  DecodeSeamsOptions options_;
+  AttentionPolicy& policy_;
+  KvCache& cache_;
+  DecodeObserver* observer_;
+  const PassContext* context_ = nullptr;
+  int64_t prefill_slot_ = -1;
+  int64_t prefill_length_ = 0;
+  int64_t observer_ns_ = 0;
+  int64_t attention_ns_ = 0;
+};
+
+}  // namespace blockscope

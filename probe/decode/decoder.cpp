@@ -1,0 +1,339 @@
+#include "probe/decode/decoder.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "decode_record/error.h"
+#include "probe/decode/decode_seams.h"
+#include "probe/decode/kv_cache.h"
+#include "probe/decode/stopwatch.h"
+
+namespace blockscope {
+namespace {
+
+/// Where one sequence stands.
+struct SequenceState {
+  const DecodeRequest* request = nullptr;
+  DecodeOutcome outcome;
+  std::vector<int64_t> tokens;      // [total positions]
+  std::vector<int64_t> last_input;  // [B] input of the block's previous step
+  int64_t prompt_length = 0;
+  int64_t block = 0;
+  int64_t step = 0;  // denoising steps done in this block
+  size_t replay_cursor = 0;
+};
+
+class BatchDecoder {
+ public:
+  BatchDecoder(const BlockDiffusionModel& model, AttentionPolicy& policy,
+               const DecodeOptions& options, const std::vector<DecodeRequest>& requests,
+               int64_t& next_pass, const DecodeCallbacks& callbacks)
+      : model_(model.for_longest_sequence(longest_sequence(requests, options))),
+        policy_(policy),
+        options_(options),
+        block_length_(options.block_length()),
+        callbacks_(callbacks),
+        next_pass_(next_pass),
+        cache_(cache_shape(model.config(), requests, options), model.dtype()),
+        seams_({block_length_, options.autoregressive(), options.shadow}, policy, cache_,
+               callbacks.observer) {
+    for (const DecodeRequest& request : requests) active_.push_back(initial_state(request));
+  }
+
+  std::vector<DecodeOutcome> run() {
+    const c10::InferenceMode guard;
+    for (size_t slot = 0; slot < active_.size() && !interrupted_; ++slot) {
+      prefill(static_cast<int64_t>(slot));
+    }
+    retire();  // a replay may hold no step at all
+    while (!active_.empty() && !interrupted_) {
+      block_pass();
+      retire();
+      interrupted_ = interrupted_ || (callbacks_.interrupted && callbacks_.interrupted());
+    }
+    for (SequenceState& state : active_) {
+      state.outcome.reason = FinishReason::interrupted;
+      finish(state);
+    }
+    return std::move(finished_);
+  }
+
+ private:
+  SequenceState initial_state(const DecodeRequest& request) const {
+    SequenceState state;
+    state.request = &request;
+    state.outcome.sequence = request.sequence;
+    state.prompt_length = static_cast<int64_t>(request.prompt.size());
+    const int64_t total = state.prompt_length +
+                          generated_positions(state.prompt_length, request.gen_length, options_);
+    state.tokens.assign(static_cast<size_t>(total), options_.mask_token_id);
+    std::copy(request.prompt.begin(), request.prompt.end(), state.tokens.begin());
+    state.block = prefill_length(state) / block_length_;
+    return state;
+  }
+
+  /// Whole prompt blocks; autoregressive: all but the last prompt token, which is the first input.
+  int64_t prefill_length(const SequenceState& state) const {
+    if (options_.autoregressive()) return state.prompt_length - 1;
+    return state.prompt_length / block_length_ * block_length_;
+  }
+
+  void prefill(int64_t slot) {
+    const SequenceState& state = active_[static_cast<size_t>(slot)];
+    const int64_t total = prefill_length(state);
+    const int64_t chunk =
+        std::max<int64_t>(1, options_.prefill_chunk / block_length_) * block_length_;
+    for (int64_t begin = 0; begin < total && !interrupted_; begin += chunk) {
+      const int64_t length = std::min(chunk, total - begin);
+      PassContext context{next_pass_++, {}};
+      context.sequences.push_back(
+          {state.outcome.sequence, PassKind::prefill, begin / block_length_, 0, begin, 0, 0, {}});
+      int64_t elapsed = 0;
+      {
+        const Stopwatch watch(elapsed);
+        seams_.begin_prefill(context, slot, length);
+        const std::vector<int64_t> ids(state.tokens.begin() + begin,
+                                       state.tokens.begin() + begin + length);
+        model_.forward(at::tensor(ids, at::kLong).unsqueeze(0),
+                       at::arange(begin, begin + length, at::kLong).unsqueeze(0), seams_);
+        seams_.end_pass();
+      }
+      report({context, length, begin, elapsed - seams_.observer_ns(), seams_.attention_ns(), {}});
+      interrupted_ = callbacks_.interrupted && callbacks_.interrupted();
+    }
+  }
+
+  /// One forward pass over every active sequence's block: denoising for some, commit for others.
+  void block_pass() {
+    PassContext context{next_pass_++, {}};
+    std::vector<int64_t> ids;
+    std::vector<int64_t> positions;
+    std::vector<int64_t> denoising;
+    std::vector<StreamId> streams;
+    for (size_t slot = 0; slot < active_.size(); ++slot) {
+      const SequencePass pass = plan(active_[slot], static_cast<int64_t>(slot));
+      if (pass.kind == PassKind::denoise) {
+        denoising.push_back(static_cast<int64_t>(slot));
+        streams.push_back({active_[slot].request->prompt_hash, pass.block, pass.step});
+      }
+      const int64_t begin = pass.block * block_length_;
+      for (int64_t i = 0; i < block_length_; ++i) {
+        ids.push_back(active_[slot].tokens[static_cast<size_t>(begin + i)]);
+        positions.push_back(begin + i);
+      }
+      context.sequences.push_back(pass);
+    }
+    const std::vector<int64_t> shape{static_cast<int64_t>(active_.size()), block_length_};
+    std::vector<StepDecision> decisions(active_.size());
+    int64_t elapsed = 0;
+    int64_t logits_observer_ns = 0;
+    {
+      const Stopwatch watch(elapsed);
+      seams_.begin_blocks(context);
+      at::Tensor hidden = model_.forward(at::tensor(ids, at::kLong).view(shape),
+                                         at::tensor(positions, at::kLong).view(shape), seams_);
+      seams_.end_pass();
+      if (!denoising.empty()) {
+        if (denoising.size() < active_.size()) {
+          hidden = hidden.index_select(0, at::tensor(denoising, at::kLong));
+        }
+        const at::Tensor logits = model_.logits(hidden);
+        if (callbacks_.observer != nullptr) {
+          const Stopwatch observer_watch(logits_observer_ns);
+          callbacks_.observer->on_logits(context, denoising, logits);
+        }
+        decide(context, denoising, logits, streams, decisions);
+      }
+    }
+    for (size_t slot = 0; slot < active_.size(); ++slot) {
+      advance(active_[slot], context.sequences[slot], decisions[slot]);
+    }
+    report({context, block_length_, 0, elapsed - seams_.observer_ns() - logits_observer_ns,
+            seams_.attention_ns(), std::move(decisions)});
+  }
+
+  SequencePass plan(SequenceState& state, int64_t slot) const {
+    SequencePass pass;
+    pass.sequence = state.outcome.sequence;
+    pass.block = state.block;
+    pass.context_length = cache_.length(slot);
+    const auto begin = state.tokens.begin() + state.block * block_length_;
+    const std::vector<int64_t> input(begin, begin + block_length_);
+    for (const int64_t token : input) pass.masked.push_back(token == options_.mask_token_id);
+    pass.masks_left = std::count(pass.masked.begin(), pass.masked.end(), true);
+    if (!state.last_input.empty()) {
+      for (size_t i = 0; i < input.size(); ++i) pass.changed += input[i] != state.last_input[i];
+    }
+    pass.kind = wants_commit(state, pass.masks_left) ? PassKind::commit : PassKind::denoise;
+    if (pass.kind == PassKind::denoise) pass.step = state.step + 1;
+    state.last_input = input;
+    return pass;
+  }
+
+  bool wants_commit(const SequenceState& state, int64_t masks_left) const {
+    if (options_.autoregressive()) return false;
+    if (state.request->replayed) {
+      const auto& replay = state.request->replay;
+      return state.replay_cursor >= replay.size() ||
+             replay[state.replay_cursor].block != state.block;
+    }
+    return masks_left == 0 || state.step >= options_.unmasking.denoising_steps;
+  }
+
+  void decide(const PassContext& context, const std::vector<int64_t>& denoising,
+              const at::Tensor& logits, const std::vector<StreamId>& streams,
+              std::vector<StepDecision>& decisions) const {
+    const bool with_entropy = options_.unmasking.strategy == Strategy::kEntropyBounded;
+    std::vector<BlockPrediction> predictions =
+        predict_tokens(logits, options_.sampling, streams, with_entropy);
+    for (size_t i = 0; i < denoising.size(); ++i) {
+      const size_t slot = static_cast<size_t>(denoising[i]);
+      check_finite(context.sequences[slot], predictions[i]);
+      StepDecision& decision = decisions[slot];
+      decision.prediction = std::move(predictions[i]);
+      const SequenceState& state = active_[slot];
+      if (options_.autoregressive()) {
+        decision.transferred = {0};
+      } else if (state.request->replayed) {
+        replay_decision(state, decision);
+      } else {
+        const SequencePass& pass = context.sequences[slot];
+        decision.transferred =
+            select_transfers(options_.unmasking, pass.step - 1, decision.prediction, pass.masked);
+        // A selected position whose token is [MASK] stays masked: nothing was transferred.
+        std::erase_if(decision.transferred, [&](int64_t p) {
+          return decision.prediction.token[static_cast<size_t>(p)] == options_.mask_token_id;
+        });
+      }
+    }
+  }
+
+  /// A softmax over NaN or +inf decides tokens all the same, and all of them mean nothing.
+  static void check_finite(const SequencePass& pass, const BlockPrediction& prediction) {
+    for (size_t p = 0; p < prediction.top1_confidence.size(); ++p) {
+      if (std::isfinite(prediction.top1_confidence[p])) continue;
+      throw CheckpointError(fmt::format(
+          "sequence {}, block {}, step {}, position {} of the block: expected finite logits, got "
+          "NaN or infinity. HINT: the weights hold such values (a conversion that went wrong), or "
+          "the model overflows its type: try --dtype float32",
+          pass.sequence, pass.block, pass.step, p));
+    }
+  }
+
+  void replay_decision(const SequenceState& state, StepDecision& decision) const {
+    const ReplayStep& step = state.request->replay[state.replay_cursor];
+    for (size_t i = 0; i < step.positions.size(); ++i) {
+      const int64_t position = step.positions[i] - state.block * block_length_;
+      decision.transferred.push_back(position);
+      decision.prediction.token[static_cast<size_t>(position)] = step.tokens[i];
+      decision.prediction.confidence[static_cast<size_t>(position)] = step.confidence[i];
+    }
+  }
+
+  void advance(SequenceState& state, const SequencePass& pass, const StepDecision& decision) {
+    if (pass.kind == PassKind::commit) {
+      state.outcome.masks_left += pass.masks_left;
+      ++state.block;
+      state.step = 0;
+      state.last_input.clear();
+      state.outcome.reason = finish_reason(state);
+      return;
+    }
+    ++state.step;
+    ++state.replay_cursor;
+    ++state.outcome.denoising_steps;
+    const int64_t shift = options_.autoregressive() ? 1 : 0;
+    for (const int64_t p : decision.transferred) {
+      state.tokens[static_cast<size_t>(state.block * block_length_ + p + shift)] =
+          decision.prediction.token[static_cast<size_t>(p)];
+    }
+    if (options_.autoregressive()) {
+      ++state.block;
+      state.step = 0;
+      state.last_input.clear();
+      state.outcome.reason = finish_reason(state);
+    }
+  }
+
+  FinishReason finish_reason(const SequenceState& state) const {
+    if (state.request->replayed) {
+      return state.replay_cursor >= state.request->replay.size() ? FinishReason::replayed
+                                                                 : FinishReason::unfinished;
+    }
+    const auto generated = state.tokens.begin() + state.prompt_length;
+    const bool stopped = std::any_of(generated, state.tokens.end(), [&](int64_t token) {
+      return std::find(options_.stop_ids.begin(), options_.stop_ids.end(), token) !=
+             options_.stop_ids.end();
+    });
+    if (stopped) return FinishReason::stop;
+    const int64_t last = options_.autoregressive() ? 1 : 0;  // the last token is never an input
+    const int64_t end = static_cast<int64_t>(state.tokens.size()) - last;
+    return state.block * block_length_ >= end ? FinishReason::length : FinishReason::unfinished;
+  }
+
+  /// Takes finished sequences out of the batch, last slot first so that moves stay valid.
+  void retire() {
+    for (int64_t slot = static_cast<int64_t>(active_.size()) - 1; slot >= 0; --slot) {
+      SequenceState& state = active_[static_cast<size_t>(slot)];
+      if (state.request->replayed && state.request->replay.empty()) {
+        state.outcome.reason = FinishReason::replayed;
+      }
+      if (state.outcome.reason == FinishReason::unfinished) continue;
+      finish(state);
+      cache_.remove(slot);
+      policy_.remove(slot);
+      if (callbacks_.observer != nullptr) callbacks_.observer->on_remove(slot);
+      if (static_cast<size_t>(slot) + 1 < active_.size()) state = std::move(active_.back());
+      active_.pop_back();
+    }
+  }
+
+  void finish(SequenceState& state) {
+    state.outcome.generated.assign(state.tokens.begin() + state.prompt_length, state.tokens.end());
+    if (callbacks_.on_finished) callbacks_.on_finished(state.outcome);
+    finished_.push_back(std::move(state.outcome));
+  }
+
+  void report(const PassResult& result) {
+    if (callbacks_.observer != nullptr) callbacks_.observer->on_pass(result);
+  }
+
+  const BlockDiffusionModel model_;
+  AttentionPolicy& policy_;
+  const DecodeOptions& options_;
+  const int64_t block_length_;
+  const DecodeCallbacks& callbacks_;
+  int64_t& next_pass_;
+  KvCache cache_;
+  DecodeSeams seams_;
+  std::vector<SequenceState> active_;  // by slot
+  std::vector<DecodeOutcome> finished_;
+  bool interrupted_ = false;
+};
+
+}  // namespace
+
+std::vector<DecodeOutcome> decode_batch(const BlockDiffusionModel& model, AttentionPolicy& policy,
+                                        const DecodeOptions& options,
+                                        const std::vector<DecodeRequest>& requests,
+                                        int64_t& next_pass, const DecodeCallbacks& callbacks) {
+  std::vector<DecodeOutcome> outcomes =
+      BatchDecoder(model, policy, options, requests, next_pass, callbacks).run();
+  // Sequences end in any order; the caller gets them in the order of the requests.
+  std::vector<DecodeOutcome> ordered;
+  for (const DecodeRequest& request : requests) {
+    const auto found = std::find_if(outcomes.begin(), outcomes.end(), [&](const auto& outcome) {
+      return outcome.sequence == request.sequence;
+    });
+    ordered.push_back(std::move(*found));
+  }
+  return ordered;
+}
+
+}  // namespace blockscope

@@ -1,0 +1,94 @@
+// The decoding loop: prefill, then block by block at most T denoising steps and a commit pass
+// (SDAR `generate.py:block_diffusion_generate`), for a batch of sequences of different length and
+// speed; or one token at a time for an autoregressive model. Blocks are absolute: block i covers
+// positions [i * B, (i + 1) * B) counted from the prompt's first token; prompt tokens left over
+// behind the last whole block sit unmasked in the first decoded block.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "decode_record/trace_meta.h"
+#include "probe/decode/decode_observer.h"
+#include "probe/decode/kv_cache.h"
+#include "probe/decode/sampling.h"
+#include "probe/decode/unmasking.h"
+#include "probe/model/block_diffusion_model.h"
+#include "probe/policies/attention_policy.h"
+
+namespace blockscope {
+
+struct DecodeOptions {
+  UnmaskingOptions unmasking;  // block_length is the run's B
+  SamplingOptions sampling;
+  int64_t mask_token_id = -1;     // -1: autoregressive decoding, block_length must be 1
+  std::vector<int64_t> stop_ids;  // looked for after each block, in everything after the prompt
+  bool shadow = false;
+  int64_t prefill_chunk = 512;  // positions per prefill pass, rounded down to whole blocks
+
+  bool autoregressive() const { return mask_token_id < 0; }
+  int64_t block_length() const { return unmasking.block_length; }
+};
+
+/// One recorded denoising step, for replay.
+struct ReplayStep {
+  int64_t block = 0;
+  int64_t step = 0;                // from 1
+  std::vector<int64_t> positions;  // absolute
+  std::vector<int64_t> tokens;
+  std::vector<float> confidence;
+};
+
+struct DecodeRequest {
+  int64_t sequence = 0;         // index in the run
+  std::vector<int64_t> prompt;  // token ids, at least one
+  int64_t gen_length = 0;
+  uint64_t prompt_hash = 0;        // names the random stream
+  bool replayed = false;           // take `replay` instead of own choices
+  std::vector<ReplayStep> replay;  // in order
+};
+
+struct DecodeOutcome {
+  int64_t sequence = 0;
+  std::vector<int64_t> generated;  // every position after the prompt; masks where none was decided
+  FinishReason reason = FinishReason::unfinished;
+  int64_t denoising_steps = 0;
+  int64_t masks_left = 0;  // masks committed because T steps did not resolve them
+};
+
+/// Positions after the prompt that a run fills: up to the end of the last block, so it can exceed
+/// gen_length (autoregressive: gen_length).
+int64_t generated_positions(int64_t prompt_length, int64_t gen_length,
+                            const DecodeOptions& options);
+
+/// KV positions a sequence needs.
+int64_t cache_positions(int64_t prompt_length, int64_t gen_length, const DecodeOptions& options);
+
+/// KV positions of the longest of a batch's requests: the length its rotary embeddings are scaled
+/// for and the capacity of its KV cache. No other place decides either.
+int64_t longest_sequence(const std::vector<DecodeRequest>& requests, const DecodeOptions& options);
+KvCacheShape cache_shape(const ModelConfig& config, const std::vector<DecodeRequest>& requests,
+                         const DecodeOptions& options);
+
+/// Throws UsageError / PromptError when options or a request make no sense for this model.
+void check_decode_options(const DecodeOptions& options, const ModelConfig& config);
+void check_request(const DecodeRequest& request, const DecodeOptions& options,
+                   const ModelConfig& config);
+
+struct DecodeCallbacks {
+  DecodeObserver* observer = nullptr;                     // may be null
+  std::function<bool()> interrupted;                      // asked after every pass; may be empty
+  std::function<void(const DecodeOutcome&)> on_finished;  // as soon as a sequence ends
+};
+
+/// Decodes the requests as one batch; `next_pass` counts the run's forward passes. Returns the
+/// outcomes in request order; a sequence cut by `interrupted` has reason `interrupted`. Under
+/// `dynamic` RoPE scaling the frequencies are those of longest_sequence(requests) from the first
+/// pass on, so that every key of the cache was turned by the same ones.
+std::vector<DecodeOutcome> decode_batch(const BlockDiffusionModel& model, AttentionPolicy& policy,
+                                        const DecodeOptions& options,
+                                        const std::vector<DecodeRequest>& requests,
+                                        int64_t& next_pass, const DecodeCallbacks& callbacks = {});
+
+}  // namespace blockscope

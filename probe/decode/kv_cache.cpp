@@ -1,0 +1,83 @@
+#include "probe/decode/kv_cache.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace blockscope {
+
+KvCache::KvCache(const KvCacheShape& shape, at::ScalarType dtype) : capacity_(shape.capacity) {
+  const std::vector<int64_t> sizes{shape.num_sequences, shape.num_kv_heads, shape.capacity,
+                                   shape.head_dim};
+  for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
+    key_.push_back(at::empty(sizes, dtype));
+    value_.push_back(at::empty(sizes, dtype));
+  }
+  lengths_.assign(static_cast<size_t>(shape.num_sequences), 0);
+}
+
+void KvCache::store(int64_t layer, int64_t first_slot, const at::Tensor& k, const at::Tensor& v) {
+  const size_t index = static_cast<size_t>(layer);
+  for (int64_t row = 0; row < k.size(0); ++row) {
+    const int64_t slot = first_slot + row;
+    const int64_t begin = length(slot);
+    const int64_t count = k.size(2);
+    if (begin + count > capacity_) {
+      throw std::logic_error(fmt::format("kv cache: {} + {} positions exceed the capacity {}",
+                                         begin, count, capacity_));
+    }
+    key_[index].select(0, slot).narrow(1, begin, count).copy_(k.select(0, row));
+    value_[index].select(0, slot).narrow(1, begin, count).copy_(v.select(0, row));
+  }
+}
+
+void KvCache::commit(int64_t slot, int64_t length) {
+  lengths_[static_cast<size_t>(slot)] += length;
+}
+
+void KvCache::remove(int64_t slot) {
+  const int64_t last = num_active() - 1;
+  if (slot != last) {
+    const int64_t count = length(last);
+    for (auto* side : {&key_, &value_}) {
+      for (at::Tensor& tensor : *side) {
+        tensor.select(0, slot)
+            .narrow(1, 0, count)
+            .copy_(tensor.select(0, last).narrow(1, 0, count));
+      }
+    }
+    lengths_[static_cast<size_t>(slot)] = count;
+  }
+  lengths_.pop_back();
+}
+
+at::Tensor KvCache::lengths() const { return at::tensor(lengths_, at::kLong); }
+
+at::Tensor KvCache::active(const at::Tensor& full) const {
+  const int64_t longest =
+      lengths_.empty() ? 0 : *std::max_element(lengths_.begin(), lengths_.end());
+  return full.narrow(0, 0, num_active()).narrow(2, 0, longest);
+}
+
+at::Tensor KvCache::key(int64_t layer) const { return active(key_[static_cast<size_t>(layer)]); }
+
+at::Tensor KvCache::value(int64_t layer) const {
+  return active(value_[static_cast<size_t>(layer)]);
+}
+
+at::Tensor KvCache::stored_key(int64_t layer, int64_t slot, int64_t stored) const {
+  return key_[static_cast<size_t>(layer)].narrow(0, slot, 1).narrow(2, 0, length(slot) + stored);
+}
+
+at::Tensor KvCache::stored_value(int64_t layer, int64_t slot, int64_t stored) const {
+  return value_[static_cast<size_t>(layer)].narrow(0, slot, 1).narrow(2, 0, length(slot) + stored);
+}
+
+int64_t KvCache::size_bytes(const KvCacheShape& shape, at::ScalarType dtype) {
+  return 2 * shape.num_layers * shape.num_sequences * shape.num_kv_heads * shape.capacity *
+         shape.head_dim * static_cast<int64_t>(at::elementSize(dtype));
+}
+
+}  // namespace blockscope

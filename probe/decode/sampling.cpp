@@ -1,0 +1,145 @@
+#include "probe/decode/sampling.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+#include <tuple>
+
+#include "decode_record/error.h"
+
+namespace blockscope {
+namespace {
+
+uint64_t mix(uint64_t x) {
+  x += 0x9E3779B97F4A7C15ULL;
+  x = (x ^ (x >> 30U)) * 0xBF58476D1CE4E5B9ULL;
+  x = (x ^ (x >> 27U)) * 0x94D049BB133111EBULL;
+  return x ^ (x >> 31U);
+}
+
+/// Logits over the temperature, as the official sampler divides them; where two different ones
+/// would both become infinite, their distances from the largest are divided instead.
+at::Tensor divided(const at::Tensor& rows, double temperature) {
+  constexpr double kSmall = 1e-6;
+  if (temperature >= kSmall) return rows / temperature;
+  return (rows - rows.amax(-1, /*keepdim=*/true))
+      .to(at::kDouble)
+      .div(temperature)
+      .clamp_min(static_cast<double>(std::numeric_limits<float>::lowest()))
+      .to(at::kFloat);
+}
+
+/// Sets every logit outside top-k and top-p to -inf; logits [rows, V] float32.
+at::Tensor filter_logits(at::Tensor logits, const SamplingOptions& options) {
+  constexpr double kMinusInf = -std::numeric_limits<double>::infinity();
+  if (options.top_k > 0 && options.top_k < logits.size(-1)) {
+    const at::Tensor kth =
+        std::get<0>(logits.topk(options.top_k, -1)).narrow(-1, options.top_k - 1, 1);
+    logits = logits.masked_fill(logits < kth, kMinusInf);
+  }
+  if (options.top_p < 1.0) {
+    const auto [sorted, order] = logits.sort(/*stable=*/true, -1, /*descending=*/true);
+    const at::Tensor sorted_probs = at::softmax(sorted, -1);
+    // A token is dropped when the mass before it already exceeds p; the best one always stays.
+    const at::Tensor drop = (sorted_probs.cumsum(-1) - sorted_probs) > options.top_p;
+    logits = logits.masked_fill(at::zeros_like(drop).scatter(-1, order, drop), kMinusInf);
+  }
+  return logits;
+}
+
+/// The token whose cumulative probability interval holds u.
+int64_t inverse_cdf(const float* probability, int64_t vocab, double u) {
+  double sum = 0.0;
+  int64_t last = 0;
+  for (int64_t token = 0; token < vocab; ++token) {
+    if (probability[token] <= 0.0F) continue;
+    sum += static_cast<double>(probability[token]);
+    last = token;
+    if (u < sum) return token;
+  }
+  return last;  // u landed in the rounding gap below 1
+}
+
+at::Tensor draw_tokens(const at::Tensor& logits, const SamplingOptions& options,
+                       const std::vector<StreamId>& streams, int64_t block_length) {
+  const at::Tensor probs = at::softmax(filter_logits(logits, options), -1).contiguous();
+  at::Tensor tokens = at::empty({probs.size(0)}, at::kLong);
+  const int64_t vocab = probs.size(-1);
+  for (int64_t row = 0; row < probs.size(0); ++row) {
+    const auto& stream = streams[static_cast<size_t>(row / block_length)];
+    const double u = uniform_draw(options.seed, stream, row % block_length);
+    tokens.data_ptr<int64_t>()[row] =
+        inverse_cdf(probs.const_data_ptr<float>() + row * vocab, vocab, u);
+  }
+  return tokens;
+}
+
+template <typename Element>
+std::vector<Element> slice(const at::Tensor& flat, int64_t begin, int64_t count) {
+  const Element* data = flat.const_data_ptr<Element>() + begin;
+  return {data, data + count};
+}
+
+}  // namespace
+
+void check_sampling_options(const SamplingOptions& options) {
+  if (!(options.temperature >= 0.0) || !std::isfinite(options.temperature)) {
+    throw UsageError(fmt::format(
+        "--temperature: expected a finite number >= 0 (0 is greedy), got {}", options.temperature));
+  }
+  if (options.top_k < 0) {
+    throw UsageError(fmt::format("--top-k: expected 0 (off) or more, got {}", options.top_k));
+  }
+  if (!(options.top_p > 0.0 && options.top_p <= 1.0)) {
+    throw UsageError(fmt::format("--top-p: expected a number in (0, 1], got {}", options.top_p));
+  }
+}
+
+double uniform_draw(uint64_t seed, const StreamId& stream, int64_t position) {
+  uint64_t state = mix(seed);
+  for (const uint64_t part :
+       {stream.prompt_hash, static_cast<uint64_t>(stream.block), static_cast<uint64_t>(stream.step),
+        static_cast<uint64_t>(position)}) {
+    state = mix(state ^ part);
+  }
+  return static_cast<double>(state >> 11U) * 0x1.0p-53;
+}
+
+std::vector<BlockPrediction> predict_tokens(const at::Tensor& logits,
+                                            const SamplingOptions& options,
+                                            const std::vector<StreamId>& streams,
+                                            bool with_entropy) {
+  const int64_t sequences = logits.size(0);
+  const int64_t block_length = logits.size(1);
+  at::Tensor rows = logits.reshape({sequences * block_length, -1}).to(at::kCPU, at::kFloat);
+  // Before the temperature: a division may round two logits to the same number.
+  const at::Tensor top1 = rows.argmax(-1);
+  const bool greedy = options.temperature == 0.0 || options.top_k == 1;
+  if (options.temperature != 0.0 && options.temperature != 1.0) {
+    rows = divided(rows, options.temperature);
+  }
+  const at::Tensor probs = at::softmax(rows, -1);
+  const at::Tensor tokens = greedy ? top1 : draw_tokens(rows, options, streams, block_length);
+  const at::Tensor confidence = probs.gather(-1, tokens.unsqueeze(-1)).contiguous();
+  const at::Tensor top1_confidence = probs.gather(-1, top1.unsqueeze(-1)).contiguous();
+  at::Tensor entropy;
+  if (with_entropy) {
+    const at::Tensor clamped = probs.clamp_min(1e-12);
+    entropy = (clamped * clamped.log()).sum(-1).neg();
+  }
+  std::vector<BlockPrediction> predictions(static_cast<size_t>(sequences));
+  for (int64_t s = 0; s < sequences; ++s) {
+    BlockPrediction& out = predictions[static_cast<size_t>(s)];
+    const int64_t begin = s * block_length;
+    out.token = slice<int64_t>(tokens, begin, block_length);
+    out.confidence = slice<float>(confidence, begin, block_length);
+    out.top1 = slice<int64_t>(top1, begin, block_length);
+    out.top1_confidence = slice<float>(top1_confidence, begin, block_length);
+    if (with_entropy) out.entropy = slice<float>(entropy, begin, block_length);
+  }
+  return predictions;
+}
+
+}  // namespace blockscope

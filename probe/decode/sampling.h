@@ -1,0 +1,43 @@
+// From logits to predicted tokens and their confidence, greedy or sampled.
+// Source: SDAR `huggingface_bd3.py:sample_with_temperature_topk_topp`: temperature first, the
+// confidence is the softmax probability before top-k and top-p, then the token is drawn.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "probe/decode/unmasking.h"
+
+namespace blockscope {
+
+struct SamplingOptions {
+  double temperature = 0.0;  // 0: greedy (argmax, ties to the lower id)
+  int64_t top_k = 0;         // 0: off; 1: the greedy token; ties with the k-th stay in
+  double top_p = 1.0;        // 1: off
+  uint64_t seed = 0;
+};
+
+/// Throws UsageError for a negative temperature, top_k < 0, top_p outside (0, 1].
+void check_sampling_options(const SamplingOptions& options);
+
+/// Names one random stream: a draw depends on these and on the position, on nothing that ran
+/// before, so a resumed run draws the same numbers.
+struct StreamId {
+  uint64_t prompt_hash = 0;
+  int64_t block = 0;
+  int64_t step = 0;
+};
+
+/// Uniform in [0, 1) of a stream at a position of the block (SplitMix64 over the identifiers).
+double uniform_draw(uint64_t seed, const StreamId& stream, int64_t position);
+
+/// logits [S, B, V] of any floating dtype -> one prediction per sequence; `streams` has S entries.
+/// The softmax is float32. Entropy (p clamped at 1e-12) is computed when `with_entropy`.
+std::vector<BlockPrediction> predict_tokens(const at::Tensor& logits,
+                                            const SamplingOptions& options,
+                                            const std::vector<StreamId>& streams,
+                                            bool with_entropy);
+
+}  // namespace blockscope

@@ -1,0 +1,73 @@
+// The decoder of the Qwen3 family (Qwen3, SDAR, TraDo), driven by ModelConfig: RMSNorm, QK-norm per
+// head before RoPE, GQA, explicit head_dim, rotate-half RoPE, SwiGLU, tied or own LM head. What the
+// queries may attend to is not its business: that is ForwardSeams::attention.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "probe/checkpoint/checkpoint.h"
+#include "probe/checkpoint/model_config.h"
+#include "probe/model/forward_seams.h"
+
+namespace blockscope {
+
+/// Weights by their Hugging Face name (`model.layers.0.self_attn.q_proj.weight`, ...).
+using WeightMap = std::map<std::string, at::Tensor>;
+
+class BlockDiffusionModel {
+ public:
+  /// `weights` must hold every tensor of expected_tensors(config); they are used as they are
+  /// (dtype, device, requires_grad), so the trainer keeps its own leaf tensors.
+  BlockDiffusionModel(ModelConfig config, WeightMap weights);
+
+  /// Copies a checkpoint's weights, converted to `dtype`.
+  static BlockDiffusionModel load(const Checkpoint& checkpoint, at::ScalarType dtype);
+
+  /// tokens int64 [S, T], positions int64 [S, T] (absolute, from 0) -> final-normed hidden states
+  /// [S, T, hidden_size].
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions,
+                     ForwardSeams& seams) const;
+
+  /// hidden [..., hidden_size] -> logits [..., vocab_size] in the weights' dtype.
+  at::Tensor logits(const at::Tensor& hidden) const;
+
+  /// The same model (the weights are shared) with rotary embeddings for sequences of up to `length`
+  /// positions, prompt and generated; only `dynamic` RoPE scaling depends on it. A model that was
+  /// just built or loaded is ready for max_position_embeddings.
+  BlockDiffusionModel for_longest_sequence(int64_t length) const;
+
+  const ModelConfig& config() const { return config_; }
+  const WeightMap& weights() const { return weights_; }
+  at::ScalarType dtype() const;
+
+ private:
+  void scale_rope(int64_t longest_sequence);
+
+  struct Layer {
+    at::Tensor input_norm, post_attention_norm;  // [hidden_size]
+    at::Tensor q_proj, k_proj, v_proj, o_proj;   // [out, in]
+    at::Tensor q_bias, k_bias, v_bias, o_bias;   // [out], undefined without bias
+    at::Tensor q_norm, k_norm;                   // [head_dim], undefined without
+    at::Tensor gate_proj, up_proj, down_proj;    // [out, in]
+  };
+
+  at::Tensor weight(const std::string& name) const;
+  at::Tensor attend(int64_t index, const at::Tensor& x, const at::Tensor& cos,
+                    const at::Tensor& sin, ForwardSeams& seams) const;
+
+  ModelConfig config_;
+  WeightMap weights_;
+  std::vector<Layer> layers_;
+  at::Tensor embed_;                    // [vocab_size, hidden_size]
+  at::Tensor norm_;                     // [hidden_size]
+  at::Tensor lm_head_;                  // [vocab_size, hidden_size], the embedding when tied
+  at::Tensor inverse_frequencies_;      // [head_dim / 2] float32
+  double rope_attention_factor_ = 1.0;  // multiplies cos and sin (yarn)
+  bool norm_weight_before_cast_ = false;
+};
+
+}  // namespace blockscope

@@ -1,0 +1,35 @@
+#include "probe/policies/exact_policy.h"
+
+#include <utility>
+
+#include "kernels/ops.h"
+
+namespace blockscope {
+
+AttentionParts exact_attention(const AttentionInput& input, const ExternalKeys& external) {
+  SplitAttention split = split_attention(input.q, external.key, external.value, external.length,
+                                         input.k, input.v, input.scale);
+  return {std::move(split.out),
+          std::move(split.external),
+          std::move(split.lse_external),
+          std::move(split.internal),
+          std::move(split.lse_internal),
+          {},
+          {}};
+}
+
+namespace {
+
+class ExactPolicy : public AttentionPolicy {
+ public:
+  std::string name() const override { return "exact"; }
+  AttentionParts attend(const AttentionInput& input, const ExternalKeys& external) override {
+    return exact_attention(input, external);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionPolicy> make_exact_policy() { return std::make_unique<ExactPolicy>(); }
+
+}  // namespace blockscope

@@ -1,0 +1,98 @@
+#include "probe/policies/flashblock_policy.h"
+
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "kernels/ops.h"
+#include "probe/policies/exact_policy.h"
+
+namespace blockscope {
+namespace {
+
+class FlashBlockPolicy : public AttentionPolicy {
+ public:
+  explicit FlashBlockPolicy(FlashBlockOptions options) : options_(std::move(options)) {
+    cached_.resize(static_cast<size_t>(options_.num_layers));
+  }
+
+  std::string name() const override { return "flashblock"; }
+
+  void begin_pass(const PassContext& context) override {
+    may_reuse_.clear();
+    for (const SequencePass& sequence : context.sequences) {
+      const bool denoise = sequence.kind == PassKind::denoise;
+      may_reuse_.push_back(denoise && !sequence.first_step() && sequence.changed < options_.tau);
+    }
+  }
+
+  AttentionParts attend(const AttentionInput& input, const ExternalKeys& external) override {
+    CachedPair& cached = cached_[static_cast<size_t>(input.layer)];
+    const at::Tensor mask = reuse_mask(input.layer);
+    AttentionParts parts;
+    if (mask.any().item<bool>()) {
+      ReuseAttention reuse =
+          reuse_attention(input.q, external.key, external.value, external.length, input.k, input.v,
+                          cached.external, cached.lse, mask, input.scale);
+      parts = {std::move(reuse.out),          std::move(reuse.external),
+               std::move(reuse.lse_external), std::move(reuse.internal),
+               std::move(reuse.lse_internal), mask,
+               std::move(reuse.keys_read)};
+    } else {
+      parts = exact_attention(input, external);
+    }
+    // The pair that was used is the new cache: cached where reused, fresh elsewhere. What a commit
+    // pass leaves here is never read: the next block's first step recomputes.
+    cached = {parts.external, parts.lse_external};
+    return parts;
+  }
+
+  void remove(int64_t slot) override {
+    for (CachedPair& cached : cached_) {
+      if (!cached.external.defined()) continue;
+      cached.external = closed_up(cached.external, slot);
+      cached.lse = closed_up(cached.lse, slot);
+    }
+  }
+
+ private:
+  struct CachedPair {
+    at::Tensor external;  // [S, H, B, D] float32
+    at::Tensor lse;       // [S, H, B] float32
+  };
+
+  /// Copies, never writes in place: the recorder may still read the tensors of the last step.
+  static at::Tensor closed_up(const at::Tensor& rows, int64_t slot) {
+    const int64_t last = rows.size(0) - 1;
+    at::Tensor kept = rows.narrow(0, 0, last).clone();
+    if (slot != last) kept.select(0, slot).copy_(rows.select(0, last));
+    return kept;
+  }
+
+  at::Tensor reuse_mask(int64_t layer) const {
+    const int64_t sequences = static_cast<int64_t>(may_reuse_.size());
+    at::Tensor mask = at::zeros({sequences, options_.num_heads}, at::kBool);
+    bool* out = mask.data_ptr<bool>();
+    for (int64_t s = 0; s < sequences; ++s) {
+      if (!may_reuse_[static_cast<size_t>(s)]) continue;
+      for (int64_t head = 0; head < options_.num_heads; ++head) {
+        out[s * options_.num_heads + head] =
+            options_.reuse.empty() ||
+            options_.reuse[static_cast<size_t>(layer)][static_cast<size_t>(head)];
+      }
+    }
+    return mask;
+  }
+
+  FlashBlockOptions options_;
+  std::vector<CachedPair> cached_;  // per layer
+  std::vector<bool> may_reuse_;     // per slot, this pass
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionPolicy> make_flashblock_policy(FlashBlockOptions options) {
+  return std::make_unique<FlashBlockPolicy>(std::move(options));
+}
+
+}  // namespace blockscope

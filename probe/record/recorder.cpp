@@ -1,0 +1,335 @@
+#include "probe/record/recorder.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include "kernels/ops.h"
+
+namespace blockscope {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+bool allows(const std::set<int64_t>& filter, int64_t value) {
+  return filter.empty() || filter.count(value) > 0;
+}
+
+/// A buffer that keeps the tensor alive; contiguous, already in the file's type.
+Buffer buffer_of(const at::Tensor& tensor) {
+  auto owner = std::make_shared<at::Tensor>(tensor.contiguous());
+  const void* data = owner->const_data_ptr();
+  const size_t size = static_cast<size_t>(owner->nbytes());
+  return Buffer{std::move(owner), data, size};
+}
+
+at::Tensor index_of(const std::vector<int64_t>& recorded, int64_t all) {
+  return static_cast<int64_t>(recorded.size()) == all ? at::Tensor()
+                                                      : at::tensor(recorded, at::kLong);
+}
+
+}  // namespace
+
+Recorder::Recorder(RecorderOptions options, TraceWriter& writer)
+    : options_(std::move(options)), writer_(writer) {
+  const TraceMeta& meta = options_.meta;
+  layer_indices_.assign(static_cast<size_t>(meta.num_layers), -1);
+  for (size_t i = 0; i < meta.layers.size(); ++i) {
+    layer_indices_[static_cast<size_t>(meta.layers[i])] = static_cast<int64_t>(i);
+  }
+  heads_ = index_of(meta.heads, meta.num_heads);
+  kv_heads_ = index_of(meta.kv_heads, meta.num_kv_heads);
+}
+
+void Recorder::begin_sequence(int64_t sequence, int64_t trace_sequence, int64_t prompt_length) {
+  traced_[sequence] = {trace_sequence, prompt_length};
+}
+
+bool Recorder::records(const SequencePass& pass) const {
+  const RecordFilter& filter = options_.filter;
+  return pass.kind == PassKind::denoise && traced(pass) && allows(filter.steps, pass.step) &&
+         allows(filter.blocks, pass.block) && allows(filter.sequences, pass.sequence);
+}
+
+int64_t Recorder::layer_index(int64_t layer) const {
+  return layer_indices_[static_cast<size_t>(layer)];
+}
+
+HeadShape Recorder::head_shape() const {
+  const TraceMeta& meta = options_.meta;
+  return {meta.num_heads, meta.block_length, meta.head_dim};
+}
+
+Recorder::Slot& Recorder::slot_at(size_t index) {
+  if (slots_.size() <= index) slots_.resize(index + 1);
+  slots_[index].history.resize(options_.meta.layers.size());
+  return slots_[index];
+}
+
+void Recorder::on_attention(const AttentionView& view) {
+  const int64_t index = layer_index(view.input.layer);
+  if (index < 0 || !at_least(RecordLevel::summary)) return;
+  for (size_t s = 0; s < view.context.sequences.size(); ++s) {
+    const SequencePass& pass = view.context.sequences[s];
+    // Rows outside the step filter are still followed: later rows are compared with them.
+    if (pass.kind != PassKind::denoise || !traced(pass)) continue;
+    summarise(view, s, index);
+    if (records(pass) && at_least(RecordLevel::outputs)) record_arrays(view, s, index);
+  }
+  if (options_.meta.set_size > 0 && at_least(RecordLevel::sets)) record_sets(view, index);
+}
+
+void Recorder::summarise(const AttentionView& view, size_t s, int64_t layer_index) {
+  const SequencePass& pass = view.context.sequences[s];
+  const int64_t row = static_cast<int64_t>(s);
+  Slot& slot = slot_at(s);
+  LayerHistory& history = slot.history[static_cast<size_t>(layer_index)];
+  put_head_rows(slot, Field::attention_lse_external, layer_index,
+                view.used.lse_external.select(0, row));
+  put_head_rows(slot, Field::attention_lse_internal, layer_index,
+                view.used.lse_internal.select(0, row));
+  if (view.used.reused.defined()) {
+    const at::Tensor reused = recorded_heads(view.used.reused.select(0, row)).to(at::kByte);
+    const size_t heads = options_.meta.heads.size();
+    auto& out = slot.bytes[Field::attention_reused];
+    out.resize(options_.meta.layers.size() * heads, 0);
+    std::copy_n(reused.contiguous().const_data_ptr<uint8_t>(), heads,
+                out.begin() + layer_index * static_cast<int64_t>(heads));
+  }
+  record_query_gaps(view, s, layer_index);
+  if (!options_.exact_known || view.exact == nullptr) return;
+  const HeadAttention external(view.exact->external, view.exact->lse_external, row);
+  const HeadAttention internal(view.exact->internal, view.exact->lse_internal, row);
+  if (options_.meta.has_shadow) record_shadow(view, s, layer_index);
+  record_reuse_error(pass, slot, history, layer_index, external, internal);
+  record_similarity(pass, slot, history, layer_index, external, internal);
+}
+
+void Recorder::record_similarity(const SequencePass& pass, Slot& slot, LayerHistory& history,
+                                 int64_t layer_index, const HeadAttention& external,
+                                 const HeadAttention& internal) {
+  const HeadShape shape = head_shape();
+  std::vector<float> value(static_cast<size_t>(shape.heads));
+  const bool has_prefix = pass.context_length > 0;
+  const bool has_last = !pass.first_step() && history.last_internal.defined();
+  if (has_prefix) {
+    mean_external_mass(external.lse, internal.lse, shape, value.data());
+    put_heads(slot, Field::external_mass, layer_index, value);
+  }
+  if (has_last && has_prefix) {
+    mean_similarity(external.output, history.last_external.output, shape, value.data());
+    put_heads(slot, Field::similarity_external, layer_index, value);
+  }
+  if (has_last) {
+    mean_similarity(internal.output, history.last_internal.output, shape, value.data());
+    put_heads(slot, Field::similarity_internal, layer_index, value);
+  }
+  history.last_external = external;
+  history.last_internal = internal;
+}
+
+void Recorder::record_reuse_error(const SequencePass& pass, Slot& slot, LayerHistory& history,
+                                  int64_t layer_index, const HeadAttention& external,
+                                  const HeadAttention& internal) {
+  if (pass.context_length == 0) return;
+  const size_t layers = options_.meta.layers.size();
+  const size_t heads = options_.meta.heads.size();
+  auto& out = slot.floats[Field::reuse_error];  // [tau, layer, head, sum]
+  out.resize(kReuseTaus.size() * layers * heads * 4, kNaN);
+  std::vector<ErrorSums> sums;
+  for (size_t t = 0; t < kReuseTaus.size(); ++t) {
+    const bool reuses = !pass.first_step() && static_cast<float>(pass.changed) < kReuseTaus[t];
+    if (!reuses) history.source[t] = external;
+    // Most rules hold the same pair most of the time.
+    const bool as_before = t > 0 && history.source[t].output == history.source[t - 1].output;
+    if (!as_before) sums = reuse_error(history.source[t], external, internal, head_shape());
+    for (size_t h = 0; h < heads; ++h) {
+      const ErrorSums& sum = sums[static_cast<size_t>(options_.meta.heads[h])];
+      float* cell = &out[((t * layers + static_cast<size_t>(layer_index)) * heads + h) * 4];
+      cell[0] = static_cast<float>(sum.squared);
+      cell[1] = static_cast<float>(sum.absolute);
+      cell[2] = static_cast<float>(sum.reference);
+      cell[3] = static_cast<float>(sum.dot);
+    }
+  }
+}
+
+void Recorder::record_query_gaps(const AttentionView& view, size_t s, int64_t layer_index) {
+  const SequencePass& pass = view.context.sequences[s];
+  Slot& slot = slot_at(s);
+  LayerHistory& history = slot.history[static_cast<size_t>(layer_index)];
+  std::vector<float> unit = unit_normalised(view.input.q, static_cast<int64_t>(s));
+  if (pass.first_step()) {
+    history.first_query = std::move(unit);
+    return;
+  }
+  if (history.first_query.size() != unit.size()) return;
+  const HeadShape shape = head_shape();
+  std::vector<float> gap(static_cast<size_t>(shape.heads));
+  std::vector<float> block_gap(gap.size());
+  unit_gaps(unit, history.first_query, shape, gap.data(), block_gap.data());
+  put_heads(slot, Field::query_gap, layer_index, gap);
+  put_heads(slot, Field::query_block_gap, layer_index, block_gap);
+}
+
+void Recorder::record_shadow(const AttentionView& view, size_t s, int64_t layer_index) {
+  const int64_t row = static_cast<int64_t>(s);
+  Slot& slot = slot_at(s);
+  put_head_rows(slot, Field::shadow_lse_external, layer_index,
+                view.exact->lse_external.select(0, row));
+  const at::Tensor exact = view.exact->out.select(0, row).to(at::kFloat);
+  const at::Tensor error = view.used.out.select(0, row).to(at::kFloat) - exact;
+  const at::Tensor relative =
+      error.square().sum({-2, -1}).sqrt() / exact.square().sum({-2, -1}).sqrt().clamp_min(1e-30);
+  put_heads(
+      slot, Field::shadow_output_error, layer_index,
+      {relative.const_data_ptr<float>(), relative.const_data_ptr<float>() + relative.numel()});
+}
+
+void Recorder::on_hidden(const PassContext& context, int64_t layer, const at::Tensor& hidden) {
+  const int64_t index = layer_index(layer);
+  if (index < 0 || !at_least(RecordLevel::summary)) return;
+  for (size_t s = 0; s < context.sequences.size(); ++s) {
+    const SequencePass& pass = context.sequences[s];
+    if (pass.kind != PassKind::denoise || !traced(pass)) continue;
+    Slot& slot = slot_at(s);
+    LayerHistory& history = slot.history[static_cast<size_t>(index)];
+    if (records(pass) && at_least(RecordLevel::full)) {
+      put_array(slot, Field::hidden, index, hidden.select(0, static_cast<int64_t>(s)));
+    }
+    std::vector<float> unit = unit_normalised(hidden.unsqueeze(1), static_cast<int64_t>(s));
+    if (pass.first_step()) {
+      history.first_hidden = std::move(unit);
+    } else if (history.first_hidden.size() == unit.size()) {
+      float gap = 0.0F;
+      float block_gap = 0.0F;  // not recorded
+      unit_gaps(unit, history.first_hidden, {1, hidden.size(1), hidden.size(2)}, &gap, &block_gap);
+      put_floats(slot, Field::hidden_gap, index, &gap, 1);
+    }
+  }
+}
+
+void Recorder::on_logits(const PassContext& context, const std::vector<int64_t>& slots,
+                         const at::Tensor& logits) {
+  if (!at_least(RecordLevel::summary)) return;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const size_t s = static_cast<size_t>(slots[i]);
+    const SequencePass& pass = context.sequences[s];
+    if (!traced(pass)) continue;
+    Slot& slot = slot_at(s);
+    const at::Tensor rows = logits.select(0, static_cast<int64_t>(i));
+    if (pass.first_step()) {
+      slot.first_prediction = FirstPrediction(rows);
+    } else if (slot.first_prediction.defined()) {
+      slot.floats[Field::prediction_kl_step1] = masked_kl(slot.first_prediction, rows, pass.masked);
+    }
+  }
+}
+
+void Recorder::on_committed_keys(const CommittedKeys& keys) {
+  const int64_t index = layer_index(keys.layer);
+  if (index < 0 || !at_least(RecordLevel::full) || traced_.count(keys.sequence) == 0) return;
+  const auto& sequences = options_.filter.sequences;
+  if (!allows(sequences, keys.sequence)) return;
+  const at::ScalarType type =
+      options_.meta.array_type == ArrayType::bf16 ? at::kBFloat16 : at::kFloat;
+  // [K, T, D] -> [T, recorded kv heads, D]
+  const auto file_order = [&](const at::Tensor& rows) {
+    return buffer_of(recorded_kv_heads(rows).transpose(0, 1).to(type, false, /*copy=*/true));
+  };
+  auto& slices = prefix_[keys.sequence];
+  slices.push_back({Field::prefix_key, index, file_order(keys.key)});
+  slices.push_back({Field::prefix_value, index, file_order(keys.value)});
+}
+
+void Recorder::on_remove(int64_t slot) {
+  const size_t index = static_cast<size_t>(slot);
+  if (index >= slots_.size()) return;
+  if (index + 1 < slots_.size()) slots_[index] = std::move(slots_.back());
+  slots_.pop_back();
+}
+
+FrameDelta Recorder::frame_delta(const SequencePass& pass, const StepDecision& decision) const {
+  std::vector<int64_t> positions;
+  std::vector<int64_t> tokens;
+  std::vector<float> confidence;
+  const int64_t shift = options_.autoregressive ? 1 : 0;
+  const int64_t origin =
+      pass.block * options_.meta.block_length + shift - traced_.at(pass.sequence).prompt_length;
+  for (const int64_t p : decision.transferred) {
+    positions.push_back(origin + p);
+    tokens.push_back(decision.prediction.token[static_cast<size_t>(p)]);
+    confidence.push_back(decision.prediction.confidence[static_cast<size_t>(p)]);
+  }
+  return make_transfer(std::move(positions), std::move(tokens), std::move(confidence));
+}
+
+void Recorder::add_prediction(const StepDecision& decision, TraceRow& row) const {
+  std::vector<int32_t> tokens(decision.prediction.top1.begin(), decision.prediction.top1.end());
+  row.arrays.push_back({Field::prediction_token, kAllLayers, make_buffer(std::move(tokens))});
+  row.arrays.push_back(
+      {Field::prediction_confidence, kAllLayers, make_buffer(decision.prediction.top1_confidence)});
+}
+
+void Recorder::finish_slot(Slot& slot, TraceRow& row) {
+  if (row.recorded) {
+    for (auto& [field, values] : slot.floats) {
+      row.arrays.push_back({field, kAllLayers, make_buffer(std::move(values))});
+    }
+    for (auto& [field, values] : slot.ints) {
+      row.arrays.push_back({field, kAllLayers, make_buffer(std::move(values))});
+    }
+    for (auto& [field, values] : slot.bytes) {
+      row.arrays.push_back({field, kAllLayers, make_buffer(std::move(values))});
+    }
+    std::move(slot.arrays.begin(), slot.arrays.end(), std::back_inserter(row.arrays));
+  }
+  slot.floats.clear();
+  slot.ints.clear();
+  slot.bytes.clear();
+  slot.arrays.clear();
+}
+
+void Recorder::on_pass(const PassResult& result) {
+  const bool prefill = result.context.sequences.front().kind == PassKind::prefill;
+  // One entry per slot of the batch, also for sequences that are not recorded: on_remove moves the
+  // last slot, and that one must be the decoder's last.
+  if (!prefill) slots_.resize(result.context.sequences.size());
+  for (size_t s = 0; s < result.context.sequences.size(); ++s) {
+    const SequencePass& pass = result.context.sequences[s];
+    if (!traced(pass)) continue;
+    TraceRow row;
+    row.sequence = traced_.at(pass.sequence).trace_sequence;
+    row.pass = result.context.pass;
+    row.kind = pass.kind;
+    row.block = pass.kind == PassKind::prefill ? -1 : pass.block;
+    row.block_start =
+        pass.kind == PassKind::prefill ? result.start : pass.block * options_.meta.block_length;
+    row.step = pass.step;
+    row.context_length = pass.context_length;
+    row.transferred = pass.changed;
+    row.masks_left = pass.masks_left;
+    row.recorded = records(pass);
+    row.pass_time_ns = result.pass_ns;
+    if (pass.kind == PassKind::denoise) {
+      ++counters_.denoising_rows;
+      counters_.transferred += static_cast<int64_t>(result.decisions[s].transferred.size());
+      add_prediction(result.decisions[s], row);
+      row.delta = frame_delta(pass, result.decisions[s]);
+    }
+    if (pass.kind != PassKind::prefill && s < slots_.size()) finish_slot(slots_[s], row);
+    const auto prefix = prefix_.find(pass.sequence);
+    if (prefix != prefix_.end()) {
+      row.prefix_start = row.block_start;
+      row.prefix_length = result.length;
+      std::move(prefix->second.begin(), prefix->second.end(), std::back_inserter(row.arrays));
+      prefix_.erase(prefix);
+    }
+    writer_.append_row(std::move(row));
+  }
+}
+
+}  // namespace blockscope

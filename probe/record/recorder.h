@@ -1,0 +1,122 @@
+// Turns what a decoder shows into rows of a trace. It observes and never steers: views are copied
+// (converted to the file's type) and handed to the TraceWriter's thread.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "decode_record/trace_writer.h"
+#include "probe/decode/decode_observer.h"
+#include "probe/record/step_statistics.h"
+
+namespace blockscope {
+
+/// Which rows carry arrays; empty sets let everything through.
+struct RecordFilter {
+  std::set<int64_t> steps;      // denoising steps, from 1
+  std::set<int64_t> blocks;     // absolute block indices
+  std::set<int64_t> sequences;  // sequences of the run
+};
+
+struct RecorderOptions {
+  TraceMeta meta;  // level, layers, heads, set size, normaliser, dtype
+  RecordFilter filter;
+  bool exact_known = true;  // the policy is exact, or --shadow computes the exact values beside it
+  bool autoregressive = false;
+};
+
+class Recorder : public DecodeObserver {
+ public:
+  Recorder(RecorderOptions options, TraceWriter& writer);
+
+  /// Ties a sequence of the run to its index in the trace, before its first pass; `prompt_length`
+  /// makes positions count from the end of the prompt. A sequence never begun here is not recorded.
+  void begin_sequence(int64_t sequence, int64_t trace_sequence, int64_t prompt_length);
+
+  /// What was decided so far, recorded or not.
+  struct Counters {
+    int64_t denoising_rows = 0;
+    int64_t transferred = 0;
+  };
+  const Counters& counters() const { return counters_; }
+
+  void on_attention(const AttentionView& view) override;
+  void on_hidden(const PassContext& context, int64_t layer, const at::Tensor& hidden) override;
+  void on_committed_keys(const CommittedKeys& keys) override;
+  void on_logits(const PassContext& context, const std::vector<int64_t>& slots,
+                 const at::Tensor& logits) override;
+  void on_pass(const PassResult& result) override;
+  void on_remove(int64_t slot) override;
+
+ private:
+  struct TracedSequence {
+    int64_t trace_sequence = 0;
+    int64_t prompt_length = 0;
+  };
+  /// What later steps of a block are compared with, per recorded layer.
+  struct LayerHistory {
+    HeadAttention last_external, last_internal;           // the previous step's exact values
+    std::array<HeadAttention, kReuseTaus.size()> source;  // the pair rule tau would still hold
+    std::vector<float> first_query;                       // [H, B, D] unit vectors of step 1
+    std::vector<float> first_hidden;                      // [B, hidden_size] unit vectors of step 1
+    std::vector<int32_t> first_set;                       // [kv_heads, k] of step 1
+  };
+  /// One slot of the batch: the block's history and the row being collected.
+  struct Slot {
+    std::vector<LayerHistory> history;           // by recorded layer
+    FirstPrediction first_prediction;            // of step 1
+    std::map<Field, std::vector<float>> floats;  // whole-row datasets, [L, ...]
+    std::map<Field, std::vector<int32_t>> ints;
+    std::map<Field, std::vector<uint8_t>> bytes;
+    std::vector<ArraySlice> arrays;  // per-layer datasets, already in file type
+  };
+
+  bool at_least(RecordLevel level) const { return options_.meta.level >= level; }
+  bool traced(const SequencePass& pass) const { return traced_.count(pass.sequence) > 0; }
+  bool records(const SequencePass& pass) const;
+  int64_t layer_index(int64_t layer) const;  // index among the recorded layers, -1: none
+  Slot& slot_at(size_t index);
+
+  void summarise(const AttentionView& view, size_t slot, int64_t layer_index);
+  void record_similarity(const SequencePass& pass, Slot& slot, LayerHistory& history,
+                         int64_t layer_index, const HeadAttention& external,
+                         const HeadAttention& internal);
+  void record_reuse_error(const SequencePass& pass, Slot& slot, LayerHistory& history,
+                          int64_t layer_index, const HeadAttention& external,
+                          const HeadAttention& internal);
+  void record_query_gaps(const AttentionView& view, size_t slot, int64_t layer_index);
+  void record_shadow(const AttentionView& view, size_t slot, int64_t layer_index);
+  void record_sets(const AttentionView& view, int64_t layer_index);
+  void record_recall(const SequencePass& pass, Slot& slot, LayerHistory& history,
+                     int64_t layer_index, const std::vector<int32_t>& index);
+  void record_arrays(const AttentionView& view, size_t slot, int64_t layer_index);
+
+  void put_floats(Slot& slot, Field field, int64_t layer_index, const float* values, size_t count);
+  void put_heads(Slot& slot, Field field, int64_t layer_index, const std::vector<float>& all_heads);
+  void put_head_rows(Slot& slot, Field field, int64_t layer_index, const at::Tensor& rows);
+  void put_ints(Slot& slot, Field field, int64_t layer_index, const std::vector<int32_t>& values);
+  void put_array(Slot& slot, Field field, int64_t layer_index, const at::Tensor& values);
+  HeadShape head_shape() const;
+  at::Tensor recorded_heads(const at::Tensor& rows) const;     // [H, ...] -> [heads, ...]
+  at::Tensor recorded_kv_heads(const at::Tensor& rows) const;  // [K, ...] -> [kv_heads, ...]
+  void add_prediction(const StepDecision& decision, TraceRow& row) const;
+  FrameDelta frame_delta(const SequencePass& pass, const StepDecision& decision) const;
+  void finish_slot(Slot& slot, TraceRow& row);
+
+  RecorderOptions options_;
+  TraceWriter& writer_;
+  std::map<int64_t, TracedSequence> traced_;  // by sequence of the run
+  std::vector<int64_t> layer_indices_;        // model layer -> recorded layer or -1
+  at::Tensor heads_, kv_heads_;               // recorded heads, undefined when all are
+  std::vector<Slot> slots_;
+  Counters counters_;
+  std::map<int64_t, std::vector<ArraySlice>> prefix_;  // by sequence: keys of the current pass
+};
+
+}  // namespace blockscope

@@ -1,0 +1,156 @@
+// The recorder's copies: selecting recorded heads and laying values out as the file has them, and
+// the top-k sets.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include "kernels/ops.h"
+#include "probe/record/recorder.h"
+
+namespace blockscope {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+}  // namespace
+
+at::Tensor Recorder::recorded_heads(const at::Tensor& rows) const {
+  return heads_.defined() ? rows.index_select(0, heads_) : rows;
+}
+
+at::Tensor Recorder::recorded_kv_heads(const at::Tensor& rows) const {
+  return kv_heads_.defined() ? rows.index_select(0, kv_heads_) : rows;
+}
+
+void Recorder::put_floats(Slot& slot, Field field, int64_t layer_index, const float* values,
+                          size_t count) {
+  auto& out = slot.floats[field];
+  out.resize(options_.meta.layers.size() * count, kNaN);
+  std::copy_n(values, count, out.begin() + layer_index * static_cast<int64_t>(count));
+}
+
+void Recorder::put_heads(Slot& slot, Field field, int64_t layer_index,
+                         const std::vector<float>& all_heads) {
+  std::vector<float> kept;
+  for (const int64_t head : options_.meta.heads) {
+    kept.push_back(all_heads[static_cast<size_t>(head)]);
+  }
+  put_floats(slot, field, layer_index, kept.data(), kept.size());
+}
+
+void Recorder::put_head_rows(Slot& slot, Field field, int64_t layer_index, const at::Tensor& rows) {
+  const at::Tensor kept = recorded_heads(rows).contiguous();
+  put_floats(slot, field, layer_index, kept.const_data_ptr<float>(),
+             static_cast<size_t>(kept.numel()));
+}
+
+void Recorder::put_ints(Slot& slot, Field field, int64_t layer_index,
+                        const std::vector<int32_t>& values) {
+  auto& out = slot.ints[field];
+  out.resize(options_.meta.layers.size() * values.size(), -1);
+  std::copy(values.begin(), values.end(),
+            out.begin() + layer_index * static_cast<int64_t>(values.size()));
+}
+
+void Recorder::put_array(Slot& slot, Field field, int64_t layer_index, const at::Tensor& values) {
+  const at::ScalarType type =
+      options_.meta.array_type == ArrayType::bf16 ? at::kBFloat16 : at::kFloat;
+  // copy = true: the model may write into its buffers before the writer thread reads these.
+  auto owner = std::make_shared<at::Tensor>(
+      values.to(type, /*non_blocking=*/false, /*copy=*/true).contiguous());
+  const void* data = owner->const_data_ptr();
+  const size_t size = static_cast<size_t>(owner->nbytes());
+  slot.arrays.push_back({field, layer_index, Buffer{std::move(owner), data, size}});
+}
+
+void Recorder::record_arrays(const AttentionView& view, size_t s, int64_t layer_index) {
+  const int64_t row = static_cast<int64_t>(s);
+  Slot& slot = slot_at(s);
+  put_array(slot, Field::attention_external, layer_index,
+            recorded_heads(view.used.external.select(0, row)));
+  put_array(slot, Field::attention_internal, layer_index,
+            recorded_heads(view.used.internal.select(0, row)));
+  put_array(slot, Field::query, layer_index, recorded_heads(view.input.q.select(0, row)));
+  if (options_.meta.has_shadow && view.exact != nullptr) {
+    put_array(slot, Field::shadow_external, layer_index,
+              recorded_heads(view.exact->external.select(0, row)));
+  }
+  if (at_least(RecordLevel::full)) {
+    put_array(slot, Field::block_key, layer_index, recorded_kv_heads(view.input.k.select(0, row)));
+    put_array(slot, Field::block_value, layer_index,
+              recorded_kv_heads(view.input.v.select(0, row)));
+  }
+}
+
+void Recorder::record_sets(const AttentionView& view, int64_t layer_index) {
+  if (!options_.exact_known || view.exact == nullptr) return;
+  const bool wanted = std::any_of(view.context.sequences.begin(), view.context.sequences.end(),
+                                  [&](const SequencePass& pass) {
+                                    // Step 1 is the anchor of every later recall, whatever the
+                                    // filter says.
+                                    return traced(pass) && (records(pass) || pass.first_step());
+                                  });
+  if (!wanted) return;
+  const AttentionInput& input = view.input;
+  const int64_t k = options_.meta.set_size;
+  const at::Tensor lse = options_.meta.set_normaliser == SetNormaliser::prefix
+                             ? view.exact->lse_external
+                             : at::logaddexp(view.exact->lse_external, view.exact->lse_internal);
+  const TopKSets sets = topk_sets(input.q, view.external.key, view.external.length, lse, k,
+                                  input.scale, /*with_tokens=*/at_least(RecordLevel::full));
+  for (size_t s = 0; s < view.context.sequences.size(); ++s) {
+    const SequencePass& pass = view.context.sequences[s];
+    if (pass.kind != PassKind::denoise || !traced(pass)) continue;
+    const int64_t row = static_cast<int64_t>(s);
+    Slot& slot = slot_at(s);
+    const auto ints = [&](const at::Tensor& values) {
+      const at::Tensor kept = recorded_kv_heads(values.select(0, row)).contiguous();
+      const int32_t* data = kept.const_data_ptr<int32_t>();
+      return std::vector<int32_t>(data, data + kept.numel());
+    };
+    const std::vector<int32_t> index = ints(sets.index);
+    put_ints(slot, Field::set_topk, layer_index, index);
+    put_ints(slot, Field::set_union_size, layer_index, ints(sets.union_size));
+    const at::Tensor probability = recorded_kv_heads(sets.probability.select(0, row)).contiguous();
+    put_floats(slot, Field::set_probability, layer_index, probability.const_data_ptr<float>(),
+               static_cast<size_t>(probability.numel()));
+    const at::Tensor covered = probability.sum(-1).contiguous();
+    put_floats(slot, Field::set_covered, layer_index, covered.const_data_ptr<float>(),
+               static_cast<size_t>(covered.numel()));
+    record_recall(pass, slot, slot.history[static_cast<size_t>(layer_index)], layer_index, index);
+    if (records(pass) && at_least(RecordLevel::full)) {
+      const at::Tensor kept = recorded_kv_heads(sets.token_index.select(0, row)).contiguous();
+      const int32_t* data = kept.const_data_ptr<int32_t>();
+      slot.arrays.push_back({Field::set_topk_token, layer_index,
+                             make_buffer(std::vector<int32_t>(data, data + kept.numel()))});
+    }
+  }
+}
+
+void Recorder::record_recall(const SequencePass& pass, Slot& slot, LayerHistory& history,
+                             int64_t layer_index, const std::vector<int32_t>& index) {
+  if (pass.first_step()) history.first_set = index;
+  const size_t k = static_cast<size_t>(options_.meta.set_size);
+  // N <= k is trivial: every key is in the set, so nothing is said.
+  if (pass.first_step() || pass.context_length <= options_.meta.set_size ||
+      history.first_set.size() != index.size()) {
+    return;
+  }
+  std::vector<float> recall;
+  for (size_t begin = 0; begin < index.size(); begin += k) {
+    const auto first = history.first_set.begin() + static_cast<int64_t>(begin);
+    std::vector<int32_t> anchor(first, first + static_cast<int64_t>(k));
+    std::sort(anchor.begin(), anchor.end());
+    const auto now = index.begin() + static_cast<int64_t>(begin);
+    const int64_t kept = std::count_if(now, now + static_cast<int64_t>(k), [&](int32_t p) {
+      return std::binary_search(anchor.begin(), anchor.end(), p);
+    });
+    recall.push_back(static_cast<float>(kept) / static_cast<float>(k));
+  }
+  put_floats(slot, Field::set_recall, layer_index, recall.data(), recall.size());
+}
+
+}  // namespace blockscope

@@ -1,0 +1,257 @@
+#include "probe/run/capture_plan.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <numeric>
+
+#include "command_line/options.h"
+#include "command_line/progress.h"
+#include "decode_record/decode_record.h"
+#include "decode_record/error.h"
+#include "decode_record/index_set.h"
+#include "decode_record/trace_layout.h"
+#include "probe/checkpoint/rope.h"
+#include "probe/decode/kv_cache.h"
+
+namespace blockscope {
+namespace {
+
+std::vector<int64_t> indices_or_all(const std::string& text, const std::string& flag,
+                                    int64_t count) {
+  std::vector<int64_t> indices = parse_index_set(text, flag, 0, count);
+  if (indices.empty()) {
+    indices.resize(static_cast<size_t>(count));
+    std::iota(indices.begin(), indices.end(), 0);
+  }
+  return indices;
+}
+
+std::set<int64_t> index_filter(const std::string& text, const std::string& flag, int64_t first) {
+  const std::vector<int64_t> indices = parse_index_set(text, flag, first);
+  return {indices.begin(), indices.end()};
+}
+
+bool allows(const std::set<int64_t>& filter, int64_t value) {
+  return filter.empty() || filter.count(value) > 0;
+}
+
+/// KV heads that a recorded query head reads.
+std::vector<int64_t> kv_heads_of(const std::vector<int64_t>& heads, const ModelConfig& config) {
+  std::set<int64_t> kv_heads;
+  for (const int64_t head : heads) kv_heads.insert(head / (config.num_heads / config.num_kv_heads));
+  return {kv_heads.begin(), kv_heads.end()};
+}
+
+/// The trace of a run whose blocks all take every step and decide one token at a time.
+TraceExtent longest_trace(const RecorderOptions& recorder, const DecodeOptions& decode,
+                          const std::vector<RunPrompt>& prompts) {
+  constexpr int64_t kNameBytes = 64;  // name, answer and metric of a prompt
+  const TraceMeta& meta = recorder.meta;
+  const int64_t block_length = decode.block_length();
+  const int64_t steps = decode.autoregressive() ? 1 : decode.unmasking.denoising_steps;
+  size_t longest_piece = 0;
+  for (const std::string& piece : meta.pieces)
+    longest_piece = std::max(longest_piece, piece.size());
+  TraceExtent extent;
+  for (const RunPrompt& prompt : prompts) {
+    const int64_t length = static_cast<int64_t>(prompt.request.prompt.size());
+    const int64_t total = cache_positions(length, prompt.request.gen_length, decode);
+    const int64_t generated = total - length;
+    int64_t rows = 1;  // the prefill
+    for (int64_t block = length / block_length; block < total / block_length; ++block) {
+      rows += steps + 1;
+      for (int64_t step = 1; step <= steps; ++step) {
+        const bool recorded = allows(recorder.filter.steps, step) &&
+                              allows(recorder.filter.blocks, block) &&
+                              allows(recorder.filter.sequences, prompt.request.sequence);
+        extent.recorded_rows += recorded ? 1 : 0;
+      }
+    }
+    const int64_t keyframes = rows / static_cast<int64_t>(kKeyframeInterval) + 1;
+    extent.length(Axis::row) += rows;
+    extent.length(Axis::sequence) += 1;
+    extent.length(Axis::prompt_element) += length;
+    extent.length(Axis::text_byte) +=
+        static_cast<int64_t>(prompt.name.size()) + kNameBytes +
+        generated * std::max<int64_t>(static_cast<int64_t>(longest_piece), 1);
+    extent.length(Axis::delta) += generated;
+    extent.length(Axis::keyframe) += keyframes;
+    extent.length(Axis::keyframe_element) += keyframes * generated;
+    extent.length(Axis::prefix_element) += total;
+  }
+  return extent;
+}
+
+/// What is in memory of one sequence's pass: a row being collected and the same on its way to the
+/// file, and what later steps are compared with.
+int64_t recorder_memory(const RecorderOptions& recorder, const DecodeOptions& decode,
+                        const ModelConfig& config) {
+  const TraceMeta& meta = recorder.meta;
+  int64_t bytes = 2 * recorded_row_bytes(meta);
+  if (meta.level < RecordLevel::summary) return bytes;
+  const int64_t block_length = decode.block_length();
+  const auto layers = static_cast<int64_t>(meta.layers.size());
+  // Previous step, up to four reuse sources, step 1's queries: float32 [H, B, D] each; step 1's
+  // probabilities and their logarithms: float32 [B, V] each; step 1's sets.
+  bytes += layers * 7 * config.num_heads * block_length * config.head_dim * 4;
+  bytes += 2 * block_length * config.vocab_size * 4;
+  bytes += layers * static_cast<int64_t>(meta.kv_heads.size()) * meta.set_size * 4;
+  return bytes;
+}
+
+}  // namespace
+
+void add_record_flags(CLI::App& app, RecordFlags& flags) {
+  app.add_option("--record", flags.level, "trajectory, summary, sets, outputs or full")
+      ->capture_default_str();
+  app.add_option("--layers", flags.layers, "Recorded layers, such as 0-3,7 (default: all)");
+  app.add_option("--heads", flags.heads, "Recorded query heads (default: all)");
+  app.add_option("--steps", flags.steps, "Recorded denoising steps, from 1 (default: all)");
+  app.add_option("--blocks", flags.blocks, "Recorded blocks, absolute, from 0 (default: all)");
+  app.add_option("--sequences", flags.sequences, "Recorded prompts, from 0 (default: all)");
+  app.add_option("--set-size", flags.set_size, "k of the top-k sets")
+      ->check(whole_number(1))
+      ->capture_default_str();
+  app.add_option("--set-normaliser", flags.set_normaliser,
+                 "Keys the set probabilities sum to 1 over: prefix or prefix+block")
+      ->capture_default_str();
+  app.add_option("--array-type", flags.array_type, "Type of the large arrays: bf16 or f32")
+      ->capture_default_str();
+}
+
+RecorderOptions recorder_options(const RecordFlags& flags, const PolicyFlags& policy,
+                                 const LoadedModel& model, const DecodeOptions& decode) {
+  const ModelConfig& config = model.config;
+  RecorderOptions options;
+  TraceMeta& meta = options.meta;
+  meta.num_layers = config.num_layers;
+  meta.num_heads = config.num_heads;
+  meta.num_kv_heads = config.num_kv_heads;
+  meta.head_dim = config.head_dim;
+  meta.hidden_size = config.hidden_size;
+  meta.vocab_size = config.vocab_size;
+  meta.mask_token_id = decode.mask_token_id;
+  meta.logit_shift = decode.autoregressive() ? 1 : 0;
+  meta.softmax_scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+  meta.block_length = decode.block_length();
+  meta.level = parse_record_level(flags.level);
+  meta.layers = indices_or_all(flags.layers, "--layers", config.num_layers);
+  meta.heads = indices_or_all(flags.heads, "--heads", config.num_heads);
+  meta.kv_heads = kv_heads_of(meta.heads, config);
+  if (flags.set_size > largest_position_count(config)) {
+    throw UsageError(
+        fmt::format("--set-size: expected at most the {} positions of this model, got {}",
+                    largest_position_count(config), flags.set_size));
+  }
+  if (flags.set_normaliser != "prefix" && flags.set_normaliser != "prefix+block") {
+    throw UsageError(fmt::format("--set-normaliser: expected prefix or prefix+block, got '{}'",
+                                 flags.set_normaliser));
+  }
+  if (flags.array_type != "bf16" && flags.array_type != "f32") {
+    throw UsageError(fmt::format("--array-type: expected bf16 or f32, got '{}'", flags.array_type));
+  }
+  meta.set_size = meta.level >= RecordLevel::sets ? flags.set_size : 0;
+  meta.set_normaliser =
+      flags.set_normaliser == "prefix" ? SetNormaliser::prefix : SetNormaliser::prefix_and_block;
+  meta.array_type = flags.array_type == "bf16" ? ArrayType::bf16 : ArrayType::f32;
+  meta.has_shadow = policy.shadow;
+  meta.model_json = model.model_json();
+  options.filter = {index_filter(flags.steps, "--steps", 1),
+                    index_filter(flags.blocks, "--blocks", 0),
+                    index_filter(flags.sequences, "--sequences", 0)};
+  options.exact_known = policy.policy == "exact" || policy.shadow;
+  options.autoregressive = decode.autoregressive();
+  return options;
+}
+
+CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& decode,
+                         const std::vector<RunPrompt>& prompts, int64_t batch_size,
+                         const LoadedModel& model) {
+  const TraceMeta& meta = recorder.meta;
+  CaptureCost cost;
+  cost.file_bytes = file_bytes(meta, longest_trace(recorder, decode, prompts));
+  const int64_t sequences = std::min<int64_t>(batch_size, static_cast<int64_t>(prompts.size()));
+  const ModelConfig& config = model.config;
+  for (size_t first = 0; first < prompts.size(); first += static_cast<size_t>(batch_size)) {
+    const std::vector<DecodeRequest> batch = batch_requests(prompts, first, batch_size);
+    const KvCacheShape shape = cache_shape(config, batch, decode);
+    cost.kv_cache_bytes = std::max(cost.kv_cache_bytes, KvCache::size_bytes(shape, model.dtype));
+  }
+  cost.recorder_bytes = sequences * recorder_memory(recorder, decode, config);
+  return cost;
+}
+
+void check_record_flags(const CLI::App& app, const RecordFlags& flags) {
+  const RecordLevel level = parse_record_level(flags.level);
+  refuse_idle(app, "--layers", level >= RecordLevel::summary, "--record summary or above");
+  refuse_idle(app, "--heads", level >= RecordLevel::summary, "--record summary or above");
+  refuse_idle(app, "--set-size", level >= RecordLevel::sets, "--record sets or above");
+  refuse_idle(app, "--set-normaliser", level >= RecordLevel::sets, "--record sets or above");
+  refuse_idle(app, "--array-type", level >= RecordLevel::outputs, "--record outputs or above");
+}
+
+void check_filter(const RecorderOptions& recorder, const DecodeOptions& decode,
+                  const std::vector<RunPrompt>& prompts) {
+  const auto check = [](const char* flag, const std::set<int64_t>& filter, int64_t last,
+                        const char* what) {
+    if (filter.empty() || *filter.rbegin() <= last) return;
+    throw UsageError(fmt::format("{}: {} is beyond this run, whose last {} is {}", flag,
+                                 *filter.rbegin(), what, last));
+  };
+  int64_t last_block = 0;
+  for (const RunPrompt& prompt : prompts) {
+    const int64_t total = cache_positions(static_cast<int64_t>(prompt.request.prompt.size()),
+                                          prompt.request.gen_length, decode);
+    last_block = std::max(last_block, total / decode.block_length() - 1);
+  }
+  check("--sequences", recorder.filter.sequences, static_cast<int64_t>(prompts.size()) - 1,
+        "sequence");
+  check("--blocks", recorder.filter.blocks, last_block, "block");
+  check("--steps", recorder.filter.steps,
+        decode.autoregressive() ? 1 : decode.unmasking.denoising_steps, "step of a block");
+}
+
+int64_t available_memory() {
+  std::ifstream file("/proc/meminfo");
+  std::string name;
+  int64_t kibibytes = 0;
+  while (file >> name >> kibibytes) {
+    if (name == "MemAvailable:") return kibibytes * 1024;
+    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return 0;
+}
+
+void check_memory(const CaptureCost& cost, uint64_t weights, int64_t available) {
+  const int64_t wanted = cost.kv_cache_bytes + cost.recorder_bytes;
+  if (available <= 0 || wanted <= available) return;
+  throw Error(fmt::format(
+      "capture: the KV cache takes {} and the recorder {} (beside weights of {}), and {} are free. "
+      "HINT: a smaller --batch-size, --gen-length or --set-size, fewer --layers, or "
+      "--no-space-check",
+      format_bytes(static_cast<double>(cost.kv_cache_bytes)),
+      format_bytes(static_cast<double>(cost.recorder_bytes)),
+      format_bytes(static_cast<double>(weights)), format_bytes(static_cast<double>(available))));
+}
+
+void check_free_space(const std::string& path, int64_t bytes) {
+  std::error_code error;
+  std::filesystem::path folder = std::filesystem::absolute(path, error).parent_path();
+  const auto space = std::filesystem::space(folder, error);
+  if (error) return;  // the writer will say what is wrong with the place
+  if (static_cast<uint64_t>(bytes) > space.available) {
+    throw TraceError(fmt::format(
+        "{}: the trace can take up to {}, and {} are free there. HINT: record less (--record, "
+        "--layers, --heads, --steps, --blocks), or --no-space-check if blocks end early",
+        path, format_bytes(static_cast<double>(bytes)),
+        format_bytes(static_cast<double>(space.available))));
+  }
+}
+
+}  // namespace blockscope

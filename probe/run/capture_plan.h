@@ -1,0 +1,55 @@
+// What a capture will record and what it will cost, settled before the first pass.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "decode_record/trace_meta.h"
+#include "probe/record/recorder.h"
+#include "probe/run/run_flags.h"
+#include "probe/run/run_prompts.h"
+
+namespace blockscope {
+
+struct RecordFlags {
+  std::string level = "summary";
+  std::string layers, heads, steps, blocks, sequences;  // index lists, empty: all
+  int64_t set_size = 32;
+  std::string set_normaliser = "prefix";
+  std::string array_type = "bf16";
+};
+void add_record_flags(CLI::App& app, RecordFlags& flags);
+
+/// Throws UsageError for a level, index or type that does not fit the model.
+RecorderOptions recorder_options(const RecordFlags& flags, const PolicyFlags& policy,
+                                 const LoadedModel& model, const DecodeOptions& decode);
+
+struct CaptureCost {
+  int64_t file_bytes = 0;      // of the trace, if every block takes all its steps
+  int64_t kv_cache_bytes = 0;  // of the largest batch
+  int64_t recorder_bytes = 0;  // rows and history the recorder keeps of the largest batch
+};
+CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& decode,
+                         const std::vector<RunPrompt>& prompts, int64_t batch_size,
+                         const LoadedModel& model);
+
+/// Throws UsageError for an option that the level would ignore.
+void check_record_flags(const CLI::App& app, const RecordFlags& flags);
+
+/// Throws UsageError when a filter names a sequence, block or step that the run can't have.
+void check_filter(const RecorderOptions& recorder, const DecodeOptions& decode,
+                  const std::vector<RunPrompt>& prompts);
+
+/// Bytes that this machine could still give to a process; 0: unknown.
+int64_t available_memory();
+
+/// Throws Error when cache and recorder need more than the `available` bytes of memory (0:
+/// unknown); the weights are in memory already.
+void check_memory(const CaptureCost& cost, uint64_t weights, int64_t available);
+
+/// Throws TraceError when the file system of `path` has less free space than `bytes`.
+void check_free_space(const std::string& path, int64_t bytes);
+
+}  // namespace blockscope

@@ -1,0 +1,52 @@
+// Decodes all prompts batch by batch while a recorder writes the trace.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "decode_record/trace_writer.h"
+#include "probe/record/recorder.h"
+#include "probe/run/run_flags.h"
+#include "probe/run/run_prompts.h"
+
+namespace blockscope {
+
+struct CaptureRun {
+  const LoadedModel& model;
+  const DecodeOptions& decode;
+  const Tokenizer* tokenizer;
+  AttentionPolicy& policy;
+  int64_t batch_size = 1;
+  bool quiet = false;
+};
+
+/// A sequence that ended, with its score (NaN: not scored).
+struct CaptureOutcome {
+  const RunPrompt& prompt;
+  const DecodeOutcome& outcome;
+  std::string text;
+  double score;
+};
+
+struct CaptureTotals {
+  int64_t sequences = 0;
+  int64_t scored = 0;
+  double score_sum = 0.0;
+  int64_t tokens = 0;  // transferred
+  int64_t denoising_rows = 0;
+  int64_t passes = 0;
+  double seconds = 0.0;
+  bool interrupted = false;
+};
+
+/// `finished`: prompts a resumed trace already holds; they are decoded again only as members of a
+/// batch that was cut, so that the batch is the same as in an uninterrupted run, and not recorded.
+/// Asks the caller's InterruptGuard after every pass.
+CaptureTotals run_capture(const CaptureRun& run, const RecorderOptions& recorder_options,
+                          const std::vector<RunPrompt>& prompts, const ResumeState& finished,
+                          TraceWriter& writer,
+                          const std::function<void(const CaptureOutcome&)>& on_outcome);
+
+}  // namespace blockscope

@@ -1,0 +1,79 @@
+#include "probe/run/replay_source.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "decode_record/error.h"
+#include "decode_record/trace_reader.h"
+#include "probe/text/prompts.h"
+
+namespace blockscope {
+namespace {
+
+std::vector<ReplayStep> read_steps(const TraceReader& reader, int64_t sequence,
+                                   int64_t prompt_length) {
+  std::vector<ReplayStep> steps;
+  for (const int64_t row : reader.rows_of(sequence)) {
+    const StepColumns columns = reader.steps(row, 1);
+    if (columns.kind[0] != static_cast<uint8_t>(PassKind::denoise)) continue;
+    ReplayStep step;
+    step.block = columns.block[0];
+    step.step = columns.step[0];
+    const FrameDelta delta = reader.delta(row);
+    for (const SequenceDelta& changes : delta.rows) {
+      for (const int64_t position : changes.transfer_index) {
+        step.positions.push_back(prompt_length + position);
+      }
+      step.tokens.insert(step.tokens.end(), changes.decoded_tokens.begin(),
+                         changes.decoded_tokens.end());
+      step.confidence.insert(step.confidence.end(), changes.confidence.begin(),
+                             changes.confidence.end());
+    }
+    step.confidence.resize(step.tokens.size(), 0.0F);
+    steps.push_back(std::move(step));
+  }
+  return steps;
+}
+
+}  // namespace
+
+ReplaySource read_replay(const std::string& path) {
+  const TraceReader reader(path);
+  const TraceInfo& info = reader.info();
+  if (info.meta.mask_token_id < 0) {
+    throw PromptError(
+        fmt::format("{}: expected a block-diffusion trace to replay, got an "
+                    "autoregressive one",
+                    info.path));
+  }
+  ReplaySource source;
+  source.block_length = info.meta.block_length;
+  source.mask_token_id = info.meta.mask_token_id;
+  for (int64_t index = 0; index < info.num_sequences; ++index) {
+    const SequenceInfo sequence = reader.sequence(index);
+    if (sequence.aborted || sequence.finish_reason == FinishReason::unfinished) continue;
+    RunPrompt prompt;
+    prompt.name = sequence.name;
+    if (!sequence.answer.empty()) {
+      prompt.answers = {sequence.answer};
+      prompt.metric = parse_metric(sequence.metric);
+    }
+    DecodeRequest& request = prompt.request;
+    request.sequence = static_cast<int64_t>(source.prompts.size());
+    request.prompt = sequence.prompt;
+    request.gen_length = sequence.gen_length;
+    const std::vector<TokenId> ids(sequence.prompt.begin(), sequence.prompt.end());
+    request.prompt_hash = prompt_hash(ids);
+    request.replayed = true;
+    request.replay = read_steps(reader, index, static_cast<int64_t>(sequence.prompt.size()));
+    source.prompts.push_back(std::move(prompt));
+  }
+  if (source.prompts.empty()) {
+    throw PromptError(
+        fmt::format("{}: expected at least one finished sequence to replay, got none", info.path));
+  }
+  return source;
+}
+
+}  // namespace blockscope

@@ -1,0 +1,196 @@
+#include "probe/run/run_flags.h"
+#include "probe/policies/exact_policy.h"
+#include "probe/policies/flashblock_policy.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "command_line/options.h"
+#include "decode_record/error.h"
+#include "decode_record/reuse_file.h"
+#include "decode_record/sha256.h"
+
+namespace blockscope {
+namespace {
+
+constexpr uint64_t kLargestSeed = std::numeric_limits<uint64_t>::max();
+
+at::ScalarType resolve_dtype(const std::string& flag, const std::string& config_dtype) {
+  const std::string name = flag == "auto" ? config_dtype : flag;
+  if (name == "float32" || name.empty()) return at::kFloat;
+  if (name == "bfloat16") return at::kBFloat16;
+  if (name == "float16") return at::kHalf;
+  throw UsageError(
+      fmt::format("--dtype: expected auto, float32, bfloat16 or float16, got '{}'", name));
+}
+
+}  // namespace
+
+void add_model_flags(CLI::App& app, ModelFlags& flags) {
+  app.add_option("model", flags.model, "Checkpoint folder, or a model id in the local hub cache")
+      ->required();
+  flags.asked_revision =
+      app.add_option("--revision", flags.revision, "Revision of a model id")->capture_default_str();
+  app.add_option("--dtype", flags.dtype, "auto (the checkpoint's), float32, bfloat16, float16")
+      ->capture_default_str();
+  app.add_option("--mask-token-id", flags.overrides.mask_token_id, "Overrides the mask token id")
+      ->check(whole_number(0));
+  app.add_option("--block-length", flags.overrides.block_length, "Overrides the block length B")
+      ->check(whole_number(1));
+  add_threads_option(app, flags.threads);
+}
+
+LoadedModel load_model(const ModelFlags& flags, const Environment& environment) {
+  if (flags.threads > 0) at::set_num_threads(flags.threads);
+  LoadedModel loaded;
+  loaded.source = resolve_model(flags.model, flags.revision, environment.hub);
+  if (loaded.source.revision.empty() && flags.asked_revision != nullptr &&
+      flags.asked_revision->count() > 0) {
+    throw UsageError(fmt::format(
+        "--revision: does nothing for a folder, and {} is one. HINT: leave it out", flags.model));
+  }
+  const Checkpoint checkpoint = Checkpoint::open(loaded.source.folder, flags.overrides);
+  loaded.config = checkpoint.config();
+  loaded.digest = checkpoint.digest();
+  loaded.checkpoint_bytes = checkpoint.total_bytes();
+  loaded.dtype = resolve_dtype(flags.dtype, loaded.config.dtype);
+  loaded.model =
+      std::make_shared<BlockDiffusionModel>(BlockDiffusionModel::load(checkpoint, loaded.dtype));
+  return loaded;
+}
+
+std::string LoadedModel::model_json() const {
+  const nlohmann::json json = {
+      {"requested", source.requested},
+      {"revision", source.revision},
+      {"snapshot", source.snapshot},
+      {"digest", digest},
+      {"compute_dtype", dtype == at::kFloat  ? "float32"
+                        : dtype == at::kHalf ? "float16"
+                                             : "bfloat16"},
+      {"architecture", config.architecture},
+      {"model_type", config.model_type},
+      {"layers", config.num_layers},
+      {"heads", config.num_heads},
+      {"kv_heads", config.num_kv_heads},
+      {"head_dim", config.head_dim},
+      {"resolved", nlohmann::json::parse(resolved_json(config))},
+  };
+  return json.dump();
+}
+
+void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
+  const auto add = [&app](const char* name, auto& value, const CLI::Validator& range,
+                          const char* text) {
+    app.add_option(name, value, text)->check(range)->capture_default_str();
+  };
+  add("--gen-length", flags.gen_length, whole_number(1),
+      "Positions to generate; the last block is always completed");
+  app.add_option("--strategy,--remasking", flags.strategy,
+                 "sequential, low_confidence_static, low_confidence_dynamic, entropy_bounded, "
+                 "threshold or factor")
+      ->capture_default_str();
+  add("--denoising-steps", flags.denoising_steps, whole_number(0),
+      "At most this many denoising steps a block (0: the block length)");
+  add("--threshold", flags.threshold, real_number(0.0, 1.0),
+      "Confidence for low_confidence_dynamic (>) and threshold (>=)");
+  add("--eb-threshold", flags.eb_threshold, real_number(0.0, kAnyReal),
+      "Summed entropy in nats, entropy_bounded");
+  add("--factor", flags.factor, real_number(0.0, kAnyReal, false), "Fast-dLLM's factor f");
+  add("--temperature", flags.sampling.temperature, real_number(0.0, kAnyReal), "0 is greedy");
+  add("--top-k", flags.sampling.top_k, whole_number(0), "0: off");
+  add("--top-p", flags.sampling.top_p, real_number(0.0, 1.0, false), "1: off");
+  add("--seed", flags.sampling.seed, whole_number(0, kLargestSeed), "Seed of the random streams");
+  app.add_option("--stop-id", flags.stop_ids, "Stop token ids (default: the checkpoint's)")
+      ->check(whole_number(0));
+  app.add_flag("--no-stop", flags.no_stop, "Ignore stop tokens");
+  add("--batch-size", flags.batch_size, whole_number(1), "Prompts decoded together");
+}
+
+void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags) {
+  const Strategy strategy = parse_strategy(flags.strategy);
+  refuse_idle(app, "--threshold",
+              strategy == Strategy::kLowConfidenceDynamic || strategy == Strategy::kThreshold,
+              "--strategy low_confidence_dynamic or threshold");
+  refuse_idle(app, "--eb-threshold", strategy == Strategy::kEntropyBounded,
+              "--strategy entropy_bounded");
+  refuse_idle(app, "--factor", strategy == Strategy::kFactor, "--strategy factor");
+  const bool sampled = flags.sampling.temperature > 0.0;
+  refuse_idle(app, "--top-k", sampled, "--temperature above 0");
+  refuse_idle(app, "--top-p", sampled, "--temperature above 0");
+}
+
+DecodeOptions decode_options(const DecodingFlags& flags, const ModelConfig& config) {
+  DecodeOptions options;
+  const bool blocks = !config.attention_causal || config.mask_token_id.has_value();
+  options.mask_token_id = blocks ? require_mask_token_id(config) : -1;
+  UnmaskingOptions& unmasking = options.unmasking;
+  unmasking.block_length = blocks ? require_block_length(config) : 1;
+  unmasking.strategy = parse_strategy(flags.strategy);
+  unmasking.denoising_steps =
+      flags.denoising_steps == 0 ? unmasking.block_length : flags.denoising_steps;
+  unmasking.threshold = flags.threshold;
+  unmasking.eb_threshold = flags.eb_threshold;
+  unmasking.factor = flags.factor;
+  options.sampling = flags.sampling;
+  if (flags.no_stop && !flags.stop_ids.empty()) {
+    throw UsageError("--no-stop and --stop-id contradict each other: give one of them");
+  }
+  if (!flags.no_stop) {
+    options.stop_ids = flags.stop_ids.empty() ? config.stop_token_ids : flags.stop_ids;
+  }
+  check_decode_options(options, config);
+  return options;
+}
+
+void add_policy_flags(CLI::App& app, PolicyFlags& flags) {
+  app.add_option("--policy", flags.policy, "exact or flashblock")->capture_default_str();
+  app.add_option("--tau", flags.tau,
+                 "flashblock: reuse when fewer than tau tokens changed (default: the file's of "
+                 "--reuse, else 2)")
+      ->check(whole_number(1));
+  app.add_option("--reuse", flags.reuse_file, "flashblock: calibration file with the heads");
+  app.add_flag("--shadow", flags.shadow, "Compute the exact attention beside the policy");
+}
+
+void check_policy_flags(const CLI::App& app, const PolicyFlags& flags) {
+  if (flags.policy != "exact" && flags.policy != "flashblock") {
+    throw UsageError(fmt::format("--policy: expected exact or flashblock, got '{}'", flags.policy));
+  }
+  const bool reuses = flags.policy == "flashblock";
+  refuse_idle(app, "--tau", reuses, "--policy flashblock");
+  refuse_idle(app, "--reuse", reuses, "--policy flashblock");
+  refuse_idle(app, "--shadow", reuses, "a policy other than exact, which is its own shadow");
+}
+
+ChosenPolicy choose_policy(const PolicyFlags& flags, const LoadedModel& model) {
+  ChosenPolicy chosen;
+  if (flags.policy == "exact") {
+    chosen.policy = make_exact_policy();
+    return chosen;
+  }
+  FlashBlockOptions options;
+  options.num_layers = model.config.num_layers;
+  options.num_heads = model.config.num_heads;
+  std::optional<int64_t> tau_of_file;
+  if (!flags.reuse_file.empty()) {
+    const ReuseModel this_model{model.config.num_layers, model.config.num_heads,
+                                model.config.num_kv_heads, model.digest};
+    const ReuseFile file = read_reuse_file(flags.reuse_file, this_model);
+    options.reuse = file.reuse;
+    tau_of_file = file.tau;
+    chosen.reuse_digest = sha256_hex(to_json(file));
+  }
+  options.tau = reuse_tau(flags.tau, tau_of_file);
+  chosen.tau = options.tau;
+  chosen.policy = make_flashblock_policy(std::move(options));
+  return chosen;
+}
+
+}  // namespace blockscope

@@ -1,0 +1,79 @@
+// The flags that capture, eval, check and bench share, and what they resolve to.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "probe/decode/decoder.h"
+#include "probe/model/block_diffusion_model.h"
+#include "probe/policies/attention_policy.h"
+#include "probe/run/environment.h"
+
+namespace blockscope {
+
+struct ModelFlags {
+  std::string model;  // folder or hub id
+  std::string revision = "main";
+  std::string dtype = "auto";                   // auto | float32 | bfloat16 | float16
+  const CLI::Option* asked_revision = nullptr;  // to tell a given one from the default
+  ModelOverrides overrides;
+  int threads = 0;  // 0: all cores
+};
+void add_model_flags(CLI::App& app, ModelFlags& flags);
+
+/// A checkpoint ready to run, and everything a trace must say about it.
+struct LoadedModel {
+  ResolvedModel source;
+  ModelConfig config;
+  std::string digest;  // Checkpoint::digest()
+  at::ScalarType dtype;
+  uint64_t checkpoint_bytes = 0;
+  std::shared_ptr<BlockDiffusionModel> model;
+
+  /// JSON text for /model/json: source, digest, dtype, every resolved value with its source.
+  std::string model_json() const;
+};
+LoadedModel load_model(const ModelFlags& flags, const Environment& environment);
+
+struct DecodingFlags {
+  std::string strategy = "low_confidence_static";
+  int64_t denoising_steps = 0;  // 0: the block length
+  double threshold = 0.85;
+  double eb_threshold = 0.35;
+  double factor = 1.0;
+  SamplingOptions sampling;
+  std::vector<int64_t> stop_ids;  // empty: the checkpoint's
+  bool no_stop = false;
+  int64_t gen_length = 128;
+  int64_t batch_size = 1;
+};
+void add_decoding_flags(CLI::App& app, DecodingFlags& flags);
+/// Throws UsageError for an option that the strategy or greedy decoding would ignore.
+void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags);
+
+/// Block by block when the model has a mask id and a block length, else autoregressive.
+/// Throws UsageError / CheckpointError.
+DecodeOptions decode_options(const DecodingFlags& flags, const ModelConfig& config);
+
+struct PolicyFlags {
+  std::string policy = "exact";
+  std::optional<int64_t> tau;  // unset: see reuse_tau
+  std::string reuse_file;
+  bool shadow = false;
+};
+void add_policy_flags(CLI::App& app, PolicyFlags& flags);
+/// Throws UsageError for an unknown policy, and for an option that the policy would ignore.
+void check_policy_flags(const CLI::App& app, const PolicyFlags& flags);
+
+struct ChosenPolicy {
+  std::unique_ptr<AttentionPolicy> policy;
+  std::optional<int64_t> tau;  // flashblock: what it reuses by
+  std::string reuse_digest;    // sha256 of what the calibration file says; empty without one
+};
+/// Throws what read_reuse_file throws.
+ChosenPolicy choose_policy(const PolicyFlags& flags, const LoadedModel& model);
+
+}  // namespace blockscope

@@ -1,0 +1,27 @@
+// Task prompts as JSONL for `capture --prompts` and `eval`: one object a line with id, prompt,
+// answer, metric ("exact_match"), task, context_length and depth. No LibTorch here.
+#pragma once
+
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "probe/tasks/task_generator.h"
+
+namespace blockscope {
+
+struct PromptsSpec {
+  std::size_t count = 20;  // in total, dealt to (context length, task) in turn
+  std::vector<std::size_t> contexts = {1024};
+  std::vector<Task> tasks;  // empty: all
+  TaskSplit split = TaskSplit::kTest;
+  std::uint64_t seed = 1;
+};
+
+std::vector<TaskPrompt> make_prompts(const PromptsSpec& spec);
+std::string prompt_json(const TaskPrompt& prompt);
+/// One at a time; stops when `out` takes no more.
+void write_prompts(const PromptsSpec& spec, std::ostream& out);
+
+}  // namespace blockscope

@@ -1,0 +1,199 @@
+// The reuse rule of FlashBlock, seen through the policy alone: when M < tau, never at a block's
+// first step or at a commit, per head and per layer, and across sequences that leave the batch.
+#include "probe/policies/attention_policy.h"
+#include "probe/policies/exact_policy.h"
+#include "probe/policies/flashblock_policy.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace blockscope {
+namespace {
+
+constexpr int64_t kLayers = 2;
+constexpr int64_t kHeads = 4;
+constexpr int64_t kKvHeads = 2;
+constexpr int64_t kBlock = 3;
+constexpr int64_t kDim = 5;
+
+/// One pass over `sequences` sequences with random tensors and `prefix` external keys each.
+struct Pass {
+  at::Tensor q, k, v, prefix_key, prefix_value, length;
+  PassContext context;
+
+  Pass(int64_t sequences, int64_t prefix) {
+    q = at::randn({sequences, kHeads, kBlock, kDim});
+    k = at::randn({sequences, kKvHeads, kBlock, kDim});
+    v = at::randn({sequences, kKvHeads, kBlock, kDim});
+    prefix_key = at::randn({sequences, kKvHeads, prefix, kDim});
+    prefix_value = at::randn({sequences, kKvHeads, prefix, kDim});
+    length = at::full({sequences}, prefix, at::kLong);
+    context.sequences.resize(static_cast<size_t>(sequences));
+  }
+  Pass& at_step(size_t slot, int64_t step, int64_t changed) {
+    context.sequences[slot].kind = PassKind::denoise;
+    context.sequences[slot].step = step;
+    context.sequences[slot].changed = changed;
+    return *this;
+  }
+  AttentionInput input(int64_t layer) const { return {layer, q, k, v, 0.4}; }
+  ExternalKeys external() const { return {prefix_key, prefix_value, length}; }
+  AttentionParts exact(int64_t layer) const {
+    return make_exact_policy()->attend(input(layer), external());
+  }
+};
+
+bool same(const at::Tensor& a, const at::Tensor& b) { return at::allclose(a, b, 1e-5, 1e-6); }
+
+/// What each [sequence][head] was given: 'r' this policy's earlier pair, 'x' the exact one.
+bool reused(const AttentionParts& parts, int64_t slot, int64_t head) {
+  return parts.reused.defined() && parts.reused[slot][head].item<bool>();
+}
+
+TEST(FlashBlockPolicy, ReusesExactlyWhenFewerThanTauTokensChanged) {
+  at::manual_seed(1);
+  for (const int64_t tau : {1, 2, 3}) {
+    for (int64_t changed = 0; changed <= 4; ++changed) {
+      const auto policy = make_flashblock_policy({kLayers, kHeads, tau, {}});
+      Pass first(1, 7);
+      first.at_step(0, 1, 0);
+      policy->begin_pass(first.context);
+      const AttentionParts before = policy->attend(first.input(0), first.external());
+      EXPECT_FALSE(reused(before, 0, 0));
+      Pass second(1, 7);
+      second.at_step(0, 2, changed);
+      policy->begin_pass(second.context);
+      const AttentionParts after = policy->attend(second.input(0), second.external());
+      for (int64_t head = 0; head < kHeads; ++head) {
+        EXPECT_EQ(reused(after, 0, head), changed < tau) << "tau " << tau << ", M " << changed;
+      }
+      EXPECT_TRUE(same(after.external, changed < tau ? before.external : second.exact(0).external));
+      EXPECT_TRUE(same(after.internal, second.exact(0).internal));
+    }
+  }
+}
+
+TEST(FlashBlockPolicy, NeverReusesAtTheFirstStepOrTheCommit) {
+  at::manual_seed(2);
+  const auto policy = make_flashblock_policy({kLayers, kHeads, 100, {}});
+  for (const PassKind kind : {PassKind::denoise, PassKind::commit, PassKind::denoise}) {
+    Pass pass(1, 6);
+    pass.at_step(0, kind == PassKind::denoise ? 1 : 0, 0);
+    pass.context.sequences[0].kind = kind;
+    policy->begin_pass(pass.context);
+    const AttentionParts parts = policy->attend(pass.input(0), pass.external());
+    EXPECT_FALSE(reused(parts, 0, 0));
+    EXPECT_TRUE(same(parts.out, pass.exact(0).out));
+  }
+}
+
+TEST(FlashBlockPolicy, LeavesTheCachedPairWhenItReusesAndReplacesItWhenItRecomputes) {
+  at::manual_seed(3);
+  const auto policy = make_flashblock_policy({kLayers, kHeads, 2, {}});
+  std::vector<at::Tensor> used;
+  std::vector<at::Tensor> exact;
+  // M per step: 1 is first; 2 reuses; 3 recomputes; 4 and 5 reuse the pair of step 3.
+  const std::vector<int64_t> changed{0, 1, 2, 1, 0};
+  for (size_t step = 0; step < changed.size(); ++step) {
+    Pass pass(1, 6);
+    pass.at_step(0, static_cast<int64_t>(step) + 1, changed[step]);
+    policy->begin_pass(pass.context);
+    used.push_back(policy->attend(pass.input(1), pass.external()).external.clone());
+    exact.push_back(pass.exact(1).external);
+  }
+  const std::vector<size_t> source{0, 0, 2, 2, 2};
+  for (size_t step = 0; step < source.size(); ++step) {
+    EXPECT_TRUE(same(used[step], exact[source[step]])) << "step " << step + 1;
+  }
+}
+
+TEST(FlashBlockPolicy, FollowsTheMaskPerLayerAndHead) {
+  at::manual_seed(4);
+  const std::vector<std::vector<bool>> mask{{true, false, true, true},
+                                            {false, false, false, false}};
+  const auto policy = make_flashblock_policy({kLayers, kHeads, 5, mask});
+  Pass first(1, 6);
+  first.at_step(0, 1, 0);
+  policy->begin_pass(first.context);
+  for (int64_t layer = 0; layer < kLayers; ++layer) {
+    policy->attend(first.input(layer), first.external());
+  }
+  Pass second(1, 6);
+  second.at_step(0, 2, 1);
+  policy->begin_pass(second.context);
+  for (int64_t layer = 0; layer < kLayers; ++layer) {
+    const AttentionParts parts = policy->attend(second.input(layer), second.external());
+    const AttentionParts exact = second.exact(layer);
+    for (int64_t head = 0; head < kHeads; ++head) {
+      const bool may = mask[static_cast<size_t>(layer)][static_cast<size_t>(head)];
+      EXPECT_EQ(reused(parts, 0, head), may);
+      const at::Tensor expected = may ? first.exact(layer).external : exact.external;
+      EXPECT_TRUE(same(parts.external[0][head], expected[0][head]));
+    }
+    // KV head 0 is still read for query head 1; KV head 1 is read by nobody in layer 0.
+    if (layer == 0) {
+      EXPECT_EQ(parts.keys_read[0][0].item<int64_t>(), 6);
+      EXPECT_EQ(parts.keys_read[0][1].item<int64_t>(), 0);
+    } else {
+      EXPECT_TRUE(same(parts.out, exact.out));
+    }
+  }
+}
+
+TEST(FlashBlockPolicy, DecidesForEachSequenceOfTheBatch) {
+  at::manual_seed(5);
+  const auto policy = make_flashblock_policy({kLayers, kHeads, 2, {}});
+  Pass first(3, 6);
+  first.at_step(0, 1, 0).at_step(1, 1, 0).at_step(2, 1, 0);
+  policy->begin_pass(first.context);
+  policy->attend(first.input(0), first.external());
+  Pass second(3, 6);
+  second.at_step(0, 2, 1).at_step(1, 2, 2).at_step(2, 1, 0);
+  policy->begin_pass(second.context);
+  const AttentionParts parts = policy->attend(second.input(0), second.external());
+  EXPECT_TRUE(same(parts.external[0], first.exact(0).external[0]));
+  EXPECT_TRUE(same(parts.external[1], second.exact(0).external[1]));
+  EXPECT_TRUE(same(parts.external[2], second.exact(0).external[2]));
+}
+
+TEST(FlashBlockPolicy, KeepsTheOtherSequencesPairsWhenOneIsRemoved) {
+  for (int64_t gone = 0; gone < 3; ++gone) {
+    SCOPED_TRACE(gone);
+    at::manual_seed(6);
+    const auto policy = make_flashblock_policy({kLayers, kHeads, 2, {}});
+    Pass first(3, 6);
+    first.at_step(0, 1, 0).at_step(1, 1, 0).at_step(2, 1, 0);
+    policy->begin_pass(first.context);
+    const at::Tensor before = policy->attend(first.input(0), first.external()).external.clone();
+    policy->remove(gone);
+    std::vector<int64_t> slots{0, 1, 2};
+    slots[static_cast<size_t>(gone)] = slots.back();
+    slots.pop_back();
+    Pass second(2, 6);
+    second.at_step(0, 2, 0).at_step(1, 2, 0);
+    policy->begin_pass(second.context);
+    const AttentionParts parts = policy->attend(second.input(0), second.external());
+    for (int64_t slot = 0; slot < 2; ++slot) {
+      EXPECT_TRUE(same(parts.external[slot], before[slots[static_cast<size_t>(slot)]]));
+    }
+  }
+}
+
+TEST(FlashBlockPolicy, GivesTheInternalPartWhenThereIsNoPrefix) {
+  at::manual_seed(7);
+  const auto policy = make_flashblock_policy({kLayers, kHeads, 2, {}});
+  for (const int64_t step : {1, 2}) {
+    Pass pass(1, 0);
+    pass.at_step(0, step, 1);
+    policy->begin_pass(pass.context);
+    const AttentionParts parts = policy->attend(pass.input(0), pass.external());
+    EXPECT_TRUE(at::equal(parts.out, parts.internal));
+    EXPECT_TRUE(at::isneginf(parts.lse_external).all().item<bool>());
+    EXPECT_EQ(parts.external.abs().max().item<float>(), 0.0F);
+  }
+}
+
+}  // namespace
+}  // namespace blockscope
