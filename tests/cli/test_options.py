@@ -23,7 +23,7 @@ METRICS = {
     "query_statistics": ("--layer", "--head", "--step", "--from-summary"),
     "decoding": ("--step", "--taus"),
     "similarity_states": ("--layer", "--head", "--step"),
-    "token_matrix": ("--layer", "--step"),
+    "token_matrix": ("--layer",),
     "external_mass": ("--layer", "--head", "--step", "--from-summary"),
     "reuse_error": ("--layer", "--head", "--step", "--from-summary", "--taus"),
 }
