@@ -10,6 +10,7 @@
 #include "cli/modules.h"
 #include "cmake/build_info/build_info.h"
 #include "command_line/exit_code.h"
+#include "command_line/interrupt.h"
 #include "command_line/standard_streams.h"
 #include "decode_record/error.h"
 
@@ -46,6 +47,7 @@ int run(CLI::App& app, int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  blockscope::end_on_signals();
   blockscope::take_standard_descriptors();
   const auto& build = blockscope::build_info();
   CLI::App app{"See what attention does at every denoising step of a block-diffusion model.",
@@ -63,8 +65,8 @@ int main(int argc, char** argv) {
   for (const auto add_command : kAddCommand) {
     add_command(app);
   }
-  int exit_code = 0;  // of a command in a module, which reports its own errors
-  const int outcome =
-      blockscope::exit_code_of(app, argc, argv, [&] { exit_code = run(app, argc, argv); });
-  return outcome != 0 ? outcome : exit_code;
+  return blockscope::exit_code_of(app, argc, argv, [&] {
+    const int exit_code = run(app, argc, argv);  // of a module, which reports its own errors
+    if (exit_code != 0) throw CLI::RuntimeError(exit_code);
+  });
 }

@@ -6,11 +6,11 @@
 #include <CLI/Formatter.hpp>
 #include <csignal>
 #include <string>
+#include <string_view>
 #include <system_error>
 
 #include "command_line/interrupt.h"
 #include "command_line/options.h"
-#include "command_line/printable.h"
 #include "command_line/standard_streams.h"
 #include "decode_record/error.h"
 
@@ -18,8 +18,18 @@ namespace blockscope {
 namespace {
 
 int report(const std::string& message, int exit_code) {
-  note("blockscope: error: {}\n", printable(message));
+  note("blockscope: error: {}\n", message);
   return exit_code;
+}
+
+/// What a parse error says, in the words of our own messages.
+std::string words_of(const CLI::ParseError& error) {
+  constexpr std::string_view kTooMany = ": At Most 1 required but received ";
+  const std::string text = error.what();
+  const std::size_t at = text.find(kTooMany);
+  if (at == std::string::npos) return text;
+  return fmt::format("{}: expected once, got it {} times", text.substr(0, at),
+                     text.substr(at + kTooMany.size()));
 }
 
 /// `problem`: the system's words where an exception brought them.
@@ -45,11 +55,11 @@ int end_of(CLI::App& app, int argc, char** argv, const std::function<void()>& ru
     return finish_output(app.exit(request));
   } catch (const CLI::ParseError& error) {
     const std::string command = argc > 1 && argv[1][0] != '-' ? std::string(argv[1]) + " " : "";
-    return report(fmt::format("{}. HINT: blockscope {}--help", error.what(), command), 2);
+    return report(fmt::format("{}. HINT: blockscope {}--help", words_of(error), command), 2);
   } catch (const UsageError& error) {
     return report(error.what(), 2);
   } catch (const InterruptedError& error) {
-    note("blockscope: stopped by a signal: {}\n", printable(error.what()));
+    note("blockscope: stopped by a signal: {}\n", error.what());
     return 128 + InterruptGuard::signal();
   } catch (const std::system_error& error) {
     if (!flush_standard_output().whole) return finish_output(1, error.code().message());

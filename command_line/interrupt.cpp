@@ -1,17 +1,34 @@
 #include "command_line/interrupt.h"
 
+#include <unistd.h>
+
 #include <array>
 #include <csignal>
+#include <string_view>
 
 #include "decode_record/error.h"
 
 namespace blockscope {
 namespace {
 
-constexpr std::array<int, 4> kSignals{SIGINT, SIGTERM, SIGUSR1, SIGHUP};
+using Handler = void (*)(int);
+
+constexpr std::array kSignals{SIGINT, SIGTERM, SIGUSR1, SIGHUP};
 volatile std::sig_atomic_t received = 0;  // the one thing a handler may touch
 
-void handle(int signal) {
+/// Only calls that a handler may make: no buffer is flushed, no destructor runs.
+[[noreturn]] void end_at_once(int signal, std::string_view message) {
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, message.data(), message.size());
+  ::_exit(128 + signal);
+}
+
+void end_before_outputs(int signal) {
+  end_at_once(signal, "blockscope: stopped by a signal: nothing was written\n");
+}
+
+void end_after_outputs(int signal) { end_at_once(signal, "blockscope: stopped by a signal\n"); }
+
+void note_signal(int signal) {
   if (received != 0 && signal == SIGINT) {
     std::signal(SIGINT, SIG_DFL);
     std::raise(SIGINT);  // blocked in here: ends the process when this handler returns
@@ -19,19 +36,30 @@ void handle(int signal) {
   received = signal;
 }
 
+/// What `signal` did before. nohup: the terminal may go, the run stays.
+Handler handle(int signal, Handler handler) {
+  const Handler before = std::signal(signal, handler);
+  if (before == SIG_IGN && signal == SIGHUP) std::signal(signal, SIG_IGN);
+  return before;
+}
+
 }  // namespace
+
+void end_on_signals() {
+  for (const int signal : kSignals) handle(signal, end_before_outputs);
+}
 
 InterruptGuard::InterruptGuard() {
   received = 0;
-  for (const int signal : kSignals) {
-    // nohup: the terminal may go, the run stays.
-    if (std::signal(signal, handle) == SIG_IGN && signal == SIGHUP) std::signal(signal, SIG_IGN);
+  for (std::size_t i = 0; i < kSignals.size(); ++i) {
+    // Modules have a copy of this file each: the handler before is the binary's.
+    ended_before_[i] = handle(kSignals[i], note_signal) != SIG_DFL;
   }
 }
 
 InterruptGuard::~InterruptGuard() {
-  for (const int signal : kSignals) {
-    if (std::signal(signal, SIG_DFL) == SIG_IGN && signal == SIGHUP) std::signal(signal, SIG_IGN);
+  for (std::size_t i = 0; i < kSignals.size(); ++i) {
+    handle(kSignals[i], ended_before_[i] ? end_after_outputs : SIG_DFL);
   }
 }
 

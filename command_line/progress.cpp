@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "command_line/printable.h"
 #include "command_line/standard_streams.h"
 
 namespace blockscope {
@@ -41,8 +42,8 @@ void Progress::update(double done, const std::string& text) {
   if (terminal_) {
     constexpr int kWidth = 24;
     const int filled = static_cast<int>(done * kWidth);
-    note("\r\x1b[K[{:=<{}}{:<{}}] {:3.0f}% {} · {}", "", filled, "", kWidth - filled, done * 100.0,
-         text, left);
+    draw_text(fmt::format("\r\x1b[K[{:=<{}}{:<{}}] {:3.0f}% {} · {}", "", filled, "",
+                          kWidth - filled, done * 100.0, printable(text), left));
   } else {
     note("{:3.0f}% {} · {}\n", done * 100.0, text, left);
   }
@@ -50,7 +51,7 @@ void Progress::update(double done, const std::string& text) {
 }
 
 void Progress::clear() {
-  if (drawn_ && terminal_) note("\r\x1b[K");
+  if (drawn_ && terminal_) draw_text("\r\x1b[K");
   drawn_ = false;
 }
 

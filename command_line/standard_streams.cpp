@@ -34,16 +34,17 @@ void take_standard_descriptors() {
   std::signal(SIGXFSZ, SIG_IGN);
 }
 
-void note_text(const std::string& text_of_any_kind) {
-  const std::string text = printable(text_of_any_kind);
+void note_text(const std::string& text) { draw_text(printable(text)); }
+
+void draw_text(const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), stderr);
   std::clearerr(stderr);
 }
 
-void say_text(const std::string& text_of_any_kind) {
-  const std::string text = printable(text_of_any_kind);
+void say_text(const std::string& text) {
+  const std::string shown = printable(text);
   errno = 0;
-  if (std::fwrite(text.data(), 1, text.size(), stdout) < text.size()) lost_errno = errno;
+  if (std::fwrite(shown.data(), 1, shown.size(), stdout) < shown.size()) lost_errno = errno;
 }
 
 PrintedState flush_standard_output() {

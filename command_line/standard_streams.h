@@ -16,15 +16,17 @@ namespace blockscope {
 /// stay behind.
 void take_standard_descriptors();
 
-/// Prints a line of advice or progress on the standard error, as printable() has it; never fails.
+/// Prints a line of advice or progress on the standard error, as printable() makes it; never fails.
 void note_text(const std::string& text);
+/// The same as it is, for what steers a terminal on purpose.
+void draw_text(const std::string& text);
 template <typename... Arguments>
 void note(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
   note_text(fmt::format(format, std::forward<Arguments>(arguments)...));
 }
 
-/// Prints on the standard output, as printable() has it, and leaves the complaint to the end of the
-/// command: for a run whose real result is a file. (fmt::print throws at once.)
+/// Prints on the standard output, as printable() makes it, and leaves the complaint to the end of
+/// the command: for a run whose real result is a file. (fmt::print throws at once.)
 void say_text(const std::string& text);
 template <typename... Arguments>
 void say(fmt::format_string<Arguments...> format, Arguments&&... arguments) {

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 #include "decode_record/error.h"
@@ -16,6 +17,7 @@ namespace {
 using nlohmann::json;
 using Values = std::vector<Resolved<std::int64_t>>;
 
+constexpr std::string_view kCommandLine = "command line";  // begins the name of such a source
 constexpr std::int64_t kMaxId = std::numeric_limits<std::int32_t>::max();
 constexpr std::array<const char*, 2> kSideMaskKeys = {"mask_token_id", "mask_id"};
 constexpr std::array<const char*, 3> kSideBlockKeys = {"block_size", "block_length", "bd_size"};
@@ -109,8 +111,10 @@ std::optional<Resolved<std::int64_t>> agreed(const Values& values, const std::st
 void check_range(const Resolved<std::int64_t>& value, std::int64_t low, std::int64_t high,
                  const std::string& folder, const std::string& what) {
   if (value.value >= low && value.value <= high) return;
-  throw CheckpointError(fmt::format("{}: {} from {}: expected {} to {}, got {}", folder, what,
-                                    value.source, low, high, value.value));
+  const std::string message = fmt::format("{}: {} from {}: expected {} to {}, got {}", folder, what,
+                                          value.source, low, high, value.value);
+  if (value.source.starts_with(kCommandLine)) throw UsageError(message);
+  throw CheckpointError(message);
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 #include <iterator>
 #include <map>
 #include <set>
@@ -24,17 +23,6 @@ constexpr std::uintmax_t kMaxIndexBytes = 100'000'000;
 const char* const kIndexName = "model.safetensors.index.json";
 const char* const kSingleName = "model.safetensors";
 
-std::string read_index(const fs::path& path) {
-  std::error_code error;
-  const auto size = fs::file_size(path, error);
-  if (error || size > kMaxIndexBytes) {
-    throw CheckpointError(
-        fmt::format("{}: expected a file of at most {} bytes", path.string(), kMaxIndexBytes));
-  }
-  std::ifstream stream(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
-}
-
 /// A shard lies in the checkpoint's own folder: anything else in the index could name any file.
 bool is_plain_file_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." &&
@@ -43,7 +31,8 @@ bool is_plain_file_name(const std::string& name) {
 
 /// {"weight_map": {"<tensor>": "<shard>", ...}}
 std::map<std::string, std::string> read_weight_map(const fs::path& path) {
-  const JsonObject index = JsonObject::parse(read_index(path), path.string());
+  const JsonObject index =
+      JsonObject::parse(read_checkpoint_text(path, kMaxIndexBytes), path.string());
   const auto map = index.optional_object("weight_map");
   if (!map || map->raw().empty()) index.fail("weight_map", "an object of tensor to file name");
   std::map<std::string, std::string> result;

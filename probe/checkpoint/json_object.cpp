@@ -4,6 +4,9 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <fstream>
+#include <iterator>
+#include <system_error>
 #include <utility>
 
 #include "decode_record/error.h"
@@ -21,6 +24,28 @@ std::string range_text(const std::string& kind, const std::string& low, const st
 }
 
 }  // namespace
+
+std::string read_checkpoint_text(const std::filesystem::path& path, std::uintmax_t most_bytes) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) {
+    throw CheckpointError(fmt::format(
+        "{}: expected a regular file, got {}. HINT: fetch the checkpoint again, or copy the file",
+        path.string(),
+        std::filesystem::exists(path, error) ? "a folder, pipe or device" : "nothing"));
+  }
+  const auto size = std::filesystem::file_size(path, error);
+  if (!error && size > most_bytes) {
+    throw CheckpointError(fmt::format("{}: expected a file of at most {} bytes, got {}",
+                                      path.string(), most_bytes, size));
+  }
+  std::ifstream stream(path, std::ios::binary);
+  std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+  if (!stream) {
+    throw CheckpointError(
+        fmt::format("{}: cannot be read. HINT: check the permissions", path.string()));
+  }
+  return text;
+}
 
 std::string json_excerpt(const json& value) {
   // Containers are summarised: dumping a hostile one could take more memory than the file itself.

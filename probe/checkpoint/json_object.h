@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -40,6 +41,10 @@ class JsonObject {
   nlohmann::json value_;
   std::string where_;
 };
+
+/// The whole of a checkpoint's text file of at most `most_bytes`. Throws CheckpointError when it is
+/// not a regular file (opening a pipe would wait for its writer), too large or not readable.
+std::string read_checkpoint_text(const std::filesystem::path& path, std::uintmax_t most_bytes);
 
 /// At most 80 characters of the value's JSON text, for messages.
 std::string json_excerpt(const nlohmann::json& value);

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -217,19 +216,7 @@ void record_resolved(const JsonObject& file, const std::string& rope_source,
 std::optional<std::string> read_file(const std::filesystem::path& path) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return std::nullopt;
-  const auto size = std::filesystem::file_size(path, error);
-  if (error || size > kMaxConfigBytes) {
-    throw CheckpointError(fmt::format("{}: expected a file of at most {} bytes, got {}",
-                                      path.string(), kMaxConfigBytes,
-                                      error ? error.message() : std::to_string(size)));
-  }
-  std::ifstream stream(path, std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
-  if (!stream) {
-    throw CheckpointError(
-        fmt::format("{}: cannot be read. HINT: check the permissions", path.string()));
-  }
-  return text;
+  return read_checkpoint_text(path, kMaxConfigBytes);
 }
 
 }  // namespace

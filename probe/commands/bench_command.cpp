@@ -17,8 +17,10 @@
 #include "command_line/interrupt.h"
 #include "command_line/options.h"
 #include "command_line/progress.h"
+#include "command_line/standard_streams.h"
 #include "decode_record/error.h"
 #include "probe/checkpoint/rope.h"
+#include "probe/commands/bench_report.h"
 #include "probe/decode/sampling.h"
 #include "probe/policies/exact_policy.h"
 #include "probe/record/recorder.h"
@@ -36,17 +38,6 @@ struct BenchFlags {
   int64_t runs = 3;
   std::string folder;  // where the traces go; empty: the system's temporary folder
   bool json = false;
-};
-
-/// Seconds and counts of one decoded batch.
-struct Timing {
-  double prefill = 0.0;
-  double blocks = 0.0;  // denoising and commit passes, recorder included
-  double finish = 0.0;  // until the trace is closed
-  int64_t block_passes = 0;
-  int64_t denoising_passes = 0;
-  int64_t tokens = 0;
-  int64_t file_bytes = 0;
 };
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
@@ -181,39 +172,10 @@ Timing run_once(const std::string& level, const LoadedModel& model, const Decode
   return timing;
 }
 
-double total(const Timing& timing) { return timing.blocks + timing.finish; }
-
 Timing median(std::vector<Timing> timings) {
   std::sort(timings.begin(), timings.end(),
             [](const Timing& a, const Timing& b) { return total(a) < total(b); });
   return timings[timings.size() / 2];
-}
-
-/// What a level adds to the time of another, run by run beside each other; shares of that time.
-struct Overhead {
-  double median = 0.0, least = 0.0, most = 0.0;
-};
-
-Overhead overhead_of(const std::vector<Timing>& level, const std::vector<Timing>& base) {
-  std::vector<double> shares;
-  for (size_t run = 0; run < level.size(); ++run) {
-    shares.push_back(total(level[run]) / total(base[run]) - 1.0);
-  }
-  std::sort(shares.begin(), shares.end());
-  return {shares[shares.size() / 2], shares.front(), shares.back()};
-}
-
-/// A median without its spread says nothing on a busy machine.
-std::string overhead_text(const Overhead& overhead, size_t runs) {
-  if (runs == 1) return fmt::format("{:+.1f}% (1 run)", overhead.median * 100.0);
-  return fmt::format("{:+.1f}% [{:+.1f}, {:+.1f}]", overhead.median * 100.0, overhead.least * 100.0,
-                     overhead.most * 100.0);
-}
-
-/// Milliseconds of one of `count` passes; "n/a" where there was none.
-std::string per_pass(double seconds, int64_t count) {
-  if (count == 0) return "n/a";
-  return fmt::format("{:.3f}", seconds * 1e3 / static_cast<double>(count));
 }
 
 nlohmann::json to_json(const std::string& level, const Timing& timing, const Overhead& overhead) {
@@ -230,13 +192,14 @@ nlohmann::json to_json(const std::string& level, const Timing& timing, const Ove
           {"file_bytes", timing.file_bytes}};
 }
 
-void run_bench(const BenchFlags& flags, const Environment& environment) {
+void run_bench(const CLI::App& command, const BenchFlags& flags, const Environment& environment) {
   for (const std::string& level : flags.levels) {
     if (level != "off") parse_record_level(level);
   }
   const InterruptGuard guard;  // a signal must not leave a trace behind
   const LoadedModel model = load_model(flags.model, environment);
   const DecodeOptions decode = decode_options(flags.decoding, model.config);
+  check_decoding_fits(command, decode);
   if (flags.context_length > largest_position_count(model.config)) {
     throw UsageError(
         fmt::format("--context: expected at most the {} positions of this model, got {}",
@@ -257,11 +220,10 @@ void run_bench(const BenchFlags& flags, const Environment& environment) {
   }
   nlohmann::json json = nlohmann::json::array();
   if (!flags.json) {
-    fmt::print("{}: context {}, gen length {}, B {}, batch {}, {} threads, median of {}\n",
-               flags.model.model, flags.context_length, flags.decoding.gen_length,
-               decode.block_length(), flags.decoding.batch_size, at::get_num_threads(), flags.runs);
-    fmt::print("{:<11}{:>10}{:>10}{:>12}{:>12}{:>26}{:>12}{:>10}\n", "level", "prefill", "tokens/s",
-               "ms/denoise", "ms/pass", "overhead [least, most]", "trace", "write");
+    say("{}: context {}, gen length {}, B {}, batch {}, {} threads, median of {}\n",
+        flags.model.model, flags.context_length, flags.decoding.gen_length, decode.block_length(),
+        flags.decoding.batch_size, at::get_num_threads(), flags.runs);
+    say("{}\n", timing_header());
   }
   for (size_t i = 0; i < flags.levels.size(); ++i) {
     const Timing timing = median(timings[i]);
@@ -270,17 +232,9 @@ void run_bench(const BenchFlags& flags, const Environment& environment) {
       json.push_back(to_json(flags.levels[i], timing, overhead));
       continue;
     }
-    const double seconds = total(timing);
-    const std::string speed =
-        timing.tokens == 0 ? "n/a"
-                           : fmt::format("{:.1f}", static_cast<double>(timing.tokens) / seconds);
-    fmt::print("{:<11}{:>8.3f} s{:>10}{:>12}{:>12}{:>26}{:>12}{:>8.0f}/s\n", flags.levels[i],
-               timing.prefill, speed, per_pass(seconds, timing.denoising_passes),
-               per_pass(seconds, timing.block_passes), overhead_text(overhead, timings[i].size()),
-               format_bytes(static_cast<double>(timing.file_bytes)),
-               static_cast<double>(timing.file_bytes) / 1e6 / seconds);
+    say("{}\n", timing_line(flags.levels[i], timing, overhead, timings[i].size()));
   }
-  if (flags.json) fmt::print("{}\n", json.dump(1));
+  if (flags.json) say("{}\n", json.dump(1));
 }
 
 }  // namespace
@@ -309,8 +263,16 @@ void add_bench_command(CLI::App& app, const Environment& environment) {
   command->add_option("--folder", flags->folder, "Where traces are written (and removed)");
   command->add_flag("--json", flags->json, "Print JSON");
   command->callback([flags, command, environment] {
-    check_decoding_flags(*command, flags->decoding);
-    run_bench(*flags, environment);
+    // Without stop tokens every run takes the same steps; whoever names some wants them.
+    if (command->get_option("--no-stop")->count() == 0) {
+      flags->decoding.no_stop = flags->decoding.stop_ids.empty();
+    }
+    check_decoding_flags(*command, flags->decoding, /*draws=*/true);
+    refuse_idle(
+        *command, "--folder",
+        std::ranges::any_of(flags->levels, [](const auto& level) { return level != "off"; }),
+        "--levels that write a trace");
+    run_bench(*command, *flags, environment);
   });
 }
 

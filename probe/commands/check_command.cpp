@@ -15,10 +15,12 @@
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "command_line/options.h"
+#include "command_line/standard_streams.h"
 #include "decode_record/error.h"
 #include "kernels/ops.h"
 #include "probe/checkpoint/safetensors.h"
@@ -57,6 +59,7 @@ struct Reference {
   SafetensorsFile file;
   std::vector<int64_t> tokens;         // [T]
   int64_t block_length = 1;            // 1: causal
+  bool takes_block_length = false;     // the model's, as the file names none
   const TensorInfo* logits = nullptr;  // [T, V] or [1, T, V], mapped
 
   int64_t length() const { return static_cast<int64_t>(tokens.size()); }
@@ -139,7 +142,8 @@ std::vector<int64_t> read_tokens(const SafetensorsFile& file, int64_t vocab_size
   return tokens;
 }
 
-int64_t read_block_length(const SafetensorsFile& file, const ModelConfig& config) {
+/// 1: causal; nullopt: block-causal, with the model's block length.
+std::optional<int64_t> read_block_length(const SafetensorsFile& file) {
   const auto& metadata = file.metadata();
   const auto value_of = [&](const std::string& key) {
     const auto found = metadata.find(key);
@@ -153,7 +157,7 @@ int64_t read_block_length(const SafetensorsFile& file, const ModelConfig& config
         "{}: metadata mask: expected 'causal' or 'block_causal', got '{}'", where, mask));
   }
   const std::string text = value_of("block_length");
-  if (text.empty()) return require_block_length(config);
+  if (text.empty()) return std::nullopt;
   int64_t block_length = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), block_length);
   if (error != std::errc() || end != text.data() + text.size() || block_length < 1) {
@@ -164,9 +168,11 @@ int64_t read_block_length(const SafetensorsFile& file, const ModelConfig& config
 }
 
 Reference open_reference(const std::string& path, const ModelConfig& config) {
-  Reference reference{SafetensorsFile::open(path), {}, 1, nullptr};
+  Reference reference{SafetensorsFile::open(path), {}, 1, false, nullptr};
   reference.tokens = read_tokens(reference.file, config.vocab_size);
-  reference.block_length = read_block_length(reference.file, config);
+  const auto named = read_block_length(reference.file);
+  reference.takes_block_length = !named.has_value();
+  reference.block_length = named.has_value() ? *named : require_block_length(config);
   const TensorInfo& logits = tensor_of(reference.file, "logits");
   const bool floating = logits.dtype == TensorDtype::kF64 || logits.dtype == TensorDtype::kF32 ||
                         logits.dtype == TensorDtype::kF16 || logits.dtype == TensorDtype::kBF16;
@@ -249,21 +255,20 @@ std::vector<PositionResult> worst_first(const CheckReport& report) {
 void print_text(const CheckReport& report, const Reference& reference, const CheckFlags& flags,
                 bool within) {
   const int64_t length = reference.length();
-  fmt::print("{} positions, mask {}\n", length,
-             reference.block_length == 1
-                 ? "causal"
-                 : fmt::format("block-causal, block length {}", reference.block_length));
-  fmt::print("max abs error     {:.3e}  ({:.3e} of the reference's range {:.4g})\n",
-             report.max_error, report.relative(), report.range());
-  fmt::print("mean abs error    {:.3e}\n", report.mean_error);
-  fmt::print("argmax agreement  {} of {}\n", report.agreeing, length);
-  fmt::print("worst positions   position   error      token  argmax  argmax of the reference\n");
+  say("{} positions, mask {}\n", length,
+      reference.block_length == 1
+          ? "causal"
+          : fmt::format("block-causal, block length {}", reference.block_length));
+  say("max abs error     {:.3e}  ({:.3e} of the reference's range {:.4g})\n", report.max_error,
+      report.relative(), report.range());
+  say("mean abs error    {:.3e}\n", report.mean_error);
+  say("argmax agreement  {} of {}\n", report.agreeing, length);
+  say("worst positions   position   error      token  argmax  argmax of the reference\n");
   for (const PositionResult& result : worst_first(report)) {
-    fmt::print("                  {:>8}   {:.3e}  {:>5}  {:>6}  {:>6}\n", result.position,
-               result.error, result.token, result.argmax, result.argmax_reference);
+    say("                  {:>8}   {:.3e}  {:>5}  {:>6}  {:>6}\n", result.position, result.error,
+        result.token, result.argmax, result.argmax_reference);
   }
-  fmt::print("{} the tolerance of {:g} of the range\n", within ? "within" : "BEYOND",
-             flags.tolerance);
+  say("{} the tolerance of {:g} of the range\n", within ? "within" : "BEYOND", flags.tolerance);
 }
 
 void print_json(const CheckReport& report, const Reference& reference, const CheckFlags& flags,
@@ -290,12 +295,16 @@ void print_json(const CheckReport& report, const Reference& reference, const Che
       {"within_tolerance", within},
       {"per_position", std::move(positions)},
   };
-  fmt::print("{}\n", json.dump(2));
+  say("{}\n", json.dump(2, ' ', true));
 }
 
-void check(const CheckFlags& flags, const Environment& environment) {
+void check(const CLI::App& command, const CheckFlags& flags, const Environment& environment) {
   const LoadedModel model = load_model(flags.model, environment);
   const Reference reference = open_reference(flags.reference, model.config);
+  for (const char* option : {"--block-length", "--mask-token-id"}) {
+    refuse_idle(command, option, reference.takes_block_length,
+                "a reference of mask block_causal whose metadata names no block_length");
+  }
   const CheckReport report = compare_logits(model, reference);
   const bool within = report.relative() <= flags.tolerance;
   (flags.json ? print_json : print_text)(report, reference, flags, within);
@@ -321,7 +330,7 @@ void add_check_command(CLI::App& app, const Environment& environment) {
       ->check(real_number(0.0, kAnyReal))
       ->capture_default_str();
   command->add_flag("--json", flags->json, "Print everything as JSON, position by position");
-  command->callback([flags, environment] { check(*flags, environment); });
+  command->callback([flags, command, environment] { check(*command, *flags, environment); });
 }
 
 }  // namespace blockscope

@@ -16,6 +16,7 @@
 #include "command_line/interrupt.h"
 #include "command_line/options.h"
 #include "command_line/progress.h"
+#include "command_line/standard_streams.h"
 #include "decode_record/command_files.h"
 #include "decode_record/error.h"
 #include "probe/run/run_flags.h"
@@ -92,7 +93,8 @@ DecodeRequest make_request(const TaskPrompt& prompt, const Tokenizer& tokenizer,
   return request;
 }
 
-EvalReport evaluate_model(const EvalFlags& flags, ModelFlags model_flags,
+/// `command`: whose options this model must heed; null for the backbone, which shares them.
+EvalReport evaluate_model(const CLI::App* command, const EvalFlags& flags, ModelFlags model_flags,
                           const std::vector<TaskPrompt>& prompts, const Environment& environment) {
   const LoadedModel model = load_model(model_flags, environment);
   const std::optional<Tokenizer> tokenizer = load_tokenizer(model);
@@ -100,6 +102,10 @@ EvalReport evaluate_model(const EvalFlags& flags, ModelFlags model_flags,
     throw CheckpointError(fmt::format("{}: expected tokenizer.json, got none", model_flags.model));
   }
   const DecodeOptions decode = decode_options(flags.decoding, model.config);
+  if (command != nullptr) {
+    check_decoding_fits(*command, decode);
+    check_policy_fits(*command, flags.policy, decode);
+  }
   const ChosenPolicy policy = choose_policy(flags.policy, model);
   EvalReport report;
   report.model = model_flags.model;
@@ -146,39 +152,38 @@ EvalReport evaluate_model(const EvalFlags& flags, ModelFlags model_flags,
 }
 
 void print_report(const EvalReport& report, const EvalFlags& flags) {
-  fmt::print("{}\n{:<12}", report.model, "task");
-  for (const int64_t context : flags.contexts) fmt::print("{:>10}", context);
-  fmt::print("{:>10}{:>8}\n", "all", "n");
+  say("{}\n{:<12}", report.model, "task");
+  for (const int64_t context : flags.contexts) say("{:>10}", context);
+  say("{:>10}{:>8}\n", "all", "n");
   Tally total;
   for (const std::string& task : flags.tasks) {
-    fmt::print("{:<12}", task);
+    say("{:<12}", task);
     Tally row;
     for (const int64_t context : flags.contexts) {
       const Tally& cell = report.cells.at({task, context});
       row.add(cell);
-      fmt::print("{:>9.1f}%", cell.accuracy() * 100.0);
+      say("{:>9.1f}%", cell.accuracy() * 100.0);
     }
     total.add(row);
-    fmt::print("{:>9.1f}%{:>8}\n", row.accuracy() * 100.0, row.asked);
+    say("{:>9.1f}%{:>8}\n", row.accuracy() * 100.0, row.asked);
   }
-  fmt::print("needle depth, tasks that ask for something in the context\n{:<12}", "depth");
-  for (const int64_t context : flags.contexts) fmt::print("{:>10}", context);
-  fmt::print("\n");
+  say("needle depth, tasks that ask for something in the context\n{:<12}", "depth");
+  for (const int64_t context : flags.contexts) say("{:>10}", context);
+  say("\n");
   for (size_t bin = 0; bin < kDepthBins; ++bin) {
-    fmt::print("{:<12}", fmt::format("{:.1f}-{:.1f}", static_cast<double>(bin) / kDepthBins,
-                                     static_cast<double>(bin + 1) / kDepthBins));
+    say("{:<12}", fmt::format("{:.1f}-{:.1f}", static_cast<double>(bin) / kDepthBins,
+                              static_cast<double>(bin + 1) / kDepthBins));
     for (const int64_t context : flags.contexts) {
       const auto cell = report.depths.find({context, bin});
       if (cell == report.depths.end()) {
-        fmt::print("{:>10}", "-");
+        say("{:>10}", "-");
       } else {
-        fmt::print("{:>9.1f}%", cell->second.accuracy() * 100.0);
+        say("{:>9.1f}%", cell->second.accuracy() * 100.0);
       }
     }
-    fmt::print("\n");
+    say("\n");
   }
-  fmt::print(
-      "all: {:.1f}% of {} prompts right, {:.2f} tokens a step, {:.1f} tokens/s\n",
+  say("all: {:.1f}% of {} prompts right, {:.2f} tokens a step, {:.1f} tokens/s\n",
       total.accuracy() * 100.0, total.asked,
       static_cast<double>(total.tokens) / static_cast<double>(std::max<int64_t>(total.steps, 1)),
       static_cast<double>(total.tokens) / std::max(report.seconds, 1e-9));
@@ -211,7 +216,7 @@ void check_flags(const CLI::App& command, const EvalFlags& flags) {
   for (const std::string& name : flags.tasks) task_from_name(name);
 }
 
-void run_eval(const EvalFlags& flags, const Environment& environment) {
+void run_eval(const CLI::App& command, const EvalFlags& flags, const Environment& environment) {
   const InterruptGuard guard;  // before the output: a signal must not leave one behind
   std::optional<OutputFile> output;
   CommandFiles files;
@@ -223,21 +228,22 @@ void run_eval(const EvalFlags& flags, const Environment& environment) {
   if (!flags.json_path.empty()) output = files.open(flags.json_path, flags.force);
   const std::vector<TaskPrompt> prompts = make_prompts(flags);
   std::vector<EvalReport> reports;
-  reports.push_back(evaluate_model(flags, flags.model, prompts, environment));
+  reports.push_back(evaluate_model(&command, flags, flags.model, prompts, environment));
   print_report(reports.back(), flags);
   if (!flags.backbone.empty()) {
     ModelFlags backbone = flags.model;
     backbone.model = flags.backbone;
-    backbone.overrides = {};  // autoregressive: no steps to reuse between
+    backbone.asked_revision = nullptr;  // of the other model, where this one is a folder
+    backbone.overrides = {};            // autoregressive: no steps to reuse between
     EvalFlags exact = flags;
     exact.policy = {};
-    reports.push_back(evaluate_model(exact, backbone, prompts, environment));
+    reports.push_back(evaluate_model(nullptr, exact, backbone, prompts, environment));
     print_report(reports.back(), flags);
   }
   if (!output) return;
   nlohmann::json json = nlohmann::json::array();
   for (const EvalReport& report : reports) json.push_back(to_json(report));
-  output->write(json.dump(1) + "\n");
+  output->write(json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
   output->commit();
 }
 
@@ -273,7 +279,7 @@ void add_eval_command(CLI::App& app, const Environment& environment) {
   command->add_flag("-q,--quiet", flags->quiet, "No progress");
   command->callback([flags, command, environment] {
     check_flags(*command, *flags);
-    run_eval(*flags, environment);
+    run_eval(*command, *flags, environment);
   });
 }
 

@@ -14,11 +14,13 @@
 #include <set>
 #include <string>
 
+#include "command_line/interrupt.h"
 #include "command_line/options.h"
 #include "decode_record/error.h"
 #include "decode_record/output_file.h"
 #include "probe/tasks/prompts_file.h"
 #include "probe/train/train_run.h"
+#include "probe/train/train_settings.h"
 
 namespace blockscope {
 namespace {
@@ -54,14 +56,17 @@ void write_prompt_lines(const TrainFlags& flags) {
   spec.split = flags.split == "test" ? TaskSplit::kTest : TaskSplit::kTrain;
   for (const std::string& name : flags.tasks) spec.tasks.push_back(task_from_name(name));
   if (flags.prompts_out == "-") {
-    write_prompts(spec, std::cout);
+    write_prompts(spec, std::cout, [](std::size_t written) {
+      InterruptGuard::check(fmt::format("printed {} of the prompts", written));
+    });
     return;
   }
   OutputFile output(flags.prompts_out, flags.run.force);
   std::ofstream file(output.temporary(), std::ios::binary | std::ios::trunc);
-  write_prompts(spec, file);
+  write_prompts(spec, file, [](std::size_t) { InterruptGuard::check(); });
   file.close();
   if (!file) throw Error(flags.prompts_out + ": the prompts could not be written");
+  InterruptGuard::check();
   output.commit();
 }
 
@@ -82,6 +87,7 @@ void check_mode(const CLI::App& command, const TrainFlags& flags) {
   for (const char* option : {"--tasks", "--context", "--split", "--prompts-out"}) {
     refuse_idle(command, option, prompts, "--dump-prompts");
   }
+  refuse_idle(command, "--force", !prompts || flags.prompts_out != "-", "--prompts-out");
   const std::set<std::string> also{"--dump-prompts", "--tasks", "--context", "--split",
                                    "--prompts-out",  "--seed",  "--force",   "--help"};
   for (const CLI::Option* option : command.get_options()) {
@@ -89,6 +95,29 @@ void check_mode(const CLI::App& command, const TrainFlags& flags) {
     refuse_idle(command, "--" + option->get_lnames().back(), false,
                 "training, and --dump-prompts trains nothing");
   }
+}
+
+/// Options of a stage that does not run, and others that this run would ignore.
+void check_training(const CLI::App& command, const TrainFlags& flags) {
+  const TrainRunOptions& run = flags.run;
+  for (const char* option : {"--backbone-steps", "--learning-rate", "--advance-below"}) {
+    refuse_idle(command, option, run.backbone, "the backbone stage");
+  }
+  for (const char* option :
+       {"--diffusion-steps", "--diffusion-learning-rate", "--diffusion-advance-below"}) {
+    refuse_idle(command, option, run.diffusion, "the diffusion stage");
+  }
+  const TrainStage first = run.backbone ? TrainStage::kBackbone : TrainStage::kDiffusion;
+  refuse_idle(command, "--init", !run.resume || !std::filesystem::exists(state_file(run, first)),
+              "a stage to start: --resume goes on from the state in --work");
+  refuse_idle(command, "--evaluate-every", run.evaluate_every == 0 || run.evaluate_documents > 0,
+              "--evaluate-documents above 0");
+  constexpr const char* kCurriculum = "a --last-context beyond the first one";
+  const int last = run.train.last_level;
+  refuse_idle(command, "--advance-below", last > run.train.first_level, kCurriculum);
+  refuse_idle(command, "--diffusion-advance-below", last > std::max(run.train.first_level, 1),
+              kCurriculum);
+  refuse_idle(command, "--drill-share", run.train.last_level > 0, "a --last-context beyond 64");
 }
 
 void check_device(const std::string& device) {
@@ -101,6 +130,7 @@ void check_device(const std::string& device) {
 }
 
 void run_command(const CLI::App& command, TrainFlags& flags) {
+  const InterruptGuard signals;  // before the first output: a signal must not leave one behind
   check_mode(command, flags);
   if (flags.dump_prompts.has_value()) return write_prompt_lines(flags);
   if (flags.run.out.empty()) {
@@ -110,8 +140,12 @@ void run_command(const CLI::App& command, TrainFlags& flags) {
   TrainRunOptions& run = flags.run;
   run.backbone = flags.stage != "diffusion";
   run.diffusion = flags.stage != "backbone";
+  const auto given = [&command](const std::string& option) {
+    return command.get_option(option)->count() > 0;
+  };
+  if (run.resume && !given("--stage")) take_stage(run);
   if (flags.steps > 0) {
-    if (flags.stage == "all") {
+    if (run.backbone && run.diffusion) {
       throw UsageError(
           "--steps: expected one stage, got --stage all. HINT: use --backbone-steps "
           "and --diffusion-steps");
@@ -120,12 +154,19 @@ void run_command(const CLI::App& command, TrainFlags& flags) {
   }
   run.train.first_level = curriculum_level(flags.first_context, "--first-context");
   run.train.last_level = curriculum_level(flags.last_context, "--last-context");
+  run.train.bfloat16 = flags.precision == "bfloat16";
+  if (run.resume) {
+    take_settings(run, [&](const std::string& option) {
+      const bool steps = option == (run.backbone ? "--backbone-steps" : "--diffusion-steps");
+      return given(option) || (steps && given("--steps"));
+    });
+  }
+  check_training(command, flags);
   if (run.train.first_level > run.train.last_level) {
     throw UsageError("--first-context: expected at most --last-context " +
-                     std::to_string(flags.last_context) + ", got " +
-                     std::to_string(flags.first_context));
+                     std::to_string(64 << run.train.last_level) + ", got " +
+                     std::to_string(64 << run.train.first_level));
   }
-  run.train.bfloat16 = flags.precision == "bfloat16";
   check_shapes(run.model);
   if (flags.threads > 0) at::set_num_threads(flags.threads);
   run_training(run);
@@ -195,7 +236,10 @@ void add_train_command(CLI::App& app) {
   command->add_option("--tokenizer", run.tokenizer, "Folder with tokenizer.json")
       ->capture_default_str();
   command->add_option("--work", run.work, "Folder for states and CSV logs")->capture_default_str();
-  command->add_flag("--resume", run.resume, "Go on from the state in --work, bit for bit");
+  command->add_flag(
+      "--resume", run.resume,
+      "Go on from the state in --work, with its settings: bit for bit as if it had not "
+      "stopped (with as many --threads)");
   command->add_flag("--force", run.force, "Replace checkpoints, states and prompts of other runs");
   command->add_option("--minutes", run.minutes, "Save and stop after this long (0: no limit)")
       ->check(real_number(0.0, kAnyReal));

@@ -14,6 +14,7 @@
 #include "command_line/interrupt.h"
 #include "command_line/options.h"
 #include "command_line/progress.h"
+#include "command_line/standard_streams.h"
 #include "decode_record/command_files.h"
 #include "decode_record/error.h"
 #include "kernels/ops.h"
@@ -50,6 +51,9 @@ void check_flags(const CLI::App& command, const VerifyFlags& flags) {
   check_decoding_flags(command, flags.decoding);
   check_prompt_flags(command, flags.prompts);
   check_setting_flags(flags.setting);
+  refuse_idle(command, "--force",
+              !flags.output.empty() || !flags.csv.empty() || !flags.figures.empty(),
+              "-o, --csv or --figures");
 }
 
 /// A result that took an hour must have a place to go: asked before the first pass.
@@ -195,9 +199,9 @@ void verify(const VerifyFlags& flags, const Environment& environment, const Gnup
   InterruptGuard::check();
   for (OutputFile* output : written) output->commit();
   if (flags.json) {
-    fmt::print("{}", json);
+    say("{}", json);
   } else {
-    fmt::print("{}{}{}", detail_text(result, facts), sweep_text(result), verdict_text(result));
+    say("{}{}{}", detail_text(result, facts), sweep_text(result), verdict_text(result));
   }
 }
 

@@ -189,8 +189,9 @@ CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& d
 
 void check_record_flags(const CLI::App& app, const RecordFlags& flags) {
   const RecordLevel level = parse_record_level(flags.level);
-  refuse_idle(app, "--layers", level >= RecordLevel::summary, "--record summary or above");
-  refuse_idle(app, "--heads", level >= RecordLevel::summary, "--record summary or above");
+  for (const char* filter : {"--layers", "--heads", "--steps", "--blocks", "--sequences"}) {
+    refuse_idle(app, filter, level >= RecordLevel::summary, "--record summary or above");
+  }
   refuse_idle(app, "--set-size", level >= RecordLevel::sets, "--record sets or above");
   refuse_idle(app, "--set-normaliser", level >= RecordLevel::sets, "--record sets or above");
   refuse_idle(app, "--array-type", level >= RecordLevel::outputs, "--record outputs or above");

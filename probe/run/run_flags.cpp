@@ -82,7 +82,7 @@ std::string LoadedModel::model_json() const {
       {"head_dim", config.head_dim},
       {"resolved", nlohmann::json::parse(resolved_json(config))},
   };
-  return json.dump();
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
@@ -113,7 +113,7 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
   add("--batch-size", flags.batch_size, whole_number(1), "Prompts decoded together");
 }
 
-void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags) {
+void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags, bool draws) {
   const Strategy strategy = parse_strategy(flags.strategy);
   refuse_idle(app, "--threshold",
               strategy == Strategy::kLowConfidenceDynamic || strategy == Strategy::kThreshold,
@@ -124,6 +124,13 @@ void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags) {
   const bool sampled = flags.sampling.temperature > 0.0;
   refuse_idle(app, "--top-k", sampled, "--temperature above 0");
   refuse_idle(app, "--top-p", sampled, "--temperature above 0");
+  refuse_idle(app, "--seed", sampled || draws, "--temperature above 0");
+}
+
+void check_decoding_fits(const CLI::App& app, const DecodeOptions& options) {
+  constexpr const char* kBlocks = "a block-diffusion model, and this one decodes token by token";
+  refuse_idle(app, "--strategy", !options.autoregressive(), kBlocks);
+  refuse_idle(app, "--denoising-steps", !options.autoregressive(), kBlocks);
 }
 
 DecodeOptions decode_options(const DecodingFlags& flags, const ModelConfig& config) {
@@ -167,6 +174,12 @@ void check_policy_flags(const CLI::App& app, const PolicyFlags& flags) {
   refuse_idle(app, "--tau", reuses, "--policy flashblock");
   refuse_idle(app, "--reuse", reuses, "--policy flashblock");
   refuse_idle(app, "--shadow", reuses, "a policy other than exact, which is its own shadow");
+}
+
+void check_policy_fits(const CLI::App& app, const PolicyFlags& flags,
+                       const DecodeOptions& options) {
+  refuse_idle(app, "--policy", flags.policy == "exact" || !options.autoregressive(),
+              "a block-diffusion model: token by token there are no steps to reuse between");
 }
 
 ChosenPolicy choose_policy(const PolicyFlags& flags, const LoadedModel& model) {

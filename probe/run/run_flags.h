@@ -52,7 +52,10 @@ struct DecodingFlags {
 };
 void add_decoding_flags(CLI::App& app, DecodingFlags& flags);
 /// Throws UsageError for an option that the strategy or greedy decoding would ignore.
-void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags);
+/// `draws`: the command draws from the seed itself.
+void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags, bool draws = false);
+/// Throws UsageError for an option that only block-by-block decoding heeds, and this run has none.
+void check_decoding_fits(const CLI::App& app, const DecodeOptions& options);
 
 /// Block by block when the model has a mask id and a block length, else autoregressive.
 /// Throws UsageError / CheckpointError.
@@ -67,6 +70,9 @@ struct PolicyFlags {
 void add_policy_flags(CLI::App& app, PolicyFlags& flags);
 /// Throws UsageError for an unknown policy, and for an option that the policy would ignore.
 void check_policy_flags(const CLI::App& app, const PolicyFlags& flags);
+
+/// Throws UsageError for a policy that reuses between denoising steps where there are none.
+void check_policy_fits(const CLI::App& app, const PolicyFlags& flags, const DecodeOptions& options);
 
 struct ChosenPolicy {
   std::unique_ptr<AttentionPolicy> policy;

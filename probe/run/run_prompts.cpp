@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "command_line/options.h"
-#include "command_line/printable.h"
 #include "command_line/standard_streams.h"
 #include "decode_record/error.h"
 #include "probe/text/prompts.h"
@@ -56,15 +55,33 @@ PromptSet gather(const PromptFlags& flags) {
         "no prompt given. HINT: --prompt TEXT, --prompts FILE.jsonl or "
         "--input-ids 1,2,3");
   }
-  if (flags.limit > 0 && set.prompts.size() > static_cast<size_t>(flags.limit)) {
+  if (flags.limit > static_cast<int64_t>(set.prompts.size())) {
+    note("note: --limit {}: there are no more than {} prompts\n", flags.limit, set.prompts.size());
+  } else if (flags.limit > 0) {
     set.prompts.resize(static_cast<size_t>(flags.limit));
   }
   return set;
 }
 
+/// `chat`: null when no prompt needs it.
+void check_needed(const CLI::App& command, const PromptSet& set, const ChatTemplate* chat) {
+  const auto any = [&set](const auto& needs) { return std::ranges::any_of(set.prompts, needs); };
+  refuse_idle(command, "--gen-length",
+              any([](const Prompt& prompt) { return !prompt.gen_length.has_value(); }),
+              "a prompt that names no gen_length of its own");
+  refuse_idle(command, "--metric", any([](const Prompt& prompt) {
+                return !prompt.answers.empty() && !prompt.metric.has_value();
+              }),
+              "a prompt that has an answer and names no metric of its own");
+  refuse_idle(command, "--no-thinking", chat != nullptr, "--chat, or a prompt with \"messages\"");
+  refuse_idle(command, "--no-thinking", chat == nullptr || chat->switches_thinking(),
+              "a thinking switch (enable_thinking) in the chat template of the checkpoint");
+}
+
 }  // namespace
 
 void add_prompt_flags(CLI::App& app, PromptFlags& flags) {
+  flags.command = &app;
   app.add_option("--prompt", flags.prompts, "Prompt text (may be given more than once)");
   app.add_option("--prompts", flags.file,
                  "JSONL file: prompt, messages or input_ids; id, answer, metric, gen_length");
@@ -109,12 +126,13 @@ std::vector<RunPrompt> load_prompts(const PromptFlags& flags, const LoadedModel&
         fmt::format("--metric: expected one of {}, got '{}'", metric_names(), flags.metric));
   }
   const PromptSet set = gather(flags);
-  for (const std::string& warning : set.warnings) note("note: {}\n", printable(warning));
+  for (const std::string& warning : set.warnings) note("note: {}\n", warning);
   const bool needs_chat = std::any_of(set.prompts.begin(), set.prompts.end(), [](const Prompt& p) {
     return std::holds_alternative<std::vector<ChatMessage>>(p.input);
   });
   std::optional<ChatTemplate> chat;
   if (needs_chat) chat = ChatTemplate::from_directory(model.source.folder);
+  if (flags.command != nullptr) check_needed(*flags.command, set, chat ? &*chat : nullptr);
   ChatOptions chat_options;
   chat_options.enable_thinking = !flags.no_thinking;
 

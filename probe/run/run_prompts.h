@@ -17,6 +17,7 @@
 namespace blockscope {
 
 struct PromptFlags {
+  const CLI::App* command = nullptr;   // to tell a given option from the default
   std::vector<std::string> prompts;    // --prompt
   std::string file;                    // --prompts
   std::vector<std::string> input_ids;  // --input-ids "1,2,3"
@@ -43,7 +44,8 @@ std::vector<DecodeRequest> batch_requests(const std::vector<RunPrompt>& prompts,
 /// The tokenizer of the checkpoint; nullopt when it has none (then only token ids can be given).
 std::optional<Tokenizer> load_tokenizer(const LoadedModel& model);
 
-/// Checked against options and model. Throws UsageError, PromptError, CheckpointError.
+/// Checked against options and model. Throws UsageError (also for an option that none of the
+/// prompts needs), PromptError, CheckpointError.
 std::vector<RunPrompt> load_prompts(const PromptFlags& flags, const LoadedModel& model,
                                     const Tokenizer* tokenizer, int64_t default_gen_length,
                                     const DecodeOptions& options);

@@ -41,9 +41,11 @@ std::string prompt_json(const TaskPrompt& prompt) {
   return line.dump();
 }
 
-void write_prompts(const PromptsSpec& spec, std::ostream& out) {
+void write_prompts(const PromptsSpec& spec, std::ostream& out,
+                   const std::function<void(std::size_t written)>& before_each) {
   const std::vector<Task> tasks = tasks_of(spec);
   for (std::size_t i = 0; i < spec.count && out; ++i) {
+    before_each(i);
     out << prompt_json(prompt_at(spec, tasks, i)) << '\n';
   }
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -21,7 +22,9 @@ struct PromptsSpec {
 
 std::vector<TaskPrompt> make_prompts(const PromptsSpec& spec);
 std::string prompt_json(const TaskPrompt& prompt);
-/// One at a time; stops when `out` takes no more.
-void write_prompts(const PromptsSpec& spec, std::ostream& out);
+/// One at a time; stops when `out` takes no more. `before_each` hears how many are written.
+void write_prompts(
+    const PromptsSpec& spec, std::ostream& out,
+    const std::function<void(std::size_t written)>& before_each = [](std::size_t) {});
 
 }  // namespace blockscope

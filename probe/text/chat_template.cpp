@@ -48,6 +48,7 @@ struct ChatTemplate::Impl {
   json special_tokens = json::object();  // bos_token, eos_token, ...
   std::string where;
   std::uint64_t text_hash = 0;
+  bool switches_thinking = false;
 
   static std::shared_ptr<Impl> parse(std::string_view text, const std::string& where,
                                      json special_tokens);
@@ -69,6 +70,7 @@ std::shared_ptr<ChatTemplate::Impl> ChatTemplate::Impl::parse(std::string_view t
   auto impl = std::make_shared<Impl>();
   impl->where = where;
   impl->text_hash = fnv1a_64(text);
+  impl->switches_thinking = text.find("enable_thinking") != std::string_view::npos;
   impl->special_tokens = std::move(special_tokens);
   impl->nodes = parse_template(text, impl->where);
   impl->require_chatml();
@@ -197,6 +199,8 @@ std::string ChatTemplate::render(const std::vector<ChatMessage>& messages,
 }
 
 const std::string& ChatTemplate::source() const { return impl_->where; }
+
+bool ChatTemplate::switches_thinking() const { return impl_->switches_thinking; }
 
 std::uint64_t ChatTemplate::text_hash() const { return impl_->text_hash; }
 

@@ -55,6 +55,9 @@ class ChatTemplate {
   /// template itself rejects.
   std::string render(const std::vector<ChatMessage>& messages, const ChatOptions& options) const;
 
+  /// Whether ChatOptions::enable_thinking can change what it renders: the template asks for it.
+  bool switches_thinking() const;
+
   /// Where the template came from: a path, or "built-in ChatML".
   const std::string& source() const;
 

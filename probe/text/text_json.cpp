@@ -18,8 +18,8 @@ std::string read_text_file(const std::filesystem::path& file) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(file, error)) {
     throw CheckpointError(
-        fmt::format("{}: expected a file, got {}", file.string(),
-                    std::filesystem::exists(file, error) ? "something else" : "nothing"));
+        fmt::format("{}: expected a regular file, got {}", file.string(),
+                    std::filesystem::exists(file, error) ? "a folder, pipe or device" : "nothing"));
   }
   const std::uintmax_t size = std::filesystem::file_size(file, error);
   if (!error && size > kMaxTextFileBytes) {

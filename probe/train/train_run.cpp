@@ -11,9 +11,11 @@
 #include <vector>
 
 #include "command_line/interrupt.h"
+#include "command_line/standard_streams.h"
 #include "decode_record/command_files.h"
 #include "decode_record/error.h"
 #include "probe/train/evaluation.h"
+#include "probe/train/train_settings.h"
 
 namespace blockscope {
 namespace {
@@ -94,16 +96,14 @@ struct Progress {
     const auto count = static_cast<double>(steps);
     const double left =
         seconds / count * static_cast<double>(trainer.options().steps - trainer.steps_done());
-    std::printf("%s %lld/%lld context %lld loss %.3f answers %.3f |",
-                train_stage_name(trainer.options().stage),
-                static_cast<long long>(trainer.steps_done()),
-                static_cast<long long>(trainer.options().steps), 64LL << trainer.level(),
-                loss / count, answer_loss / count);
+    say("{} {}/{} context {} loss {:.3f} answers {:.3f} |",
+        train_stage_name(trainer.options().stage), trainer.steps_done(), trainer.options().steps,
+        64LL << trainer.level(), loss / count, answer_loss / count);
     for (std::size_t t = 0; t < kNumTasks; ++t) {
-      if (rows[t] > 0) std::printf(" %s %.0f%%", kTaskNames[t], 100.0 * share(right[t], rows[t]));
+      if (rows[t] > 0) say(" {} {:.0f}%", kTaskNames[t], 100.0 * share(right[t], rows[t]));
     }
-    std::printf(" | %.0f tokens/s, %.1f min left\n", static_cast<double>(tokens) / seconds,
-                left / 60.0);
+    say(" | {:.0f} tokens/s, {:.1f} min left\n", static_cast<double>(tokens) / seconds,
+        left / 60.0);
     std::fflush(stdout);
   }
 };
@@ -118,14 +118,13 @@ void print_evaluation(const Trainer& trainer, const TrainRunOptions& options) {
     spec.block_length = std::array<std::int64_t, 3>{8, 16, 32}[static_cast<std::size_t>(
         trainer.steps_done() / std::max<std::int64_t>(options.evaluate_every, 1) % 3)];
     const EvaluationReport report = evaluate(trainer, spec);
-    std::printf("  answers right on fresh documents, context %zu", context);
-    if (diffusion) std::printf(", block %lld", static_cast<long long>(spec.block_length));
-    std::printf(":");
+    say("  answers right on fresh documents, context {}", context);
+    if (diffusion) say(", block {}", spec.block_length);
+    say(":");
     for (std::size_t t = 0; t < kNumTasks; ++t) {
-      std::printf(" %s %lld/%lld", kTaskNames[t], static_cast<long long>(report.right[t]),
-                  static_cast<long long>(report.asked[t]));
+      say(" {} {}/{}", kTaskNames[t], report.right[t], report.asked[t]);
     }
-    std::printf(" (%.0f s)\n", report.seconds);
+    say(" ({:.0f} s)\n", report.seconds);
     std::fflush(stdout);
   }
 }
@@ -136,10 +135,6 @@ std::vector<std::pair<TrainStage, fs::path>> stages_of(const TrainRunOptions& op
   if (options.backbone) stages.emplace_back(TrainStage::kBackbone, options.out / "backbone");
   if (options.diffusion) stages.emplace_back(TrainStage::kDiffusion, options.out);
   return stages;
-}
-
-fs::path state_file(const TrainRunOptions& options, TrainStage stage) {
-  return options.work / (std::string(train_stage_name(stage)) + ".safetensors");
 }
 
 /// Beside a stage's state: the checkpoint folder that this run writes, and so may write again.
@@ -202,6 +197,7 @@ bool run_stage(const TrainRunOptions& options, TrainStage stage, const fs::path&
   const bool diffusion = stage == TrainStage::kDiffusion;
   TrainOptions train = options.train;
   train.stage = stage;
+  train.settings = settings_json(options);
   train.steps = diffusion ? options.diffusion_steps : options.backbone_steps;
   if (diffusion) {
     train.learning_rate = options.diffusion_learning_rate;
@@ -215,8 +211,8 @@ bool run_stage(const TrainRunOptions& options, TrainStage stage, const fs::path&
   const fs::path folder = diffusion ? options.out : options.out / "backbone";
   if (options.resume && fs::exists(state)) {
     trainer.load_state(state);
-    std::printf("%s: resumed %s at step %lld\n", train_stage_name(stage), state.c_str(),
-                static_cast<long long>(trainer.steps_done()));
+    say("{}: resumed {} at step {}\n", train_stage_name(stage), state.string(),
+        trainer.steps_done());
   } else if (!init.empty()) {
     trainer.load_weights(init);
   } else if (diffusion) {
@@ -225,6 +221,11 @@ bool run_stage(const TrainRunOptions& options, TrainStage stage, const fs::path&
         "with the backbone's folder, or --stage all");
   } else {
     trainer.initialise();
+  }
+  if (trainer.steps_done() == 0) {
+    // --resume must not take what another run left for a state of this one.
+    fs::remove(state);
+    if (!diffusion && options.diffusion) fs::remove(state_file(options, TrainStage::kDiffusion));
   }
   OutputFile owner(owner_file(options, stage).string(), true);
   owner.write(fs::absolute(folder).string() + "\n");
@@ -247,7 +248,8 @@ bool run_stage(const TrainRunOptions& options, TrainStage stage, const fs::path&
       line_start = Clock::now();
     }
     if (done % options.save_every == 0) trainer.save_state(state);
-    if (options.evaluate_every > 0 && done % options.evaluate_every == 0 && done < train.steps) {
+    if (options.evaluate_documents > 0 && options.evaluate_every > 0 &&
+        done % options.evaluate_every == 0 && done < train.steps) {
       print_evaluation(trainer, options);
       line_start = Clock::now();
     }
@@ -260,15 +262,13 @@ bool run_stage(const TrainRunOptions& options, TrainStage stage, const fs::path&
                                       state.string()));
   }
   if (!finished) {
-    std::printf("%s: stopped at step %lld, saved %s. HINT: --resume goes on\n",
-                train_stage_name(stage), static_cast<long long>(trainer.steps_done()),
-                state.c_str());
+    say("{}: stopped at step {}, saved {}. HINT: --resume goes on\n", train_stage_name(stage),
+        trainer.steps_done(), state.string());
     return false;
   }
   trainer.export_checkpoint(folder, options.tokenizer);
-  std::printf("%s: %lld steps, %.2fM tokens, written to %s\n", train_stage_name(stage),
-              static_cast<long long>(trainer.steps_done()),
-              static_cast<double>(trainer.tokens_seen()) * 1e-6, folder.c_str());
+  say("{}: {} steps, {:.2f}M tokens, written to {}\n", train_stage_name(stage),
+      trainer.steps_done(), static_cast<double>(trainer.tokens_seen()) * 1e-6, folder.string());
   if (options.evaluate_documents > 0) print_evaluation(trainer, options);
   return true;
 }
@@ -293,7 +293,6 @@ ModelConfig needle_model_config() {
 }
 
 void run_training(const TrainRunOptions& options) {
-  const InterruptGuard signals;
   const Clock::time_point start = Clock::now();
   check_outputs(options);
   fs::create_directories(options.work);

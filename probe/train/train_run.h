@@ -36,8 +36,9 @@ ModelConfig needle_model_config();
 
 /// Returns when every stage reached its last step, or --minutes are over and the state is saved.
 /// Checks every output before the first step: throws UsageError when a checkpoint or state of
-/// another run would be replaced without `force`, and when there is no state to resume. Throws
-/// InterruptedError after a signal, with the state saved; --resume goes on.
+/// another run would be replaced without `force`, and when there is no state to resume. The caller
+/// holds an InterruptGuard: throws InterruptedError after a signal, with the state saved; --resume
+/// goes on.
 void run_training(const TrainRunOptions& options);
 
 }  // namespace blockscope

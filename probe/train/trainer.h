@@ -34,8 +34,9 @@ struct TrainOptions {
   double drill_share = 0.4;        // share of drill batches once the curriculum is past level 0
   int first_level = 0;             // curriculum level to start at: context 64 << level
   int last_level = 4;
-  bool bfloat16 = false;       // autocast; parameters and optimiser stay float32
-  std::string device = "cpu";  // "cuda" is untested
+  bool bfloat16 = false;        // autocast; parameters and optimiser stay float32
+  std::string device = "cpu";   // "cuda" is untested
+  std::string settings = "{}";  // JSON text of the run's settings, for its state
 };
 
 /// What a step reports. Losses are means in nats.

@@ -13,7 +13,7 @@
 namespace blockscope {
 namespace {
 
-constexpr const char* kStateFormat = "blockscope-train-1";
+constexpr const char* kStateFormat = "blockscope-train-2";
 
 void write_json(const std::filesystem::path& path, const nlohmann::ordered_json& value) {
   OutputFile file(path.string(), true);  // train_run.cpp has asked already
@@ -79,7 +79,7 @@ void Trainer::save_state(const std::filesystem::path& path) const {
   SafetensorsWriter writer(path, entries,
                            {{"format", kStateFormat},
                             {"stage", train_stage_name(options_.stage)},
-                            {"seed", std::to_string(options_.seed)},
+                            {"settings", options_.settings},
                             {"step", std::to_string(step_)},
                             {"tokens_seen", std::to_string(tokens_seen_)},
                             {"level", std::to_string(level_)},
@@ -104,12 +104,11 @@ void Trainer::load_state(const std::filesystem::path& path) {
   const auto expect = [&](const std::string& key, const std::string& expected) {
     if (text(key) != expected) {
       throw CheckpointError(path.string() + ": expected " + key + " '" + expected + "', got '" +
-                            text(key) + "'. HINT: resume with the options of the first run");
+                            text(key) + "'. HINT: name the folder of that run with --work");
     }
   };
   expect("format", kStateFormat);
   expect("stage", train_stage_name(options_.stage));
-  expect("seed", std::to_string(options_.seed));
   for (auto& [name, vector] :
        std::vector<std::pair<std::string, at::Tensor>>{{"weights", flat_},
                                                        {"first_moment", first_moment_},

@@ -162,7 +162,7 @@ std::string verify_json(const VerifyResult& result, const VerifyFacts& facts) {
                      {"repetitions", facts.repeats},
                      {"dense", to_json(result.dense, facts)},
                      {"settings", std::move(settings)}};
-  return json.dump(1) + "\n";
+  return json.dump(1, ' ', true, Json::error_handler_t::replace) + "\n";
 }
 
 std::string verify_csv(const VerifyResult& result, const VerifyFacts& facts) {

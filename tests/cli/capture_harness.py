@@ -7,10 +7,12 @@ that a test can damage any part of it.
 import json
 import os
 import pathlib
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 import h5py
@@ -144,6 +146,16 @@ def start(*arguments, environment=None, before=None):
     return subprocess.Popen([BINARY, *map(str, arguments)], stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True, preexec_fn=before,
                             env=os.environ | (environment or {}))
+
+
+def wait_for_handlers(process):
+    """Until the command has its signal handlers: before main the kernel's rules hold."""
+    mask = 1 << (signal.SIGTERM - 1)
+    while process.poll() is None:
+        status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+        if int(status.split("SigCgt:")[1].split()[0], 16) & mask:
+            return
+        time.sleep(0.0005)
 
 
 def run(*arguments, **options):

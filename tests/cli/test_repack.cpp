@@ -24,11 +24,6 @@ std::string bytes_of(const std::string& path) {
 /// No two runs take the same time, to the nanosecond.
 void of_another_run(TraceRow& row) { row.pass_time_ns += 1; }
 
-void expect_same_prefix(const TraceReader::Prefix& a, const TraceReader::Prefix& b) {
-  EXPECT_EQ(a.positions, b.positions);
-  EXPECT_EQ(a.values, b.values);
-}
-
 /// Everything a reader can see of a sequence, in `b` at `sequence_b` against `a` at `sequence_a`.
 void expect_same_sequence(const TraceReader& a, std::int64_t sequence_a, const TraceReader& b,
                           std::int64_t sequence_b) {
@@ -49,11 +44,12 @@ void expect_same_sequence(const TraceReader& a, std::int64_t sequence_a, const T
     for (std::int64_t layer = 0; layer < 2; ++layer) {
       EXPECT_EQ(a.written(Field::attention_external, rows_a[i], layer),
                 b.written(Field::attention_external, rows_b[i], layer));
-      if (i % 20 == 0 ||
-          i + 1 ==
-              rows_a.size()) {  // a prefix is gathered from all rows before: not at each of them
-        expect_same_prefix(a.prefix(Field::prefix_key, rows_a[i], layer),
-                           b.prefix(Field::prefix_key, rows_b[i], layer));
+      // A prefix is gathered from all rows before: not at each of them.
+      if (i % 20 == 0 || i + 1 == rows_a.size()) {
+        const auto prefix_a = a.prefix(Field::prefix_key, rows_a[i], layer);
+        const auto prefix_b = b.prefix(Field::prefix_key, rows_b[i], layer);
+        EXPECT_EQ(prefix_a.positions, prefix_b.positions);
+        EXPECT_EQ(prefix_a.values, prefix_b.values);
       }
       if (!a.written(Field::attention_external, rows_a[i], layer)) continue;
       EXPECT_EQ(a.read_floats_at(Field::attention_external, rows_a[i], layer),
@@ -297,7 +293,8 @@ TEST(Repack, NeverReplacesAnInputNorAnExistingFileUnasked) {
   EXPECT_EQ(exists.exit_code, 2);
   EXPECT_EQ(bytes_of(folder.file("b.h5")), "mine");
   EXPECT_EQ(bytes_of(folder.file("a.h5")), before);
-  const auto nowhere = run_blockscope({"repack", folder.file("a.h5"), "-o", folder.file("no/b.h5")});
+  const auto nowhere =
+      run_blockscope({"repack", folder.file("a.h5"), "-o", folder.file("no/b.h5")});
   EXPECT_EQ(nowhere.exit_code, 1);
   EXPECT_TRUE(is_one_error_line(nowhere.err)) << nowhere.err;
 }

@@ -54,6 +54,29 @@ TEST(InterruptGuardDeathTest, UnderNohupTheTerminalMayGo) {
   EXPECT_EXIT(under_nohup(), ::testing::ExitedWithCode(0), "");
 }
 
+TEST(InterruptGuardDeathTest, BeforeACommandHasOutputsASignalIsToldAndEndsTheProcess) {
+  for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGHUP}) {
+    const auto signalled = [number] {
+      end_on_signals();
+      std::raise(number);
+      std::_Exit(0);
+    };
+    EXPECT_EXIT(signalled(), ::testing::ExitedWithCode(128 + number),
+                "^blockscope: stopped by a signal: nothing was written\n$");
+  }
+}
+
+TEST(InterruptGuardDeathTest, AfterItsOutputsASignalEndsTheProcessWithoutThatClaim) {
+  const auto signalled = [] {
+    end_on_signals();
+    { const InterruptGuard guard; }
+    std::raise(SIGTERM);
+    std::_Exit(0);
+  };
+  EXPECT_EXIT(signalled(), ::testing::ExitedWithCode(128 + SIGTERM),
+              "^blockscope: stopped by a signal\n$");
+}
+
 TEST(InterruptGuardDeathTest, SignalsEndTheProcessAgainWithoutAGuard) {
   const auto after_the_run = [] {
     { const InterruptGuard guard; }

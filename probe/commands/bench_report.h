@@ -1,0 +1,37 @@
+// What `bench` measured of a recorder level, and the line it prints.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace blockscope {
+
+/// Seconds and counts of one decoded batch.
+struct Timing {
+  double prefill = 0.0;
+  double blocks = 0.0;  // denoising and commit passes, recorder included
+  double finish = 0.0;  // until the trace is closed
+  int64_t block_passes = 0;
+  int64_t denoising_passes = 0;
+  int64_t tokens = 0;
+  int64_t file_bytes = 0;
+};
+
+/// Seconds without the prefill.
+double total(const Timing& timing);
+
+/// What a level adds to the time of another, run by run beside each other; shares of that time.
+struct Overhead {
+  double median = 0.0, least = 0.0, most = 0.0;
+};
+Overhead overhead_of(const std::vector<Timing>& level, const std::vector<Timing>& base);
+
+/// The table's header and one line of it, of the median run of `runs`. "n/a" where nothing was
+/// decided or no pass ran: there is nothing to divide by.
+std::string timing_header();
+std::string timing_line(const std::string& level, const Timing& timing, const Overhead& overhead,
+                        std::size_t runs);
+
+}  // namespace blockscope

@@ -1,0 +1,34 @@
+// What a trace says about the run that made it: /run/json, which `capture --resume` compares.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "probe/decode/decoder.h"
+#include "probe/record/recorder.h"
+#include "probe/run/environment.h"
+#include "probe/run/run_flags.h"
+#include "probe/run/run_prompts.h"
+
+namespace blockscope {
+
+struct RunDescription {
+  const DecodeOptions& decode;
+  const DecodingFlags& decoding;
+  const PolicyFlags& policy_flags;
+  const ChosenPolicy& policy;
+  const RecordFilter& filter;
+  const std::vector<RunPrompt>& prompts;
+  const Environment& environment;
+  std::string replay;  // its file; empty: none
+  std::string command_line;
+};
+
+/// JSON text. Bytes that are no UTF-8 (of a file name) are replaced.
+std::string run_json(const RunDescription& run);
+
+/// The text of each token id, for readers without the tokenizer; empty without one.
+std::vector<std::string> vocabulary_pieces(const Tokenizer* tokenizer, int64_t vocab_size);
+
+}  // namespace blockscope

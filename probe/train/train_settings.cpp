@@ -1,0 +1,197 @@
+#include "probe/train/train_settings.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <bit>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <vector>
+
+#include "decode_record/error.h"
+#include "decode_record/sha256.h"
+#include "probe/checkpoint/safetensors.h"
+
+namespace blockscope {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+enum class Part { kBoth, kBackbone, kDiffusion };  // of the run that a setting decides
+
+struct Setting {
+  const char* name;  // of the option, without dashes
+  Part part;
+  std::function<json(const TrainRunOptions&)> get;
+  std::function<void(TrainRunOptions&, const json&)> set;
+};
+
+/// `access` maps options, const or not, to the member.
+template <typename Access>
+Setting plain(const char* name, Part part, Access access) {
+  return {name, part, [access](const TrainRunOptions& options) { return json(access(options)); },
+          [access](TrainRunOptions& options, const json& value) { value.get_to(access(options)); }};
+}
+
+template <typename Access>
+Setting context(const char* name, Access access) {
+  return {name, Part::kBoth,
+          [access](const TrainRunOptions& options) { return json(64LL << access(options)); },
+          [access](TrainRunOptions& options, const json& value) {
+            const auto length = value.get<std::uint64_t>();
+            if (!std::has_single_bit(length) || length < 64 || length > 1024) {
+              throw std::out_of_range("not a context length");
+            }
+            access(options) = std::countr_zero(length / 64);
+          }};
+}
+
+const std::vector<Setting>& settings() {
+  static const std::vector<Setting> all{
+      plain(
+          "seed", Part::kBoth, [](auto& o) -> auto& { return o.train.seed; }),
+      plain(
+          "warmup", Part::kBoth, [](auto& o) -> auto& { return o.train.warmup; }),
+      plain(
+          "decay", Part::kBoth, [](auto& o) -> auto& { return o.train.decay_fraction; }),
+      plain(
+          "batch-tokens", Part::kBoth, [](auto& o) -> auto& { return o.train.batch_rows; }),
+      plain(
+          "drill-share", Part::kBoth, [](auto& o) -> auto& { return o.train.drill_share; }),
+      plain(
+          "device", Part::kBoth, [](auto& o) -> auto& { return o.train.device; }),
+      context(
+          "first-context", [](auto& o) -> auto& { return o.train.first_level; }),
+      context(
+          "last-context", [](auto& o) -> auto& { return o.train.last_level; }),
+      {"precision", Part::kBoth,
+       [](const TrainRunOptions& o) { return json(o.train.bfloat16 ? "bfloat16" : "float32"); },
+       [](TrainRunOptions& o, const json& value) { o.train.bfloat16 = value == "bfloat16"; }},
+      plain(
+          "layers", Part::kBoth, [](auto& o) -> auto& { return o.model.num_layers; }),
+      plain(
+          "hidden", Part::kBoth, [](auto& o) -> auto& { return o.model.hidden_size; }),
+      plain(
+          "ffn", Part::kBoth, [](auto& o) -> auto& { return o.model.intermediate_size; }),
+      plain(
+          "heads", Part::kBoth, [](auto& o) -> auto& { return o.model.num_heads; }),
+      plain(
+          "kv-heads", Part::kBoth, [](auto& o) -> auto& { return o.model.num_kv_heads; }),
+      plain(
+          "head-dim", Part::kBoth, [](auto& o) -> auto& { return o.model.head_dim; }),
+      plain(
+          "backbone-steps", Part::kBackbone, [](auto& o) -> auto& { return o.backbone_steps; }),
+      plain(
+          "learning-rate", Part::kBackbone, [](auto& o) -> auto& { return o.train.learning_rate; }),
+      plain(
+          "advance-below", Part::kBackbone, [](auto& o) -> auto& { return o.train.advance_below; }),
+      plain(
+          "diffusion-steps", Part::kDiffusion, [](auto& o) -> auto& { return o.diffusion_steps; }),
+      plain(
+          "diffusion-learning-rate", Part::kDiffusion,
+          [](auto& o) -> auto& { return o.diffusion_learning_rate; }),
+      plain(
+          "diffusion-advance-below", Part::kDiffusion,
+          [](auto& o) -> auto& { return o.diffusion_advance_below; }),
+  };
+  return all;
+}
+
+bool runs(const TrainRunOptions& options, Part part) {
+  return part == Part::kBoth || (part == Part::kBackbone ? options.backbone : options.diffusion);
+}
+
+std::string tokenizer_digest(const TrainRunOptions& options) {
+  std::ifstream file(options.tokenizer / "tokenizer.json", std::ios::binary);
+  return sha256_hex(
+      std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()));
+}
+
+/// The settings in a state; null when there is no state.
+json recorded(const fs::path& state) {
+  if (!fs::exists(state)) return {};
+  const SafetensorsFile file = SafetensorsFile::open(state);
+  const auto found = file.metadata().find("settings");
+  const json value = found == file.metadata().end()
+                         ? json()
+                         : json::parse(found->second, nullptr, /*allow_exceptions=*/false);
+  if (value.is_object()) return value;
+  throw CheckpointError(fmt::format(
+      "{}: expected the settings of its run, got none: not a state of this version. HINT: finish "
+      "the run with the version that began it, or start anew; --init takes a finished checkpoint",
+      state.string()));
+}
+
+[[noreturn]] void refuse(const fs::path& state, const std::string& what, const json& was,
+                         const json& is, const std::string& hint) {
+  throw UsageError(fmt::format(
+      "--resume: {}: {} was {}, and is {} now. HINT: {}, or start anew without --resume (--init "
+      "CHECKPOINT begins with trained weights)",
+      state.string(), what, was.dump(), is.dump(), hint));
+}
+
+}  // namespace
+
+fs::path state_file(const TrainRunOptions& options, TrainStage stage) {
+  return options.work / (std::string(train_stage_name(stage)) + ".safetensors");
+}
+
+std::string settings_json(const TrainRunOptions& options) {
+  json all;
+  for (const Setting& setting : settings()) {
+    if (runs(options, setting.part)) all[setting.name] = setting.get(options);
+  }
+  all["stage"] = options.backbone && options.diffusion ? "all"
+                 : options.backbone                    ? "backbone"
+                                                       : "diffusion";
+  all["tokenizer"] = tokenizer_digest(options);
+  return all.dump();
+}
+
+void take_stage(TrainRunOptions& options) {
+  for (const TrainStage stage : {TrainStage::kDiffusion, TrainStage::kBackbone}) {
+    const json record = recorded(state_file(options, stage));
+    if (record.is_null()) continue;
+    const std::string name = record.value("stage", "all");
+    options.backbone = name != "diffusion";
+    options.diffusion = name != "backbone";
+    return;
+  }
+}
+
+void take_settings(TrainRunOptions& options, const GivenOptions& given) {
+  std::map<std::string, bool> decided;  // by a state before
+  for (const TrainStage stage : {TrainStage::kBackbone, TrainStage::kDiffusion}) {
+    if (!(stage == TrainStage::kBackbone ? options.backbone : options.diffusion)) continue;
+    const fs::path state = state_file(options, stage);
+    const json record = recorded(state);
+    if (record.is_null()) continue;
+    for (const Setting& setting : settings()) {
+      if (!record.contains(setting.name)) continue;  // of a stage that its run did not have
+      const std::string option = std::string("--") + setting.name;
+      const json& was = record[setting.name];
+      if (!given(option) && !decided[option]) {
+        try {
+          setting.set(options, was);
+        } catch (const std::exception&) {
+          throw CheckpointError(fmt::format("{}: settings: {}: got {}. HINT: the file is damaged",
+                                            state.string(), setting.name, was.dump()));
+        }
+        decided[option] = true;
+      } else if (const json is = setting.get(options); is != was) {
+        refuse(state, option, was, is,
+               given(option) ? "leave it out to go on as it was" : "resume one --stage at a time");
+      }
+    }
+    if (const json is = tokenizer_digest(options); is != record.value("tokenizer", json())) {
+      refuse(state, "the sha256 of tokenizer.json", record.value("tokenizer", json()), is,
+             "--tokenizer names the folder of the first run");
+    }
+  }
+}
+
+}  // namespace blockscope

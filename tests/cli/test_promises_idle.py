@@ -1,0 +1,135 @@
+"""An option that would do nothing is refused, saying what it needs: every option of `capture`, `eval`,
+`verify`, `bench`, `check` and `train` that another option, the model or the prompts make idle."""
+
+import json
+import struct
+import unittest
+
+import numpy as np
+
+from capture_harness import VOCAB, require_binary, run, write_checkpoint
+from promise_case import TINY_TRAINING, USAGE, PromiseCase
+
+TURNS = ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
+         "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
+SWITCH = "{% if enable_thinking is defined and not enable_thinking %}{{ '<think></think>' }}{% endif %}"
+DECODING = (["--threshold", 0.5], ["--eb-threshold", 1], ["--factor", 2], ["--top-k", 2], ["--top-p", 0.5],
+            ["--strategy", "factor", "--threshold", 0.5], ["--strategy", "threshold", "--factor", 1])
+SEED = (["--seed", 1], ["--temperature", 0, "--seed", 1])
+POLICY = (["--tau", 2], ["--reuse", "x.json"], ["--shadow"])
+TOKEN_BY_TOKEN = (["--strategy", "factor"], ["--remasking", "factor"], ["--denoising-steps", 1])
+
+
+def write_reference(path, **metadata):
+    """One token and its logits, for `check`."""
+    tensors = [("input_ids", "I64", [1], np.array([1], "<i8").tobytes()),
+               ("logits", "F32", [1, VOCAB], np.zeros(VOCAB, "<f4").tobytes())]
+    header, data = {"__metadata__": metadata}, b""
+    for name, dtype, shape, raw in tensors:
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+class Idle(PromiseCase):
+    def commands(self):
+        """(command, option lists that it would ignore)."""
+        made, model, out = self.made, self.model, self.root / "idle.h5"
+        single = write_checkpoint(self.root / "single", model_type="qwen3",
+                                  architectures=["Qwen3ForCausalLM"])
+        scored = self.root / "scored.jsonl"
+        scored.write_text('{"input_ids": [1], "answer": "x", "metric": "f1", "gen_length": 2}\n')
+        plain = ["--input-ids", "1,2", "--gen-length", 4]
+        capture = ["capture", model, "-o", out]
+        yield [*capture, *plain], [*DECODING, *SEED, *POLICY, ["--revision", "abc"], ["--metric", "f1"], ["--chat"],
+                                   ["--no-thinking"], ["--set-size", 4], ["--set-normaliser", "prefix"],
+                                   ["--array-type", "f32"]]
+        yield ([*capture, *plain, "--record", "trajectory"],
+               [["--layers", "0"], ["--heads", "0"], ["--steps", "1"], ["--blocks", "0"], ["--sequences", "0"]])
+        yield ([*capture, "--prompts", scored],
+               [["--gen-length", 3], ["--metric", "contains"], ["--no-thinking"], ["--chat"]])
+        yield [*capture, "--prompts", made / "a.jsonl"], [["--metric", "f1"], ["--no-thinking"]]
+        yield ([*capture, "--replay", made / "a.h5"],
+               [["--limit", 1], ["--prompt", "a"], ["--prompts", scored], ["--input-ids", "1"], ["--metric", "f1"],
+                ["--chat"], ["--no-thinking"]])
+        yield (["capture", single, "-o", out, *plain],
+               [*TOKEN_BY_TOKEN, ["--policy", "flashblock"]])
+        yield ["eval", model], [*DECODING, *SEED, *POLICY, ["--force"], ["--revision", "abc"]]
+        yield ["eval", single], [*TOKEN_BY_TOKEN, ["--policy", "flashblock"]]
+        verify = ["verify", model, "--reuse", made / "reuse.json"]
+        yield ([*verify, *plain], [*DECODING, *SEED, ["--taus", 1], ["--gammas", 0], ["--force"], ["--metric", "f1"],
+                                   ["--chat"], ["--no-thinking"], ["--revision", "abc"]])
+        yield [*verify, "--prompts", scored], [["--gen-length", 3], ["--metric", "f1"]]
+        yield ["bench", model], [*DECODING, ["--levels", "off", "--folder", self.root], ["--revision", "abc"]]
+        yield ["bench", single], TOKEN_BY_TOKEN
+        named = write_reference(self.root / "named", mask="block_causal", block_length="1")
+        causal = write_reference(self.root / "causal", mask="causal")
+        for reference in (named, causal):
+            yield (["check", model, "--reference", reference],
+                   [["--block-length", 2], ["--mask-token-id", 258], ["--revision", "abc"]])
+        train = ["train", "--out", self.root / "idle"]
+        yield ([*train, "--stage", "backbone"],
+               [["--diffusion-steps", 1], ["--diffusion-learning-rate", 1], ["--diffusion-advance-below", 1]])
+        yield ([*train, "--stage", "diffusion", "--init", model],
+               [["--backbone-steps", 1], ["--learning-rate", 1], ["--advance-below", 1],
+                ["--last-context", 128, "--diffusion-advance-below", 1]])
+        yield (train, [["--tasks", "sort"], ["--context", 64], ["--split", "test"], ["--prompts-out", "x"],
+                       ["--evaluate-documents", 0, "--evaluate-every", 3],
+                       ["--last-context", 64, "--drill-share", 0.5],
+                       ["--first-context", 1024, "--advance-below", 1]])
+        yield ["train", "--dump-prompts", 1], [["--out", out], ["--steps", 3], ["--layers", 1], ["--resume"],
+                                               ["--threads", 1], ["--minutes", 1], ["--init", model], ["--force"]]
+        yield ["repack", made / "a.h5", "-o", out], [["--level", 3], ["--copy"]]
+        yield ["analyze", made / "a.h5"], [["--row-a", 0], ["--field", "query"]]
+
+    def test_an_option_that_would_do_nothing_is_refused(self):
+        for command, idle in self.commands():
+            for options in idle:
+                self.refused(USAGE, "does nothing", *command, *options)
+        for flag, value in (("--sequences", "7"), ("--steps", "99"), ("--blocks", "999")):
+            self.refused(USAGE, "is beyond this run", "capture", self.model, "--prompts", self.made / "a.jsonl",
+                         "-o", self.root / "idle.h5", flag, value)
+        self.assertFalse((self.root / "idle.h5").exists())
+        self.assertFalse((self.root / "idle").exists())
+
+    def test_options_that_do_something_are_taken(self):
+        """The other side of each condition: as idle as they look."""
+        single = self.root / "single"
+        write_checkpoint(single, model_type="qwen3", architectures=["Qwen3ForCausalLM"])
+        half = self.root / "half.jsonl"
+        half.write_text('{"input_ids": [1], "answer": "x", "metric": "f1", "gen_length": 2}\n'
+                        '{"input_ids": [1], "answer": "x"}\n')
+        capture = ["capture", self.model, "-q", "--force", "-o", self.root / "taken.h5"]
+        reference = write_reference(self.root / "unnamed", mask="block_causal")
+        for command in ([*capture, "--prompts", half, "--metric", "f1", "--gen-length", 4],
+                        [*capture, "--input-ids", "1", "--temperature", 1, "--seed", 3, "--top-k", 3],
+                        [*capture, "--replay", self.made / "a.h5", "--strategy", "factor", "--gen-length", 4],
+                        ["bench", self.model, "--context", 8, "--gen-length", 4, "--levels", "off", "--runs", 1,
+                         "--seed", 3, "--stop-id", 5],
+                        ["check", self.model, "--reference", reference, "--block-length", 1, "--tol", 1e9]):
+            code, _, err = run(*command)
+            self.assertEqual(code, 0, f"{command}: {err}")
+
+    def test_thinking_is_switched_only_where_a_template_asks(self):
+        for text, switches in ((TURNS, False), (TURNS + SWITCH, True)):
+            model = write_checkpoint(self.root / f"chat{switches}")
+            (model / "chat_template.jinja").write_text(text)
+            command = ["capture", model, "--prompt", "hi", "--chat", "--gen-length", 4, "-q", "-o",
+                       self.root / f"chat{switches}.h5"]
+            if switches:
+                self.must(*command, "--no-thinking")
+            else:
+                self.refused(USAGE, ["--no-thinking", "enable_thinking"], *command, "--no-thinking")
+
+    def test_a_resumed_training_takes_no_init(self):
+        train = ["train", *TINY_TRAINING, "--steps", 1, "--out", self.root / "t", "--work", self.root / "w"]
+        self.must(*train)
+        self.refused(USAGE, "--init: does nothing", *train, "--resume", "--init", self.root / "t" / "backbone")
+
+
+if __name__ == "__main__":
+    require_binary()
+    unittest.main(argv=["test_promises_idle.py"], verbosity=2)

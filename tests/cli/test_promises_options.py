@@ -1,0 +1,123 @@
+"""What the command line promises in docs/command_line.md about options and about bad input."""
+
+import json
+import os
+import unittest
+
+from capture_harness import require_binary, run, write_checkpoint
+from promise_case import FAILED, TINY_TRAINING, USAGE, PromiseCase
+
+
+class Options(PromiseCase):
+    def test_the_tau_of_the_calibration_file_counts_in_every_command(self):
+        reuse = self.root / "tau4.json"
+        self.must("calibrate", self.made / "a.h5", "--gamma", "-1", "--tau", 4, "-o", reuse, "--quiet")
+        for flags, tau in (([], 4), (["--tau", 3], 3)):
+            trace = self.root / f"tau{tau}.h5"
+            self.must("capture", self.model, "--prompts", self.made / "a.jsonl", "--policy", "flashblock",
+                      "--reuse", reuse, *flags, "-q", "-o", trace)
+            self.assertEqual(json.loads(self.must("info", trace, "--json"))["run"]["tau"], tau)
+            text = self.must("verify", self.model, "--reuse", reuse, "--prompts", self.made / "a.jsonl",
+                             *flags, "--json", "-q")
+            self.assertIn(f'"tau": {tau}', text)
+
+    def test_numbers_outside_their_range_are_refused_in_every_command(self):
+        made, model = self.made, self.model
+        out = self.root / "never"
+        capture = ["capture", model, "--prompts", made / "a.jsonl", "-o", out]
+        every = [capture, ["eval", model], ["bench", model],
+                 ["verify", model, "--reuse", made / "reuse.json", "--prompts", made / "a.jsonl"],
+                 ["train", "--out", out], ["analyze", made / "a.h5"],
+                 ["report", made / "a.h5", "-o", out],
+                 ["calibrate", made / "a.h5", "--gamma", 0, "-o", out]]
+        for command in every:
+            for threads in ("-1", "100000", "1.5", "two"):
+                self.refused(USAGE, "--threads: expected a whole number", *command, "--threads", threads)
+        for flag, value in (("--seed", "-1"), ("--seed", str(2**64)), ("--limit", "-3"),
+                            ("--gen-length", "0"), ("--batch-size", "-2"), ("--temperature", "nan"),
+                            ("--temperature", "-1"), ("--top-p", "0"), ("--set-size", "0")):
+            self.refused(USAGE, f"{flag}: expected", *capture, flag, value)
+        self.refused(USAGE, "positions of this model", *capture, "--record", "sets", "--set-size", 3000000)
+        self.refused(USAGE, "positions of this model", "bench", model, "--context", 10**9)
+        self.assertFalse(out.exists())
+
+    def test_empty_values_are_refused_in_every_command(self):
+        made, model = self.made, self.model
+        for command in (["analyze", made / "a.h5", "--csv", ""], ["analyze", made / "a.h5", "--layer="],
+                        ["view", made / "a.h5", "--screenshot", ""], ["repack", made / "a.h5", "-o", ""],
+                        ["capture", model, "--prompts", made / "a.jsonl", "-o", self.root / "x.h5",
+                         "--layers", ""], ["eval", model, "--json", ""], ["info", ""]):
+            self.refused(USAGE, "got an empty one", *command)
+
+    def test_an_option_given_twice_is_told(self):
+        self.refused(USAGE, "--limit: expected once, got it 2 times", "capture", self.model, "--prompts",
+                     self.made / "a.jsonl", "-o", self.root / "twice.h5", "--limit", 1, "--limit", 2)
+
+    def test_a_limit_beyond_the_prompts_is_told(self):
+        _, _, err = run("capture", self.model, "--prompts", self.made / "a.jsonl", "-o", self.root / "few.h5",
+                        "--limit", 3)
+        self.assertIn("note: --limit 3: there are no more than 2 prompts", err)
+
+    def test_a_rank_without_prompts_says_so(self):
+        code, out, err = run("capture", self.model, "--input-ids", "1", "-o", self.root / "ranks.h5", "-q",
+                             environment={"RANK": "1", "WORLD_SIZE": "2"})
+        self.assertEqual(code, 0, err)
+        self.assertIn("rank 1 of 2 has no prompts", err)
+        self.assertIn("n/a tokens/s", out)
+
+    def test_a_vanishing_temperature_is_greedy(self):
+        tokens = []
+        for flags in ([], ["--temperature", "1e-38"], ["--temperature", "1e-300"]):
+            trace = self.root / "cold.h5"
+            self.must("capture", self.model, "--prompts", self.made / "a.jsonl", "-q", "-o", trace, "--force",
+                      "--strategy", "sequential", *flags)
+            tokens.append([line.split(",")[6:8] for line in self.must("export", trace).splitlines()])
+        self.assertEqual(tokens[1], tokens[0])
+        self.assertEqual(tokens[2], tokens[0])
+
+    def test_weights_that_are_not_numbers_are_told(self):
+        broken = write_checkpoint(self.root / "nan")
+        raw = bytearray((broken / "model.safetensors").read_bytes())
+        raw[-4096:] = b"\xff" * 4096  # NaN
+        (broken / "model.safetensors").write_bytes(raw)
+        self.refused(FAILED, "expected finite logits", "capture", broken, "--input-ids", "1,2,3", "-o",
+                     self.root / "nan.h5")
+
+    def test_hints_fit_what_was_given(self):
+        bad = self.root / "bad.jsonl"
+        bad.write_text('{"prompt": "cut of')
+        err = self.refused(FAILED, ["bad.jsonl:1", "every line is one JSON object"], "capture", self.model,
+                           "--prompts", bad, "-o", self.root / "hint.h5")
+        self.assertNotIn("fetch", err)
+        err = self.refused(FAILED, "no such folder", "capture", self.root / "no" / "such" / "model",
+                           "--input-ids", "1", "-o", self.root / "hint.h5")
+        self.assertNotIn("--model", err)
+        err = self.refused(USAGE, "--device: expected cpu", "train", *TINY_TRAINING, "--device", "tpu", "--out",
+                           self.root / "hint")
+        self.assertEqual(len(err.splitlines()), 1)
+
+    def test_a_pipe_for_weights_is_refused(self):
+        broken = write_checkpoint(self.root / "piped")
+        (broken / "model.safetensors").unlink()
+        os.mkfifo(broken / "model.safetensors")
+        for name in ("config.json", "generation_config.json", "tokenizer.json"):
+            for make in (os.mkfifo, os.mkdir):
+                odd = write_checkpoint(self.root / f"odd-{make.__name__}-{name}")
+                (odd / name).unlink(missing_ok=True)
+                make(odd / name)
+                self.refused(FAILED, [name, "expected a regular file"], "capture", odd, "--input-ids", "1,2",
+                             "-o", self.root / "piped.h5")
+        self.refused(FAILED, "expected a regular file", "capture", broken, "--input-ids", "1,2,3", "-o",
+                     self.root / "piped.h5")
+        pipe = self.root / "piped-trace"
+        os.mkfifo(pipe)
+        for command in (["info", pipe], ["diff", pipe, pipe], ["analyze", pipe], ["repack", pipe, "-o", "x"],
+                        ["capture", self.model, "--replay", pipe, "-o", self.root / "piped.h5"]):
+            self.refused(FAILED, "expected a regular file", *command)
+        self.refused(FAILED, "calibration file", "capture", self.model, "--input-ids", "1", "--policy",
+                     "flashblock", "--reuse", pipe, "-o", self.root / "piped.h5")
+
+
+if __name__ == "__main__":
+    require_binary()
+    unittest.main(argv=["test_promises_options.py"], verbosity=2)

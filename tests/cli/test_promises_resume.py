@@ -1,0 +1,132 @@
+"""What the command line promises in docs/command_line.md about `--resume`, of `capture` and of `train`."""
+
+import json
+import pathlib
+import re
+import signal
+import struct
+import time
+import unittest
+
+from capture_harness import require_binary, run, start, write_prompts
+from promise_case import FAILED, NEEDLE, TINY_TRAINING, USAGE, PromiseCase
+
+
+class Resume(PromiseCase):
+    def cut_capture(self, trace, *arguments):
+        process = start("capture", *arguments, "-q", "-o", trace)
+        partial = pathlib.Path(f"{trace}.partial")
+        while not partial.exists() and process.poll() is None:
+            time.sleep(0.002)
+        process.kill()
+        process.communicate()
+        return partial
+
+    def test_resume_refuses_what_would_mix_two_runs(self):
+        prompts = write_prompts(self.root / "first.jsonl", 40, 3, 6, 20, gen_length=40)
+        others = write_prompts(self.root / "other.jsonl", 40, 4, 6, 20, gen_length=40)
+        for file in (prompts, others):  # the first says no gen_length: then --gen-length does something
+            file.write_text(file.read_text().replace(', "gen_length": 40', "", 1))
+        reuse = self.root / "mask.json"
+        reuse.write_bytes((self.made / "reuse.json").read_bytes())
+        run_flags = [self.model, "--policy", "flashblock", "--reuse", reuse]
+        trace = self.root / "cut.h5"
+        partial = self.cut_capture(trace, *run_flags, "--prompts", prompts)
+        before = partial.read_bytes()
+        resume = ["capture", *run_flags, "--prompts", prompts, "-q", "-o", trace, "--resume"]
+        for changed, named in ((["--gen-length", 9], "gen_length was 128"), (["--steps", "1"], "recorded_steps"),
+                               (["--blocks", "1-2"], "recorded_blocks"), (["--temperature", 1], "temperature was 0"),
+                               (["--sequences", "0"], "recorded_sequences"), (["--tau", 3], "tau"),
+                               (["--limit", 3], "num_prompts"), (["--batch-size", 2], "batch_size"),
+                               (["--denoising-steps", 2], "denoising_steps"),
+                               (["--record", "trajectory"], "level")):
+            self.refused(USAGE, named, *resume, *changed)
+        self.refused(USAGE, "prompts_digest", "capture", *run_flags, "--prompts", others, "-q", "-o", trace,
+                     "--resume")
+        self.must("calibrate", self.made / "a.h5", "--gamma", 0.9, "-o", reuse, "--quiet", "--force")
+        self.refused(USAGE, "reuse_digest", *resume)
+        self.assertEqual(partial.read_bytes(), before)
+        reuse.write_bytes((self.made / "reuse.json").read_bytes())
+        found = re.search(r"resumed: (\d+) of 40 sequences were there; this run: (\d+) sequence",
+                          self.must(*resume))
+        if found:  # one was finished when the kill came
+            self.assertEqual(int(found.group(1)) + int(found.group(2)), 40)
+        # A finished trace is not taken for that of another run either.
+        self.assertIn("nothing to resume", self.must(*resume))
+        self.refused(USAGE, "gen_length was 128", *resume, "--gen-length", 9)
+        self.refused(USAGE, "level", *resume, "--record", "full")
+
+
+    def train(self, *arguments, out="out", work="work"):
+        return ["train", "--out", self.root / out, "--work", self.root / work, "--threads", 1, *arguments]
+
+    def weights(self, out):
+        return (self.root / out / "backbone" / "model.safetensors").read_bytes()
+
+    def cut_training(self, *arguments, out, work):
+        """A run that a signal stopped after a few steps."""
+        process = start(*self.train(*arguments, out=out, work=work))
+        log = self.root / work / "backbone.csv"
+        while process.poll() is None and not (log.exists() and log.read_text().count("\n") > 4):
+            time.sleep(0.002)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 128 + signal.SIGTERM, err)
+        return self.root / work / "backbone.safetensors"
+
+    def test_a_resumed_training_equals_one_that_never_stopped(self):
+        run_flags = [*TINY_TRAINING, "--steps", 150, "--seed", 7, "--learning-rate", 0.01, "--warmup", 5]
+        self.must(*self.train(*run_flags, out="whole", work="whole-work"))
+        self.cut_training(*run_flags, out="cut", work="cut-work")
+        # No setting given: all come from the state. What decides no weight may differ.
+        self.must(*self.train("--resume", "--tokenizer", NEEDLE, "--save-every", 7, "--report-every", 3, "--evaluate-documents", 1,
+                              "--evaluate-every", 20, "--minutes", 60, out="cut", work="cut-work"))
+        self.assertEqual(self.weights("cut"), self.weights("whole"))
+
+    def test_a_resumed_training_refuses_other_settings(self):
+        state = self.cut_training(*TINY_TRAINING, "--steps", 5000, out="refused", work="refused-work")
+        before = state.read_bytes()
+        for option, was, value in (("--steps", 5000, 6), ("--backbone-steps", 5000, 6), ("--seed", 1, 2),
+                                   ("--learning-rate", 0.002, 0.5), ("--warmup", 50, 3), ("--decay", 0.3, 0.9),
+                                   ("--batch-tokens", 256, 512), ("--first-context", 64, 128),
+                                   ("--last-context", 64, 128), ("--advance-below", 0.3, 0.5),
+                                   ("--drill-share", 0.4, 0.5), ("--precision", '"float32"', "bfloat16"),
+                                   ("--layers", 1, 2), ("--hidden", 32, 64), ("--ffn", 32, 64),
+                                   ("--heads", 2, 4), ("--kv-heads", 1, 2), ("--head-dim", 16, 32)):
+            shown = f'"{value}"' if option == "--precision" else value
+            self.refused(USAGE, [f"was {was}, and is {shown} now", "leave it out", "--init"],
+                         *self.train("--resume", "--tokenizer", NEEDLE, option, value, out="refused", work="refused-work"))
+        other = self.root / "other-tokenizer"
+        other.mkdir()
+        (other / "tokenizer.json").write_text((NEEDLE / "tokenizer.json").read_text() + " ")
+        self.refused(USAGE, "sha256 of tokenizer.json", "train", "--resume", "--out", self.root / "refused",
+                     "--work", self.root / "refused-work", "--tokenizer", other)
+        self.assertEqual(state.read_bytes(), before)
+
+    def test_a_state_without_settings_is_refused(self):
+        """As versions wrote it that did not record them."""
+        state = self.cut_training(*TINY_TRAINING, "--steps", 5000, out="old", work="old-work")
+        raw = state.read_bytes()
+        length, = struct.unpack("<Q", raw[:8])
+        header = json.loads(raw[8:8 + length])
+        del header["__metadata__"]["settings"]
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        state.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + length:])
+        self.refused(FAILED, ["backbone.safetensors", "expected the settings of its run"],
+                     *self.train("--resume", "--tokenizer", NEEDLE, out="old", work="old-work"))
+
+    def test_a_new_training_leaves_no_state_of_another_to_resume(self):
+        """--force begins anew: the diffusion state of an older run must not end the new one."""
+        work = self.root / "mixed-work"
+        shape = [*TINY_TRAINING[2:], "--stage", "all", "--backbone-steps", 2, "--diffusion-steps", 2]
+        self.must(*self.train(*shape, out="mixed", work="mixed-work"))
+        self.assertTrue((work / "diffusion.safetensors").exists())
+        self.cut_training(*TINY_TRAINING[2:], "--stage", "all", "--backbone-steps", 5000, "--force", out="mixed",
+                          work="mixed-work")
+        self.assertFalse((work / "diffusion.safetensors").exists())
+
+
+if __name__ == "__main__":
+    require_binary()
+    unittest.main(argv=["test_promises_resume.py"], verbosity=2)
