@@ -15,12 +15,14 @@
 #include "analysis/results/result_selection.h"
 #include "analysis/results/result_table.h"
 #include "cli/analyze_flags.h"
+#include "cli/analyze_idle.h"
 #include "cli/analyze_matrix.h"
 #include "cli/analyze_output.h"
 #include "cli/commands.h"
 #include "cmake/build_info/build_info.h"
 #include "command_line/options.h"
 #include "command_line/pass_progress.h"
+#include "command_line/printable.h"
 #include "decode_record/error.h"
 #include "decode_record/text.h"
 
@@ -102,21 +104,24 @@ std::vector<std::string> narrow(std::vector<MetricResult>& results,
   return notes;
 }
 
-/// Metrics over no step at all have the axes of their results already, so that a wrong --by is told
-/// before a long pass.
+/// Metrics over no step at all have the axes of their results already, so that what selects or
+/// shows nothing of them is told before a long pass.
 void check_axes(const TraceGroup& traces, const std::vector<const MetricInfo*>& infos,
-                const MetricOptions& options, const std::vector<std::string>& by) {
-  if (by.empty()) return;
+                const MetricOptions& options, const CLI::App& command,
+                const std::vector<std::string>& by) {
   std::vector<std::unique_ptr<StepMetric>> metrics;
   for (const MetricInfo* info : infos) metrics.push_back(info->make(options));
   PassOptions nothing;
   nothing.rows.sequences = std::vector<std::int64_t>{};
-  metrics_without(run_pass(traces, metrics, nothing), by);
+  const std::vector<MetricResult> results = run_pass(traces, metrics, nothing);
+  refuse_idle_axes(command, results);
+  if (!by.empty()) metrics_without(results, by);
 }
 
 class Analysis {
  public:
-  explicit Analysis(const AnalyzeFlags& flags) : flags_(flags), output_(flags) {}
+  Analysis(const CLI::App& command, const AnalyzeFlags& flags)
+      : command_(command), flags_(flags), output_(flags) {}
 
   void run() {
     const TraceGroup traces(flags_.traces);
@@ -179,10 +184,11 @@ class Analysis {
     for (const std::string& name : flags_.metrics) metric_by_name(name);
     extent_ = require_steps(traces, flags_, selection.rows);
     const auto infos = choose_metrics(traces, options);
+    refuse_idle_metric_options(command_, infos);
     const std::size_t layers =
         selection.layers ? selection.layers->size() : traces.shape().layers.size();
     PassProgress progress(flags_.quiet, check_metrics(traces, infos, options, layers));
-    check_axes(traces, infos, options, flags_.by);
+    check_axes(traces, infos, options, command_, flags_.by);
     std::vector<std::unique_ptr<StepMetric>> metrics;
     for (const MetricInfo* info : infos) metrics.push_back(info->make(options));
     document_.results = run_pass(traces, metrics, pass_options(selection, progress));
@@ -204,7 +210,7 @@ class Analysis {
   }
 
   void print() const {
-    fmt::print("{}\n", fmt::join(document_.traces, "\n"));
+    fmt::print("{}\n", printable(fmt::format("{}", fmt::join(document_.traces, "\n"))));
     if (extent_.steps > 0) {
       fmt::print("{}, {}, {}\n", plural(extent_.sequences, "sequence"),
                  plural(extent_.blocks, "block"), plural(extent_.steps, "denoising step"));
@@ -215,7 +221,7 @@ class Analysis {
     if (!flags_.by.empty()) options.max_rows = std::numeric_limits<std::size_t>::max();
     for (const MetricResult& result : document_.results) {
       if (std::ranges::count(without_axes_, result.metric) > 0) continue;
-      fmt::print("\n{}", result_table(result, options));
+      fmt::print("\n{}", printable(result_table(result, options)));
     }
     if (!without_axes_.empty()) {
       fmt::print("\nnote: not shown, without the axis {}: {}\n", fmt::join(flags_.by, " and "),
@@ -224,13 +230,14 @@ class Analysis {
     for (const std::string& note : notes_) fmt::print("\nnote: {}\n", note);
     if (!document_.unavailable.empty()) fmt::print("\nnot computed:\n");
     for (const UnavailableMetric& metric : document_.unavailable) {
-      fmt::print("  {}: {}\n", metric.metric, metric.reason);
+      fmt::print("  {}: {}\n", metric.metric, printable(metric.reason));
     }
     if (!output_.exports()) {
       fmt::print("\n--csv, --json and --hdf5 write every value; --by head shows heads\n");
     }
   }
 
+  const CLI::App& command_;
   const AnalyzeFlags& flags_;
   AnalyzeOutput output_;
   AnalysisDocument document_;
@@ -240,11 +247,8 @@ class Analysis {
 };
 
 void run_analyze(const CLI::App& command, const AnalyzeFlags& flags) {
+  refuse_idle_combinations(command, flags);
   if (flags.list) return print_metrics();
-  for (const char* option : {"--field", "--row-a", "--row-b"}) {
-    refuse_idle(command, option, !flags.matrix.empty(), "--matrix");
-  }
-  refuse_idle(command, "--row-b", flags.row_a >= 0, "--row-a");
   if (flags.traces.empty()) {
     throw UsageError("analyze: expected at least one trace. HINT: blockscope analyze run.h5");
   }
@@ -255,7 +259,7 @@ void run_analyze(const CLI::App& command, const AnalyzeFlags& flags) {
     throw UsageError("--backbone: takes one trace and no --metric");
   }
   const InterruptGuard guard;  // before the first output: a signal must not leave one behind
-  Analysis(flags).run();
+  Analysis(command, flags).run();
 }
 
 }  // namespace

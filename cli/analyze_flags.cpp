@@ -24,9 +24,10 @@ constexpr const char* kExamples =
     "  blockscope analyze run.h5 --backbone backbone.h5\n"
     "  blockscope analyze run.h5 --matrix token --field external --layer 3 --step 1 --csv "
     "fig1.csv\n"
-    "Index lists look like 0-3,7. Means are weighted by the number of terms, which every table "
-    "and\n"
-    "export says; docs/glossary.md explains the names.";
+    "Index lists are A, A-B (both included) and lists of them with commas: 0-3,7. Means are\n"
+    "weighted by the number of terms, which every table and export says; docs/glossary.md "
+    "explains\n"
+    "the names.";
 
 std::vector<std::int64_t> indices_of(const std::string& text, const std::string& flag,
                                      const std::vector<std::int64_t>& there, std::int64_t end) {

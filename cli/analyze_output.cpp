@@ -1,67 +1,41 @@
 #include "cli/analyze_output.h"
 
-#include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <iostream>
-#include <sstream>
 
 #include "analysis/results/export_csv.h"
 #include "analysis/results/export_hdf5.h"
 #include "analysis/results/export_json.h"
 #include "command_line/standard_streams.h"
-#include "decode_record/error.h"
 
 namespace blockscope {
-namespace {
 
-using TextWriter = void (*)(const AnalysisDocument&, std::ostream&);
-
-void write_text(const OutputFile& output, const AnalysisDocument& document, TextWriter writer) {
-  std::ostringstream text;
-  writer(document, text);
-  output.write(text.str());
-}
-
-}  // namespace
-
-AnalyzeOutput::AnalyzeOutput(const AnalyzeFlags& flags) : force_(flags.force), quiet_(flags.quiet) {
+AnalyzeOutput::AnalyzeOutput(const AnalyzeFlags& flags) : quiet_(flags.quiet) {
   for (const std::string& trace : flags.traces) files_.reads_trace(trace);
   files_.reads_trace(flags.backbone);
-  csv_ = open(flags.csv, Text::csv);
-  json_ = open(flags.json, Text::json);
-  if (flags.hdf5 == "-") {
-    throw UsageError("--hdf5: the standard output can't hold HDF5. HINT: name a file");
-  }
-  hdf5_ = open(flags.hdf5, Text::none);
-}
-
-std::optional<OutputFile> AnalyzeOutput::open(const std::string& path, Text text) {
-  if (path.empty()) return std::nullopt;
-  if (path == "-") {
-    if (to_stdout_ != Text::none) {
-      throw UsageError("--csv -, --json -: only one of them can have the standard output");
-    }
-    to_stdout_ = text;
-    return std::nullopt;
-  }
-  return files_.open(path, force_);
+  if (!flags.csv.empty()) csv_.emplace(files_, flags.csv, flags.force);
+  if (!flags.json.empty()) json_.emplace(files_, flags.json, flags.force);
+  if (!flags.hdf5.empty()) hdf5_ = files_.open(flags.hdf5, flags.force);
 }
 
 void AnalyzeOutput::write(const AnalysisDocument& document) {
-  if (csv_) write_text(*csv_, document, write_csv);
-  if (json_) write_text(*json_, document, write_json);
+  const auto csv = [&](std::ostream& out) { write_csv(document, out); };
+  const auto json = [&](std::ostream& out) { write_json(document, out); };
+  const bool stdout_csv = takes_stdout(csv_);
+  const bool stdout_json = takes_stdout(json_);
+  if (csv_ && !stdout_csv) csv_->write(csv);
+  if (json_ && !stdout_json) json_->write(json);
   if (hdf5_) write_hdf5(document, hdf5_->temporary());
-  for (std::optional<OutputFile>* output : {&csv_, &json_, &hdf5_}) {
-    if (!*output) continue;
-    (*output)->commit();
-    if (prints_tables()) say("wrote {}\n", (*output)->path());
+  if (csv_) csv_->commit();
+  if (json_) json_->commit();
+  if (hdf5_) hdf5_->commit();
+  for (const std::string& path : files_.written()) {
+    if (prints_tables()) say("wrote {}\n", path);
   }
-  if (to_stdout_ == Text::none) return;
-  (to_stdout_ == Text::csv ? write_csv : write_json)(document, std::cout);
-  std::cout.flush();
+  if (stdout_csv) csv_->write(csv);
+  if (stdout_json) json_->write(json);
 }
 
 std::size_t AnalyzeOutput::terminal_width() {

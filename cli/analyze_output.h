@@ -6,7 +6,7 @@
 
 #include "analysis/results/analysis_document.h"
 #include "cli/analyze_flags.h"
-#include "decode_record/command_files.h"
+#include "command_line/text_output.h"
 
 namespace blockscope {
 
@@ -17,23 +17,23 @@ class AnalyzeOutput {
   explicit AnalyzeOutput(const AnalyzeFlags& flags);
 
   /// Whether anything goes to a file or the standard output.
-  bool exports() const { return csv_ || json_ || hdf5_ || to_stdout_ != Text::none; }
+  bool exports() const { return csv_ || json_ || hdf5_; }
   /// Tables are printed unless the standard output is taken or --quiet was given.
-  bool prints_tables() const { return to_stdout_ == Text::none && !quiet_; }
+  bool prints_tables() const { return !takes_stdout(csv_) && !takes_stdout(json_) && !quiet_; }
   /// Writes everything; all files appear or, on an error, none.
   void write(const AnalysisDocument& document);
   /// Columns of the terminal; 100 where there is none.
   static std::size_t terminal_width();
 
  private:
-  enum class Text : std::uint8_t { none, csv, json };
-  std::optional<OutputFile> open(const std::string& path, Text text);
+  static bool takes_stdout(const std::optional<TextOutput>& output) {
+    return output && output->is_standard_output();
+  }
 
   CommandFiles files_;
-  bool force_;
   bool quiet_;
-  Text to_stdout_ = Text::none;
-  std::optional<OutputFile> csv_, json_, hdf5_;
+  std::optional<TextOutput> csv_, json_;
+  std::optional<OutputFile> hdf5_;
 };
 
 }  // namespace blockscope

@@ -15,9 +15,10 @@
 #include "cli/commands.h"
 #include "command_line/interrupt.h"
 #include "command_line/options.h"
+#include "command_line/printable.h"
 #include "command_line/progress.h"
 #include "command_line/standard_streams.h"
-#include "decode_record/command_files.h"
+#include "command_line/text_output.h"
 #include "decode_record/error.h"
 #include "decode_record/text.h"
 
@@ -56,7 +57,7 @@ void print_sample(const CalibrationSums& sums) {
              plural(sequences, "sequence"), plural(blocks, "block"),
              plural(sums.steps, "denoising step"));
   for (const auto& [reason, count] : sums.left_out)
-    fmt::print("left out: {} ({})\n", reason, count);
+    fmt::print("left out: {} ({})\n", printable(reason), count);
 }
 
 void print_layers(const CalibrationSums& sums, const Calibration& chosen) {
@@ -161,12 +162,16 @@ void calibrate(CalibrateFlags flags) {
   const InterruptGuard guard;  // before the first output: a signal must not leave one behind
   CommandFiles files;
   for (const std::string& trace : flags.traces) files.reads_trace(trace);
-  OutputFile output = files.open(flags.output, flags.force);
+  TextOutput output(files, flags.output, flags.force);
+  if (flags.json && output.is_standard_output()) files.reserve_standard_output();
   const CalibrationSums sums = accumulate(flags);
   const Calibration chosen = choose(sums, flags.request);
   const ReuseFile file = to_reuse_file(sums, chosen);
   InterruptGuard::check();
-  write_reuse_file(output, file);
+  const std::string text = to_json(file);
+  parse_reuse_file(text, flags.output);
+  output.write(text);
+  output.commit();
   for (const std::string& warning : warnings_of(chosen)) {
     note("blockscope: warning: {}\n", warning);
   }
@@ -174,7 +179,7 @@ void calibrate(CalibrateFlags flags) {
     fmt::print("{}\n", to_document(flags, sums, chosen, file).dump(2));
     return;
   }
-  if (flags.quiet) return;
+  if (flags.quiet || output.is_standard_output()) return;
   print_sample(sums);
   print_layers(sums, chosen);
   print_trade_off(sums, chosen);
@@ -182,8 +187,8 @@ void calibrate(CalibrateFlags flags) {
   fmt::print(
       "\n{}: {} of {} heads reuse with gamma {:.6g} ({}); with tau {} at {} of {}, {} of "
       "{} external keys are read; error where reused {}, over all heads {}\n",
-      flags.output, predicted.point.heads, sums.model.layers * sums.model.heads, chosen.gamma,
-      to_string(chosen.granularity), chosen.tau, predicted.reusing_steps,
+      printable(flags.output), predicted.point.heads, sums.model.layers * sums.model.heads,
+      chosen.gamma, to_string(chosen.granularity), chosen.tau, predicted.reusing_steps,
       plural(predicted.steps, "step"), predicted.external_keys_read, predicted.external_keys,
       error_text(predicted.point.relative_l2_reused),
       error_text(predicted.point.relative_l2_all_steps));
@@ -197,7 +202,9 @@ void add_calibrate_command(CLI::App& app) {
   auto flags = std::make_shared<CalibrateFlags>();
   command->add_option("traces", flags->traces, "Traces of one model, with exact values")
       ->required();
-  command->add_option("-o,--output", flags->output, "Calibration file to write")->required();
+  command
+      ->add_option("-o,--output", flags->output, "Calibration file to write (-: standard output)")
+      ->required();
   auto* choice = command->add_option_group("choice", "What decides gamma, exactly one:");
   choice
       ->add_option("--gamma", flags->request.gamma,

@@ -9,6 +9,7 @@
 
 #include "cli/commands.h"
 #include "command_line/options.h"
+#include "command_line/printable.h"
 #include "decode_record/compare_traces.h"
 #include "decode_record/text.h"
 
@@ -39,7 +40,7 @@ void print_report(const TraceDifference& report, bool all) {
     if (exact) ++same;
     if (exact && !all) continue;
     fmt::print("{:<32} {:>14} {:>14.3g}  {}\n", difference.path, difference.elements,
-               difference.largest, verdict(difference));
+               difference.largest, printable(verdict(difference)));
   }
   fmt::print("{} of {} datasets are exactly equal; the traces are {}\n", same,
              report.datasets.size(), report.equal ? "equal" : "different");

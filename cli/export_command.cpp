@@ -5,9 +5,6 @@
 #include <CLI/App.hpp>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
-#include <functional>
-#include <iostream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -18,7 +15,9 @@
 #include "analysis/results/export_csv.h"
 #include "cli/commands.h"
 #include "command_line/interrupt.h"
-#include "decode_record/command_files.h"
+#include "command_line/options.h"
+#include "command_line/standard_streams.h"
+#include "command_line/text_output.h"
 #include "decode_record/error.h"
 #include "decode_record/text.h"
 #include "decode_record/trace_reader.h"
@@ -48,8 +47,8 @@ std::vector<std::int64_t> chosen_sequences(const TraceReader& reader, const Expo
   }
   const auto left = static_cast<std::int64_t>(aborted.size() - result.size());
   if (left > 0) {
-    fmt::print(stderr, "note: {}: {} left out. HINT: --aborted keep writes them too\n",
-               reader.info().path, plural(left, "aborted sequence"));
+    note("note: {}: {} left out. HINT: --aborted keep writes them too\n", reader.info().path,
+         plural(left, "aborted sequence"));
   }
   return result;
 }
@@ -243,27 +242,17 @@ void write_format(const TraceReader& reader, const ExportFlags& flags, std::ostr
   }
 }
 
-void write_file(const TraceReader& reader, const ExportFlags& flags) {
+void run_export(const ExportFlags& flags) {
+  const TraceReader reader(flags.trace);
+  const auto write = [&](std::ostream& out) { write_format(reader, flags, out); };
+  if (flags.output.empty()) return print_text(write);
   const InterruptGuard guard;  // before the output: a signal must not leave half of it behind
   CommandFiles files;
   files.reads_trace(reader.info().path);
-  OutputFile output = files.open(flags.output, flags.force);
-  std::ofstream out(output.temporary(), std::ios::binary | std::ios::trunc);
-  write_format(reader, flags, out);
-  out.close();
-  if (!out) throw Error(fmt::format("{}: writing failed. HINT: check the space", flags.output));
+  TextOutput output(files, flags.output, flags.force);
+  output.write(write);
   InterruptGuard::check();
   output.commit();
-}
-
-void run_export(const ExportFlags& flags) {
-  const TraceReader reader(flags.trace);
-  if (!flags.output.empty()) {
-    write_file(reader, flags);
-    return;
-  }
-  write_format(reader, flags, std::cout);
-  std::cout.flush();
 }
 
 }  // namespace
@@ -283,10 +272,14 @@ void add_export_command(CLI::App& app) {
                    "keep or drop sequences that a kill cut and a resume decoded again (default: "
                    "keep them, marked, in csv and json; drop them in frames and step_map)")
       ->check(CLI::IsMember({"keep", "drop"}));
-  command->add_option("-o,--output", flags->output, "File (default: standard output)");
+  command->add_option("-o,--output", flags->output, "File (default, and -: standard output)");
   command->add_flag("--force", flags->force, "Replace an existing output");
   command->footer("Example: blockscope export run.h5 --format step_map -o run.json");
-  command->callback([flags] { run_export(*flags); });
+  command->callback([flags, command] {
+    const bool file = !flags->output.empty() && flags->output != kStandardOutput;
+    refuse_idle(*command, "--force", file, "a file as --output");
+    run_export(*flags);
+  });
 }
 
 }  // namespace blockscope

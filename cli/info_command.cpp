@@ -15,6 +15,8 @@
 #include "analysis/metrics/available_metrics.h"
 #include "analysis/metrics/metrics.h"
 #include "cli/commands.h"
+#include "command_line/options.h"
+#include "command_line/printable.h"
 #include "decode_record/error.h"
 #include "decode_record/text.h"
 #include "decode_record/trace_inventory.h"
@@ -273,7 +275,7 @@ void print_layers(const Summary& summary) {
 void print_table(const TraceInfo& info, const Summary& summary) {
   const TraceMeta& meta = info.meta;
   const auto line = [](const char* name, const std::string& value) {
-    fmt::print("{:<16} {}\n", name, value);
+    fmt::print("{:<16} {}\n", name, printable(value));
   };
   line("trace", fmt::format("{} (schema {}, {})", info.path, info.format_version,
                             mebibytes(info.file_bytes)));
@@ -339,7 +341,10 @@ void add_info_command(CLI::App& app) {
   command->add_flag("--json", *json, "Print one JSON object");
   command->add_flag("--datasets", *datasets, "Also list every dataset with its shape and size");
   command->footer("Example: blockscope info run.h5");
-  command->callback([path, json, datasets] { run_info(*path, *json, *datasets); });
+  command->callback([path, json, datasets, command] {
+    refuse_idle_beside(*command, "--datasets", "--json");
+    run_info(*path, *json, *datasets);
+  });
 }
 
 }  // namespace blockscope

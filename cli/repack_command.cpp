@@ -9,6 +9,8 @@
 #include "cli/commands.h"
 #include "command_line/options.h"
 #include "command_line/pass_progress.h"
+#include "command_line/printable.h"
+#include "command_line/standard_streams.h"
 #include "decode_record/error.h"
 #include "decode_record/repack.h"
 #include "decode_record/text.h"
@@ -30,12 +32,12 @@ struct RepackFlags {
 
 /// Also with --quiet: rows that were thought safe are gone.
 void print_loss(const RepackLoss& loss) {
-  fmt::print(stderr,
-             "note: {}: kept {} of {} and {} of {}; the others are not whole in the file. {} lost "
-             "rows or text and {} marked aborted. First lost: {}\n",
-             loss.path, loss.rows, plural(loss.committed_rows, "committed row"), loss.sequences,
-             plural(loss.committed_sequences, "sequence"), plural(loss.cut, "kept sequence"),
-             loss.cut == 1 ? "is" : "are", loss.why);
+  note(
+      "note: {}: kept {} of {} and {} of {}; the others are not whole in the file. {} lost "
+      "rows or text and {} marked aborted. First lost: {}\n",
+      loss.path, loss.rows, plural(loss.committed_rows, "committed row"), loss.sequences,
+      plural(loss.committed_sequences, "sequence"), plural(loss.cut, "kept sequence"),
+      loss.cut == 1 ? "is" : "are", loss.why);
 }
 
 void run_repack(RepackFlags& flags) {
@@ -56,7 +58,7 @@ void run_repack(RepackFlags& flags) {
   progress.finish();
   for (const RepackLoss& loss : result.lost) print_loss(loss);
   if (flags.quiet) return;
-  fmt::print("{}: {} of {}, {} (before: {})\n", flags.output, plural(result.rows, "row"),
+  fmt::print("{}: {} of {}, {} (before: {})\n", printable(flags.output), plural(result.rows, "row"),
              plural(result.sequences, "sequence"), plural(result.bytes_after, "byte"),
              result.bytes_before);
   if (result.is_virtual) {
@@ -100,6 +102,8 @@ void add_repack_command(CLI::App& app) {
   command->callback([flags, command] {
     refuse_idle(*command, "--level", flags->compress == "deflate", "--compress deflate");
     refuse_idle(*command, "--copy", flags->merge, "--merge");
+    if (flags->compress == "deflate") refuse_idle_beside(*command, "--copy", "--compress");
+    refuse_idle_beside(*command, "--copy", "--repair");
     run_repack(*flags);
   });
 }

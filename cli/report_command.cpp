@@ -12,7 +12,8 @@
 #include "cli/environment.h"
 #include "command_line/options.h"
 #include "command_line/pass_progress.h"
-#include "decode_record/command_files.h"
+#include "command_line/printable.h"
+#include "command_line/text_output.h"
 #include "decode_record/error.h"
 #include "decode_record/text.h"
 
@@ -61,7 +62,8 @@ void run_report(const ReportFlags& flags) {
   CommandFiles files;
   for (const std::string& trace : flags.traces) files.reads_trace(trace);
   files.reads_trace(flags.options.backbone);
-  OutputFile output = files.open(flags.output, flags.force);
+  TextOutput output(files, flags.output, flags.force);
+  if (!flags.figures.empty()) check_meant_as_name(flags.figures);
   PassProgress progress(flags.quiet, 0);
   const TraceGroup traces(flags.traces);
   ReportOptions options = flags.options;
@@ -75,7 +77,7 @@ void run_report(const ReportFlags& flags) {
         progress.show(done, all, fmt::format("drawing: {} of {} figures", done, all));
       });
   const std::string html = page_html(page, rendered);
-  output.write(html);
+  if (!output.is_standard_output()) output.write(html);
   for (std::size_t i = 0; i < figure_outputs.size(); ++i) {
     figure_outputs[i].write(i % 2 == 0 ? rendered[i / 2].svg : rendered[i / 2].pdf);
   }
@@ -83,9 +85,10 @@ void run_report(const ReportFlags& flags) {
   for (OutputFile& file : figure_outputs) file.commit();
   output.commit();
   progress.finish();
-  if (flags.quiet) return;
-  for (const std::string& finding : page.findings) fmt::print("{}\n", finding);
-  fmt::print("{}: {}, {:.1f} MB\n", flags.output,
+  if (output.is_standard_output()) output.write(html);
+  if (flags.quiet || output.is_standard_output()) return;
+  for (const std::string& finding : page.findings) fmt::print("{}\n", printable(finding));
+  fmt::print("{}: {}, {:.1f} MB\n", printable(flags.output),
              plural(static_cast<std::int64_t>(figures.size()), "figure"),
              static_cast<double>(html.size()) / 1e6);
 }
@@ -98,7 +101,8 @@ void add_report_command(CLI::App& app) {
   ReportOptions& options = flags->options;
   command->add_option("traces", flags->traces, "Trace files of one model, finished or .partial")
       ->required();
-  command->add_option("-o,--output", flags->output, "HTML file to write")->required();
+  command->add_option("-o,--output", flags->output, "HTML file to write (-: standard output)")
+      ->required();
   command->add_flag("--force", flags->force, "Replace existing outputs");
   command->add_option("--figures", flags->figures,
                       "Folder for every figure as SVG and PDF, one by one");

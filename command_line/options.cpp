@@ -98,4 +98,11 @@ void refuse_idle(const CLI::App& command, const std::string& option, bool applie
                                option, condition, option));
 }
 
+void refuse_idle_beside(const CLI::App& command, const std::string& option,
+                        const std::string& other) {
+  if (command.get_option(other)->count() == 0 || command.get_option(option)->count() == 0) return;
+  throw UsageError(
+      fmt::format("{}: does nothing beside {}. HINT: leave one of them out", option, other));
+}
+
 }  // namespace blockscope

@@ -43,4 +43,8 @@ void refuse_empty_values(int argc, const char* const* argv);
 void refuse_idle(const CLI::App& command, const std::string& option, bool applies,
                  std::string_view condition);
 
+/// The same, because `other` was given, beside which `option` does nothing.
+void refuse_idle_beside(const CLI::App& command, const std::string& option,
+                        const std::string& other);
+
 }  // namespace blockscope

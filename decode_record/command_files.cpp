@@ -69,11 +69,21 @@ void CommandFiles::reserve(const std::string& path, bool replace) {
     throw UsageError(fmt::format(
         "{}: the command reads this file. HINT: name another one for the output", path));
   }
-  if (std::ranges::any_of(outputs_, is_this)) {
+  const auto is_taken = [&](const std::string& other) {
+    return other != kStandardOutput && is_this(other);
+  };
+  if (std::ranges::any_of(outputs_, is_taken)) {
     throw UsageError(fmt::format("{}: two outputs have this name. HINT: one file for each", path));
   }
   check_output_name(path, replace);
   outputs_.push_back(path);
+}
+
+void CommandFiles::reserve_standard_output() {
+  if (std::ranges::count(outputs_, kStandardOutput) > 0) {
+    throw UsageError("-: only one output can have the standard output. HINT: name a file");
+  }
+  outputs_.emplace_back(kStandardOutput);
 }
 
 OutputFile CommandFiles::open(const std::string& path, bool replace) {

@@ -23,8 +23,13 @@ class CommandFiles {
   /// (device and inode), so links count as what they name. Throws UsageError when the command reads
   /// this file or has reserved it, and what check_output_name throws.
   void reserve(const std::string& path, bool replace);
-  /// The same, and opens it.
+  /// The standard output as an output. Throws UsageError when one has it already.
+  void reserve_standard_output();
+  /// The same as reserve(), and opens it.
   OutputFile open(const std::string& path, bool replace);
+
+  /// The outputs so far.
+  const std::vector<std::string>& written() const { return outputs_; }
 
  private:
   std::vector<std::string> inputs_;

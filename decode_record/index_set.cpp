@@ -15,8 +15,9 @@ constexpr int64_t kLongestRange = 1'000'000;  // a typo must not eat the memory
 
 [[noreturn]] void refuse(const std::string& flag, const std::string& part,
                          const std::string& expected) {
-  throw UsageError(fmt::format("{}: expected {}, got '{}'. HINT: an index list looks like 0-3,7",
-                               flag, expected, part));
+  throw UsageError(
+      fmt::format("{}: expected {}, got '{}'. HINT: A, A-B or a list of them such as 0-3,7", flag,
+                  expected, part));
 }
 
 int64_t parse_number(const std::string& text, const std::string& flag, const std::string& part) {
@@ -41,8 +42,8 @@ std::vector<int64_t> parse_index_set(const std::string& text, const std::string&
     int64_t high = low;
     if (dash != std::string::npos) {
       const std::string upper = part.substr(dash + 1);
-      if (upper.empty() && end < 0) refuse(flag, part, "a range with an end");
-      high = upper.empty() ? end - 1 : parse_number(upper, flag, part);
+      if (upper.empty()) refuse(flag, part, "a range with both ends");
+      high = parse_number(upper, flag, part);
     }
     if (low < first || high < low || (end >= 0 && high >= end) || high - low > kLongestRange) {
       refuse(flag, part,

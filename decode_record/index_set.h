@@ -1,4 +1,4 @@
-// Index lists on the command line: "0-3,7,10-" (the last needs a known end).
+// Index lists on the command line, the same for all options: A, A-B, and lists of them with commas.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace blockscope {
 
-/// "0-3,7" -> {0, 1, 2, 3, 7}, ascending and distinct, each in [first, end); "5-" runs to the end
-/// when `end` is known (>= 0). Empty text gives an empty list. Throws UsageError naming `flag`.
+/// "0-3,7" -> {0, 1, 2, 3, 7}, ascending and distinct, each in [first, end); `end` -1: unknown. A
+/// range has both ends. Empty text gives an empty list. Throws UsageError naming `flag`.
 std::vector<int64_t> parse_index_set(const std::string& text, const std::string& flag,
                                      int64_t first, int64_t end = -1);
 

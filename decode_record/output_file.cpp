@@ -82,8 +82,22 @@ std::pair<std::string, int> create_locked(const std::string& path) {
 
 }  // namespace
 
-void check_output_name(const std::string& path, bool replace) {
+void check_meant_as_name(const std::string& path) {
   if (path.empty()) throw UsageError("expected the name of an output, got an empty one");
+  if (path == kStandardOutput) {
+    throw UsageError(
+        "-: expected the name of a file or folder, got the standard output, which can't hold this "
+        "output. HINT: name a file; ./- is one of this name");
+  }
+  if (!path.starts_with("--")) return;
+  throw UsageError(fmt::format(
+      "{}: expected the name of an output, got an option. HINT: give the name before it; ./{} is a "
+      "file of this name",
+      path, path));
+}
+
+void check_output_name(const std::string& path, bool replace) {
+  check_meant_as_name(path);
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (fs::exists(status) && !fs::is_regular_file(status)) {
@@ -136,9 +150,15 @@ OutputFile::~OutputFile() {
 }
 
 void OutputFile::write(const std::string& text) const {
+  write([&text](std::ostream& out) {
+    out.write(text.data(), static_cast<std::streamsize>(text.size()));
+  });
+}
+
+void OutputFile::write(const std::function<void(std::ostream&)>& writer) const {
   errno = 0;
   std::ofstream out(temporary_, std::ios::binary | std::ios::trunc);
-  out.write(text.data(), static_cast<std::streamsize>(text.size()));
+  writer(out);
   out.close();
   if (!out) {
     throw Error(fmt::format("{}: writing failed: {}. HINT: check the space on the disk", path_,

@@ -3,13 +3,22 @@
 // killed process left is removed by the next one that writes the same name.
 #pragma once
 
+#include <functional>
+#include <ostream>
 #include <string>
 
 namespace blockscope {
 
-/// The one rule of what may become an output. Throws UsageError when the name is empty, when what is
-/// there is no regular file (a folder, a device, a pipe: never replaced), and when it is one and
-/// `replace` is false.
+/// The name that means the standard output, where an output is text (command_line/text_output.h).
+inline constexpr const char* kStandardOutput = "-";
+
+/// Throws UsageError for a name, of a file or a folder, that was hardly meant as one: an empty one,
+/// kStandardOutput, and an option (`-o --force`).
+void check_meant_as_name(const std::string& path);
+
+/// The one rule of what may become an output. Throws UsageError when the name is not meant as one,
+/// when what is there is no regular file (a folder, a device, a pipe: never replaced), and when it
+/// is one and `replace` is false.
 void check_output_name(const std::string& path, bool replace);
 
 /// Gives the finished file `from` its name `to`; without `replace` only while that name is free.
@@ -34,6 +43,8 @@ class OutputFile {
   const std::string& temporary() const { return temporary_; }
   /// Stores `text` as the whole content. Throws Error when it can't (a full disk).
   void write(const std::string& text) const;
+  /// The same of what `writer` writes.
+  void write(const std::function<void(std::ostream&)>& writer) const;
   /// Renames. Throws Error when it can't.
   void commit();
 

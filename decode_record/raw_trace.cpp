@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "decode_record/trace_header.h"
+#include "decode_record/value_bounds.h"
 
 namespace blockscope {
 

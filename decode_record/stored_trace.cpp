@@ -10,7 +10,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "decode_record/trace_check.h"
+#include "decode_record/value_bounds.h"
 
 namespace blockscope {
 namespace {

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -41,6 +40,9 @@ class TraceCheck {
     std::int64_t last_row = -1;
     std::int64_t rows = 0;
     std::int64_t keyframe = -1;
+    std::int64_t block = -1;    ///< of the last denoising row
+    std::int64_t step = 0;      ///< of that row
+    std::int64_t decided = -1;  ///< largest step that decided a token
   };
   struct Columns;   // one slab of /steps and of the ends
   struct Elements;  // the CSR columns
@@ -53,20 +55,19 @@ class TraceCheck {
   void check_texts(std::int64_t first, std::int64_t count) const;
   std::int64_t end_of(Field end_field, Field elements, std::int64_t row) const;
   void check_row(const Columns& columns, std::size_t i, Elements& elements);
-  void check_step(const Columns& columns, std::size_t i, const Sequence& sequence) const;
+  void check_step(const Columns& columns, std::size_t i, Sequence& sequence) const;
   void check_keyframe(const Columns& columns, std::size_t i, Sequence& sequence,
                       Elements& elements);
   void check_delta(const Columns& columns, std::size_t i, Sequence& sequence, Elements& elements);
   void check_prefix(const Columns& columns, std::size_t i, const Sequence& sequence,
                     Elements& elements) const;
   void check_tokens(Field field, std::int64_t row, std::span<const std::int32_t> tokens) const;
+  void check_decided(Field field, std::int64_t row, std::span<const std::int32_t> steps,
+                     std::span<const std::int32_t> tokens, std::int64_t most) const;
   void check_confidence(Field field, std::int64_t row, std::span<const float> values) const;
   void check_all(Field field, std::int64_t row, std::span<const std::int32_t> values,
                  std::int64_t least, std::int64_t most) const;
   void check_distinct(Field field, std::int64_t row, std::span<const std::int32_t> values);
-  std::span<const std::int32_t> range(Field end_field, Field field, std::int64_t row,
-                                      std::int64_t begin, std::int64_t end,
-                                      Elements& elements) const;
 
   const StoredTrace* trace_;
   std::vector<bool> cut_;
@@ -77,17 +78,5 @@ class TraceCheck {
   std::vector<std::int64_t> seen_;  // by position: the last check_distinct() that met it
   std::int64_t looks_ = 0;
 };
-
-/// What the values of a dataset of integers with a row axis must lie in; nullopt: they are no
-/// indices. `positions` as TraceCheck::positions().
-struct ValueBounds {
-  std::int64_t least = 0;
-  std::int64_t most = 0;
-};
-std::optional<ValueBounds> bounds_of(Field field, const TraceMeta& meta, std::int64_t positions);
-
-/// Throws CorruptTrace unless every value of rows [first, ...) of `dataset` lies in its bounds.
-void check_values(const h5::Dataset& dataset, const ValueBounds& bounds, std::int64_t first,
-                  std::size_t rows, std::span<const std::byte> values);
 
 }  // namespace blockscope

@@ -76,4 +76,25 @@ void check_row(const TraceRow& row, const TraceMeta& meta) {
   }
 }
 
+void check_step(const TraceRow& row, std::int64_t expected) {
+  if (row.step == expected) return;
+  refuse_input(fmt::format("row: expected step {}, got {}", expected, row.step));
+}
+
+void check_decided(const SequenceDelta& delta, const Frame& before) {
+  const std::int64_t most = before.current_step() + 1;
+  const auto check = [&](const char* what, const std::vector<std::int64_t>& sources,
+                         const std::vector<std::int64_t>& steps) {
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      const bool masked =
+          delta.decoded_tokens[static_cast<std::size_t>(sources[i])] == before.mask_token_id;
+      const std::int64_t least = masked ? kUndecodedStep : 0;
+      if (steps[i] >= least && steps[i] <= most) continue;
+      refuse_input(fmt::format("{}: expected {} to {}, got {}", what, least, most, steps[i]));
+    }
+  };
+  check("transfer_step", delta.transfer_src_index, delta.transfer_step);
+  check("insert_step", delta.insert_src_index, delta.insert_step);
+}
+
 }  // namespace blockscope

@@ -13,4 +13,9 @@ namespace blockscope {
 /// Throws UsageError when the row contradicts the meta: sizes, layer slots, datasets given twice.
 void check_row(const TraceRow& row, const TraceMeta& meta);
 
+/// Throw UsageError for steps that no reader would take (docs/trace_format.md, "Values"): of a row
+/// whose sequence calls for `expected`, and of the tokens of a resolved delta to `before`.
+void check_step(const TraceRow& row, std::int64_t expected);
+void check_decided(const SequenceDelta& delta, const Frame& before);
+
 }  // namespace blockscope

@@ -43,6 +43,8 @@ struct SequenceState {
   std::int64_t previous = -1;
   std::int64_t num_rows = 0;
   std::int64_t keyframe = 0;
+  std::int64_t block = -1;  // of the last denoising row
+  std::int64_t step = 0;    // of that row
 };
 
 }  // namespace
@@ -165,12 +167,16 @@ std::int64_t TraceWriter::Impl::begin_sequence(SequenceStart start) {
 void TraceWriter::Impl::append_row(TraceRow row) {
   check_row(row, meta_);
   SequenceState& state = state_of(row.sequence);
+  const bool denoises = row.kind == PassKind::denoise;
+  const std::int64_t before = row.block == state.block ? state.step : 0;
+  check_step(row, denoises ? before + 1 : 0);
   RowItem item;
   item.previous = state.previous;
   std::optional<FrameDelta> resolved;
   if (row.delta) {
     resolved = resolve_delta(state.frame, *row.delta);
     if (!resolved->rows.empty()) item.delta = resolved->rows.front();
+    check_decided(item.delta, state.frame);
     row.delta.reset();
   }
   std::size_t bytes = 0;
@@ -180,6 +186,10 @@ void TraceWriter::Impl::append_row(TraceRow row) {
     state.keyframe = num_keyframes_++;
   }
   item.keyframe = state.keyframe;
+  if (denoises) {
+    state.block = row.block;
+    state.step = row.step;
+  }
   item.row = std::move(row);
   push(std::move(item));
   if (resolved) apply_delta(state.frame, *resolved);

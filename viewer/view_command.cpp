@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "command_line/options.h"
-#include "decode_record/command_files.h"
+#include "command_line/text_output.h"
 #include "decode_record/error.h"
 #include "decode_record/output_file.h"
 #include "viewer/app.h"
@@ -36,14 +36,14 @@ struct ViewFlags {
   std::size_t cache_mib = 0;
 };
 
-void write_table(const ViewFlags& flags, App& app, OutputFile& output) {
+std::string table_text(const ViewFlags& flags, App& app) {
   const auto table = app.table(flags.panels.front());
   if (!table) {
     throw Error(fmt::format(
         "{}: panel {} shows no numbers of this trace (--csv). HINT: --screenshot shows why",
         flags.traces.front(), flags.panels.front()));
   }
-  output.write(table->text());
+  return table->text();
 }
 
 /// A window's buffers take 15 to 20 bytes a pixel: at most 650 MB.
@@ -65,9 +65,9 @@ void run_view(const ViewFlags& flags, const std::string& config_folder) {
   for (const std::string& trace : flags.traces) files.reads_trace(trace);
   files.reads(flags.reuse);
   std::optional<OutputFile> screenshot;
-  std::optional<OutputFile> csv;
+  std::optional<TextOutput> csv;
   if (!flags.screenshot.empty()) screenshot = files.open(flags.screenshot, flags.force);
-  if (!flags.csv.empty()) csv = files.open(flags.csv, flags.force);
+  if (!flags.csv.empty()) csv.emplace(files, flags.csv, flags.force);
   if (picture && flags.traces.empty()) throw UsageError("--screenshot, --csv: which trace?");
   if (!flags.csv.empty() && flags.panels.size() != 1) {
     throw UsageError(fmt::format("--csv: of which panel? HINT: --panel with one of {}",
@@ -95,12 +95,14 @@ void run_view(const ViewFlags& flags, const std::string& config_folder) {
   App app(options);
   if (!picture) return app.run();
   const Image image = app.picture(flags.patience);
-  if (csv) write_table(flags, app, *csv);
+  const std::string table = csv ? table_text(flags, app) : "";
+  if (csv && !csv->is_standard_output()) csv->write(table);
   if (screenshot) {
     write_png(*screenshot, image.width, image.height, image.rgba);
     screenshot->commit();
   }
   if (csv) csv->commit();
+  if (csv && csv->is_standard_output()) csv->write(table);
 }
 
 }  // namespace
@@ -111,8 +113,9 @@ void add_view_command(CLI::App& app, const std::string& config_folder) {
   auto flags = std::make_shared<ViewFlags>();
   command->add_option("traces", flags->traces, "Trace files, finished or being written");
   command->add_option("--screenshot", flags->screenshot, "Write a PNG instead of opening a window");
-  command->add_option("--csv", flags->csv,
-                      "Write the numbers of one --panel instead of opening a window");
+  command->add_option(
+      "--csv", flags->csv,
+      "Write the numbers of one --panel instead of opening a window (-: standard output)");
   command
       ->add_option(
           "--panel", flags->panels,
@@ -153,6 +156,10 @@ void add_view_command(CLI::App& app, const std::string& config_folder) {
                 "--screenshot or --csv");
     refuse_idle(*command, "--force", !flags->screenshot.empty() || !flags->csv.empty(),
                 "--screenshot or --csv");
+    const bool seen = !flags->screenshot.empty() || flags->csv.empty();
+    for (const char* look : {"--light", "--dark", "--colormap", "--width", "--height", "--scale"}) {
+      refuse_idle(*command, look, seen, "a window or --screenshot");
+    }
     run_view(*flags, config_folder);
   });
 }

@@ -15,32 +15,77 @@
 #include "decode_record/error.h"
 
 namespace blockscope {
+namespace {
+
+constexpr std::string_view kFromSummary = "--from-summary";
+constexpr std::string_view kSetSizes = "--set-sizes";
+constexpr std::string_view kTaus = "--taus";
+
+}  // namespace
 
 const std::vector<MetricInfo>& all_metrics() {
   static const std::vector<MetricInfo> metrics{
-      {"similarity", "cosine of A_out and A_in between adjacent steps", "summary", true,
-       make_similarity_metric},
-      {"recall", "share of the first step's top-k set that later steps still select", "sets", true,
-       [](const MetricOptions& options) { return std::make_unique<RecallMetric>(options); }},
-      {"union_size", "union of the tokens' top-k sets, mean and distribution", "sets", true,
-       [](const MetricOptions& options) { return std::make_unique<UnionSizeMetric>(options); }},
-      {"est_acc", "share of each token's top-k set that the block's set holds", "full", true,
-       [](const MetricOptions&) { return std::make_unique<EstimationAccuracyMetric>(); }},
-      {"query_statistics", "five stages from predictions to top-k sets, against step 1", "summary",
+      {"similarity",
+       "cosine of A_out and A_in between adjacent steps",
+       "summary",
        true,
+       {kFromSummary},
+       make_similarity_metric},
+      {"recall",
+       "share of the first step's top-k set that later steps still select",
+       "sets",
+       true,
+       {kFromSummary, kSetSizes},
+       [](const MetricOptions& options) { return std::make_unique<RecallMetric>(options); }},
+      {"union_size",
+       "union of the tokens' top-k sets, mean and distribution",
+       "sets",
+       true,
+       {kFromSummary},
+       [](const MetricOptions& options) { return std::make_unique<UnionSizeMetric>(options); }},
+      {"est_acc",
+       "share of each token's top-k set that the block's set holds",
+       "full",
+       true,
+       {},
+       [](const MetricOptions&) { return std::make_unique<EstimationAccuracyMetric>(); }},
+      {"query_statistics",
+       "five stages from predictions to top-k sets, against step 1",
+       "summary",
+       true,
+       {kFromSummary},
        [](const MetricOptions& options) {
          return std::make_unique<QueryStatisticsMetric>(options);
        }},
-      {"decoding", "tokens per step, confidence, when positions settle, M, accuracy", "trajectory",
+      {"decoding",
+       "tokens per step, confidence, when positions settle, M, accuracy",
+       "trajectory",
        true,
+       {kTaus},
        [](const MetricOptions& options) { return std::make_unique<DecodingMetric>(options); }},
-      {"similarity_states", "the same of queries, keys, values and hidden states", "outputs", false,
+      {"similarity_states",
+       "the same of queries, keys, values and hidden states",
+       "outputs",
+       false,
+       {},
        [](const MetricOptions&) { return make_state_similarity_metric(); }},
-      {"token_matrix", "token x token cosines of A_out and A_in between adjacent steps", "outputs",
-       false, [](const MetricOptions&) { return make_token_matrix_metric(); }},
-      {"external_mass", "share of the attention that goes to the prefix", "summary", true,
+      {"token_matrix",
+       "token x token cosines of A_out and A_in between adjacent steps",
+       "outputs",
+       false,
+       {},
+       [](const MetricOptions&) { return make_token_matrix_metric(); }},
+      {"external_mass",
+       "share of the attention that goes to the prefix",
+       "summary",
+       true,
+       {kFromSummary},
        make_external_mass_metric},
-      {"reuse_error", "one-step error of reusing A_out, for every tau", "summary", true,
+      {"reuse_error",
+       "one-step error of reusing A_out, for every tau",
+       "summary",
+       true,
+       {kFromSummary, kTaus},
        make_reuse_error},
   };
   return metrics;

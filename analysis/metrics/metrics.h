@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "analysis/pass/step_pass.h"
@@ -23,6 +24,7 @@ struct MetricInfo {
   std::string description;  ///< one line
   std::string level;        ///< lowest --record level: "summary", "sets", "outputs", "full"
   bool by_default = true;   ///< in `analyze` without --metric, if the trace has the level
+  std::vector<std::string_view> reads;  ///< flags of `analyze` whose MetricOptions it looks at
   std::function<std::unique_ptr<StepMetric>(const MetricOptions&)> make;
 };
 

@@ -2,14 +2,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <array>
-#include <filesystem>
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "analysis/pass/step_pass.h"
-#include "decode_record/sha256.h"
+#include "decode_record/given_once.h"
 
 namespace blockscope {
 namespace {
@@ -25,68 +21,12 @@ std::string digest_of(const TraceMeta& meta) {
   return digest != model.end() && digest->is_string() ? digest->get<std::string>() : "";
 }
 
-constexpr std::int64_t kRowsAtATime = 65536;
-
-/// What tells a decoded sequence from every other one: its prompt, and how long each of its passes
-/// took, in nanoseconds. Copies have both, and two runs never do.
-using SequenceMark = std::array<std::uint8_t, 32>;
-
-template <typename Values>
-void update(Sha256& digest, const Values& values) {
-  digest.update(
-      {reinterpret_cast<const std::uint8_t*>(values.data()), sizeof(values[0]) * values.size()});
-}
-
-/// By sequence; without those that have no time at all (written by other programs).
-std::map<std::int64_t, SequenceMark> marks_of(const TraceReader& trace) {
-  std::map<std::int64_t, Sha256> digests;
-  const std::int64_t rows = trace.info().num_rows;
-  for (std::int64_t first = 0; first < rows; first += kRowsAtATime) {
-    const StepColumns steps = trace.steps(first, std::min(kRowsAtATime, rows - first));
-    for (std::size_t i = 0; i < steps.pass_time_ns.size(); ++i) {
-      const std::int64_t sequence = steps.sequence[i];
-      const bool known = sequence >= 0 && sequence < trace.info().num_sequences;
-      if (!known || steps.pass_time_ns[i] <= 0) continue;
-      update(digests[sequence], std::array{steps.pass_time_ns[i]});
-    }
-  }
-  std::map<std::int64_t, SequenceMark> marks;
-  for (auto& [sequence, digest] : digests) {
-    update(digest, trace.sequence(sequence).prompt_hash);
-    marks[sequence] = digest.finish();
-  }
-  return marks;
-}
-
 /// Opening an array compares its axes with the attributes; what metrics allocate follows these.
 void check_arrays(const TraceReader& trace) {
   if (trace.info().num_rows == 0) return;
   for (const Field field :
        {Field::set_topk, Field::attention_external, Field::similarity_external}) {
     if (trace.has(field)) trace.written(field, 0, 0);
-  }
-}
-
-/// Throws UsageError when the last trace holds something that one before it holds too.
-void refuse_twice(const std::vector<TraceReader>& traces,
-                  std::map<SequenceMark, std::size_t>& seen) {
-  const TraceReader& last = traces.back();
-  const std::string& path = last.info().path;
-  for (std::size_t i = 0; i + 1 < traces.size(); ++i) {
-    std::error_code ignored;
-    if (!std::filesystem::equivalent(traces[i].info().path, path, ignored)) continue;
-    throw UsageError(
-        fmt::format("{}: is the same file as {}: everything in it would count twice. "
-                    "HINT: give every trace once",
-                    path, traces[i].info().path));
-  }
-  for (const auto& [sequence, mark] : marks_of(last)) {
-    const auto [entry, is_new] = seen.emplace(mark, traces.size() - 1);
-    if (is_new || entry->second == traces.size() - 1) continue;
-    throw UsageError(fmt::format(
-        "{}: its sequence {} '{}' is also in {}: it would count twice. HINT: give a run once, not "
-        "also a copy of it or the merged trace that it is part of",
-        path, sequence, last.sequence(sequence).name, traces[entry->second].info().path));
   }
 }
 
@@ -138,7 +78,7 @@ ResultAxis TraceShape::kv_head_axis() const { return axis_of("kv_head", kv_heads
 
 TraceGroup::TraceGroup(const std::vector<std::string>& paths) {
   if (paths.empty()) throw UsageError("expected at least one trace");
-  std::map<SequenceMark, std::size_t> seen;  // the trace that holds it
+  GivenOnce given;
   for (const std::string& path : paths) {
     traces_.emplace_back(path);
     check_arrays(traces_.back());
@@ -150,7 +90,7 @@ TraceGroup::TraceGroup(const std::vector<std::string>& paths) {
       check_same_shape(shape_, traces_.front().info().path, shape, info.path);
       if (shape_.model_digest.empty()) shape_.model_digest = shape.model_digest;
     }
-    if (paths.size() > 1) refuse_twice(traces_, seen);
+    if (paths.size() > 1) given.add(traces_.back());
   }
 }
 

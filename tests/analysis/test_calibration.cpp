@@ -292,7 +292,7 @@ TEST(CalibrationTest, HeadsThatDoNotReuseDoNotDiluteTheBoundedError) {
   EXPECT_EQ(choose(sums, {{}, {}, 0.22, 2}).predicted.point.heads, 3);
   EXPECT_EQ(choose(sums, {{}, {}, 0.21, 2}).predicted.point.heads, 1);
   EXPECT_THAT(refusal(sums, {{}, {}, 0.15, 2}), HasSubstr("where reused"));
-  EXPECT_THAT(refusal(sums, {{}, {}, 0.15, 2}), HasSubstr("the smallest is 0.20000"));
+  EXPECT_THAT(refusal(sums, {{}, {}, 0.15, 2}), HasSubstr("the smallest is 0.200001, at"));
 }
 
 TEST(CalibrationTest, SaysWhatIsInReach) {

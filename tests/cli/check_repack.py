@@ -124,6 +124,8 @@ def main(tool):
         first, second = place / "run.r0000.h5", place / "run.r0001.h5"
         for path in (first, second):
             subprocess.run([tool, "fixture", path, "bf16"], check=True)
+        with h5py.File(second, "r+") as file:  # no two runs take the same time
+            file["steps/pass_time_ns"][...] = file["steps/pass_time_ns"][()] + 1
         blockscope("repack", first, "-o", place / "small.h5", "--compress", "deflate")
         check_compressed(first, place / "small.h5")
         blockscope("export", first, "--format", "step_map", "-o", place / "steps.json")

@@ -21,10 +21,8 @@ std::string bytes_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-void expect_same_prefix(const TraceReader::Prefix& a, const TraceReader::Prefix& b) {
-  EXPECT_EQ(a.positions, b.positions);
-  EXPECT_EQ(a.values, b.values);
-}
+/// No two runs take the same time, to the nanosecond.
+void of_another_run(TraceRow& row) { row.pass_time_ns += 1; }
 
 /// Everything a reader can see of a sequence, in `b` at `sequence_b` against `a` at `sequence_a`.
 void expect_same_sequence(const TraceReader& a, std::int64_t sequence_a, const TraceReader& b,
@@ -46,11 +44,12 @@ void expect_same_sequence(const TraceReader& a, std::int64_t sequence_a, const T
     for (std::int64_t layer = 0; layer < 2; ++layer) {
       EXPECT_EQ(a.written(Field::attention_external, rows_a[i], layer),
                 b.written(Field::attention_external, rows_b[i], layer));
-      if (i % 20 == 0 ||
-          i + 1 ==
-              rows_a.size()) {  // a prefix is gathered from all rows before: not at each of them
-        expect_same_prefix(a.prefix(Field::prefix_key, rows_a[i], layer),
-                           b.prefix(Field::prefix_key, rows_b[i], layer));
+      // A prefix is gathered from all rows before: not at each of them.
+      if (i % 20 == 0 || i + 1 == rows_a.size()) {
+        const auto prefix_a = a.prefix(Field::prefix_key, rows_a[i], layer);
+        const auto prefix_b = b.prefix(Field::prefix_key, rows_b[i], layer);
+        EXPECT_EQ(prefix_a.positions, prefix_b.positions);
+        EXPECT_EQ(prefix_a.values, prefix_b.values);
       }
       if (!a.written(Field::attention_external, rows_a[i], layer)) continue;
       EXPECT_EQ(a.read_floats_at(Field::attention_external, rows_a[i], layer),
@@ -118,6 +117,7 @@ TEST(Repack, MergedRanksKeepEverySequenceWhole) {
   first.blocks = 70;  // beyond one keyframe interval
   RunShape second;
   second.sequences = 3;
+  second.change = of_another_run;
   write_run(folder.file("run.r0000.h5"), first);
   write_run(folder.file("run.r0001.h5"), second);
   const std::vector<std::string> inputs = {folder.file("run.r0000.h5"),
@@ -149,6 +149,7 @@ void write_merged(const TempDir& folder, const std::vector<std::string>& flags =
   shape.blocks = 40;
   write_run(folder.file("run.r0000.h5"), shape);
   shape.sequences = 3;
+  shape.change = of_another_run;
   write_run(folder.file("run.r0001.h5"), shape);
   std::vector<std::string> arguments = {
       "repack", folder.file("run.r0000.h5"), folder.file("run.r0001.h5"), "--merge",
@@ -221,11 +222,10 @@ TEST(Repack, AMergedTraceWhosePartIsMissingOrChangedIsRefused) {
 TEST(Repack, MergingAMergedTraceCopies) {
   const TempDir folder;
   write_merged(folder);
-  write_run(folder.file("more.h5"), [] {
-    RunShape shape;
-    shape.blocks = 40;
-    return shape;
-  }());
+  RunShape shape;
+  shape.blocks = 40;
+  shape.change = [](TraceRow& row) { row.pass_time_ns += 2; };
+  write_run(folder.file("more.h5"), shape);
   const auto result = run_blockscope({"repack", folder.file("run.h5"), folder.file("more.h5"),
                                       "--merge", "-o", folder.file("all.h5")});
   ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -237,6 +237,34 @@ TEST(Repack, MergingAMergedTraceCopies) {
   const TraceReader more(folder.file("more.h5"));
   EXPECT_EQ(all.info().num_sequences, 7);
   for (std::int64_t s = 0; s < 2; ++s) expect_same_sequence(more, s, all, 5 + s);
+}
+
+TEST(Repack, ARunIsMergedOnceUnderWhateverFormItIsGiven) {
+  const TempDir folder;
+  write_merged(folder);
+  const std::string part = folder.file("run.r0000.h5");
+  const std::string merged = folder.file("run.h5");
+  const std::string packed = folder.file("packed.h5");
+  const std::string copied = folder.file("copied.h5");
+  const std::string other = folder.file("run.r0001.h5");
+  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{
+           {"repack", part, "-o", packed, "--compress", "deflate"},
+           {"repack", part, other, "--merge", "--copy", "-o", copied},
+           {"repack", packed, other, "--merge", "-o", folder.file("again.h5")}}) {
+    ASSERT_EQ(run_blockscope(command).exit_code, 0) << "the same prompts, decoded again";
+  }
+  for (const auto& [first, second] : std::vector<std::pair<std::string, std::string>>{
+           {part, part}, {part, packed}, {merged, copied}, {merged, part}, {packed, copied}}) {
+    SCOPED_TRACE(first + " " + second);
+    const auto result =
+        run_blockscope({"repack", first, second, "--merge", "-o", folder.file("never.h5")});
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_TRUE(is_one_error_line(result.err)) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("would count twice"));
+    EXPECT_THAT(result.err, HasSubstr(first));
+    EXPECT_THAT(result.err, HasSubstr(second));
+    EXPECT_FALSE(std::filesystem::exists(folder.file("never.h5")));
+  }
 }
 
 TEST(Repack, TracesOfDifferentModelsAreNotMerged) {

@@ -22,9 +22,15 @@ TEST(IndexSet, HoldsRangesAndNumbersAscendingAndOnce) {
   EXPECT_THAT(parse_index_set("", "--steps", 1), IsEmpty());
 }
 
-TEST(IndexSet, LetsAnOpenRangeRunToAKnownEnd) {
-  EXPECT_THAT(parse_index_set("6-", "--layers", 0, 9), ElementsAre(6, 7, 8));
-  EXPECT_THROW(parse_index_set("6-", "--steps", 1), UsageError);
+TEST(IndexSet, ARangeHasBothEndsWhetherOrNotTheLastIsKnown) {
+  for (const std::int64_t end : {std::int64_t{9}, std::int64_t{-1}}) {
+    try {
+      parse_index_set("6-", "--layers", 0, end);
+      ADD_FAILURE() << "accepted";
+    } catch (const UsageError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("--layers: expected a range with both ends, got '6-'"));
+    }
+  }
 }
 
 TEST(IndexSet, NamesTheFlagAndThePartItRefuses) {

@@ -181,6 +181,7 @@ TEST(TraceReader, ServesInsertionsAndDeletionsAcrossAKeyframe) {
     live.push_back(next);
     TraceRow item;
     item.sequence = s;
+    item.step = t + 1;
     item.delta = delta;
     writer.append_row(std::move(item));
   }

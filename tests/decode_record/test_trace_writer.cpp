@@ -72,6 +72,7 @@ TEST(TraceWriter, RefusesRowsThatContradictTheMeta) {
   EXPECT_THAT(refuse({Field::attention_external, 2, small}), HasSubstr("[0, 2)"));
   TraceRow row;
   row.sequence = s;
+  row.step = 1;
   row.delta = make_transfer({8}, {1}, {0.5F});
   EXPECT_THROW(writer.append_row(row), FrameError);
   row.delta.reset();
@@ -81,6 +82,34 @@ TEST(TraceWriter, RefusesRowsThatContradictTheMeta) {
   writer.end_sequence(s, {});
   writer.finish();
   EXPECT_EQ(TraceReader(dir.file("x.h5")).info().num_rows, 0);
+}
+
+TEST(TraceWriter, RefusesStepsThatNoReaderWouldTake) {
+  const TempDir dir;
+  TraceWriter writer(dir.file("x.h5"), kMeta);
+  const std::int64_t s = writer.begin_sequence(fixture::sequence_start(0, 2));
+  const auto refuse = [&](TraceRow row) {
+    return message_of<UsageError>([&] { writer.append_row(std::move(row)); });
+  };
+  const auto row_with = [&](PassKind kind, std::int64_t step) {
+    TraceRow row = fixture::denoise_row(kMeta, s, 0, 0, 0);
+    row.kind = kind;
+    row.step = step;
+    return row;
+  };
+  EXPECT_THAT(refuse(row_with(PassKind::denoise, 2)), HasSubstr("expected step 1, got 2"));
+  EXPECT_THAT(refuse(row_with(PassKind::commit, 1)), HasSubstr("expected step 0, got 1"));
+  for (const std::int64_t decided : {-1, 1, 9999}) {
+    TraceRow row = row_with(PassKind::denoise, 1);
+    row.delta->rows.front().transfer_step = {0, decided};
+    EXPECT_THAT(refuse(std::move(row)), HasSubstr("transfer_step: expected 0 to 0"));
+  }
+  writer.append_row(row_with(PassKind::denoise, 1));
+  writer.append_row(fixture::denoise_row(kMeta, s, 1, 0, 1));
+  writer.append_row(fixture::denoise_row(kMeta, s, 2, 1, 0));
+  writer.end_sequence(s, {});
+  writer.finish();
+  EXPECT_EQ(TraceReader(dir.file("x.h5")).info().num_rows, 3);
 }
 
 TEST(TraceWriter, LeavesAReadablePartialWithoutFinish) {
