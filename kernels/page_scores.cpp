@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <vector>
 
@@ -38,6 +39,13 @@ void add_parts(const char* query, int64_t dim, SignedParts& parts) {
   }
 }
 
+// Bits instead of c10's conversion: the loops below are then vectorised.
+inline float to_float(float value) { return value; }
+inline float to_float(at::Half value) { return static_cast<float>(value); }
+inline float to_float(at::BFloat16 value) {
+  return std::bit_cast<float>(static_cast<uint32_t>(value.x) << 16);
+}
+
 template <class Scalar>
 float page_score(const SignedParts& parts, const Scalar* max, const Scalar* min, int64_t dim) {
   constexpr int64_t kLanes = 16;  // partial sums: the order is fixed and the loop has no chain
@@ -46,15 +54,13 @@ float page_score(const SignedParts& parts, const Scalar* max, const Scalar* min,
   for (; d + kLanes <= dim; d += kLanes) {
     for (int64_t lane = 0; lane < kLanes; ++lane) {
       const auto i = static_cast<size_t>(d + lane);
-      sums[lane] += parts.positive[i] * static_cast<float>(max[i]) +
-                    parts.negative[i] * static_cast<float>(min[i]);
+      sums[lane] += parts.positive[i] * to_float(max[i]) + parts.negative[i] * to_float(min[i]);
     }
   }
   float total = 0.0f;
   for (; d < dim; ++d) {
     const auto i = static_cast<size_t>(d);
-    total += parts.positive[i] * static_cast<float>(max[i]) +
-             parts.negative[i] * static_cast<float>(min[i]);
+    total += parts.positive[i] * to_float(max[i]) + parts.negative[i] * to_float(min[i]);
   }
   for (const float sum : sums) total += sum;
   return total;
@@ -74,7 +80,7 @@ at::Tensor scores_of(const char* op, const at::Tensor& q, const PageBounds& boun
   const at::Tensor scores = at::full({sizes.sequences, sizes.kv_heads, num_sets, pages},
                                      kNegativeInfinity, at::TensorOptions().dtype(at::kFloat));
   float* out = scores.mutable_data_ptr<float>();
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, q.scalar_type(), "page_scores", [&] {
+  AT_DISPATCH_REDUCED_FLOATING_TYPES_AND(at::kFloat, q.scalar_type(), "page_scores", [&] {
     parallel_tasks(sizes.sequences * sizes.kv_heads * num_sets, [&](int64_t task) {
       const int64_t set = task % num_sets;
       const int64_t kv_head = task / num_sets % sizes.kv_heads;
@@ -100,20 +106,25 @@ at::Tensor scores_of(const char* op, const at::Tensor& q, const PageBounds& boun
   return per_token ? scores : scores.squeeze(2);
 }
 
+// `most` and `least`: [D] scratch. Widening is exact, so the bounds are values of the keys.
 template <class Scalar>
 void bound_page(const RawView& keys, int64_t sequence, int64_t kv_head, int64_t begin, int64_t end,
-                int64_t dim, Scalar* max, Scalar* min) {
-  const auto* first = reinterpret_cast<const Scalar*>(keys.at(sequence, kv_head, begin));
-  std::copy_n(first, dim, max);
-  std::copy_n(first, dim, min);
-  for (int64_t key = begin + 1; key < end; ++key) {
+                int64_t dim, float* most, float* least, Scalar* max, Scalar* min) {
+  for (int64_t key = begin; key < end; ++key) {
     const auto* row = reinterpret_cast<const Scalar*>(keys.at(sequence, kv_head, key));
+    if (key == begin) {
+      for (int64_t d = 0; d < dim; ++d) most[d] = least[d] = to_float(row[d]);
+      continue;
+    }
     for (int64_t d = 0; d < dim; ++d) {
-      // NaN stays: a page that holds one has no bound.
-      max[d] = row[d] > max[d] || row[d] != row[d] ? row[d] : max[d];
-      min[d] = row[d] < min[d] || row[d] != row[d] ? row[d] : min[d];
+      // Compared so that NaN stays: a page that holds one has no bound.
+      const float value = to_float(row[d]);
+      most[d] = value <= most[d] || most[d] != most[d] ? most[d] : value;
+      least[d] = value >= least[d] || least[d] != least[d] ? least[d] : value;
     }
   }
+  std::copy_n(most, dim, max);
+  std::copy_n(least, dim, min);
 }
 
 }  // namespace
@@ -133,16 +144,17 @@ PageBounds page_bounds(const at::Tensor& k_ext, const at::Tensor& ext_len, int64
   const RawView keys(k_ext);
   const std::vector<int64_t> shape = {k_ext.size(0), kv_heads, pages, dim};
   const PageBounds bounds{at::zeros(shape, k_ext.options()), at::zeros(shape, k_ext.options())};
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, k_ext.scalar_type(), kOp, [&] {
+  AT_DISPATCH_REDUCED_FLOATING_TYPES_AND(at::kFloat, k_ext.scalar_type(), kOp, [&] {
     scalar_t* max = bounds.max.mutable_data_ptr<scalar_t>();
     scalar_t* min = bounds.min.mutable_data_ptr<scalar_t>();
     parallel_tasks(k_ext.size(0) * kv_heads, [&](int64_t head) {
       const int64_t sequence = head / kv_heads;
       const int64_t length = lengths[static_cast<size_t>(sequence)];
+      std::vector<float> scratch(static_cast<size_t>(2 * dim));
       for (int64_t begin = 0; begin < length; begin += page_size) {
         const int64_t at = (head * pages + begin / page_size) * dim;
         bound_page(keys, sequence, head % kv_heads, begin, std::min(begin + page_size, length), dim,
-                   max + at, min + at);
+                   scratch.data(), scratch.data() + dim, max + at, min + at);
       }
     });
   });
