@@ -57,10 +57,17 @@ inline void store_rounded(const float* values, int64_t dim, Element element, voi
   }
 }
 
+// Whether a SerialScope lives on this thread.
+bool runs_serially();
+
 // Runs task(i) for i in [0, num_tasks) on the threads of ATen. Threads take the next task when they
 // are free, because tasks differ in size; each task writes its own memory, so the order is free.
 template <class Task>
 void parallel_tasks(int64_t num_tasks, const Task& task) {
+  if (runs_serially()) {
+    for (int64_t i = 0; i < num_tasks; ++i) task(i);
+    return;
+  }
   if (num_tasks <= 0) return;
   std::atomic<int64_t> next{0};
   const int64_t workers = std::min<int64_t>(num_tasks, at::get_num_threads());

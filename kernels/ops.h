@@ -182,6 +182,18 @@ at::Tensor token_page_scores(const at::Tensor& q, const PageBounds& bounds,
 // 0 where either vector is exactly zero (an empty prefix has A_out = 0); NaN stays NaN.
 at::Tensor cross_step_similarity(const at::Tensor& a, const at::Tensor& b);
 
+// While it lives, the operators called on this thread run on this thread alone.
+class SerialScope {
+ public:
+  SerialScope();
+  ~SerialScope();
+  SerialScope(const SerialScope&) = delete;
+  SerialScope& operator=(const SerialScope&) = delete;
+
+ private:
+  bool before_;
+};
+
 // The instruction set the operators use here: "avx512_bf16", "avx512", "avx2" or "baseline".
 std::string instruction_set();
 

@@ -132,10 +132,11 @@ Timing run_once(const std::string& level, const LoadedModel& model, const Decode
   const TemporaryTrace temporary(path);  // outlives the writer
   std::optional<TraceWriter> writer;
   std::optional<Recorder> recorder;
+  const std::unique_ptr<AttentionPolicy> policy = make_exact_policy();
   if (level != "off") {
     RecordFlags record;
     record.level = level;
-    const RecorderOptions options = recorder_options(record, PolicyFlags{}, model, decode);
+    const RecorderOptions options = recorder_options(record, *policy, 0, model, decode);
     TraceWriterOptions writer_options;
     writer_options.force = true;
     writer.emplace(path, options.meta, writer_options);
@@ -150,7 +151,6 @@ Timing run_once(const std::string& level, const LoadedModel& model, const Decode
                                static_cast<int64_t>(request.prompt.size()));
     }
   }
-  const std::unique_ptr<AttentionPolicy> policy = make_exact_policy();
   TimingObserver observer(recorder.has_value() ? &*recorder : nullptr, timing);
   DecodeCallbacks callbacks;
   callbacks.observer = &observer;

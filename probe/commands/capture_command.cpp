@@ -185,12 +185,13 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
     prompts = std::move(replay.prompts);
     for (const RunPrompt& prompt : prompts) check_request(prompt.request, decode, model.config);
   }
+  const int64_t longest = longest_prefix(prompts, decode);  // of all ranks: their traces merge
   keep_share(prompts, environment);
 
-  RecorderOptions recorder = recorder_options(flags.record, flags.policy, model, decode);
+  RecorderOptions recorder = recorder_options(flags.record, *policy.policy, longest, model, decode);
   check_filter(recorder, decode, prompts);
-  recorder.meta.run_json = run_json({decode, flags.decoding, flags.policy, policy, recorder.filter,
-                                     prompts, environment, flags.replay, command_line});
+  recorder.meta.run_json = run_json({decode, flags.decoding, policy, recorder.filter, prompts,
+                                     environment, flags.replay, command_line});
   recorder.meta.pieces = vocabulary_pieces(tokenizer_or_null, model.config.vocab_size);
   if (finished) {  // by this run, or the caller takes another one's trace for it
     check_same_run(output, recorder.meta);

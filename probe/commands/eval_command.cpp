@@ -19,6 +19,7 @@
 #include "command_line/standard_streams.h"
 #include "decode_record/command_files.h"
 #include "decode_record/error.h"
+#include "probe/run/policy_flags.h"
 #include "probe/run/run_flags.h"
 #include "probe/run/run_prompts.h"
 #include "probe/tasks/task_generator.h"

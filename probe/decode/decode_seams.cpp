@@ -33,6 +33,7 @@ void DecodeSeams::end_pass() {
     cache_.commit(prefill_slot_, prefill_length_);
     return;
   }
+  policy_.end_pass();
   for (size_t slot = 0; slot < context_->sequences.size(); ++slot) {
     if (stores(context_->sequences[slot])) {
       cache_.commit(static_cast<int64_t>(slot), options_.block_length);
@@ -87,7 +88,7 @@ at::Tensor DecodeSeams::block_attention(const AttentionInput& input) {
     // The shadow is the observer's cost, not the policy's.
     const Stopwatch watch(observer_ns_);
     std::optional<AttentionParts> shadow;
-    const AttentionParts* exact = used.reused.defined() ? nullptr : &used;
+    const AttentionParts* exact = used.approximate() ? nullptr : &used;
     if (options_.shadow && exact == nullptr) {
       shadow = make_exact_policy()->attend(input, external);
       exact = &*shadow;

@@ -92,8 +92,11 @@ class BatchDecoder {
     for (int64_t begin = 0; begin < total && !interrupted_; begin += chunk) {
       const int64_t length = std::min(chunk, total - begin);
       PassContext context{next_pass_++, {}};
-      context.sequences.push_back(
-          {state.outcome.sequence, PassKind::prefill, begin / block_length_, 0, begin, 0, 0, {}});
+      SequencePass& pass = context.sequences.emplace_back();
+      pass.sequence = state.outcome.sequence;
+      pass.kind = PassKind::prefill;
+      pass.block = begin / block_length_;
+      pass.context_length = begin;
       int64_t elapsed = 0;
       {
         const Stopwatch watch(elapsed);
@@ -171,9 +174,20 @@ class BatchDecoder {
       for (size_t i = 0; i < input.size(); ++i) pass.changed += input[i] != state.last_input[i];
     }
     pass.kind = wants_commit(state, pass.masks_left) ? PassKind::commit : PassKind::denoise;
-    if (pass.kind == PassKind::denoise) pass.step = state.step + 1;
+    if (pass.kind == PassKind::denoise) {
+      pass.step = state.step + 1;
+      pass.run_step = state.outcome.denoising_steps + 1;
+    }
+    pass.planned_steps = planned_steps(state);
+    pass.prompt_hash = state.request->prompt_hash;
     state.last_input = input;
     return pass;
+  }
+
+  int64_t planned_steps(const SequenceState& state) const {
+    const auto positions = static_cast<int64_t>(state.tokens.size()) - prefill_length(state);
+    if (options_.autoregressive()) return positions - 1;  // the last token is never an input
+    return positions / block_length_ * options_.unmasking.denoising_steps;
   }
 
   bool wants_commit(const SequenceState& state, int64_t masks_left) const {

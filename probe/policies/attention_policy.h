@@ -25,12 +25,22 @@ struct ExternalKeys {
 /// What was used at one layer of one pass.
 struct AttentionParts {
   at::Tensor out;           // [S, H, T, D] dtype of q
-  at::Tensor external;      // [S, H, T, D] float32, A_out
+  at::Tensor external;      // [S, H, T, D] float32, A_out; under a selection: of the selected keys
   at::Tensor lse_external;  // [S, H, T] float32, L_out
   at::Tensor internal;      // [S, H, T, D] float32, A_in
   at::Tensor lse_internal;  // [S, H, T] float32, L_in
   at::Tensor reused;        // [S, H] bool; undefined: nothing was reused
   at::Tensor keys_read;     // [S, K] int64; undefined: every external key was read
+  at::Tensor selected;      // [S, K, k] int32, falling score, -1 behind the last: keys a sparse
+                            // policy read; -1 throughout: the sequence read its whole prefix;
+                            // undefined: all sequences did
+  at::Tensor residual;      // [S, H, T, D] float32: merged into `out` beside the selected keys, and
+  at::Tensor lse_residual;  // [S, H, T]    its lse, -inf: none; undefined: no sequence has one
+  at::Tensor rows_scored;   // [S] int64: rows of keys, or of page bounds, that each KV head read to
+                            // choose its set; undefined: none
+
+  /// Something other than this step's attention over the whole prefix went into `out`.
+  bool approximate() const { return reused.defined() || selected.defined(); }
 };
 
 class AttentionPolicy {
@@ -42,6 +52,15 @@ class AttentionPolicy {
   virtual void begin_pass(const PassContext& /*context*/) {}
 
   virtual AttentionParts attend(const AttentionInput& input, const ExternalKeys& external) = 0;
+
+  /// After the last layer, before the pass's keys are committed: what runs beside the layers ends.
+  virtual void end_pass() {}
+
+  /// Keys per KV head that a step selects at most, over prefixes of up to `longest` keys; 0: the
+  /// policy selects none.
+  virtual int64_t selected_size(int64_t /*longest*/) const { return 0; }
+  /// Keeps the attention over unselected keys and merges it at later steps.
+  virtual bool keeps_residual() const { return false; }
 
   /// A finished sequence left the batch: the last slot moves to `slot` (as KvCache::remove).
   virtual void remove(int64_t /*slot*/) {}

@@ -9,13 +9,13 @@ namespace blockscope {
 AttentionParts exact_attention(const AttentionInput& input, const ExternalKeys& external) {
   SplitAttention split = split_attention(input.q, external.key, external.value, external.length,
                                          input.k, input.v, input.scale);
-  return {std::move(split.out),
-          std::move(split.external),
-          std::move(split.lse_external),
-          std::move(split.internal),
-          std::move(split.lse_internal),
-          {},
-          {}};
+  AttentionParts parts;
+  parts.out = std::move(split.out);
+  parts.external = std::move(split.external);
+  parts.lse_external = std::move(split.lse_external);
+  parts.internal = std::move(split.internal);
+  parts.lse_internal = std::move(split.lse_internal);
+  return parts;
 }
 
 namespace {

@@ -34,10 +34,13 @@ class FlashBlockPolicy : public AttentionPolicy {
       ReuseAttention reuse =
           reuse_attention(input.q, external.key, external.value, external.length, input.k, input.v,
                           cached.external, cached.lse, mask, input.scale);
-      parts = {std::move(reuse.out),          std::move(reuse.external),
-               std::move(reuse.lse_external), std::move(reuse.internal),
-               std::move(reuse.lse_internal), mask,
-               std::move(reuse.keys_read)};
+      parts.out = std::move(reuse.out);
+      parts.external = std::move(reuse.external);
+      parts.lse_external = std::move(reuse.lse_external);
+      parts.internal = std::move(reuse.internal);
+      parts.lse_internal = std::move(reuse.lse_internal);
+      parts.reused = mask;
+      parts.keys_read = std::move(reuse.keys_read);
     } else {
       parts = exact_attention(input, external);
     }

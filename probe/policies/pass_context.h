@@ -18,6 +18,9 @@ struct SequencePass {
   int64_t changed = 0;         // M: positions whose input differs from the previous step's input
   int64_t masks_left = 0;      // masks in this pass's input
   std::vector<bool> masked;    // [B] which input positions are masks; empty for prefill
+  int64_t run_step = 0;        // denoising steps of the sequence so far with this one, from 1
+  int64_t planned_steps = 0;   // that the sequence takes if no block ends early: blocks * T
+  uint64_t prompt_hash = 0;    // names the sequence's random streams
 
   bool first_step() const { return step == 1; }
 };

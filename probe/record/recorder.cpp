@@ -99,6 +99,7 @@ void Recorder::summarise(const AttentionView& view, size_t s, int64_t layer_inde
     std::copy_n(reused.contiguous().const_data_ptr<uint8_t>(), heads,
                 out.begin() + layer_index * static_cast<int64_t>(heads));
   }
+  record_selection(view, s, layer_index);
   record_query_gaps(view, s, layer_index);
   if (!options_.exact_known || view.exact == nullptr) return;
   const HeadAttention external(view.exact->external, view.exact->lse_external, row);

@@ -90,6 +90,7 @@ class Recorder : public DecodeObserver {
   void record_reuse_error(const SequencePass& pass, Slot& slot, LayerHistory& history,
                           int64_t layer_index, const HeadAttention& external,
                           const HeadAttention& internal);
+  void record_selection(const AttentionView& view, size_t slot, int64_t layer_index);
   void record_query_gaps(const AttentionView& view, size_t slot, int64_t layer_index);
   void record_shadow(const AttentionView& view, size_t slot, int64_t layer_index);
   void record_sets(const AttentionView& view, int64_t layer_index);

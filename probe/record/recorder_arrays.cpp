@@ -1,12 +1,14 @@
 // The recorder's copies: selecting recorded heads and laying values out as the file has them, and
 // the top-k sets.
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <limits>
 #include <memory>
 #include <utility>
 
+#include "decode_record/error.h"
 #include "kernels/ops.h"
 #include "probe/record/recorder.h"
 
@@ -73,6 +75,12 @@ void Recorder::record_arrays(const AttentionView& view, size_t s, int64_t layer_
             recorded_heads(view.used.external.select(0, row)));
   put_array(slot, Field::attention_internal, layer_index,
             recorded_heads(view.used.internal.select(0, row)));
+  if (options_.meta.has_residual) {
+    put_array(slot, Field::attention_residual, layer_index,
+              recorded_heads(view.used.residual.defined()
+                                 ? view.used.residual.select(0, row)
+                                 : at::zeros_like(view.used.external.select(0, row))));
+  }
   put_array(slot, Field::query, layer_index, recorded_heads(view.input.q.select(0, row)));
   if (options_.meta.has_shadow && view.exact != nullptr) {
     put_array(slot, Field::shadow_external, layer_index,
@@ -82,6 +90,38 @@ void Recorder::record_arrays(const AttentionView& view, size_t s, int64_t layer_
     put_array(slot, Field::block_key, layer_index, recorded_kv_heads(view.input.k.select(0, row)));
     put_array(slot, Field::block_value, layer_index,
               recorded_kv_heads(view.input.v.select(0, row)));
+  }
+}
+
+void Recorder::record_selection(const AttentionView& view, size_t s, int64_t layer_index) {
+  const int64_t row = static_cast<int64_t>(s);
+  Slot& slot = slot_at(s);
+  const TraceMeta& meta = options_.meta;
+  if (meta.selected_size > 0) {
+    // -1 throughout: this row read its whole prefix.
+    std::vector<int32_t> kept(meta.kv_heads.size() * static_cast<size_t>(meta.selected_size), -1);
+    if (view.used.selected.defined()) {
+      const at::Tensor index = recorded_kv_heads(view.used.selected.select(0, row)).contiguous();
+      const auto width = static_cast<size_t>(index.size(1));
+      if (index.size(1) > meta.selected_size) {
+        throw Error(
+            fmt::format("recorder: expected sets of at most {} keys, got {}. HINT: this is a "
+                        "fault of the program, please report it",
+                        meta.selected_size, index.size(1)));
+      }
+      for (size_t head = 0; head < meta.kv_heads.size(); ++head) {
+        std::copy_n(index.const_data_ptr<int32_t>() + head * width, width,
+                    kept.begin() + static_cast<int64_t>(head) * meta.selected_size);
+      }
+    }
+    put_ints(slot, Field::attention_selected, layer_index, kept);
+  }
+  if (meta.has_residual) {
+    put_head_rows(slot, Field::attention_lse_residual, layer_index,
+                  view.used.lse_residual.defined()
+                      ? view.used.lse_residual.select(0, row)
+                      : at::full_like(view.used.lse_external.select(0, row),
+                                      -std::numeric_limits<float>::infinity()));
   }
 }
 

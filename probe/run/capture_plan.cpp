@@ -125,8 +125,18 @@ void add_record_flags(CLI::App& app, RecordFlags& flags) {
       ->capture_default_str();
 }
 
-RecorderOptions recorder_options(const RecordFlags& flags, const PolicyFlags& policy,
-                                 const LoadedModel& model, const DecodeOptions& decode) {
+int64_t longest_prefix(const std::vector<RunPrompt>& prompts, const DecodeOptions& decode) {
+  int64_t longest = 0;
+  for (const RunPrompt& prompt : prompts) {
+    longest = std::max(longest, cache_positions(static_cast<int64_t>(prompt.request.prompt.size()),
+                                                prompt.request.gen_length, decode));
+  }
+  return longest;
+}
+
+RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy& policy,
+                                 int64_t longest, const LoadedModel& model,
+                                 const DecodeOptions& decode) {
   const ModelConfig& config = model.config;
   RecorderOptions options;
   TraceMeta& meta = options.meta;
@@ -160,12 +170,16 @@ RecorderOptions recorder_options(const RecordFlags& flags, const PolicyFlags& po
   meta.set_normaliser =
       flags.set_normaliser == "prefix" ? SetNormaliser::prefix : SetNormaliser::prefix_and_block;
   meta.array_type = flags.array_type == "bf16" ? ArrayType::bf16 : ArrayType::f32;
-  meta.has_shadow = policy.shadow;
+  meta.has_shadow = decode.shadow;
+  if (meta.level >= RecordLevel::summary) {
+    meta.selected_size = policy.selected_size(longest);
+    meta.has_residual = policy.keeps_residual();
+  }
   meta.model_json = model.model_json();
   options.filter = {index_filter(flags.steps, "--steps", 1),
                     index_filter(flags.blocks, "--blocks", 0),
                     index_filter(flags.sequences, "--sequences", 0)};
-  options.exact_known = policy.policy == "exact" || policy.shadow;
+  options.exact_known = policy.name() == "exact" || decode.shadow;
   options.autoregressive = decode.autoregressive();
   return options;
 }

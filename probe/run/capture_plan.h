@@ -8,6 +8,7 @@
 
 #include "decode_record/trace_meta.h"
 #include "probe/record/recorder.h"
+#include "probe/run/policy_flags.h"
 #include "probe/run/run_flags.h"
 #include "probe/run/run_prompts.h"
 
@@ -22,9 +23,14 @@ struct RecordFlags {
 };
 void add_record_flags(CLI::App& app, RecordFlags& flags);
 
-/// Throws UsageError for a level, index or type that does not fit the model.
-RecorderOptions recorder_options(const RecordFlags& flags, const PolicyFlags& policy,
-                                 const LoadedModel& model, const DecodeOptions& decode);
+/// External keys that the longest of these prompts' runs can have.
+int64_t longest_prefix(const std::vector<RunPrompt>& prompts, const DecodeOptions& decode);
+
+/// `longest`: external keys of the run's longest sequence. Throws UsageError for a level, index or
+/// type that does not fit the model.
+RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy& policy,
+                                 int64_t longest, const LoadedModel& model,
+                                 const DecodeOptions& decode);
 
 struct CaptureCost {
   int64_t file_bytes = 0;      // of the trace, if every block takes all its steps

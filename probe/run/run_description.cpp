@@ -34,7 +34,6 @@ std::string run_json(const RunDescription& run) {
       {"git", build.git_describe},
       {"libtorch", build.torch_pin},
       {"instruction_set", instruction_set()},
-      {"policy", run.policy.policy->name()},
       {"decoding", decode.autoregressive() ? "autoregressive" : "block_diffusion"},
       {"strategy", strategy_name(decode.unmasking.strategy)},
       {"block_length", decode.block_length()},
@@ -54,11 +53,7 @@ std::string run_json(const RunDescription& run) {
       {"rank", run.environment.rank},
       {"world_size", run.environment.world_size},
   };
-  if (run.policy.tau.has_value()) {
-    json["tau"] = *run.policy.tau;
-    json["reuse_file"] = run.policy_flags.reuse_file;
-    json["reuse_digest"] = run.policy.reuse_digest;
-  }
+  json.update(nlohmann::json::parse(run.policy.settings));
   json["recorded_steps"] = run.filter.steps;
   json["recorded_blocks"] = run.filter.blocks;
   json["recorded_sequences"] = run.filter.sequences;

@@ -8,6 +8,7 @@
 #include "probe/decode/decoder.h"
 #include "probe/record/recorder.h"
 #include "probe/run/environment.h"
+#include "probe/run/policy_flags.h"
 #include "probe/run/run_flags.h"
 #include "probe/run/run_prompts.h"
 
@@ -16,7 +17,6 @@ namespace blockscope {
 struct RunDescription {
   const DecodeOptions& decode;
   const DecodingFlags& decoding;
-  const PolicyFlags& policy_flags;
   const ChosenPolicy& policy;
   const RecordFilter& filter;
   const std::vector<RunPrompt>& prompts;

@@ -1,6 +1,4 @@
 #include "probe/run/run_flags.h"
-#include "probe/policies/exact_policy.h"
-#include "probe/policies/flashblock_policy.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -13,8 +11,6 @@
 
 #include "command_line/options.h"
 #include "decode_record/error.h"
-#include "decode_record/reuse_file.h"
-#include "decode_record/sha256.h"
 
 namespace blockscope {
 namespace {
@@ -154,56 +150,6 @@ DecodeOptions decode_options(const DecodingFlags& flags, const ModelConfig& conf
   }
   check_decode_options(options, config);
   return options;
-}
-
-void add_policy_flags(CLI::App& app, PolicyFlags& flags) {
-  app.add_option("--policy", flags.policy, "exact or flashblock")->capture_default_str();
-  app.add_option("--tau", flags.tau,
-                 "flashblock: reuse when fewer than tau tokens changed (default: the file's of "
-                 "--reuse, else 2)")
-      ->check(whole_number(1));
-  app.add_option("--reuse", flags.reuse_file, "flashblock: calibration file with the heads");
-  app.add_flag("--shadow", flags.shadow, "Compute the exact attention beside the policy");
-}
-
-void check_policy_flags(const CLI::App& app, const PolicyFlags& flags) {
-  if (flags.policy != "exact" && flags.policy != "flashblock") {
-    throw UsageError(fmt::format("--policy: expected exact or flashblock, got '{}'", flags.policy));
-  }
-  const bool reuses = flags.policy == "flashblock";
-  refuse_idle(app, "--tau", reuses, "--policy flashblock");
-  refuse_idle(app, "--reuse", reuses, "--policy flashblock");
-  refuse_idle(app, "--shadow", reuses, "a policy other than exact, which is its own shadow");
-}
-
-void check_policy_fits(const CLI::App& app, const PolicyFlags& flags,
-                       const DecodeOptions& options) {
-  refuse_idle(app, "--policy", flags.policy == "exact" || !options.autoregressive(),
-              "a block-diffusion model: token by token there are no steps to reuse between");
-}
-
-ChosenPolicy choose_policy(const PolicyFlags& flags, const LoadedModel& model) {
-  ChosenPolicy chosen;
-  if (flags.policy == "exact") {
-    chosen.policy = make_exact_policy();
-    return chosen;
-  }
-  FlashBlockOptions options;
-  options.num_layers = model.config.num_layers;
-  options.num_heads = model.config.num_heads;
-  std::optional<int64_t> tau_of_file;
-  if (!flags.reuse_file.empty()) {
-    const ReuseModel this_model{model.config.num_layers, model.config.num_heads,
-                                model.config.num_kv_heads, model.digest};
-    const ReuseFile file = read_reuse_file(flags.reuse_file, this_model);
-    options.reuse = file.reuse;
-    tau_of_file = file.tau;
-    chosen.reuse_digest = sha256_hex(to_json(file));
-  }
-  options.tau = reuse_tau(flags.tau, tau_of_file);
-  chosen.tau = options.tau;
-  chosen.policy = make_flashblock_policy(std::move(options));
-  return chosen;
 }
 
 }  // namespace blockscope

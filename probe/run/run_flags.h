@@ -9,7 +9,6 @@
 
 #include "probe/decode/decoder.h"
 #include "probe/model/block_diffusion_model.h"
-#include "probe/policies/attention_policy.h"
 #include "probe/run/environment.h"
 
 namespace blockscope {
@@ -60,26 +59,5 @@ void check_decoding_fits(const CLI::App& app, const DecodeOptions& options);
 /// Block by block when the model has a mask id and a block length, else autoregressive.
 /// Throws UsageError / CheckpointError.
 DecodeOptions decode_options(const DecodingFlags& flags, const ModelConfig& config);
-
-struct PolicyFlags {
-  std::string policy = "exact";
-  std::optional<int64_t> tau;  // unset: see reuse_tau
-  std::string reuse_file;
-  bool shadow = false;
-};
-void add_policy_flags(CLI::App& app, PolicyFlags& flags);
-/// Throws UsageError for an unknown policy, and for an option that the policy would ignore.
-void check_policy_flags(const CLI::App& app, const PolicyFlags& flags);
-
-/// Throws UsageError for a policy that reuses between denoising steps where there are none.
-void check_policy_fits(const CLI::App& app, const PolicyFlags& flags, const DecodeOptions& options);
-
-struct ChosenPolicy {
-  std::unique_ptr<AttentionPolicy> policy;
-  std::optional<int64_t> tau;  // flashblock: what it reuses by
-  std::string reuse_digest;    // sha256 of what the calibration file says; empty without one
-};
-/// Throws what read_reuse_file throws.
-ChosenPolicy choose_policy(const PolicyFlags& flags, const LoadedModel& model);
 
 }  // namespace blockscope

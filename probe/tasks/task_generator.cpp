@@ -335,7 +335,8 @@ std::size_t needles_for_context(std::size_t context_length) {
   if (context_length < 128) return 4;
   if (context_length < 256) return 8;
   if (context_length < 512) return 12;
-  return context_length < 1024 ? 16 : 24;
+  if (context_length < 1024) return 16;
+  return context_length < 2048 ? 24 : 32;
 }
 
 TaskPrompt make_prompt(Task task, std::size_t context_length, TaskSplit split, std::uint64_t seed,

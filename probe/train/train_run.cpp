@@ -284,7 +284,7 @@ ModelConfig needle_model_config() {
   config.num_kv_heads = 2;
   config.head_dim = 48;
   config.vocab_size = 1024;
-  config.max_position_embeddings = 2048;
+  config.max_position_embeddings = 4608;
   config.rms_norm_eps = 1e-6;
   config.rope.theta = 1e4;
   config.tie_word_embeddings = true;

@@ -1,0 +1,43 @@
+// --policy and what belongs to it, shared by capture and eval, and the policy they resolve to.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "probe/policies/attention_policy.h"
+#include "probe/run/run_flags.h"
+
+namespace blockscope {
+
+struct PolicyFlags {
+  std::string policy = "exact";
+  std::optional<int64_t> tau;  // flashblock; unset: see reuse_tau
+  std::string reuse_file;      // flashblock
+  std::optional<int64_t> k;    // sparse policies: one of k and density
+  std::optional<double> density;
+  int64_t page = 16;         // quest
+  int64_t exact_layers = 0;  // sparse policies
+  bool per_block = false;    // sparsed
+  uint64_t policy_seed = 0;  // random
+  bool shadow = false;
+};
+void add_policy_flags(CLI::App& app, PolicyFlags& flags);
+/// Throws UsageError for an unknown policy, and for an option that the policy would ignore or miss.
+void check_policy_flags(const CLI::App& app, const PolicyFlags& flags);
+
+/// Throws UsageError for a policy that carries something from step to step of a block where a block
+/// has one step: autoregressive decoding.
+void check_policy_fits(const CLI::App& app, const PolicyFlags& flags, const DecodeOptions& options);
+
+/// A policy, and what a trace says about it.
+struct ChosenPolicy {
+  std::unique_ptr<AttentionPolicy> policy;
+  std::string settings;  // a JSON object: `policy` and the options it uses, with their values
+};
+/// Throws UsageError, and what read_reuse_file throws.
+ChosenPolicy choose_policy(const PolicyFlags& flags, const LoadedModel& model);
+
+}  // namespace blockscope
