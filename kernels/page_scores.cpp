@@ -1,5 +1,4 @@
 // Quest's pages: channel-wise bounds of groups of keys, and the bound on a score that they give.
-#include <ATen/Dispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -66,6 +65,18 @@ float page_score(const SignedParts& parts, const Scalar* max, const Scalar* min,
   return total;
 }
 
+// Calls `work` with a value of the C++ type; check_query has refused all others.
+template <class Work>
+void with_type(at::ScalarType type, const Work& work) {
+  if (type == at::kFloat) {
+    work(float{});
+  } else if (type == at::kHalf) {
+    work(at::Half{});
+  } else {
+    work(at::BFloat16{});
+  }
+}
+
 // Scores of `num_sets` groups of tokens per KV head: one of all T tokens, or T of one.
 at::Tensor scores_of(const char* op, const at::Tensor& q, const PageBounds& bounds,
                      const at::Tensor& ext_len, int64_t page_size, bool per_token) {
@@ -80,7 +91,8 @@ at::Tensor scores_of(const char* op, const at::Tensor& q, const PageBounds& boun
   const at::Tensor scores = at::full({sizes.sequences, sizes.kv_heads, num_sets, pages},
                                      kNegativeInfinity, at::TensorOptions().dtype(at::kFloat));
   float* out = scores.mutable_data_ptr<float>();
-  AT_DISPATCH_REDUCED_FLOATING_TYPES_AND(at::kFloat, q.scalar_type(), "page_scores", [&] {
+  with_type(q.scalar_type(), [&](auto type) {
+    using Scalar = decltype(type);
     parallel_tasks(sizes.sequences * sizes.kv_heads * num_sets, [&](int64_t task) {
       const int64_t set = task % num_sets;
       const int64_t kv_head = task / num_sets % sizes.kv_heads;
@@ -89,7 +101,7 @@ at::Tensor scores_of(const char* op, const at::Tensor& q, const PageBounds& boun
                         std::vector<float>(static_cast<size_t>(sizes.dim))};
       for (int64_t g = 0; g < sizes.group; ++g) {
         for (int64_t t = set * tokens; t < (set + 1) * tokens; ++t) {
-          add_parts<scalar_t>(queries.at(sequence, kv_head * sizes.group + g, t), sizes.dim, parts);
+          add_parts<Scalar>(queries.at(sequence, kv_head * sizes.group + g, t), sizes.dim, parts);
         }
       }
       const float count = static_cast<float>(sizes.group * tokens);
@@ -97,9 +109,9 @@ at::Tensor scores_of(const char* op, const at::Tensor& q, const PageBounds& boun
       for (float& value : parts.negative) value /= count;
       const int64_t used = num_pages(lengths[static_cast<size_t>(sequence)], page_size);
       for (int64_t page = 0; page < used; ++page) {
-        out[task * pages + page] = page_score(
-            parts, reinterpret_cast<const scalar_t*>(max.at(sequence, kv_head, page)),
-            reinterpret_cast<const scalar_t*>(min.at(sequence, kv_head, page)), sizes.dim);
+        out[task * pages + page] =
+            page_score(parts, reinterpret_cast<const Scalar*>(max.at(sequence, kv_head, page)),
+                       reinterpret_cast<const Scalar*>(min.at(sequence, kv_head, page)), sizes.dim);
       }
     });
   });
@@ -144,9 +156,10 @@ PageBounds page_bounds(const at::Tensor& k_ext, const at::Tensor& ext_len, int64
   const RawView keys(k_ext);
   const std::vector<int64_t> shape = {k_ext.size(0), kv_heads, pages, dim};
   const PageBounds bounds{at::zeros(shape, k_ext.options()), at::zeros(shape, k_ext.options())};
-  AT_DISPATCH_REDUCED_FLOATING_TYPES_AND(at::kFloat, k_ext.scalar_type(), kOp, [&] {
-    scalar_t* max = bounds.max.mutable_data_ptr<scalar_t>();
-    scalar_t* min = bounds.min.mutable_data_ptr<scalar_t>();
+  with_type(k_ext.scalar_type(), [&](auto type) {
+    using Scalar = decltype(type);
+    Scalar* max = bounds.max.mutable_data_ptr<Scalar>();
+    Scalar* min = bounds.min.mutable_data_ptr<Scalar>();
     parallel_tasks(k_ext.size(0) * kv_heads, [&](int64_t head) {
       const int64_t sequence = head / kv_heads;
       const int64_t length = lengths[static_cast<size_t>(sequence)];
