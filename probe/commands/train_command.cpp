@@ -133,6 +133,9 @@ void run_command(const CLI::App& command, TrainFlags& flags) {
   const InterruptGuard signals;  // before the first output: a signal must not leave one behind
   check_mode(command, flags);
   if (flags.dump_prompts.has_value()) return write_prompt_lines(flags);
+  for (const std::filesystem::path& folder : {flags.run.out, flags.run.work}) {
+    if (!folder.empty()) check_meant_as_name(folder.string());
+  }
   if (flags.run.out.empty()) {
     throw UsageError("--out: expected a folder for the checkpoint, got none. HINT: --out my-model");
   }

@@ -16,7 +16,12 @@ SWITCH = "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>
 DECODING = (["--threshold", 0.5], ["--eb-threshold", 1], ["--factor", 2], ["--top-k", 2], ["--top-p", 0.5],
             ["--strategy", "factor", "--threshold", 0.5], ["--strategy", "threshold", "--factor", 1])
 SEED = (["--seed", 1], ["--temperature", 0, "--seed", 1])
-POLICY = (["--tau", 2], ["--reuse", "x.json"], ["--shadow"])
+POLICY = (["--tau", 2], ["--reuse", "x.json"], ["--shadow"], ["--k", 4], ["--density", 0.5], ["--page", 8],
+          ["--exact-layers", 1], ["--per-block"], ["--policy-seed", 1])
+SPARSE = ["--policy", "recent", "--k", 4]
+OF_OTHER_POLICIES = (["--tau", 2], ["--reuse", "x.json"], ["--page", 8], ["--per-block"], ["--policy-seed", 1])
+WITHIN_BLOCKS = (["--policy", "flashblock"], ["--policy", "mage", "--k", 2],
+                 ["--policy", "sparsed", "--k", 2, "--per-block"])
 TOKEN_BY_TOKEN = (["--strategy", "factor"], ["--remasking", "factor"], ["--denoising-steps", 1])
 
 
@@ -56,9 +61,12 @@ class Idle(PromiseCase):
                [["--limit", 1], ["--prompt", "a"], ["--prompts", scored], ["--input-ids", "1"], ["--metric", "f1"],
                 ["--chat"], ["--no-thinking"]])
         yield (["capture", single, "-o", out, *plain],
-               [*TOKEN_BY_TOKEN, ["--policy", "flashblock"]])
+               [*TOKEN_BY_TOKEN, *WITHIN_BLOCKS])
+        for command in ([*capture, *plain], ["eval", model]):
+            yield [*command, *SPARSE], OF_OTHER_POLICIES
+            yield [*command, "--policy", "flashblock"], [["--k", 4], ["--density", 0.5], ["--exact-layers", 1]]
         yield ["eval", model], [*DECODING, *SEED, *POLICY, ["--force"], ["--revision", "abc"]]
-        yield ["eval", single], [*TOKEN_BY_TOKEN, ["--policy", "flashblock"]]
+        yield ["eval", single], [*TOKEN_BY_TOKEN, *WITHIN_BLOCKS]
         verify = ["verify", model, "--reuse", made / "reuse.json"]
         yield ([*verify, *plain], [*DECODING, *SEED, ["--taus", 1], ["--gammas", 0], ["--force"], ["--metric", "f1"],
                                    ["--chat"], ["--no-thinking"], ["--revision", "abc"]])
@@ -95,6 +103,17 @@ class Idle(PromiseCase):
         self.assertFalse((self.root / "idle.h5").exists())
         self.assertFalse((self.root / "idle").exists())
 
+    def test_a_sparse_policy_says_how_many_keys_it_reads(self):
+        capture = ["capture", self.model, "--input-ids", "1,2,3", "-o", self.root / "sparse.h5"]
+        for given, says in (([], "got none"), (["--k", 4, "--density", 0.5], "got both"), (["--k", 0], "--k"),
+                            (["--density", 0], "--density"), (["--density", 1.5], "--density"),
+                            (["--k", 4, "--exact-layers", 99], "--exact-layers: expected 0 to the model's")):
+            self.refused(USAGE, says, *capture, "--policy", "mage", *given)
+        self.refused(USAGE, "--page", *capture, "--policy", "quest", "--k", 4, "--page", 0)
+        self.refused(USAGE, "--per-block", *capture, "--policy", "sparsed+flashblock", "--k", 4)
+        self.refused(USAGE, "expected one of exact, flashblock", *capture, "--policy", "Mage", "--k", 4)
+        self.assertFalse((self.root / "sparse.h5").exists())
+
     def test_options_that_do_something_are_taken(self):
         """The other side of each condition: as idle as they look."""
         single = self.root / "single"
@@ -106,6 +125,9 @@ class Idle(PromiseCase):
         reference = write_reference(self.root / "unnamed", mask="block_causal")
         for command in ([*capture, "--prompts", half, "--metric", "f1", "--gen-length", 4],
                         [*capture, "--input-ids", "1", "--temperature", 1, "--seed", 3, "--top-k", 3],
+                        [*capture, "--input-ids", "1", *SPARSE, "--exact-layers", 1, "--shadow"],
+                        [*capture, "--input-ids", "1", "--policy", "quest", "--density", 1, "--page", 999],
+                        [*capture, "--input-ids", "1", "--policy", "random", "--k", 9999, "--policy-seed", 3],
                         [*capture, "--replay", self.made / "a.h5", "--strategy", "factor", "--gen-length", 4],
                         ["bench", self.model, "--context", 8, "--gen-length", 4, "--levels", "off", "--runs", 1,
                          "--seed", 3, "--stop-id", 5],
