@@ -16,7 +16,7 @@ std::string policy_of(const TraceInfo& trace) {
   return policy != run.end() && policy->is_string() ? policy->get<std::string>() : "";
 }
 
-/// What to capture with so that the dataset exists.
+/// What to capture with so that the dataset exists, behind `--record`.
 std::string_view level_of(Exists exists) {
   switch (exists) {
     case Exists::always:
@@ -25,17 +25,17 @@ std::string_view level_of(Exists exists) {
       return "summary";
     case Exists::selected:
     case Exists::lse_residual:
-      return "summary under a sparse policy";
+      return "summary --policy mage --k 512";
     case Exists::shadow:
-      return "summary with --shadow";
+      return "summary --shadow";
     case Exists::sets:
       return "sets";
     case Exists::outputs:
       return "outputs";
     case Exists::residual:
-      return "outputs under a sparse policy";
+      return "outputs --policy mage+flashblock --k 512";
     case Exists::shadow_outputs:
-      return "outputs with --shadow";
+      return "outputs --shadow";
     case Exists::full:
     case Exists::sets_full:
       break;

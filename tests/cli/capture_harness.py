@@ -141,6 +141,16 @@ def write_prompts(path, count, seed=0, shortest=3, longest=40, gen_length=12):
     return path
 
 
+def sparse_trace(folder):
+    """A full trace under a sparse policy, with its shadow; None where this build can't decode."""
+    path = pathlib.Path(folder) / "sparse.h5"
+    code, _, err = run("capture", write_checkpoint(pathlib.Path(folder) / "sparse-model"), "--input-ids",
+                       ",".join(str(i) for i in range(1, 40)), "--gen-length", 8, "--policy", "mage", "--k", 4,
+                       "--shadow", "--record", "full", "--set-size", 4, "-q", "-o", path)
+    assert code == 0 or "LibTorch" in err, err
+    return path if code == 0 else None
+
+
 def start(*arguments, environment=None, before=None):
     """The running command, with pipes on stdout and stderr."""
     return subprocess.Popen([BINARY, *map(str, arguments)], stdout=subprocess.PIPE,

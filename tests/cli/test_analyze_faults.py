@@ -12,7 +12,7 @@ import time
 
 import h5py
 
-from capture_harness import require_binary, run, start, temporary_folder
+from capture_harness import require_binary, run, sparse_trace, start, temporary_folder
 from test_analyze import analyze, check_exports_agree, make
 
 LEVEL_OF = {"recall": "sets", "est_acc": "full"}
@@ -153,8 +153,11 @@ def test_metrics_without_an_axis_are_named(folder):
 
 def test_a_wrong_axis_is_told_before_the_pass(folder):
     # Every metric over no step has the axes that it has over all of them.
-    path = make(folder / "a.h5")
+    made = make(folder / "a.h5")
     for name in [line.split()[0] for line in analyze("--list").splitlines()[1:]]:
+        path = sparse_trace(folder) if name == "selection" else made
+        if path is None:
+            continue
         full = metric(json.loads(analyze(path, "--metric", name, "--json", "-")), name)
         axes = {axis["name"] for array in full["arrays"] for axis in array["axes"]}
         for axis in axes:

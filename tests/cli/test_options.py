@@ -9,7 +9,7 @@ import sys
 import h5py
 import numpy as np
 
-from capture_harness import BINARY, require_binary, run, temporary_folder
+from capture_harness import BINARY, require_binary, run, sparse_trace, temporary_folder
 
 USAGE = 2
 OF_RUN = {"--layer": "1", "--head": "0", "--step": "2", "--from-summary": None, "--set-sizes": "2",
@@ -82,9 +82,18 @@ def refused(folder, command, *words):
 
 
 def test_an_idle_option_is_refused_with_every_metric(folder):
+    with temporary_folder() as place:
+        sparse = sparse_trace(place)  # what `selection` is about
+        check_every_metric(folder, {"selection": sparse})
+
+
+def check_every_metric(folder, trace_of):
     for metric, looks_at in METRICS.items():
+        trace = trace_of.get(metric, "T")
         for option, value in OF_RUN.items():
-            command = ["analyze", "T", "--metric", metric, option] + ([value] if value else [])
+            if trace is None:
+                continue
+            command = ["analyze", trace, "--metric", metric, option] + ([value] if value else [])
             if option in looks_at:
                 code, _, err = ran(folder, command)
                 assert code == 0, (command, err)
