@@ -41,8 +41,7 @@ void check_inputs(const RawTraces& traces, const RepackOptions& options) {
                       "HINT: pass --repair to keep its committed rows",
                       trace->path()));
     }
-    if (traces.size() > 1) given.add(*trace);
-    if (trace == traces.front()) continue;
+    if (traces.size() == 1) return;
     check_same_layout(trace->meta(), first.meta(), trace->path(), first.path());
     const bool same = trace->meta().model_json == first.meta().model_json &&
                       whole(*trace, Field::token_bytes) == whole(first, Field::token_bytes);
@@ -52,6 +51,7 @@ void check_inputs(const RawTraces& traces, const RepackOptions& options) {
                       "only files of one run can be merged",
                       trace->path(), first.path()));
     }
+    given.add(*trace);
   }
 }
 

@@ -1,11 +1,11 @@
 // Quest's pages: channel-wise bounds of groups of keys, and the bound on a score that they give.
-#include <ATen/Dispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <vector>
 
@@ -38,6 +38,13 @@ void add_parts(const char* query, int64_t dim, SignedParts& parts) {
   }
 }
 
+// Bits instead of c10's conversion: the loops below are then vectorised.
+inline float to_float(float value) { return value; }
+inline float to_float(at::Half value) { return static_cast<float>(value); }
+inline float to_float(at::BFloat16 value) {
+  return std::bit_cast<float>(static_cast<uint32_t>(value.x) << 16);
+}
+
 template <class Scalar>
 float page_score(const SignedParts& parts, const Scalar* max, const Scalar* min, int64_t dim) {
   constexpr int64_t kLanes = 16;  // partial sums: the order is fixed and the loop has no chain
@@ -46,18 +53,28 @@ float page_score(const SignedParts& parts, const Scalar* max, const Scalar* min,
   for (; d + kLanes <= dim; d += kLanes) {
     for (int64_t lane = 0; lane < kLanes; ++lane) {
       const auto i = static_cast<size_t>(d + lane);
-      sums[lane] += parts.positive[i] * static_cast<float>(max[i]) +
-                    parts.negative[i] * static_cast<float>(min[i]);
+      sums[lane] += parts.positive[i] * to_float(max[i]) + parts.negative[i] * to_float(min[i]);
     }
   }
   float total = 0.0f;
   for (; d < dim; ++d) {
     const auto i = static_cast<size_t>(d);
-    total += parts.positive[i] * static_cast<float>(max[i]) +
-             parts.negative[i] * static_cast<float>(min[i]);
+    total += parts.positive[i] * to_float(max[i]) + parts.negative[i] * to_float(min[i]);
   }
   for (const float sum : sums) total += sum;
   return total;
+}
+
+// Calls `work` with a value of the C++ type; check_query has refused all others.
+template <class Work>
+void with_type(at::ScalarType type, const Work& work) {
+  if (type == at::kFloat) {
+    work(float{});
+  } else if (type == at::kHalf) {
+    work(at::Half{});
+  } else {
+    work(at::BFloat16{});
+  }
 }
 
 // Scores of `num_sets` groups of tokens per KV head: one of all T tokens, or T of one.
@@ -74,7 +91,8 @@ at::Tensor scores_of(const char* op, const at::Tensor& q, const PageBounds& boun
   const at::Tensor scores = at::full({sizes.sequences, sizes.kv_heads, num_sets, pages},
                                      kNegativeInfinity, at::TensorOptions().dtype(at::kFloat));
   float* out = scores.mutable_data_ptr<float>();
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, q.scalar_type(), "page_scores", [&] {
+  with_type(q.scalar_type(), [&](auto type) {
+    using Scalar = decltype(type);
     parallel_tasks(sizes.sequences * sizes.kv_heads * num_sets, [&](int64_t task) {
       const int64_t set = task % num_sets;
       const int64_t kv_head = task / num_sets % sizes.kv_heads;
@@ -83,7 +101,7 @@ at::Tensor scores_of(const char* op, const at::Tensor& q, const PageBounds& boun
                         std::vector<float>(static_cast<size_t>(sizes.dim))};
       for (int64_t g = 0; g < sizes.group; ++g) {
         for (int64_t t = set * tokens; t < (set + 1) * tokens; ++t) {
-          add_parts<scalar_t>(queries.at(sequence, kv_head * sizes.group + g, t), sizes.dim, parts);
+          add_parts<Scalar>(queries.at(sequence, kv_head * sizes.group + g, t), sizes.dim, parts);
         }
       }
       const float count = static_cast<float>(sizes.group * tokens);
@@ -91,29 +109,34 @@ at::Tensor scores_of(const char* op, const at::Tensor& q, const PageBounds& boun
       for (float& value : parts.negative) value /= count;
       const int64_t used = num_pages(lengths[static_cast<size_t>(sequence)], page_size);
       for (int64_t page = 0; page < used; ++page) {
-        out[task * pages + page] = page_score(
-            parts, reinterpret_cast<const scalar_t*>(max.at(sequence, kv_head, page)),
-            reinterpret_cast<const scalar_t*>(min.at(sequence, kv_head, page)), sizes.dim);
+        out[task * pages + page] =
+            page_score(parts, reinterpret_cast<const Scalar*>(max.at(sequence, kv_head, page)),
+                       reinterpret_cast<const Scalar*>(min.at(sequence, kv_head, page)), sizes.dim);
       }
     });
   });
   return per_token ? scores : scores.squeeze(2);
 }
 
+// `most` and `least`: [D] scratch. Widening is exact, so the bounds are values of the keys.
 template <class Scalar>
 void bound_page(const RawView& keys, int64_t sequence, int64_t kv_head, int64_t begin, int64_t end,
-                int64_t dim, Scalar* max, Scalar* min) {
-  const auto* first = reinterpret_cast<const Scalar*>(keys.at(sequence, kv_head, begin));
-  std::copy_n(first, dim, max);
-  std::copy_n(first, dim, min);
-  for (int64_t key = begin + 1; key < end; ++key) {
+                int64_t dim, float* most, float* least, Scalar* max, Scalar* min) {
+  for (int64_t key = begin; key < end; ++key) {
     const auto* row = reinterpret_cast<const Scalar*>(keys.at(sequence, kv_head, key));
+    if (key == begin) {
+      for (int64_t d = 0; d < dim; ++d) most[d] = least[d] = to_float(row[d]);
+      continue;
+    }
     for (int64_t d = 0; d < dim; ++d) {
-      // NaN stays: a page that holds one has no bound.
-      max[d] = row[d] > max[d] || row[d] != row[d] ? row[d] : max[d];
-      min[d] = row[d] < min[d] || row[d] != row[d] ? row[d] : min[d];
+      // Compared so that NaN stays: a page that holds one has no bound.
+      const float value = to_float(row[d]);
+      most[d] = value <= most[d] || most[d] != most[d] ? most[d] : value;
+      least[d] = value >= least[d] || least[d] != least[d] ? least[d] : value;
     }
   }
+  std::copy_n(most, dim, max);
+  std::copy_n(least, dim, min);
 }
 
 }  // namespace
@@ -133,16 +156,18 @@ PageBounds page_bounds(const at::Tensor& k_ext, const at::Tensor& ext_len, int64
   const RawView keys(k_ext);
   const std::vector<int64_t> shape = {k_ext.size(0), kv_heads, pages, dim};
   const PageBounds bounds{at::zeros(shape, k_ext.options()), at::zeros(shape, k_ext.options())};
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, k_ext.scalar_type(), kOp, [&] {
-    scalar_t* max = bounds.max.mutable_data_ptr<scalar_t>();
-    scalar_t* min = bounds.min.mutable_data_ptr<scalar_t>();
+  with_type(k_ext.scalar_type(), [&](auto type) {
+    using Scalar = decltype(type);
+    Scalar* max = bounds.max.mutable_data_ptr<Scalar>();
+    Scalar* min = bounds.min.mutable_data_ptr<Scalar>();
     parallel_tasks(k_ext.size(0) * kv_heads, [&](int64_t head) {
       const int64_t sequence = head / kv_heads;
       const int64_t length = lengths[static_cast<size_t>(sequence)];
+      std::vector<float> scratch(static_cast<size_t>(2 * dim));
       for (int64_t begin = 0; begin < length; begin += page_size) {
         const int64_t at = (head * pages + begin / page_size) * dim;
         bound_page(keys, sequence, head % kv_heads, begin, std::min(begin + page_size, length), dim,
-                   max + at, min + at);
+                   scratch.data(), scratch.data() + dim, max + at, min + at);
       }
     });
   });

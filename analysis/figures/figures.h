@@ -52,6 +52,11 @@ std::optional<ReportFigure> estimation_accuracy(const MetricResult& result);
 /// MAGE, Table 2. `result`: `query_statistics`, or `query_comparison` with the backbone's rows.
 std::optional<ReportTable> query_stages(const MetricResult& result);
 
+/// What a sparse policy's sets held at every step, and its error. `result`: `selection`.
+std::optional<ReportFigure> selection_over_steps(const MetricResult& result);
+/// The same per layer.
+std::optional<ReportTable> selection_by_layer(const MetricResult& result);
+
 /// How the run decoded. `result`: `decoding`.
 std::optional<ReportTable> decoding_means(const MetricResult& result);
 std::optional<ReportFigure> decoding_over_steps(const MetricResult& result);

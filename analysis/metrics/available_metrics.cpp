@@ -40,10 +40,17 @@ bool has_layers(const DatasetSpec& spec) {
 
 }  // namespace
 
+bool applies(const MetricInfo& metric, const TraceGroup& traces) {
+  for (std::size_t i = 0; metric.only_with.has_value() && i < traces.size(); ++i) {
+    if (!traces.trace(i).has(*metric.only_with)) return false;
+  }
+  return true;
+}
+
 MetricChoice available_metrics(const TraceGroup& traces, const MetricOptions& options) {
   MetricChoice choice;
   for (const MetricInfo& metric : all_metrics()) {
-    if (!metric.by_default) continue;
+    if (!metric.by_default || !applies(metric, traces)) continue;
     std::string reason = level_reason(traces, metric);
     if (reason.empty()) reason = refusal(traces, metric, options);
     if (reason.empty()) {

@@ -14,6 +14,9 @@ struct MetricChoice {
   std::vector<UnavailableMetric> unavailable;
 };
 
+/// Whether every trace of the group has the dataset that the metric is about.
+bool applies(const MetricInfo& metric, const TraceGroup& traces);
+
 /// The metrics that are on by default and that every trace of the group has the data for.
 MetricChoice available_metrics(const TraceGroup& traces, const MetricOptions& options);
 

@@ -10,6 +10,7 @@
 #include "analysis/metrics/query_statistics.h"
 #include "analysis/metrics/recall.h"
 #include "analysis/metrics/reuse_error.h"
+#include "analysis/metrics/selection.h"
 #include "analysis/metrics/similarity_metric.h"
 #include "analysis/metrics/union_size.h"
 #include "decode_record/error.h"
@@ -49,6 +50,13 @@ const std::vector<MetricInfo>& all_metrics() {
        true,
        {},
        [](const MetricOptions&) { return std::make_unique<EstimationAccuracyMetric>(); }},
+      {"selection",
+       "what the sets of a sparse policy hold of the exact ones, and its error",
+       "summary",
+       true,
+       {},
+       [](const MetricOptions&) { return std::make_unique<SelectionMetric>(); },
+       Field::attention_selected},
       {"query_statistics",
        "five stages from predictions to top-k sets, against step 1",
        "summary",

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +27,9 @@ struct MetricInfo {
   bool by_default = true;   ///< in `analyze` without --metric, if the trace has the level
   std::vector<std::string_view> reads;  ///< flags of `analyze` whose MetricOptions it looks at
   std::function<std::unique_ptr<StepMetric>(const MetricOptions&)> make;
+  /// Traces without this dataset have nothing that the metric could be about: by default it is
+  /// neither run nor mentioned there. Unset: every trace has.
+  std::optional<Field> only_with = std::nullopt;
 };
 
 const std::vector<MetricInfo>& all_metrics();

@@ -136,6 +136,9 @@ ReportPage build_page(const TraceGroup& traces, const ReportOptions& options) {
   page.sections.push_back(stability_section(traces, choice, metrics));
   page.sections.push_back(reuse_section(metrics, reuse));
   page.sections.push_back(sets_section(metrics));
+  if (metrics.find("selection") != nullptr || metrics.missing.count("selection") > 0) {
+    page.sections.push_back(selection_section(metrics));
+  }
   page.sections.push_back(decoding_section(metrics));
   page.sections.push_back(methods_section(metrics));
   page.footer = "Made by blockscope report. Nothing on this page is loaded from elsewhere.";

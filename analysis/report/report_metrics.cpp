@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 
+#include "analysis/metrics/available_metrics.h"
 #include "analysis/metrics/metrics.h"
 #include "analysis/metrics/query_comparison.h"
 
@@ -12,8 +13,9 @@ namespace blockscope {
 namespace {
 
 /// What the page shows; other metrics would only cost time.
-constexpr std::array kShown{"similarity", "external_mass", "reuse_error",      "recall",
-                            "union_size", "est_acc",       "query_statistics", "decoding"};
+constexpr std::array kShown{"similarity",       "external_mass", "reuse_error",
+                            "recall",           "union_size",    "est_acc",
+                            "query_statistics", "decoding",      "selection"};
 
 /// Why the metric can't be computed from these traces; empty: it can.
 std::string obstacle(const MetricInfo& metric, const TraceGroup& traces) {
@@ -62,6 +64,7 @@ ReportMetrics measure(const TraceGroup& traces, const std::string& backbone,
   for (const MetricInfo& metric : all_metrics()) {
     if (std::ranges::find(kShown, metric.name) == kShown.end()) continue;
     if (metric.name == std::string("query_statistics") && !backbone.empty()) continue;  // in there
+    if (!applies(metric, traces)) continue;
     const std::string reason = obstacle(metric, traces);
     if (reason.empty()) {
       metrics.push_back(metric.make({}));

@@ -123,6 +123,16 @@ ReportSection sets_section(const ReportMetrics& metrics) {
   return section.take();
 }
 
+ReportSection selection_section(const ReportMetrics& metrics) {
+  SectionBuilder section(
+      metrics, "selection", "What the sparse policy read",
+      "The run read some keys of the prefix only. How many of the ones that mattered were among "
+      "them, and what the others would have added.");
+  section.add_from("selection", selection_over_steps);
+  section.add_from("selection", selection_by_layer);
+  return section.take();
+}
+
 ReportSection decoding_section(const ReportMetrics& metrics) {
   SectionBuilder section(metrics, "decoding", "How it decoded",
                          "Tokens decided per step, how sure the model was, and when each position "

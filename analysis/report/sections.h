@@ -30,6 +30,8 @@ ReportSection stability_section(const TraceGroup& traces, const PictureChoice& c
 ReportSection reuse_section(const ReportMetrics& metrics, const ReuseResults& reuse);
 /// MAGE's: key sets and query statistics.
 ReportSection sets_section(const ReportMetrics& metrics);
+/// What a sparse policy's sets held, for traces of one.
+ReportSection selection_section(const ReportMetrics& metrics);
 ReportSection decoding_section(const ReportMetrics& metrics);
 /// Definitions, sources and what was left out, for every metric on the page.
 ReportSection methods_section(const ReportMetrics& metrics);

@@ -149,6 +149,34 @@ def check_estimation(tool, paths, traces):
         expect(f"{paths} est_acc_later", array, later, cells_of(array, 2, layers))
 
 
+def check_selection(tool, paths, traces):
+    result = dump(tool, "selection", paths)
+    layers = len(traces[0].layers)
+    columns = {"covered": len(traces[0].heads), "output_error": len(traces[0].heads)}
+    wanted = reference.selection(traces)
+    for name, array in result["arrays"].items():
+        heads = columns.get(name, len(traces[0].kv_heads))
+        expect(f"{paths} {name}", array, wanted[name], cells_of(array, layers, heads, "step"))
+    has = [name for name, means in wanted.items() if means.terms]
+    assert has and all(name in result["arrays"] for name in has), (has, list(result["arrays"]))
+    return result["arrays"]
+
+
+def check_covered(tool, path):
+    """The covered probability, from LSEs, is what the stored probabilities add up to."""
+    trace = reference.Trace(path)
+    array = check_selection(tool, [path], [trace])["covered"]
+    values = np.array([float(v) for v in array["values"]])
+    layers, heads, kv_heads = len(trace.layers), len(trace.heads), len(trace.kv_heads)
+    values = values.reshape(layers, kv_heads, heads // kv_heads, -1).mean(axis=2)
+    steps = index_of(array, "step")
+    means = reference.covered_by_sets(trace)
+    assert means.terms
+    for (layer, head, t) in means.terms:
+        got = values[layer, head, steps.index(t)]
+        assert abs(got - means.mean((layer, head, t))) < 1e-4, (layer, head, t, got)
+
+
 def expect_stages(where, array, stages, pick=lambda i: i):
     for i, means in enumerate(stages):
         total = means.over(lambda cell: ())
@@ -201,6 +229,10 @@ def check_all(tool, paths):
     traces = [reference.Trace(path) for path in paths]
     level = traces[0].file.attrs["level"].decode()
     check_decoding(tool, paths, traces)
+    if traces[0].has("/attention/selected") and traces[0].has("/shadow/output_error"):
+        check_selection(tool, paths, traces)
+    else:
+        assert "HINT" in refused(tool, "selection", paths)
     if level == "trajectory":
         assert "--record" in refused(tool, "recall", paths)
         return
@@ -296,6 +328,27 @@ def check_captures(tool, folder):
     assert [found.get("values that are NaN or infinite") for found in left_out] == [3, 1, 2], left_out
     assert left_out[2]["predictions whose KL is infinite"] == 16, left_out
     check_comparison(tool, folder)
+    check_policies(tool, folder)
+
+
+def check_policies(tool, folder):
+    """Captures under sparse policies, with and without sets of their own."""
+    policies = {
+        "mage": ("--policy", "mage", "--k", "12", "--record", "full", "--set-size", "16"),
+        "wide": ("--policy", "mage", "--k", "24", "--record", "sets", "--set-size", "8",
+                 "--batch-size", "2", "--denoising-steps", "5"),
+        "residual": ("--policy", "mage+flashblock", "--k", "9", "--record", "sets",
+                     "--exact-layers", "2", "--heads", "2-5"),
+        "quest": ("--policy", "quest", "--k", "20", "--page", "8", "--record", "summary"),
+        "sparsed": ("--policy", "sparsed", "--density", "0.1", "--record", "full", "--layers",
+                    "0,3", "--steps", "4-9"),
+    }
+    for name, flags in policies.items():
+        check_all(tool, [capture(folder, name, *flags, "--shadow", "--gen-length", "12")])
+    assert "--shadow" in refused(tool, "selection", [capture(
+        folder, "blind", "--policy", "recent", "--k", "4", "--gen-length", "4")])
+    check_covered(tool, capture(folder, "whole", "--policy", "random", "--k", "30", "--shadow",
+                                "--record", "sets", "--set-size", "320", "--gen-length", "8"))
 
 
 def check_comparison(tool, folder):

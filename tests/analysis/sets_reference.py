@@ -173,6 +173,58 @@ def estimation_accuracy(traces):
     return means
 
 
+def selection(traces):
+    """Means of block and token accuracy by (layer, kv_head, t), of the covered probability and of the
+    output error by (layer, head, t): what a sparse policy's sets held."""
+    block, token, covered, error = (Means() for _ in range(4))
+    for trace in traces:
+        for row, t, n, _ in trace.recorded():
+            for layer in range(len(trace.layers)):
+                read = [set(members[members >= 0])
+                        for members in trace.at("/attention/selected", row, layer)]
+                most = max(len(members) for members in read)
+                if most == 0 or n <= most:
+                    continue
+                valid = trace.valid(row)
+                used = trace.at("/attention/lse_external", row, layer)
+                exact = trace.at("/shadow/lse_external", row, layer)
+                wrong = trace.at("/shadow/output_error", row, layer)
+                for head in range(len(trace.heads)):
+                    share = np.minimum(np.exp(used[head, valid] - exact[head, valid]), 1.0)
+                    covered.add((layer, head, t), share.mean(), len(valid))
+                    error.add((layer, head, t), wrong[head])
+                if not trace.has("/sets/topk"):
+                    continue
+                own = trace.at("/sets/topk", row, layer)
+                for head, members in enumerate(read):
+                    size = min(len(members), trace.k)
+                    block.add((layer, head, t), len(members & set(own[head][:size])) / size)
+                    if trace.has("/sets/topk_token"):
+                        tokens = trace.at("/sets/topk_token", row, layer)[head]
+                        shares = [len(members & set(tokens[i][:size])) / size for i in valid]
+                        token.add((layer, head, t), np.mean(shares), len(valid))
+    return {"block_accuracy": block, "token_accuracy": token, "covered": covered,
+            "output_error": error}
+
+
+def covered_by_sets(trace):
+    """The same covered probability for a trace whose sets hold the whole prefix: the sum of
+    /sets/probability over the keys read, by (layer, kv_head, t). No log-sum-exp is looked at."""
+    means = Means()
+    for row, t, n, _ in trace.recorded():
+        assert n <= trace.k
+        for layer in range(len(trace.layers)):
+            for head, members in enumerate(trace.at("/attention/selected", row, layer)):
+                members = members[members >= 0]
+                if len(members) == 0 or n <= len(members):
+                    continue
+                own = trace.at("/sets/topk", row, layer)[head]
+                probability = trace.at("/sets/probability", row, layer)[head]
+                means.add((layer, head, t), probability[np.isin(own, members)].sum(),
+                          len(trace.valid(row)))
+    return means
+
+
 def unit(x):
     norm = np.linalg.norm(x, axis=-1, keepdims=True)
     return np.divide(x, norm, out=np.zeros_like(x), where=norm != 0)

@@ -223,7 +223,7 @@ def test_outputs(folder):
     refused(path, "--hdf5", path, "--force", code=2, says="reads this file")
     assert path.read_bytes() == whole
     refused(path, "--csv", "-", "--json", "-", code=2, says="standard output")
-    refused(path, "--hdf5", "-", code=2, says="--hdf5")
+    refused(path, "--hdf5", "-", code=2, says="standard output")
     refused(path, "--csv", folder / "x", "--json", folder / "x", code=2, says="two outputs")
     refused(path, "--json", folder / "no" / "x.json", code=1, says="x.json")
     refused(path, "--json", "/dev/full", "--force", code=2, says="/dev/full")

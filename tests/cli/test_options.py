@@ -20,6 +20,7 @@ METRICS = {
     "recall": ("--layer", "--head", "--step", "--from-summary", "--set-sizes"),
     "union_size": ("--layer", "--head", "--step", "--from-summary"),
     "est_acc": ("--layer", "--head", "--step"),
+    "selection": ("--layer", "--head", "--step"),
     "query_statistics": ("--layer", "--head", "--step", "--from-summary"),
     "decoding": ("--step", "--taus"),
     "similarity_states": ("--layer", "--head", "--step"),

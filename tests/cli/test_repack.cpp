@@ -46,10 +46,9 @@ void expect_same_sequence(const TraceReader& a, std::int64_t sequence_a, const T
                 b.written(Field::attention_external, rows_b[i], layer));
       // A prefix is gathered from all rows before: not at each of them.
       if (i % 20 == 0 || i + 1 == rows_a.size()) {
-        const auto prefix_a = a.prefix(Field::prefix_key, rows_a[i], layer);
-        const auto prefix_b = b.prefix(Field::prefix_key, rows_b[i], layer);
-        EXPECT_EQ(prefix_a.positions, prefix_b.positions);
-        EXPECT_EQ(prefix_a.values, prefix_b.values);
+        const auto kept = b.prefix(Field::prefix_key, rows_b[i], layer);
+        EXPECT_EQ(a.prefix(Field::prefix_key, rows_a[i], layer).positions, kept.positions);
+        EXPECT_EQ(a.prefix(Field::prefix_key, rows_a[i], layer).values, kept.values);
       }
       if (!a.written(Field::attention_external, rows_a[i], layer)) continue;
       EXPECT_EQ(a.read_floats_at(Field::attention_external, rows_a[i], layer),
@@ -120,8 +119,7 @@ TEST(Repack, MergedRanksKeepEverySequenceWhole) {
   second.change = of_another_run;
   write_run(folder.file("run.r0000.h5"), first);
   write_run(folder.file("run.r0001.h5"), second);
-  const std::vector<std::string> inputs = {folder.file("run.r0000.h5"),
-                                           folder.file("run.r0001.h5")};
+  const std::string inputs[] = {folder.file("run.r0000.h5"), folder.file("run.r0001.h5")};
   const std::string output = folder.file("run.h5");
   EXPECT_EQ(run_blockscope({"repack", inputs[0], inputs[1], "-o", output}).exit_code, 2);
   for (const std::string mode : {"--compress=none", "--copy", "--compress=deflate"}) {

@@ -93,6 +93,63 @@ void bench(const Shape& shape, at::ScalarType dtype, int repeats) {
               (expected - split.out).abs().max().item<double>());
 }
 
+/// What a sparse policy pays at a step, beside one exact step in the same run: reading k keys, and
+/// choosing them.
+void bench_selection(const Shape& shape, at::ScalarType dtype, int64_t k, int64_t page,
+                     int repeats) {
+  torch::manual_seed(1);
+  const auto random = [&](int64_t heads, int64_t tokens) {
+    return torch::randn({shape.sequences, heads, tokens, shape.dim}).to(dtype);
+  };
+  const int64_t n = shape.external_keys;
+  const at::Tensor q = random(shape.heads, shape.block_length);
+  const at::Tensor k_ext = random(shape.kv_heads, n);
+  const at::Tensor v_ext = random(shape.kv_heads, n);
+  const at::Tensor k_in = random(shape.kv_heads, shape.block_length);
+  const at::Tensor v_in = random(shape.kv_heads, shape.block_length);
+  const at::Tensor ext_len = torch::full({shape.sequences}, n, at::kLong);
+  const double scale = 1.0 / std::sqrt(static_cast<double>(shape.dim));
+  blockscope::SplitAttention split;
+  const double exact = least_seconds(repeats, [&] {
+    split = blockscope::split_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale);
+  });
+  const double row = static_cast<double>(shape.kv_heads * shape.dim * k_ext.element_size());
+  const auto line = [&](const std::string& what, double seconds, double rows) {
+    std::printf("%-10s %-9s %-24s %9.3f ms %9.2f MB read %8.3f x exact %8.1f x faster\n",
+                shape.name, c10::toString(dtype), what.c_str(), seconds * 1e3, rows * row * 1e-6,
+                seconds / exact, exact / seconds);
+  };
+  const auto keys = static_cast<double>(n);
+  line("split_attention", exact, 2.0 * keys);
+  blockscope::TopK set;
+  const std::string of_k = " k " + std::to_string(k);
+  line("block_topk" + of_k,
+       least_seconds(
+           repeats,
+           [&] { set = blockscope::block_topk(q, k_ext, ext_len, split.lse_external, k, scale); }),
+       keys);
+  line("gather_attention" + of_k,
+       least_seconds(repeats,
+                     [&] {
+                       blockscope::gather_attention(q, k_ext, v_ext, ext_len, set.index, k_in, v_in,
+                                                    scale);
+                     }),
+       2.0 * static_cast<double>(k));
+  line("unselected_attention",
+       least_seconds(
+           repeats,
+           [&] { blockscope::unselected_attention(q, k_ext, v_ext, ext_len, set.index, scale); }),
+       2.0 * static_cast<double>(n - k));
+  const std::string of_page = " p " + std::to_string(page);
+  blockscope::PageBounds bounds;
+  line("page_bounds" + of_page,
+       least_seconds(repeats, [&] { bounds = blockscope::page_bounds(k_ext, ext_len, page); }),
+       keys);
+  line("page_scores" + of_page,
+       least_seconds(repeats, [&] { blockscope::page_scores(q, bounds, ext_len, page); }),
+       2.0 * keys / static_cast<double>(page));
+}
+
 void bench_prefill(const Shape& shape, at::ScalarType dtype, int repeats) {
   torch::manual_seed(1);
   const int64_t n = shape.external_keys;
@@ -130,11 +187,21 @@ int main(int argc, char** argv) {
   app.add_option("--repeats", repeats, "Calls of each operator; the least time is printed")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
+  bool selection = false;
+  app.add_flag("--selection", selection,
+               "Time the operators of sparse policies instead, 32 / 8 heads of 128, bf16");
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(threads);
   const at::InferenceMode no_grad;
   std::printf("%s, %d threads, least of %d\n", blockscope::instruction_set().c_str(), threads,
               repeats);
+  if (selection) {
+    for (const int64_t keys : {8192, 32768}) {
+      const std::string name = std::to_string(keys / 1024) + "k keys";
+      bench_selection({name.c_str(), 1, 32, 8, 128, 32, keys}, at::kBFloat16, 1024, 16, repeats);
+    }
+    return 0;
+  }
   const Shape sdar = {"SDAR-8B", 1, 32, 8, 128, 32, 4096};
   const Shape small = {"needle", 1, 6, 2, 48, 16, 1024};
   const Shape batch = {"needle x8", 8, 6, 2, 48, 16, 1024};

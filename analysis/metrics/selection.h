@@ -1,0 +1,52 @@
+// How well a sparse policy's sets served, step by step, beside the exact attention that --shadow
+// computed. For each KV head with the set S that it read (/attention/selected) and k' the smaller
+// of |S| and the trace's set_size:
+//   block_accuracy  |S n S*(t)[:k']| / k', S*(t) the step's own set of the block (/sets/topk):
+//   MAGE,
+//                   eq. 1 with the block's oracle in place of a token's;
+//   token_accuracy  the mean over tokens of |S n S*_token(t)[:k']| / k': eq. 1 itself (level full).
+// For each query head:
+//   covered         mean over queries of exp(L_S - L_out): the share of the prefix's probability
+//                   that lies on S; L_S is /attention/lse_external, L_out /shadow/lse_external;
+//   output_error    relative L2 of the attention output, over the block (/shadow/output_error);
+//   what
+//                   a residual adds back is in it, and not in `covered`.
+// Rows whose step read the whole prefix (selected is -1 throughout), and rows with N <= |S|, where
+// every key is in the set, are counted in left_out, never averaged.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "analysis/math/position_sets.h"
+#include "analysis/math/running_mean.h"
+#include "analysis/metrics/layer_counts.h"
+#include "analysis/metrics/metrics.h"
+
+namespace blockscope {
+
+/// Arrays: block_accuracy, token_accuracy [layer, kv_head, step] as far as the trace has sets;
+/// covered, output_error [layer, head, step]. Terms are rows (token_accuracy: tokens; covered:
+/// queries).
+class SelectionMetric : public StepMetric {
+ public:
+  Needs begin_trace(const TraceReader& trace, const TraceShape& shape) override;
+  void add(const StepView& step) override;
+  MetricResult finish() override;
+
+ private:
+  void add_sets(const StepView& step);
+  void add_heads(const StepView& step);
+
+  TraceShape shape_;
+  std::string path_;
+  std::size_t selected_size_ = 0;                 // of the current trace
+  bool has_sets_ = true, has_token_sets_ = true;  // all traces do
+  std::vector<OverlapCounter> counters_;          // [layer]
+  StepGrid block_accuracy_, token_accuracy_;      // columns: KV heads
+  StepGrid covered_, error_;                      // columns: heads
+  LayerCounts left_out_;
+};
+
+}  // namespace blockscope
