@@ -53,6 +53,9 @@ CASES = [
         P("quest", density="0.3", page=4), P("sparsed", density="0.25"),
         P("sparsed", density="1", per_block=True), P("oracle", density="0.01"),
         P("random", density="0.55"), P("recent", density="0.55")]),
+    # 0.28 * 25 and 0.28 * 50 are 7 and 14; in binary a little more, which rounds up to 8 and 15.
+    Case("density of a whole number", "sdar-g4-bf16-sharded", steps=2, lengths=(26, 49),
+         policies=[P("recent", density="0.28"), P("mage", density="0.28")]),
     Case("pages", steps=8, options=DYNAMIC, **BASE, policies=[
         P("quest", 7, page=3), P("quest", 8, page=8), P("quest", 5, page=64),
         P("quest", 30, page=5), P("quest", 17)]),
