@@ -34,7 +34,9 @@ void SelectionOptions::check() const {
 
 int64_t SelectionOptions::set_size(int64_t length) const {
   if (k > 0) return std::min(k, length);
-  const auto keys = static_cast<int64_t>(std::ceil(density * static_cast<double>(length)));
+  // 0.28 * 25 is a little more than 7 in binary, and is 7 keys.
+  const double share = density * static_cast<double>(length);
+  const auto keys = static_cast<int64_t>(std::ceil(share - 1e-12 * share));
   return std::min(std::max<int64_t>(keys, 1), length);
 }
 

@@ -52,7 +52,8 @@ class Worst:
                         f"{name}: shape {ours.shape}, expected {expected.shape}")
         same_holes = np.array_equal(np.isnan(ours), np.isnan(expected)) and np.array_equal(
             np.isinf(ours), np.isinf(expected))
-        harness.require(same_holes, f"{name}: NaN or infinities at other places\n{ours}\n{expected}")
+        if not same_holes:  # printing the arrays takes far longer than comparing them
+            harness.require(False, f"{name}: NaN or infinities at other places\n{ours}\n{expected}")
         finite = np.isfinite(expected)
         error = float(np.abs(ours[finite] - expected[finite]).max(initial=0.0)) / scale
         count, before = self.errors.get(name, (0, 0.0))

@@ -111,6 +111,15 @@ def _block_logits(model, tokens, begin, end, block_length):
 
 def decode(model, prompt, options):
     size = options.block_length
+    return decode_with(
+        lambda tokens, begin, step: _block_logits(model, tokens, begin, begin + size, size),
+        prompt, options)
+
+
+def decode_with(logits_of, prompt, options, replay=None):
+    """`logits_of(tokens, begin, step)`: [B, V] of the block from `begin` on at its step, from 1.
+    `replay`, {(block, step): (positions in the block, tokens)}, replaces the decoder's choices."""
+    size = options.block_length
     num_blocks = -(-(len(prompt) + options.gen_length) // size)
     tokens = list(prompt) + [options.mask_id] * (num_blocks * size - len(prompt))
     first_block = len(prompt) // size
@@ -127,7 +136,7 @@ def decode(model, prompt, options):
             if not masked or step == options.steps:
                 rows.append(Row(COMMIT, block, 0, begin, changed, len(masked), [], [], []))
                 break
-            logits = _block_logits(model, tokens, begin, end, size)
+            logits = logits_of(tokens, begin, step + 1)
             best = logits.topk(2, -1).values
             logit_margin.of(float((best[:, 0] - best[:, 1]).min()))
             probability = logits.softmax(-1)
@@ -136,10 +145,13 @@ def decode(model, prompt, options):
             entropy = (-(clamped * clamped.log()).sum(-1)).tolist()
             chosen = _select(options, step, masked, confidence, entropy, choice_margin)
             chosen = [p for p in chosen if top1[p] != options.mask_id]
-            for p in chosen:
-                tokens[begin + p] = top1[p]
+            taken = [top1[p] for p in chosen]
+            if replay is not None:
+                chosen, taken = replay[block, step + 1]
+            for p, token in zip(chosen, taken):
+                tokens[begin + p] = token
             rows.append(Row(DENOISE, block, step + 1, begin, changed, len(masked),
-                            [begin + p for p in chosen], [top1[p] for p in chosen],
+                            [begin + p for p in chosen], taken,
                             [confidence[p] for p in chosen], top1, confidence))
         if any(t in options.stop_ids for t in tokens[len(prompt):]):
             reason = "stop"

@@ -11,10 +11,13 @@ class Trace:
         self.file = h5py.File(path, "r")
         self.num_rows = int(self.file["/steps/committed"][0])
         self.num_sequences = int(self.file["/sequences/committed"][0])
+        self._rows = {}
 
     def rows(self, path):
-        """A per-row dataset, the committed rows only."""
-        return self.file[path][: self.num_rows]
+        """A per-row dataset, the committed rows only, read once."""
+        if path not in self._rows:
+            self._rows[path] = self.file[path][: self.num_rows]
+        return self._rows[path]
 
     def has(self, path):
         return path in self.file
