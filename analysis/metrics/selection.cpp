@@ -48,15 +48,24 @@ void SelectionMetric::add(const StepView& step) {
     const auto set = selected.subspan(kv_head * selected_size_, selected_size_);
     most = std::max(most, static_cast<std::int64_t>(set_length(set)));
   }
-  if (most == 0) return left_out_.row(layer, kDense);
+  if (step.now().context_length == 0) return left_out_.row(layer, kTrivial);
+  if (most == 0 && !reads_nothing(step)) return left_out_.row(layer, kDense);
   if (step.now().context_length <= most) return left_out_.row(layer, kTrivial);
   try {
-    if (has_sets_) add_sets(step);
+    if (has_sets_ && most > 0) add_sets(step);
   } catch (const Error& error) {
     throw CorruptTrace(path_ + ":/attention/selected: row " + std::to_string(step.now().row) +
                        ", layer slot " + std::to_string(layer) + ": " + error.what());
   }
   add_heads(step);
+}
+
+/// No key selected, as in a dense step, but no key read either: SparseD's set of the run, taken
+/// when there was no prefix yet.
+bool SelectionMetric::reads_nothing(const StepView& step) const {
+  const auto used = step.now(Field::attention_lse_external).floats();
+  return std::ranges::all_of(
+      used, [](float lse) { return lse == -std::numeric_limits<float>::infinity(); });
 }
 
 void SelectionMetric::add_sets(const StepView& step) {
@@ -70,6 +79,7 @@ void SelectionMetric::add_sets(const StepView& step) {
   for (std::size_t kv_head = 0; kv_head < shape_.kv_heads.size(); ++kv_head) {
     const auto set = selected.subspan(kv_head * selected_size_, selected_size_);
     const std::size_t compared = std::min(set_length(set), k);
+    if (compared == 0) continue;
     counter.assign(set, {});
     const auto share = [&](std::span<const std::int32_t> own) {
       return static_cast<double>(counter.count(own.first(compared)).a) /

@@ -11,8 +11,9 @@
 //   output_error    relative L2 of the attention output, over the block (/shadow/output_error);
 //   what
 //                   a residual adds back is in it, and not in `covered`.
-// Rows whose step read the whole prefix (selected is -1 throughout), and rows with N <= |S|, where
-// every key is in the set, are counted in left_out, never averaged.
+// Rows whose step read the whole prefix (selected is -1 throughout and L_S is finite), and rows with
+// N <= |S|, where every key is in the set, are counted in left_out, never averaged. A step that read
+// no key although there are some counts: nothing covered, and its error.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +37,7 @@ class SelectionMetric : public StepMetric {
   MetricResult finish() override;
 
  private:
+  bool reads_nothing(const StepView& step) const;
   void add_sets(const StepView& step);
   void add_heads(const StepView& step);
 

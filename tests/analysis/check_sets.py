@@ -345,6 +345,15 @@ def check_policies(tool, folder):
     }
     for name, flags in policies.items():
         check_all(tool, [capture(folder, name, *flags, "--shadow", "--gen-length", "12")])
+    # The set of the run is taken while there is no prefix: later blocks read no key at all.
+    nothing = os.path.join(folder, "nothing.h5")
+    subprocess.run([os.environ["BLOCKSCOPE_BINARY"], "capture", os.path.join(ROOT, "models/needle"), "-q",
+                    "--input-ids", "5,6,7", "--gen-length", "29", "--no-stop", "--policy", "sparsed", "--k", "4",
+                    "--shadow", "--record", "sets", "-o", nothing], check=True, stdout=subprocess.DEVNULL)
+    check_all(tool, [nothing])
+    covered = dump(tool, "selection", [nothing])["arrays"]["covered"]
+    assert sum(covered["terms"]) > 0 and max(
+        float(v) for v in covered["values"] if v != "nan") == 0.0, covered
     assert "--shadow" in refused(tool, "selection", [capture(
         folder, "blind", "--policy", "recent", "--k", "4", "--gen-length", "4")])
     check_covered(tool, capture(folder, "whole", "--policy", "random", "--k", "30", "--shadow",

@@ -183,17 +183,18 @@ def selection(traces):
                 read = [set(members[members >= 0])
                         for members in trace.at("/attention/selected", row, layer)]
                 most = max(len(members) for members in read)
-                if most == 0 or n <= most:
+                used = trace.at("/attention/lse_external", row, layer)
+                everything = most == 0 and np.isfinite(used).any()
+                if everything or n <= most:
                     continue
                 valid = trace.valid(row)
-                used = trace.at("/attention/lse_external", row, layer)
                 exact = trace.at("/shadow/lse_external", row, layer)
                 wrong = trace.at("/shadow/output_error", row, layer)
                 for head in range(len(trace.heads)):
                     share = np.minimum(np.exp(used[head, valid] - exact[head, valid]), 1.0)
                     covered.add((layer, head, t), share.mean(), len(valid))
                     error.add((layer, head, t), wrong[head])
-                if not trace.has("/sets/topk"):
+                if not trace.has("/sets/topk") or most == 0:
                     continue
                 own = trace.at("/sets/topk", row, layer)
                 for head, members in enumerate(read):

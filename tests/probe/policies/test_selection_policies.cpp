@@ -403,6 +403,24 @@ TEST(SelectionPolicies, SequencesAtDifferentStepsAndOnesThatLeaveKeepTheirOwnSet
   }
 }
 
+TEST(SelectionOptions, ADensityIsRoundedUpToWholeKeysAndAWholeNumberIsItself) {
+  const auto keys = [](double density, int64_t length) {
+    SelectionOptions options;
+    options.density = density;
+    return options.set_size(length);
+  };
+  EXPECT_EQ(keys(0.28, 25), 7);  // the product is a little more than 7 in binary
+  EXPECT_EQ(keys(0.3, 31), 10);
+  EXPECT_EQ(keys(1.0, 31), 31);
+  EXPECT_EQ(keys(1e-9, 31), 1);
+  EXPECT_EQ(keys(0.5, 0), 0);
+  for (int64_t tenths = 1; tenths <= 10; ++tenths) {
+    for (int64_t length = 10; length <= 5000; length += 10) {
+      EXPECT_EQ(keys(0.1 * static_cast<double>(tenths), length), tenths * length / 10);
+    }
+  }
+}
+
 TEST(SelectionPolicies, SenselessOptionsThrow) {
   const auto refused = [](int64_t k, double density, int64_t exact_layers) {
     SelectionOptions options = with_k(k);
