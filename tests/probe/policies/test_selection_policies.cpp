@@ -1,5 +1,4 @@
-// Which keys each sparse policy reads, step by step, against sets recomputed from q and the keys in
-// plain float64 loops.
+// What holds for every sparse policy, and MAGE and its residual: which keys are read at which step.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -7,6 +6,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "decode_record/error.h"
@@ -16,23 +16,14 @@
 #include "probe/policies/random_policy.h"
 #include "probe/policies/recent_policy.h"
 #include "probe/policies/sparsed_policy.h"
-#include "tests/probe/policies/policy_pass.h"
-#include "tests/support/reference.h"
+#include "tests/probe/policies/selection_reference.h"
 
 namespace blockscope {
 namespace {
 
-using testing::PolicyPass;
-using testing::Row;
-using Set = std::vector<int64_t>;  // by falling score
-using Make = std::function<std::unique_ptr<AttentionPolicy>(const SelectionOptions&)>;
+using namespace testing;  // NOLINT: the helpers of this folder
 
-SelectionOptions with_k(int64_t k) {
-  SelectionOptions options;
-  options.num_layers = 2;
-  options.k = k;
-  return options;
-}
+using Make = std::function<std::unique_ptr<AttentionPolicy>(const SelectionOptions&)>;
 
 std::vector<std::pair<std::string, Make>> all_policies() {
   return {{"mage", [](const SelectionOptions& o) { return make_mage_policy(o); }},
@@ -54,82 +45,6 @@ std::vector<std::pair<std::string, Make>> all_policies() {
           {"oracle", [](const SelectionOptions& o) { return make_oracle_policy(o); }},
           {"random", [](const SelectionOptions& o) { return make_random_policy(o, 7); }},
           {"recent", [](const SelectionOptions& o) { return make_recent_policy(o); }}};
-}
-
-Set members(const at::Tensor& row) {
-  Set set;
-  for (int64_t i = 0; i < row.size(0); ++i) {
-    if (row[i].item<int64_t>() >= 0) set.push_back(row[i].item<int64_t>());
-  }
-  return set;
-}
-
-Set set_of(const AttentionParts& parts, int64_t s, int64_t kv_head) {
-  return parts.selected.defined() ? members(parts.selected[s][kv_head]) : Set{};
-}
-
-Row row_of(const at::Tensor& vector) {
-  Row row;
-  for (int64_t d = 0; d < vector.size(0); ++d) row.push_back(vector[d].item<double>());
-  return row;
-}
-
-std::vector<Row> prefix_keys(const PolicyPass& pass, int64_t s, int64_t kv_head) {
-  std::vector<Row> keys;
-  for (int64_t n = 0; n < pass.length[s].item<int64_t>(); ++n) {
-    keys.push_back(row_of(pass.key[s][kv_head][n]));
-  }
-  return keys;
-}
-
-/// MAGE eq. 3.
-Set reference_set(const PolicyPass& pass, int64_t s, int64_t kv_head, size_t k) {
-  std::vector<Row> queries;
-  for (int64_t g = 0; g < 2; ++g) {
-    for (int64_t t = 0; t < PolicyPass::kBlock; ++t) {
-      queries.push_back(row_of(pass.q[s][kv_head * 2 + g][t]));
-    }
-  }
-  return testing::top_k_reference(
-      testing::mean_probability_reference(queries, prefix_keys(pass, s, kv_head), 0.4), k);
-}
-
-/// Quest with MAGE's mean over the block: pages by falling bound, keys rising in each.
-Set reference_pages(const PolicyPass& pass, int64_t s, int64_t kv_head, size_t pages, size_t page) {
-  const std::vector<Row> keys = prefix_keys(pass, s, kv_head);
-  std::vector<double> bounds;
-  for (size_t begin = 0; begin < keys.size(); begin += page) {
-    const size_t end = std::min(begin + page, keys.size());
-    double mean = 0.0;
-    for (int64_t g = 0; g < 2; ++g) {
-      for (int64_t t = 0; t < PolicyPass::kBlock; ++t) {
-        const Row q = row_of(pass.q[s][kv_head * 2 + g][t]);
-        for (size_t d = 0; d < q.size(); ++d) {
-          double most = keys[begin][d];
-          double least = most;
-          for (size_t n = begin; n < end; ++n) {
-            most = std::max(most, keys[n][d]);
-            least = std::min(least, keys[n][d]);
-          }
-          mean += std::max(q[d] * most, q[d] * least);
-        }
-      }
-    }
-    bounds.push_back(mean);
-  }
-  Set set;
-  for (const int64_t chosen : testing::top_k_reference(bounds, pages)) {
-    const size_t begin = static_cast<size_t>(chosen) * page;
-    for (size_t n = begin; n < std::min(begin + page, keys.size()); ++n) {
-      set.push_back(static_cast<int64_t>(n));
-    }
-  }
-  return set;
-}
-
-bool same(const AttentionParts& a, const AttentionParts& b) {
-  return at::equal(a.out, b.out) && at::equal(a.external, b.external) &&
-         at::equal(a.lse_external, b.lse_external) && at::equal(a.internal, b.internal);
 }
 
 TEST(SelectionPolicies, WithAllKeysEveryPolicyIsExactBitForBit) {
@@ -228,8 +143,7 @@ TEST(MagePolicy, TheResidualIsTheFirstStepsAttentionOverTheOtherKeys) {
       values.push_back(row_of(first.value[0][h / 2][n]));
     }
     for (int64_t t = 0; t < PolicyPass::kBlock; ++t) {
-      const testing::RowAttention rest =
-          testing::attention_reference(row_of(first.q[0][h][t]), keys, values, 0.4);
+      const RowAttention rest = attention_reference(row_of(first.q[0][h][t]), keys, values, 0.4);
       EXPECT_NEAR(merged.lse_residual[0][h][t].item<double>(), rest.lse, 1e-5);
       for (int64_t d = 0; d < PolicyPass::kDim; ++d) {
         EXPECT_NEAR(merged.residual[0][h][t][d].item<double>(), rest.output[static_cast<size_t>(d)],
@@ -242,138 +156,6 @@ TEST(MagePolicy, TheResidualIsTheFirstStepsAttentionOverTheOtherKeys) {
   EXPECT_TRUE(at::equal(later.residual, merged.residual));
   // A prefix that is selected whole leaves no residual.
   EXPECT_TRUE(later.lse_residual[1].isinf().all().item<bool>());
-}
-
-TEST(OraclePolicy, ReadsTheSetOfEachStepItself) {
-  at::manual_seed(5);
-  const auto policy = make_oracle_policy(with_k(6));
-  PolicyPass pass({30, 9});
-  for (int64_t t = 1; t <= 3; ++t) {
-    const AttentionParts parts = pass.run(*policy);
-    for (int64_t s = 0; s < 2; ++s) {
-      for (int64_t h = 0; h < 2; ++h) {
-        EXPECT_EQ(set_of(parts, s, h), reference_set(pass, s, h, 6));
-      }
-    }
-    pass = pass.next();
-  }
-}
-
-TEST(QuestPolicy, ReadsTheBestPagesOfEachStepWhileThePrefixGrows) {
-  at::manual_seed(6);
-  for (const int64_t page : {1, 4, 16, 100}) {
-    const auto policy = make_quest_policy(with_k(10), page);
-    PolicyPass pass({70, 18, 0});
-    const at::Tensor keys = at::randn({3, 2, 100, PolicyPass::kDim});
-    for (int64_t grown : {0, 3, 6, 30}) {
-      pass.length = at::tensor(std::vector<int64_t>{70 + grown, 18 + grown, grown}, at::kLong);
-      pass.key = keys.narrow(2, 0, 70 + grown);
-      pass.value = at::randn_like(pass.key);
-      const AttentionParts parts = pass.run(*policy);
-      const size_t pages = static_cast<size_t>((10 + page - 1) / page);
-      for (int64_t s = 0; s < 3; ++s) {
-        const size_t length = static_cast<size_t>(pass.length[s].item<int64_t>());
-        const size_t wanted = static_cast<size_t>(
-            (std::min<int64_t>(10, static_cast<int64_t>(length)) + page - 1) / page);
-        for (int64_t h = 0; h < 2; ++h) {
-          EXPECT_EQ(set_of(parts, s, h),
-                    reference_pages(pass, s, h, std::min(pages, wanted), static_cast<size_t>(page)))
-              << "page " << page << ", N " << length;
-        }
-      }
-      pass = pass.next();
-    }
-  }
-}
-
-TEST(QuestPolicy, ABatchThatStartsAnewForgetsTheBoundsOfTheLastOne) {
-  at::manual_seed(7);
-  const auto policy = make_quest_policy(with_k(8), 4);
-  for (int64_t batch = 0; batch < 3; ++batch) {
-    const PolicyPass pass({40});
-    EXPECT_EQ(set_of(pass.run(*policy), 0, 1), reference_pages(pass, 0, 1, 2, 4));
-  }
-}
-
-TEST(SparseDPolicy, OneSetForTheRunFromTheStepAfterAFifthOfIt) {
-  at::manual_seed(8);
-  EXPECT_EQ(sparsed_capture_step(128), 27);  // int(128 * 0.2) + 1 = 26, counted from 0
-  EXPECT_EQ(sparsed_capture_step(20), 6);
-  const auto policy = make_sparsed_policy(with_k(5), SparseDScope::run);
-  PolicyPass pass({30});
-  PolicyPass captured({30});
-  for (int64_t run_step = 1; run_step <= 12; ++run_step) {
-    pass.at_step(0, (run_step - 1) % 4 + 1, run_step);
-    if (run_step == 9) {  // a block was committed
-      const at::Tensor more = at::randn({1, 2, 3, PolicyPass::kDim});
-      pass.key = at::cat({pass.key, more}, 2);
-      pass.value = at::cat({pass.value, more}, 2);
-      pass.length = pass.length + 3;
-    }
-    const AttentionParts parts = pass.run(*policy);
-    if (run_step == 6) captured = pass;
-    if (run_step <= 6) {
-      EXPECT_TRUE(same(parts, pass.exact()));
-    } else {
-      for (int64_t h = 0; h < 2; ++h)
-        EXPECT_EQ(set_of(parts, 0, h), reference_set(captured, 0, h, 5));
-    }
-    pass = pass.next();
-  }
-}
-
-TEST(SparseDPolicy, PerBlockByDensityIsTheFirstStepsShareOfThePrefix) {
-  at::manual_seed(9);
-  SelectionOptions options;
-  options.num_layers = 1;
-  options.density = 0.3;
-  options.residual = true;
-  const auto policy = make_sparsed_policy(options, SparseDScope::block);
-  const PolicyPass first({31, 2});
-  first.run(*policy);
-  const AttentionParts parts = first.next().run(*policy);
-  EXPECT_EQ(set_of(parts, 0, 0), reference_set(first, 0, 0, 10));  // ceil(9.3)
-  EXPECT_EQ(set_of(parts, 1, 0), reference_set(first, 1, 0, 1));
-  EXPECT_TRUE(parts.residual.defined());
-  EXPECT_THROW(make_sparsed_policy(options, SparseDScope::run), UsageError);
-}
-
-TEST(RandomPolicy, KeepsADrawPerBlockThatTheBatchDoesNotChange) {
-  at::manual_seed(10);
-  const auto policy = make_random_policy(with_k(6), 7);
-  const PolicyPass pass({40, 40});
-  const AttentionParts first = pass.run(*policy);
-  const AttentionParts second = pass.next().run(*policy);
-  EXPECT_TRUE(at::equal(first.selected, second.selected));
-  EXPECT_FALSE(at::equal(first.selected[0], first.selected[1]));
-  EXPECT_FALSE(at::equal(first.selected[0][0], first.selected[0][1]));
-  EXPECT_FALSE(at::equal(pass.run(*policy, 1).selected, first.selected));
-  PolicyPass alone({40});
-  alone.context.sequences[0].prompt_hash = 101;
-  EXPECT_TRUE(
-      at::equal(alone.run(*make_random_policy(with_k(6), 7)).selected[0], first.selected[1]));
-  EXPECT_FALSE(
-      at::equal(alone.run(*make_random_policy(with_k(6), 8)).selected[0], first.selected[1]));
-  // Every key is drawn about equally often: 6 of 40 in each of 600 draws, 5 standard deviations.
-  std::vector<int64_t> drawn(40);
-  for (int64_t block = 0; block < 300; ++block) {
-    alone.context.sequences[0].block = block;
-    const AttentionParts parts = alone.run(*policy);
-    for (int64_t h = 0; h < 2; ++h) {
-      const Set set = set_of(parts, 0, h);
-      EXPECT_EQ(std::set<int64_t>(set.begin(), set.end()).size(), 6u);
-      for (const int64_t n : set) ++drawn[static_cast<size_t>(n)];
-    }
-  }
-  for (const int64_t count : drawn) EXPECT_NEAR(static_cast<double>(count), 90.0, 45.0);
-}
-
-TEST(RecentPolicy, ReadsTheLastKeys) {
-  at::manual_seed(11);
-  const auto policy = make_recent_policy(with_k(3));
-  const AttentionParts parts = PolicyPass({9, 2}).run(*policy);
-  EXPECT_EQ(set_of(parts, 0, 1), (Set{8, 7, 6}));
-  EXPECT_EQ(set_of(parts, 1, 0), (Set{1, 0}));
 }
 
 TEST(SelectionPolicies, SequencesAtDifferentStepsAndOnesThatLeaveKeepTheirOwnSets) {
