@@ -10,6 +10,7 @@
 #include <array>
 #include <chrono>
 
+#include "command_line/interrupt.h"
 #include "decode_record/error.h"
 #include "viewer/panels/calibration_parts.h"
 #include "viewer/panels/show_text.h"
@@ -133,6 +134,7 @@ Image App::picture(double patience) {
   menus_ = false;
   while (quiet < 4) {  // the layout settles over some frames
     frame(0.0, &image);
+    InterruptGuard::check();
     if (!model_.problems().empty()) throw Error(model_.problems().front());
     const auto& documents = model_.documents();
     const bool opening = std::ranges::any_of(documents, [](const OpenDocument& document) {

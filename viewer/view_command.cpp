@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "command_line/interrupt.h"
 #include "command_line/options.h"
 #include "command_line/text_output.h"
 #include "decode_record/error.h"
@@ -61,6 +62,9 @@ void check_size(const ViewFlags& flags) {
 void run_view(const ViewFlags& flags, const std::string& config_folder) {
   check_size(flags);
   const bool picture = !flags.screenshot.empty() || !flags.csv.empty();
+  // A window ends at once on a signal and loses nothing; a picture must not leave its file behind.
+  std::optional<InterruptGuard> guard;
+  if (picture) guard.emplace();
   CommandFiles files;
   for (const std::string& trace : flags.traces) files.reads_trace(trace);
   files.reads(flags.reuse);

@@ -278,6 +278,25 @@ def check_damage(folder):
         path.unlink()
 
 
+def check_signals(folder):
+    """A picture that a signal stops leaves no file, under its name or another."""
+    stopped = 0
+    for delay in (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8):
+        place = folder / f"after{delay}"
+        place.mkdir()
+        script = (f"'{BINARY}' view {TRACE} --screenshot {place}/a.png --csv {place}/a.csv --panel heads & "
+                  f"sleep {delay}; kill -TERM $!; wait $!")
+        result = subprocess.run(["xvfb-run", "-a", "sh", "-c", script], capture_output=True, text=True,
+                                timeout=120)
+        left = {path.name for path in place.iterdir()}
+        if result.returncode == 143:
+            stopped += 1
+            assert left == set() and "stopped by a signal: nothing was written" in result.stderr, (delay, left, result)
+        else:
+            assert result.returncode == 0 and left == {"a.png", "a.csv"}, (delay, left, result)
+    assert stopped > 0
+
+
 if shutil.which("xvfb-run") is None:
     print("no xvfb-run: skipped")
     sys.exit(77)
@@ -291,4 +310,5 @@ with tempfile.TemporaryDirectory() as name:
     check_the_right_way_round(pathlib.Path(name))
     check_numbers(pathlib.Path(name))
     check_refusals(pathlib.Path(name))
+    check_signals(pathlib.Path(name))
 print("pictures and numbers of the panels, their orientation, memory, damage and refusals checked")
