@@ -41,7 +41,7 @@ struct TrainFlags {
 
 /// 64 -> 0, 128 -> 1, ... 4096 -> 6.
 int curriculum_level(std::size_t context, const char* flag) {
-  for (int level = 0; level <= 6; ++level) {
+  for (int level = 0; level <= kMostLevel; ++level) {
     if (context == std::size_t{64} << level) return level;
   }
   throw UsageError(std::string(flag) + ": expected 64, 128, 256, 512, 1024, 2048 or 4096, got " +
@@ -275,7 +275,7 @@ void add_train_command(CLI::App& app) {
       ->group(prompts);
   command->add_option("--context", flags->contexts, "Context lengths of the prompts")
       ->delimiter(',')
-      ->check(whole_number(64, 4096))
+      ->check(whole_number(64, kLongestContext))
       ->capture_default_str()
       ->group(prompts);
   command->add_option("--split", flags->split, "Streams that the prompts are drawn from")

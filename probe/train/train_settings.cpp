@@ -40,13 +40,16 @@ Setting plain(const char* name, Part part, Access access) {
 template <typename Access>
 Setting context(const char* name, Access access) {
   return {name, Part::kBoth,
-          [access](const TrainRunOptions& options) { return json(64LL << access(options)); },
+          [access](const TrainRunOptions& options) {
+            return json(std::int64_t{64} << access(options));
+          },
           [access](TrainRunOptions& options, const json& value) {
-            const auto length = value.get<std::uint64_t>();
-            if (!std::has_single_bit(length) || length < 64 || length > 1024) {
+            const auto length = value.get<std::int64_t>();
+            if (length < 64 || !std::has_single_bit(static_cast<std::uint64_t>(length)) ||
+                length > kLongestContext) {
               throw std::out_of_range("not a context length");
             }
-            access(options) = std::countr_zero(length / 64);
+            access(options) = std::countr_zero(static_cast<std::uint64_t>(length / 64));
           }};
 }
 

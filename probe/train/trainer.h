@@ -17,6 +17,10 @@
 
 namespace blockscope {
 
+/// Curriculum levels are contexts of 64 << level words, up to 4,096.
+inline constexpr int kMostLevel = 6;
+inline constexpr std::int64_t kLongestContext = std::int64_t{64} << kMostLevel;
+
 enum class TrainStage { kBackbone, kDiffusion };
 const char* train_stage_name(TrainStage stage);
 

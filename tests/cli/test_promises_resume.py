@@ -116,6 +116,12 @@ class Resume(PromiseCase):
         self.refused(FAILED, ["backbone.safetensors", "expected the settings of its run"],
                      *self.train("--resume", "--tokenizer", NEEDLE, out="old", work="old-work"))
 
+    def test_the_longest_context_is_resumed_as_well(self):
+        flags = list(TINY_TRAINING)
+        flags[flags.index("--last-context") + 1] = 4096
+        self.cut_training(*flags, "--steps", 5000, out="long", work="long-work")
+        self.must(*self.train("--resume", "--tokenizer", NEEDLE, "--minutes", 0.01, out="long", work="long-work"))
+
     def test_a_new_training_leaves_no_state_of_another_to_resume(self):
         """--force begins anew: the diffusion state of an older run must not end the new one."""
         work = self.root / "mixed-work"
