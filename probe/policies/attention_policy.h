@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "probe/model/forward_seams.h"
@@ -42,6 +43,18 @@ struct AttentionParts {
   /// Something other than this step's attention over the whole prefix went into `out`.
   bool approximate() const { return reused.defined() || selected.defined(); }
 };
+
+/// The parts that every attention operator of kernels/ops.h returns.
+template <class Result>
+AttentionParts parts_of(Result result) {
+  AttentionParts parts;
+  parts.out = std::move(result.out);
+  parts.external = std::move(result.external);
+  parts.lse_external = std::move(result.lse_external);
+  parts.internal = std::move(result.internal);
+  parts.lse_internal = std::move(result.lse_internal);
+  return parts;
+}
 
 class AttentionPolicy {
  public:

@@ -1,21 +1,12 @@
 #include "probe/policies/exact_policy.h"
 
-#include <utility>
-
 #include "kernels/ops.h"
 
 namespace blockscope {
 
 AttentionParts exact_attention(const AttentionInput& input, const ExternalKeys& external) {
-  SplitAttention split = split_attention(input.q, external.key, external.value, external.length,
-                                         input.k, input.v, input.scale);
-  AttentionParts parts;
-  parts.out = std::move(split.out);
-  parts.external = std::move(split.external);
-  parts.lse_external = std::move(split.lse_external);
-  parts.internal = std::move(split.internal);
-  parts.lse_internal = std::move(split.lse_internal);
-  return parts;
+  return parts_of(split_attention(input.q, external.key, external.value, external.length, input.k,
+                                  input.v, input.scale));
 }
 
 namespace {

@@ -34,11 +34,7 @@ class FlashBlockPolicy : public AttentionPolicy {
       ReuseAttention reuse =
           reuse_attention(input.q, external.key, external.value, external.length, input.k, input.v,
                           cached.external, cached.lse, mask, input.scale);
-      parts.out = std::move(reuse.out);
-      parts.external = std::move(reuse.external);
-      parts.lse_external = std::move(reuse.lse_external);
-      parts.internal = std::move(reuse.internal);
-      parts.lse_internal = std::move(reuse.lse_internal);
+      parts = parts_of(reuse);
       parts.reused = mask;
       parts.keys_read = std::move(reuse.keys_read);
     } else {

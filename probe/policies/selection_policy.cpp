@@ -162,10 +162,11 @@ AttentionParts SelectionPolicy::gather(const AttentionInput& input, const Extern
   const at::Tensor index =
       at::full({sequences, kv_heads, widest}, -1, at::TensorOptions().dtype(at::kInt));
   const auto floats = at::TensorOptions().dtype(at::kFloat);
-  AttentionParts parts;
+  at::Tensor residual;
+  at::Tensor lse_residual;
   if (any_residual) {
-    parts.residual = at::zeros(input.q.sizes(), floats);
-    parts.lse_residual =
+    residual = at::zeros(input.q.sizes(), floats);
+    lse_residual =
         at::full(input.q.sizes().slice(0, 3), -std::numeric_limits<float>::infinity(), floats);
   }
   for (int64_t s = 0; s < sequences; ++s) {
@@ -173,19 +174,17 @@ AttentionParts SelectionPolicy::gather(const AttentionInput& input, const Extern
     const KeySelection& set = sets_[static_cast<size_t>(s)][static_cast<size_t>(input.layer)];
     index[s].narrow(1, 0, set.index.size(1)).copy_(set.index);
     if (!set.residual.defined()) continue;
-    parts.residual[s].copy_(set.residual);
-    parts.lse_residual[s].copy_(set.lse_residual);
+    residual[s].copy_(set.residual);
+    lse_residual[s].copy_(set.lse_residual);
   }
   GatherAttention result =
       gather_attention(input.q, external.key, external.value, external.length, index, input.k,
-                       input.v, input.scale, dense_flags, parts.residual, parts.lse_residual);
-  parts.out = std::move(result.out);
-  parts.external = std::move(result.external);
-  parts.lse_external = std::move(result.lse_external);
-  parts.internal = std::move(result.internal);
-  parts.lse_internal = std::move(result.lse_internal);
+                       input.v, input.scale, dense_flags, residual, lse_residual);
+  AttentionParts parts = parts_of(result);
   parts.keys_read = std::move(result.keys_read);
   parts.selected = index;
+  parts.residual = std::move(residual);
+  parts.lse_residual = std::move(lse_residual);
   return parts;
 }
 

@@ -9,39 +9,23 @@
 
 #include <vector>
 
+#include "tests/probe/policies/policy_pass.h"
+
 namespace blockscope {
 namespace {
 
 constexpr int64_t kLayers = 2;
-constexpr int64_t kHeads = 4;
-constexpr int64_t kKvHeads = 2;
-constexpr int64_t kBlock = 3;
-constexpr int64_t kDim = 5;
+constexpr int64_t kHeads = testing::PolicyPass::kHeads;
 
-/// One pass over `sequences` sequences with random tensors and `prefix` external keys each.
-struct Pass {
-  at::Tensor q, k, v, prefix_key, prefix_value, length;
-  PassContext context;
-
-  Pass(int64_t sequences, int64_t prefix) {
-    q = at::randn({sequences, kHeads, kBlock, kDim});
-    k = at::randn({sequences, kKvHeads, kBlock, kDim});
-    v = at::randn({sequences, kKvHeads, kBlock, kDim});
-    prefix_key = at::randn({sequences, kKvHeads, prefix, kDim});
-    prefix_value = at::randn({sequences, kKvHeads, prefix, kDim});
-    length = at::full({sequences}, prefix, at::kLong);
-    context.sequences.resize(static_cast<size_t>(sequences));
-  }
+/// A pass over `sequences` sequences with `prefix` external keys each.
+struct Pass : testing::PolicyPass {
+  Pass(int64_t sequences, int64_t prefix)
+      : PolicyPass(std::vector<int64_t>(static_cast<size_t>(sequences), prefix)) {}
   Pass& at_step(size_t slot, int64_t step, int64_t changed) {
     context.sequences[slot].kind = PassKind::denoise;
     context.sequences[slot].step = step;
     context.sequences[slot].changed = changed;
     return *this;
-  }
-  AttentionInput input(int64_t layer) const { return {layer, q, k, v, 0.4}; }
-  ExternalKeys external() const { return {prefix_key, prefix_value, length}; }
-  AttentionParts exact(int64_t layer) const {
-    return make_exact_policy()->attend(input(layer), external());
   }
 };
 
