@@ -40,7 +40,7 @@ inline constexpr std::array<ModuleCommand, 7> kModuleCommands{{
     {"check", "Compare our logits with logits saved by another implementation", &kRuntimeModule},
     {"train", "Train a small block-diffusion model from scratch", &kRuntimeModule},
     {"eval", "Score a checkpoint on generated tasks", &kRuntimeModule},
-    {"verify", "Measure what a calibration file saves and what it costs", &kRuntimeModule},
+    {"verify", "Measure what an attention policy saves and what it costs", &kRuntimeModule},
     {"bench", "Time decoding, recording and the kernels", &kRuntimeModule},
     {"view", "Look at traces in a window, or make pictures of them", &kViewerModule},
 }};
