@@ -186,7 +186,7 @@ def check_replay(folder, prompts, dense, mask):
     free = folder / "free.h5"
     harness.run("capture", MODEL, "--prompts", prompts, "--policy", "flashblock", "--tau", 3,
                 "--reuse", reuse_file, "--record", "trajectory", *DECODING, "--quiet", "-o", free)
-    for name, side, trace in (("reference", result["reference"], dense),
+    for name, side, trace in (("reference", result["reference"]["free_running"], dense),
                               ("reuse", own["free_running"], Trace(free))):
         scores = [float(trace.file["/sequences/score"][i]) for i in range(trace.num_sequences)]
         harness.require(side["scores"] == scores, f"{name}: scores {side['scores']}, {scores}")
