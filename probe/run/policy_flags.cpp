@@ -158,6 +158,7 @@ SelectionOptions selection_options(const PolicyFlags& flags, int64_t num_layers)
   options.density = flags.density.value_or(0.0);
   options.exact_layers = flags.exact_layers;
   options.residual = flags.policy.ends_with("+flashblock");
+  options.overlap = !flags.no_overlap;
   return options;
 }
 

@@ -25,6 +25,7 @@ struct PolicyFlags {
   int64_t exact_layers = 0;  // sparse policies
   bool per_block = false;    // sparsed
   uint64_t policy_seed = 0;  // random
+  bool no_overlap = false;   // mage, sparsed: choose on the decoding thread; no flag, for timing
 
   bool operator==(const PolicyFlags&) const = default;
 };
