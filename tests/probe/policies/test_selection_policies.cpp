@@ -188,6 +188,34 @@ TEST(SelectionPolicies, SequencesAtDifferentStepsAndOnesThatLeaveKeepTheirOwnSet
   }
 }
 
+TEST(SelectionPolicies, TimeIsCountedWhereKeysAreChosen) {
+  at::manual_seed(13);
+  SelectionOptions serial = with_k(4);
+  serial.overlap = false;
+  const auto beside = make_mage_policy(with_k(4));
+  const auto inside = make_mage_policy(serial);
+  const auto quest = make_quest_policy(with_k(4), 4);
+  PolicyPass pass({200});
+  pass.run(*beside);
+  pass.run(*inside);
+  pass.run(*quest);
+  const ChoosingTime first_beside = beside->choosing_time();
+  const ChoosingTime first_inside = inside->choosing_time();
+  const ChoosingTime first_quest = quest->choosing_time();
+  EXPECT_EQ(first_beside.inline_ns, 0);
+  EXPECT_GT(first_beside.beside_ns, 0);
+  EXPECT_GT(first_inside.inline_ns, 0);
+  EXPECT_EQ(first_inside.beside_ns, 0);
+  EXPECT_GT(first_quest.inline_ns, 0);
+  pass = pass.next();
+  pass.run(*beside);
+  pass.run(*inside);
+  pass.run(*quest);
+  EXPECT_EQ(beside->choosing_time().beside_ns, first_beside.beside_ns);
+  EXPECT_EQ(inside->choosing_time().inline_ns, first_inside.inline_ns);
+  EXPECT_GT(quest->choosing_time().inline_ns, first_quest.inline_ns);
+}
+
 TEST(SelectionOptions, ADensityIsRoundedUpToWholeKeysAndAWholeNumberIsItself) {
   const auto keys = [](double density, int64_t length) {
     SelectionOptions options;
