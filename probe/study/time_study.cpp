@@ -177,7 +177,7 @@ std::vector<TimeStudy::Summary> TimeStudy::summaries(const nlohmann::json& turns
     const auto estimating = static_cast<double>(sum.estimating_steps);
     summary.step = sum.step_ms / steps;
     summary.choosing = (sum.choosing_ms + sum.waited_ms) / steps;
-    summary.attention = (sum.attention_ms - sum.choosing_ms) / steps;
+    summary.attention = (sum.attention_ms - sum.choosing_ms - sum.waited_ms) / steps;
     summary.rest = summary.step - summary.attention - summary.choosing;
     summary.estimating_share = estimating / steps;
     const double nan = std::nan("");

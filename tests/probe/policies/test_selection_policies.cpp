@@ -126,7 +126,10 @@ TEST(MagePolicy, TheResidualIsTheFirstStepsAttentionOverTheOtherKeys) {
   EXPECT_EQ(policy->name(), "mage+flashblock");
   EXPECT_TRUE(policy->keeps_residual());
   const PolicyPass first({25, 3});
-  EXPECT_TRUE(same(first.run(*policy), first.exact()));
+  const AttentionParts captured = first.run(*policy);
+  EXPECT_TRUE(same(captured, first.exact()));
+  // All keys to choose from; then keys and values of the 20 that were not chosen, and of none.
+  EXPECT_TRUE(at::equal(captured.rows_scored, at::tensor({25 + 2 * 20, 3}, at::kLong)));
   // The same queries once more: selected, residual and internal parts are the whole attention.
   PolicyPass again = first;
   again.at_step(0, 2, 2).at_step(1, 2, 2);
