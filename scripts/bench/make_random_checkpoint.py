@@ -66,7 +66,7 @@ def main() -> None:
         "num_key_value_heads": args.kv_heads,
         "head_dim": args.head_dim,
         "vocab_size": args.vocab,
-        "max_position_embeddings": 32768,
+        "max_position_embeddings": 40960,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1000000.0,
         "rope_scaling": None,
