@@ -17,6 +17,7 @@
 #include "viewer/comparison.h"
 #include "viewer/csv_table.h"
 #include "viewer/panel_metrics.h"
+#include "viewer/panels/selection_state.h"
 #include "viewer/settings.h"
 #include "viewer/textures.h"
 #include "viewer/view_model.h"
@@ -88,6 +89,7 @@ struct PanelState {
     std::size_t metric = 0;
     CompareScope scope = CompareScope::matched;
   } compare;
+  SelectionState selection;
 };
 
 struct PanelContext {
@@ -113,6 +115,7 @@ void draw_trajectory_panel(PanelContext& context);
 void draw_heads_panel(PanelContext& context);
 void draw_heatmap_panel(PanelContext& context);
 void draw_curves_panel(PanelContext& context);
+void draw_selection_panel(PanelContext& context);
 void draw_compare_panel(PanelContext& context);
 void draw_run_panel(PanelContext& context);
 void draw_calibration_panel(PanelContext& context);
@@ -121,6 +124,7 @@ std::optional<CsvTable> trajectory_panel_table(PanelContext& context);
 std::optional<CsvTable> heads_panel_table(PanelContext& context);
 std::optional<CsvTable> heatmap_panel_table(PanelContext& context);
 std::optional<CsvTable> curves_panel_table(PanelContext& context);
+std::optional<CsvTable> selection_panel_table(PanelContext& context);
 std::optional<CsvTable> compare_panel_table(PanelContext& context);
 std::optional<CsvTable> calibration_panel_table(PanelContext& context);
 std::optional<CsvTable> run_panel_table(PanelContext& context);
