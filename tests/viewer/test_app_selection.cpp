@@ -112,8 +112,10 @@ TEST_F(SelectionPanel, EveryTraceWithSetsShowsTheFirstStepsSet) {
     IM_CHECK(state().view.against == KeysAgainst::first);
     IM_CHECK_EQ(state().view.sets.compared, 3U);
     const ImGuiTestItemInfo tokens = ctx->ItemInfo("//Selection/**/tokens");
+    IM_CHECK(!shown("##Tooltip_00"));
     ctx->MouseMoveToPos({tokens.RectFull.Min.x + 60.0F, tokens.RectFull.Min.y + 6.0F});
     ctx->Yield(2);
+    IM_CHECK(shown("##Tooltip_00"));
   });
   EXPECT_TRUE(model().problems().empty());
 }
