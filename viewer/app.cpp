@@ -178,6 +178,9 @@ void App::apply_style() {
   } else {
     ImGui::StyleColorsLight();
     ImPlot::StyleColorsLight();
+    // White, as the fields are, would hide these in popups.
+    ImGuiStyle& style = ImGui::GetStyle();
+    style.Colors[ImGuiCol_PopupBg] = style.Colors[ImGuiCol_WindowBg];
   }
 }
 

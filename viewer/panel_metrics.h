@@ -40,10 +40,10 @@ inline constexpr std::array<PanelMetric, 16> kPanelMetrics = {{
     {"similarity of keys", "similarity_states", "similarity_key", "cosine", "outputs"},
     {"similarity of values", "similarity_states", "similarity_value", "cosine", "outputs"},
     {"similarity of hidden", "similarity_states", "similarity_hidden", "cosine", "outputs"},
-    {"exact set read", "selection", "block_accuracy", "share", "sets"},
-    {"tokens' exact sets read", "selection", "token_accuracy", "share", "full"},
+    {"block accuracy", "selection", "block_accuracy", "share", "sets"},
+    {"token accuracy", "selection", "token_accuracy", "share", "full"},
     {"probability read", "selection", "covered", "share", "summary"},
-    {"error of sparse reading", "selection", "output_error", "relative L2", "summary"},
+    {"output error", "selection", "output_error", "relative L2", "summary"},
 }};
 inline constexpr std::size_t kSimilarityExternal = 0;
 inline constexpr std::size_t kSimilarityInternal = 1;

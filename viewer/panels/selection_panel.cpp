@@ -200,7 +200,7 @@ void draw_heads(const PanelContext& context, const StepKeys& keys) {
   };
   row("query head", [](const auto& head) { return fmt::format("{}", head.head); });
   row("probability read", [](const auto& head) { return number(head.covered.value_or(NAN)); });
-  row("error of the output", [](const auto& head) { return number(head.error.value_or(NAN)); });
+  row("output error", [](const auto& head) { return number(head.error.value_or(NAN)); });
   ImGui::EndTable();
 }
 
