@@ -23,6 +23,10 @@ void next(float width, float scale) {
   if (ImGui::GetContentRegionAvail().x < width) ImGui::NewLine();
 }
 
+void next_line_unless_it_fits(const std::string& text) {
+  if (ImGui::GetContentRegionAvail().x < ImGui::CalcTextSize(text.c_str()).x) ImGui::NewLine();
+}
+
 std::string number(double value) { return std::isnan(value) ? "-" : fmt::format("{:.3f}", value); }
 
 const KeyView& view_of(SelectionState& state, const std::shared_ptr<const StepKeys>& keys) {
@@ -159,14 +163,17 @@ void draw_legend(const KeyView& view, SetNormaliser normaliser, float scale) {
     entry(KeyMark::both, sets.hits, " (in both)");
     entry(KeyMark::exact_only, sets.misses, read ? " (exact only)" : " (this step only)");
     entry(KeyMark::chosen_only, sets.extra, read ? " (read only)" : " (step 1 only)");
-    ImGui::Text("%s %s", read ? "block accuracy" : "recall", number(sets.accuracy()).c_str());
+    const std::string accuracy =
+        fmt::format("{} {}", read ? "block accuracy" : "recall", number(sets.accuracy()));
+    next_line_unless_it_fits(accuracy);
+    ImGui::TextUnformatted(accuracy.c_str());
     ImGui::SameLine(0.0F, 18.0F * scale);
   }
   if (sets.compared > 0 && std::isfinite(view.exact_share)) {
     const std::string share = fmt::format(
         "the {} exact keys hold {} of the probability of the prefix{}", sets.compared,
         number(view.exact_share), normaliser == SetNormaliser::prefix ? "" : " and the block");
-    if (ImGui::GetContentRegionAvail().x < ImGui::CalcTextSize(share.c_str()).x) ImGui::NewLine();
+    next_line_unless_it_fits(share);
     ImGui::TextDisabled("%s", share.c_str());
   } else {
     ImGui::NewLine();

@@ -269,6 +269,7 @@ void draw_legend_entry(KeyMark mark, const std::string& text, float scale) {
 void draw_prefix(PanelContext& context, const StepKeys& keys, const KeyView& view,
                  const std::shared_ptr<const PrefixText>& text) {
   SelectionState& state = context.state.selection;
+  if (state.lines.of != text) state.at.reset();
   Strip strip{};
   const auto [under, pressed] = draw_strip(context, view, *text, strip);
   if (under >= 0) tooltip(keys, view, *text, under);
