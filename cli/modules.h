@@ -35,11 +35,12 @@ struct ModuleCommand {
   const Module* module;
 };
 
-inline constexpr std::array<ModuleCommand, 7> kModuleCommands{{
+inline constexpr std::array<ModuleCommand, 8> kModuleCommands{{
     {"capture", "Decode prompts with a checkpoint and record a trace", &kRuntimeModule},
     {"check", "Compare our logits with logits saved by another implementation", &kRuntimeModule},
     {"train", "Train a small block-diffusion model from scratch", &kRuntimeModule},
     {"eval", "Score a checkpoint on generated tasks", &kRuntimeModule},
+    {"study", "Make a table or figure of the papers", &kRuntimeModule},
     {"verify", "Measure what a calibration file saves and what it costs", &kRuntimeModule},
     {"bench", "Time decoding, recording and the kernels", &kRuntimeModule},
     {"view", "Look at traces in a window, or make pictures of them", &kViewerModule},

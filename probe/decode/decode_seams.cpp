@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "kernels/ops.h"
-#include "probe/decode/stopwatch.h"
+#include "probe/model/stopwatch.h"
 #include "probe/policies/exact_policy.h"
 
 namespace blockscope {

@@ -12,7 +12,8 @@
 #include "decode_record/error.h"
 #include "probe/decode/decode_seams.h"
 #include "probe/decode/kv_cache.h"
-#include "probe/decode/stopwatch.h"
+#include "probe/model/stopwatch.h"
+#include "probe/policies/exact_policy.h"
 
 namespace blockscope {
 namespace {
@@ -64,6 +65,20 @@ class BatchDecoder {
     return std::move(finished_);
   }
 
+  /// The committed keys after the prefill of the only request.
+  CommittedPrefix prefill_only() {
+    const c10::InferenceMode guard;
+    prefill(0);
+    CommittedPrefix prefix;
+    if (interrupted_) return prefix;
+    prefix.length = cache_.length(0);
+    for (int64_t layer = 0; layer < model_.config().num_layers; ++layer) {
+      prefix.key.push_back(cache_.key(layer).clone());
+      prefix.value.push_back(cache_.value(layer).clone());
+    }
+    return prefix;
+  }
+
  private:
   SequenceState initial_state(const DecodeRequest& request) const {
     SequenceState state;
@@ -87,6 +102,10 @@ class BatchDecoder {
   void prefill(int64_t slot) {
     const SequenceState& state = active_[static_cast<size_t>(slot)];
     const int64_t total = prefill_length(state);
+    if (state.request->prefix != nullptr) {
+      load_prefix(*state.request->prefix, slot, total);
+      return;
+    }
     const int64_t chunk =
         std::max<int64_t>(1, options_.prefill_chunk / block_length_) * block_length_;
     for (int64_t begin = 0; begin < total && !interrupted_; begin += chunk) {
@@ -110,6 +129,15 @@ class BatchDecoder {
       report({context, length, begin, elapsed - seams_.observer_ns(), seams_.attention_ns(), {}});
       interrupted_ = callbacks_.interrupted && callbacks_.interrupted();
     }
+  }
+
+  void load_prefix(const CommittedPrefix& prefix, int64_t slot, int64_t length) {
+    check_prefix(prefix, model_.config(), length);
+    for (int64_t layer = 0; layer < model_.config().num_layers; ++layer) {
+      const size_t index = static_cast<size_t>(layer);
+      cache_.store(layer, slot, prefix.key[index], prefix.value[index]);
+    }
+    cache_.commit(slot, length);
   }
 
   /// One forward pass over every active sequence's block: denoising for some, commit for others.
@@ -348,6 +376,17 @@ std::vector<DecodeOutcome> decode_batch(const BlockDiffusionModel& model, Attent
     ordered.push_back(std::move(*found));
   }
   return ordered;
+}
+
+CommittedPrefix prefill_prompt(const BlockDiffusionModel& model, const DecodeOptions& options,
+                               const DecodeRequest& request,
+                               const std::function<bool()>& interrupted) {
+  const auto policy = make_exact_policy();  // prefill is exact under every policy
+  int64_t pass = 0;
+  DecodeCallbacks callbacks;
+  callbacks.interrupted = interrupted;
+  const std::vector<DecodeRequest> requests{request};
+  return BatchDecoder(model, *policy, options, requests, pass, callbacks).prefill_only();
 }
 
 }  // namespace blockscope

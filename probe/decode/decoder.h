@@ -7,9 +7,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "decode_record/trace_meta.h"
+#include "probe/decode/committed_prefix.h"
 #include "probe/decode/decode_observer.h"
 #include "probe/decode/kv_cache.h"
 #include "probe/decode/sampling.h"
@@ -44,9 +46,10 @@ struct DecodeRequest {
   int64_t sequence = 0;         // index in the run
   std::vector<int64_t> prompt;  // token ids, at least one
   int64_t gen_length = 0;
-  uint64_t prompt_hash = 0;        // names the random stream
-  bool replayed = false;           // take `replay` instead of own choices
-  std::vector<ReplayStep> replay;  // in order
+  uint64_t prompt_hash = 0;                       // names the random stream
+  bool replayed = false;                          // take `replay` instead of own choices
+  std::vector<ReplayStep> replay;                 // in order
+  std::shared_ptr<const CommittedPrefix> prefix;  // of the prompt's whole blocks; null: computed
 };
 
 struct DecodeOutcome {
@@ -90,5 +93,10 @@ std::vector<DecodeOutcome> decode_batch(const BlockDiffusionModel& model, Attent
                                         const DecodeOptions& options,
                                         const std::vector<DecodeRequest>& requests,
                                         int64_t& next_pass, const DecodeCallbacks& callbacks = {});
+
+/// The prefix that decoding this request starts from. Empty layers when `interrupted` cut it short.
+CommittedPrefix prefill_prompt(const BlockDiffusionModel& model, const DecodeOptions& options,
+                               const DecodeRequest& request,
+                               const std::function<bool()>& interrupted = {});
 
 }  // namespace blockscope

@@ -56,6 +56,13 @@ AttentionParts parts_of(Result result) {
   return parts;
 }
 
+/// Nanoseconds a policy spent choosing keys since it was made.
+struct ChoosingTime {
+  int64_t inline_ns = 0;  // within attend(), on the caller's thread
+  int64_t beside_ns = 0;  // on a second thread
+  int64_t waited_ns = 0;  // of these, what the caller waited for at the end of its passes
+};
+
 class AttentionPolicy {
  public:
   virtual ~AttentionPolicy() = default;
@@ -74,6 +81,9 @@ class AttentionPolicy {
   virtual int64_t selected_size(int64_t /*longest*/) const { return 0; }
   /// Keeps the attention over unselected keys and merges it at later steps.
   virtual bool keeps_residual() const { return false; }
+
+  /// Zero for policies that choose nothing. Not while a pass runs.
+  virtual ChoosingTime choosing_time() const { return {}; }
 
   /// A finished sequence left the batch: the last slot moves to `slot` (as KvCache::remove).
   virtual void remove(int64_t /*slot*/) {}

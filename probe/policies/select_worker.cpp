@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/ops.h"
+#include "probe/model/stopwatch.h"
 
 namespace blockscope {
 
@@ -28,7 +29,12 @@ void SelectWorker::submit(std::function<void()> task) {
 
 void SelectWorker::wait() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return tasks_.empty(); });
+  int64_t waited = 0;
+  {
+    const Stopwatch watch(waited);
+    changed_.wait(lock, [this] { return tasks_.empty(); });
+  }
+  waited_ns_ += waited;
   if (const std::exception_ptr failure = std::exchange(failure_, nullptr)) {
     std::rethrow_exception(failure);
   }
@@ -45,12 +51,15 @@ void SelectWorker::run() {
     const bool skip = failure_ != nullptr;
     lock.unlock();
     std::exception_ptr failure;
+    int64_t busy = 0;
     try {
+      const Stopwatch watch(busy);
       if (!skip) task();
     } catch (...) {
       failure = std::current_exception();
     }
     lock.lock();
+    busy_ns_ += busy;
     if (failure != nullptr) failure_ = failure;
     tasks_.pop_front();
     changed_.notify_all();

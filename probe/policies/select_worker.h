@@ -3,6 +3,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -24,6 +25,10 @@ class SelectWorker {
   /// Returns when every task has run; throws what the first failed one threw.
   void wait();
 
+  /// Nanoseconds that the tasks took, and that callers waited for them; when no task is running.
+  int64_t busy_ns() const { return busy_ns_; }
+  int64_t waited_ns() const { return waited_ns_; }
+
  private:
   void run();
 
@@ -32,6 +37,8 @@ class SelectWorker {
   std::deque<std::function<void()>> tasks_;  // the first one may be running
   std::exception_ptr failure_;
   bool stopping_ = false;
+  int64_t busy_ns_ = 0;
+  int64_t waited_ns_ = 0;
   std::thread thread_;
 };
 

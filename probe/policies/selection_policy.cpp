@@ -10,6 +10,7 @@
 
 #include "decode_record/error.h"
 #include "kernels/ops.h"
+#include "probe/model/stopwatch.h"
 #include "probe/policies/exact_policy.h"
 
 namespace blockscope {
@@ -104,7 +105,12 @@ AttentionParts SelectionPolicy::attend(const AttentionInput& input, const Extern
                           at = view(input, external, static_cast<int64_t>(s), parts.lse_external)] {
       target = exact_set(at);
     };
-    options_.overlap ? worker_.submit(capture) : capture();
+    if (options_.overlap) {
+      worker_.submit(capture);
+    } else {
+      const Stopwatch watch(inline_ns_);
+      capture();
+    }
   }
   return parts;
 }
@@ -147,7 +153,13 @@ AttentionParts SelectionPolicy::gather(const AttentionInput& input, const Extern
       continue;
     }
     KeySelection& set = sets_[static_cast<size_t>(s)][static_cast<size_t>(input.layer)];
-    choose(view(input, external, s, {}), set);
+    const bool reads = rows_scored(pass, external.length[s].item<int64_t>()) > 0;
+    int64_t elapsed = 0;
+    {
+      const Stopwatch watch(elapsed);
+      choose(view(input, external, s, {}), set);
+    }
+    if (reads) inline_ns_ += elapsed;  // else the set was there, or costs nothing
     if (!set.index.defined()) {
       throw Error(
           fmt::format("{}: block {}, step {} of sequence {}: expected a set that an earlier "

@@ -54,6 +54,9 @@ class SelectionPolicy : public AttentionPolicy {
   void begin_pass(const PassContext& context) final;
   AttentionParts attend(const AttentionInput& input, const ExternalKeys& external) final;
   void end_pass() final { worker_.wait(); }
+  ChoosingTime choosing_time() const final {
+    return {inline_ns_, worker_.busy_ns(), worker_.waited_ns()};
+  }
   void remove(int64_t slot) final;
   int64_t selected_size(int64_t longest) const override {
     // k whatever the prompts are: the traces of several ranks must merge.
@@ -89,6 +92,7 @@ class SelectionPolicy : public AttentionPolicy {
   const PassContext* context_ = nullptr;
   std::vector<int64_t> sequences_;               // by slot: whose state it holds
   std::vector<std::vector<KeySelection>> sets_;  // by slot and layer
+  int64_t inline_ns_ = 0;
   SelectWorker worker_;
 };
 

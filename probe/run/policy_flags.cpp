@@ -69,6 +69,7 @@ ChosenPolicy choose_selection(const PolicyFlags& flags, const LoadedModel& model
   options.density = flags.density.value_or(0.0);
   options.exact_layers = flags.exact_layers;
   options.residual = flags.policy.ends_with("+flashblock");
+  options.overlap = !flags.no_overlap;
   if (flags.k.has_value()) settings["k"] = options.k;
   if (flags.density.has_value()) settings["density"] = options.density;
   settings["exact_layers"] = options.exact_layers;

@@ -23,6 +23,7 @@ struct PolicyFlags {
   bool per_block = false;    // sparsed
   uint64_t policy_seed = 0;  // random
   bool shadow = false;
+  bool no_overlap = false;  // mage, sparsed: choose on the decoding thread; no flag, for timing
 };
 void add_policy_flags(CLI::App& app, PolicyFlags& flags);
 /// Throws UsageError for an unknown policy, and for an option that the policy would ignore or miss.

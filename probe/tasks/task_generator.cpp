@@ -340,7 +340,7 @@ std::size_t needles_for_context(std::size_t context_length) {
 }
 
 TaskPrompt make_prompt(Task task, std::size_t context_length, TaskSplit split, std::uint64_t seed,
-                       std::uint64_t index) {
+                       std::uint64_t index, std::optional<double> depth) {
   // The longest question: "\nCopy:" + 12 words + "\nA:".
   constexpr std::size_t kLongestQuestion = 18;
   if (context_length < 64) {
@@ -358,6 +358,15 @@ TaskPrompt make_prompt(Task task, std::size_t context_length, TaskSplit split, s
   if (task == Task::kChain || random.below(2) == 0) spec.chains = context_length < 256 ? 1 : 2;
   spec.questions[t] = 1;
   if (task != Task::kChain && task != Task::kMultiKey) spec.depth = random.uniform();
+  if (depth.has_value()) {
+    if (task != Task::kNeedle && task != Task::kSentence) {
+      throw UsageError(
+          "--depths: expected needle or sentence, whose answer stands at one place, "
+          "got the task '" +
+          std::string(kTaskNames[t]) + "'");
+    }
+    spec.depth = *depth;
+  }
   const TaskDocument document = make_document(spec, random);
   if (document.questions.empty()) {
     throw UsageError("--context: a prompt of the task " + std::string(kTaskNames[t]) +

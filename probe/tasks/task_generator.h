@@ -17,6 +17,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -69,8 +70,10 @@ struct TaskPrompt {
   double depth = -1.0;
   std::vector<TaskWord> prompt_words, answer_words;
 };
+/// `depth` in [0, 1]: where the statement that is asked for stands; unset: drawn. Throws UsageError
+/// for a depth where the answer does not stand at one place: other tasks than needle and sentence.
 TaskPrompt make_prompt(Task task, std::size_t context_length, TaskSplit split, std::uint64_t seed,
-                       std::uint64_t index);
+                       std::uint64_t index, std::optional<double> depth = std::nullopt);
 
 /// The number of needles that a context of this length holds: 4 at 64 ... 24 at 1,024.
 std::size_t needles_for_context(std::size_t context_length);

@@ -112,8 +112,13 @@ class OtherSide : public DecodeObserver {
 }  // namespace
 
 at::Tensor merged_output(const AttentionParts& parts) {
-  return merge_attention({parts.external, parts.internal}, {parts.lse_external, parts.lse_internal})
-      .out;
+  std::vector<at::Tensor> outputs{parts.external, parts.internal};
+  std::vector<at::Tensor> lses{parts.lse_external, parts.lse_internal};
+  if (parts.residual.defined()) {
+    outputs.push_back(parts.residual);
+    lses.push_back(parts.lse_residual);
+  }
+  return merge_attention(outputs, lses).out;
 }
 
 bool replay_in_lockstep(const BlockDiffusionModel& model, AttentionPolicy& policy,

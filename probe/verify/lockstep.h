@@ -31,7 +31,8 @@ bool replay_in_lockstep(const BlockDiffusionModel& model, AttentionPolicy& polic
                         const DecodeOptions& options, const std::vector<DecodeRequest>& requests,
                         LockstepVisitor& visitor, const std::function<bool()>& interrupted);
 
-/// A_in and A_out merged (FlashBlock eq. 9) -> [S, H, T, D] float32, whatever the dtype of `out`.
+/// A_in, A_out and the residual where there is one, merged (FlashBlock eq. 9) -> [S, H, T, D]
+/// float32, whatever the dtype of `out`.
 at::Tensor merged_output(const AttentionParts& parts);
 
 }  // namespace blockscope

@@ -1,0 +1,377 @@
+#include "probe/commands/study_command.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
+
+#include "analysis/results/export_csv.h"
+#include "analysis/results/text_table.h"
+#include "command_line/interrupt.h"
+#include "command_line/options.h"
+#include "command_line/progress.h"
+#include "command_line/standard_streams.h"
+#include "decode_record/command_files.h"
+#include "decode_record/error.h"
+#include "decode_record/reuse_file.h"
+#include "decode_record/sha256.h"
+#include "probe/study/study.h"
+#include "probe/study/study_store.h"
+#include "probe/tasks/task_generator.h"
+
+namespace blockscope {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kLongestContext = uint64_t{1} << 20U;
+constexpr uint64_t kMostPrompts = 10'000;
+
+/// Options that only some studies look at.
+constexpr std::array kStudyOptions{
+    "--k",        "--pages",        "--densities",   "--taus",       "--steps",   "--blocks",
+    "--repeats",  "--exact-layers", "--policy-seed", "--backbone",   "--depths",  "--tasks",
+    "--contexts", "--per-cell",     "--task-seed",   "--prompt",     "--prompts", "--input-ids",
+    "--metric",   "--limit",        "--chat",        "--no-thinking"};
+/// Of these, the ones that make prompts.
+constexpr std::array kGeneratorOptions{"--tasks", "--contexts", "--per-cell", "--task-seed",
+                                       "--depths"};
+
+struct StudyFlags {
+  std::string study;
+  ModelFlags model;
+  DecodingFlags decoding;
+  StudyOptions options;
+  bool resume = false;
+  bool force = false;
+  bool no_figures = false;
+  bool quiet = false;
+};
+
+void check_flags(const CLI::App& command, const StudyFlags& flags) {
+  const StudyInfo& info = study_by_name(flags.study);
+  for (const char* option : kStudyOptions) {
+    refuse_idle(command, option, std::ranges::find(info.options, option) != info.options.end(),
+                fmt::format("another study than {}", info.name));
+  }
+  for (const char* option : kGeneratorOptions) {
+    refuse_idle(command, option, flags.options.prompts.generated(),
+                "generated prompts, which --prompt, --prompts and --input-ids replace");
+  }
+  for (const char* option : {"--task-seed", "--depths"}) {
+    if (info.name == "time") refuse_idle(command, option, false, "prompts");
+  }
+  refuse_idle(command, "--batch-size", false, "batches: a study decodes one prompt at a time");
+  check_decoding_flags(command, flags.decoding);
+  const bool draws = info.name != "time" && !flags.options.prompts.generated();
+  if (draws) check_prompt_flags(command, flags.options.prompts.given);
+  for (const std::string& task : flags.options.prompts.tasks) task_from_name(task);
+  if (flags.resume && flags.force) {
+    throw UsageError("--resume and --force contradict each other: give one of them");
+  }
+}
+
+std::string file_digest(const std::string& path) {
+  if (path.empty()) return "";
+  std::ifstream stream(path, std::ios::binary);
+  std::ostringstream text;
+  text << stream.rdbuf();
+  return sha256_hex(text.str());
+}
+
+/// Everything that decides what the cells mean.
+nlohmann::json settings_of(const StudyFlags& flags, const StudyInfo& info, const LoadedModel& model,
+                           const DecodeOptions& decode, const std::string& backbone_digest) {
+  const StudyOptions& o = flags.options;
+  nlohmann::json settings = {{"study", info.name},
+                             {"model", model.digest},
+                             {"dtype", flags.model.dtype},
+                             {"block_length", decode.block_length()},
+                             {"strategy", flags.decoding.strategy},
+                             {"denoising_steps", decode.unmasking.denoising_steps},
+                             {"threshold", flags.decoding.threshold},
+                             {"eb_threshold", flags.decoding.eb_threshold},
+                             {"factor", flags.decoding.factor},
+                             {"temperature", flags.decoding.sampling.temperature},
+                             {"top_k", flags.decoding.sampling.top_k},
+                             {"top_p", flags.decoding.sampling.top_p},
+                             {"seed", flags.decoding.sampling.seed},
+                             {"stop_ids", decode.stop_ids},
+                             {"gen_length", flags.decoding.gen_length},
+                             {"k", o.set_sizes},
+                             {"pages", o.pages},
+                             {"densities", o.densities},
+                             {"taus", o.taus},
+                             {"steps", o.steps},
+                             {"blocks", o.blocks},
+                             {"repeats", o.repeats},
+                             {"exact_layers", o.exact_layers},
+                             {"policy_seed", o.policy_seed},
+                             {"backbone", backbone_digest}};
+  if (o.prompts.generated()) {
+    settings["tasks"] = o.prompts.tasks;
+    settings["contexts"] = o.prompts.contexts;
+    settings["depths"] = o.prompts.depths;
+    settings["per_cell"] = o.prompts.per_cell;
+    settings["task_seed"] = o.prompts.task_seed;
+  } else {
+    const PromptFlags& given = o.prompts.given;
+    settings["prompts"] = {file_digest(given.file),
+                           given.prompts,
+                           given.input_ids,
+                           given.metric,
+                           given.limit,
+                           given.chat,
+                           given.no_thinking};
+  }
+  // Where times are the result, the threads are part of it.
+  if (info.name == "time" || info.name == "tau") settings["threads"] = at::get_num_threads();
+  return nlohmann::json::parse(
+      settings.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+/// Lines of at most 100 characters.
+std::string wrapped(const std::string& text) {
+  constexpr size_t kWidth = 100;
+  std::istringstream words(text);
+  std::string result, line, word;
+  while (words >> word) {
+    if (!line.empty() && line.size() + 1 + word.size() > kWidth) {
+      result += line + "\n";
+      line.clear();
+    }
+    if (!line.empty()) line += ' ';
+    line += word;
+  }
+  return line.empty() ? result : result + line + "\n";
+}
+
+std::string table_text(const ReportTable& part) {
+  TextTable table(part.table.header);
+  for (const std::vector<std::string>& row : part.table.rows) table.add_row(row);
+  return wrapped(part.title) + table.text() + wrapped(part.caption);
+}
+
+std::string report_text(const StudyReport& report, const StudyInfo& info, const StudyFlags& flags,
+                        const DecodeOptions& decode) {
+  std::string text = fmt::format("{} ({}): {}\n{}, B {}, gen length {}\n", info.name, info.source,
+                                 flags.model.model, flags.decoding.strategy, decode.block_length(),
+                                 flags.decoding.gen_length);
+  for (const ReportTable& table : report.tables) text += "\n" + table_text(table);
+  if (!report.notes.empty()) text += "\n";
+  for (const std::string& note : report.notes) text += wrapped(note);
+  return text;
+}
+
+std::string csv_text(const StudyReport& report) {
+  std::string text;
+  const auto add = [&](const std::vector<std::string>& row) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      if (i > 0) text += ',';
+      text += csv_field(row[i]);
+    }
+    text += '\n';
+  };
+  add(report.csv_header);
+  for (const std::vector<std::string>& row : report.csv) add(row);
+  return text;
+}
+
+void write_results(const StudyReport& report, const StudyInfo& info, const StudyFlags& flags,
+                   const std::string& text, const GnuplotPlace& place, CommandFiles& files) {
+  const bool replace = flags.resume || flags.force;
+  const fs::path folder = flags.options.folder;
+  std::vector<OutputFile> outputs;
+  const auto write = [&](const std::string& name, const std::string& content) {
+    outputs.push_back(files.open((folder / name).string(), replace));
+    outputs.back().write(content);
+  };
+  if (!flags.no_figures) {
+    const Gnuplot gnuplot(place);
+    for (const Figure& figure : report.figures) {
+      const RenderedFigure rendered = gnuplot.render(figure, {.svg = true, .pdf = true});
+      write(figure.name + ".svg", rendered.svg);
+      write(figure.name + ".pdf", rendered.pdf);
+    }
+  }
+  write(info.name + ".csv", csv_text(report));
+  write(info.name + ".txt", text);
+  for (OutputFile& output : outputs) output.commit();
+}
+
+std::vector<nlohmann::json> measure(Study& study, StudyStore& store, const StudyInfo& info,
+                                    const StudyFlags& flags) {
+  const std::vector<std::string> cells = study.cells();
+  Progress progress(flags.quiet);
+  size_t done = 0;
+  for (size_t i = 0; i < cells.size(); ++i, ++done) {
+    progress.update(static_cast<double>(done) / static_cast<double>(cells.size()),
+                    fmt::format("{} · {}/{} · {}", info.name, done, cells.size(), cells[i]));
+    if (store.has(cells[i])) continue;
+    const std::string safe =
+        fmt::format("{} of {} cells are safe in {}. HINT: the same command with --resume goes on",
+                    done, cells.size(), store.path());
+    InterruptGuard::check(safe);
+    nlohmann::json value;
+    try {
+      value = study.measure(i);
+    } catch (const InterruptedError&) {
+      throw InterruptedError(safe);
+    }
+    store.put(cells[i], std::move(value));
+  }
+  progress.clear();
+  std::vector<nlohmann::json> values;
+  for (const std::string& cell : cells) values.push_back(store.value(cell));
+  return values;
+}
+
+void run_study(const CLI::App& command, StudyFlags flags, const Environment& environment,
+               const GnuplotPlace& place) {
+  const InterruptGuard guard;
+  const StudyInfo& info = study_by_name(flags.study);
+  info.defaults(flags.options);
+  std::ranges::sort(flags.options.set_sizes);
+  if (!flags.no_figures) Gnuplot{place};  // missing: say so now, not after the run
+  check_meant_as_name(flags.options.folder);
+  const fs::path folder = flags.options.folder;
+  if (fs::exists(folder) && !fs::is_directory(folder)) {
+    throw UsageError(fmt::format("-o: {}: expected a folder, got a file", folder.string()));
+  }
+  CommandFiles files;
+  files.reads(flags.options.prompts.given.file);
+  for (const std::string& model : {flags.model.model, flags.options.backbone}) {
+    if (model.empty()) continue;
+    files.reads_checkpoint(resolve_model(model, flags.model.revision, environment.hub).folder);
+  }
+  for (const char* ending : {".csv", ".txt"}) {
+    check_output_name((folder / (info.name + ending)).string(), flags.resume || flags.force);
+  }
+  const LoadedModel model = load_model(flags.model, environment);
+  const DecodeOptions decode = decode_options(flags.decoding, model.config);
+  if (decode.autoregressive()) {
+    throw UsageError(fmt::format(
+        "study: {}: expected a block-diffusion model, got an autoregressive one: it has no "
+        "denoising steps. HINT: --mask-token-id and --block-length",
+        flags.model.model));
+  }
+  check_decoding_fits(command, decode);
+  std::string backbone_digest;
+  if (!flags.options.backbone.empty()) {
+    ModelFlags backbone = flags.model;
+    backbone.model = flags.options.backbone;
+    backbone.asked_revision = nullptr;
+    backbone.overrides = {};
+    backbone_digest = load_model(backbone, environment).digest;
+  }
+  const std::optional<Tokenizer> tokenizer = load_tokenizer(model);
+  const StudyInput input{model,         tokenizer.has_value() ? &*tokenizer : nullptr,
+                         decode,        flags.decoding.gen_length,
+                         flags.options, environment,
+                         flags.model};
+  const std::unique_ptr<Study> study = info.make(input);
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw Error(fmt::format("{}: can't be created: {}", folder.string(), error.message()));
+  StudyStore store((folder / (info.name + ".cells.jsonl")).string(),
+                   settings_of(flags, info, model, decode, backbone_digest), flags.resume,
+                   flags.force);
+  const StudyReport report = study->report(measure(*study, store, info, flags));
+  const std::string text = report_text(report, info, flags, decode);
+  write_results(report, info, flags, text, place, files);
+  say("{}", text);
+}
+
+std::string study_names() {
+  std::string names;
+  for (const StudyInfo& info : all_studies()) names += (names.empty() ? "" : ", ") + info.name;
+  return names;
+}
+
+std::string footer() {
+  std::string text = "Studies:\n";
+  for (const StudyInfo& info : all_studies()) {
+    text += fmt::format("  {:<11} {} ({})\n", info.name, info.description, info.source);
+  }
+  return text +
+         "Example: blockscope study needle models/needle --k 8,16,32 -o needle-study\n"
+         "The folder gets NAME.txt, NAME.csv, the figures and NAME.cells.jsonl, from which "
+         "--resume "
+         "goes on.";
+}
+
+}  // namespace
+
+void add_study_command(CLI::App& app, const Environment& environment,
+                       const GnuplotPlace& gnuplot_place) {
+  auto flags = std::make_shared<StudyFlags>();
+  flags->decoding.gen_length = 32;
+  flags->options.prompts.depths = 0;
+  flags->options.prompts.per_cell = 0;
+  CLI::App* command = app.add_subcommand("study", "Make a table or figure of the papers");
+  command->footer(footer());
+  command->add_option("study", flags->study, study_names())->required();
+  add_model_flags(*command, flags->model);
+  add_decoding_flags(*command, flags->decoding);
+  StudyOptions& options = flags->options;
+  CLI::App* group = command->add_option_group("Study");
+  const auto list = [&](const char* name, auto& value, const char* help) {
+    return group->add_option(name, value, help)->delimiter(',');
+  };
+  list("--k", options.set_sizes, "Keys of a set")->check(whole_number(1));
+  list("--pages", options.pages, "Quest: keys per page")->check(whole_number(1));
+  list("--densities", options.densities, "residual: shares of the prefix")
+      ->check(real_number(0.0, 1.0, false));
+  list("--taus", options.taus, "tau, time: reuse when fewer tokens changed")
+      ->check(whole_number(1));
+  list("--steps", options.steps, "time: denoising steps of a block")->check(whole_number(1));
+  group->add_option("--blocks", options.blocks, "time: blocks of a run")
+      ->check(whole_number(1, kMostPrompts))
+      ->capture_default_str();
+  group->add_option("--repeats", options.repeats, "tau, time: turns of every method")
+      ->check(whole_number(1, kMostPrompts))
+      ->capture_default_str();
+  group->add_option("--exact-layers", options.exact_layers, "The first layers read everything")
+      ->check(whole_number(0))
+      ->capture_default_str();
+  group->add_option("--policy-seed", options.policy_seed, "Seed of random keys")
+      ->check(whole_number(0, std::numeric_limits<uint64_t>::max()))
+      ->capture_default_str();
+  group->add_option("--backbone", options.backbone, "stages: the autoregressive checkpoint");
+  CLI::App* generated = command->add_option_group("Generated prompts");
+  generated->add_option("--tasks", options.prompts.tasks, "Kinds of question (default: needle)")
+      ->delimiter(',');
+  generated->add_option("--contexts", options.prompts.contexts, "Context lengths in tokens")
+      ->delimiter(',')
+      ->check(whole_number(64, kLongestContext));
+  generated
+      ->add_option("--depths", options.prompts.depths, "needle: places of the needle (default: 11)")
+      ->check(whole_number(1, kMostPrompts));
+  generated
+      ->add_option("--per-cell", options.prompts.per_cell,
+                   "Prompts for each task, length and depth")
+      ->check(whole_number(1, kMostPrompts));
+  generated->add_option("--task-seed", options.prompts.task_seed, "Seed of the prompts")
+      ->check(whole_number(0, std::numeric_limits<uint64_t>::max()))
+      ->capture_default_str();
+  add_prompt_flags(*command, options.prompts.given);
+  command->add_option("-o,--output", options.folder, "Folder for the results")->required();
+  command->add_flag("--resume", flags->resume, "Go on with a study that was cut off");
+  command->add_flag("--force", flags->force, "Begin again, replacing what is there");
+  command->add_flag("--no-figures", flags->no_figures, "Text and CSV alone, without gnuplot");
+  command->add_flag("-q,--quiet", flags->quiet, "No progress");
+  command->callback([flags, command, environment, gnuplot_place] {
+    check_flags(*command, *flags);
+    run_study(*command, *flags, environment, gnuplot_place);
+  });
+}
+
+}  // namespace blockscope

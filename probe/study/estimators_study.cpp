@@ -1,0 +1,301 @@
+// MAGE (seed 001), Fig. 3: how well the sets of each method serve the tokens of a block; and Fig.
+// 1: how many keys the tokens of a block want together, and what one set for all of them costs
+// Quest.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "analysis/figures/bar_chart.h"
+#include "analysis/figures/line_chart.h"
+#include "command_line/interrupt.h"
+#include "probe/policies/exact_policy.h"
+#include "probe/study/estimator_meter.h"
+#include "probe/study/study.h"
+
+namespace blockscope {
+namespace {
+
+using Q = EstimateSums;
+
+class EstimateStudy : public Study {
+ public:
+  EstimateStudy(const StudyInput& input, bool all_methods)
+      : input_(input),
+        meter_{input.options.set_sizes, input.options.pages, all_methods,
+               input.options.exact_layers, input.options.policy_seed},
+        prompts_(study_prompts(input.options.prompts, input.model, input.tokenizer,
+                               input.gen_length, input.decode)) {
+    std::ranges::sort(meter_.set_sizes);
+  }
+
+  std::vector<std::string> cells() const override {
+    std::vector<std::string> names;
+    for (const StudyPrompt& prompt : prompts_) names.push_back(prompt.prompt.name);
+    return names;
+  }
+
+  nlohmann::json measure(size_t cell) override {
+    EstimatorMeter meter(meter_, input_.model, input_.decode.unmasking.denoising_steps);
+    DecodeCallbacks callbacks;
+    callbacks.observer = &meter;
+    callbacks.interrupted = [] { return InterruptGuard::signal() != 0; };
+    const auto exact = make_exact_policy();
+    int64_t next_pass = 0;
+    decode_batch(*input_.model.model, *exact, input_.decode, {prompts_[cell].prompt.request},
+                 next_pass, callbacks);
+    InterruptGuard::check();
+    return to_json(meter.result());
+  }
+
+ protected:
+  EstimateResult sum(const std::vector<nlohmann::json>& values) const {
+    EstimateResult result = estimates_from_json(values.front());
+    for (size_t i = 1; i < values.size(); ++i) result += estimates_from_json(values[i]);
+    return result;
+  }
+  std::string k_text(size_t k) const { return fmt::format("k={}", meter_.set_sizes[k]); }
+  std::string prompts_text() const { return fmt::format("{} prompts", prompts_.size()); }
+
+  StudyInput input_;
+  EstimatorOptions meter_;
+  std::vector<StudyPrompt> prompts_;
+};
+
+// ---- Fig. 3 ----
+
+class EstimatorsStudy : public EstimateStudy {
+ public:
+  explicit EstimatorsStudy(const StudyInput& input) : EstimateStudy(input, true) {}
+  StudyReport report(const std::vector<nlohmann::json>& values) const override;
+
+ private:
+  ReportTable table(const EstimateResult& result, const char* name, const char* title,
+                    const char* caption, double (*value)(const EstimateSums&)) const;
+  void add_csv(const EstimateResult& result, StudyReport& report) const;
+};
+
+double est_acc(const EstimateSums& sums) { return sums.mean(Q::kEstAcc); }
+double recall(const EstimateSums& sums) { return sums.mean(Q::kRecall); }
+double covered(const EstimateSums& sums) { return sums.mean(Q::kCovered); }
+double relative_l2(const EstimateSums& sums) { return sums.relative_l2(); }
+double mean_l1(const EstimateSums& sums) { return sums.mean(Q::kAbsolute); }
+
+ReportTable EstimatorsStudy::table(const EstimateResult& result, const char* name,
+                                   const char* title, const char* caption,
+                                   double (*value)(const EstimateSums&)) const {
+  ReportTable part{name, title, caption, {{"method"}, {}}};
+  for (size_t k = 0; k < result.set_sizes.size(); ++k) part.table.header.push_back(k_text(k));
+  for (size_t m = 0; m < result.methods.size(); ++m) {
+    std::vector<std::string> row{result.methods[m]};
+    bool any = false;
+    for (const MethodEstimate& estimate : result.estimates[m]) {
+      const double mean = value(estimate.later());
+      any = any || std::isfinite(mean);
+      row.push_back(report_number(mean));
+    }
+    if (any) part.table.rows.push_back(std::move(row));
+  }
+  return part;
+}
+
+void EstimatorsStudy::add_csv(const EstimateResult& result, StudyReport& report) const {
+  report.csv_header = {"method", "k",       "layer",       "head", "step",  "est_acc",
+                       "recall", "covered", "relative_l2", "l1",   "tokens"};
+  const auto row = [&](size_t m, size_t k, const std::string& layer, const std::string& head,
+                       const std::string& step, const EstimateSums& sums) {
+    const auto number = [](double value) {
+      return std::isfinite(value) ? fmt::format("{:.6g}", value) : std::string();
+    };
+    report.csv.push_back({result.methods[m], std::to_string(result.set_sizes[k]), layer, head, step,
+                          number(est_acc(sums)), number(recall(sums)), number(covered(sums)),
+                          number(relative_l2(sums)), number(mean_l1(sums)),
+                          std::to_string(sums.count[Q::kEstAcc])});
+  };
+  const auto heads = static_cast<size_t>(input_.model.config.num_heads);
+  for (size_t m = 0; m < result.methods.size(); ++m) {
+    for (size_t k = 0; k < result.set_sizes.size(); ++k) {
+      const MethodEstimate& estimate = result.estimates[m][k];
+      row(m, k, "all", "all", "2-", estimate.later());
+      for (size_t t = 0; t < estimate.by_step.size(); ++t) {
+        row(m, k, "all", "all", std::to_string(t + 1), estimate.by_step[t]);
+      }
+      for (size_t h = 0; h < estimate.by_head.size(); ++h) {
+        row(m, k, std::to_string(h / heads), std::to_string(h % heads), "2-", estimate.by_head[h]);
+      }
+    }
+  }
+}
+
+StudyReport EstimatorsStudy::report(const std::vector<nlohmann::json>& values) const {
+  const EstimateResult result = sum(values);
+  StudyReport report;
+  report.tables = {
+      table(
+          result, "est-acc", "EstAcc: share of each token's own top-k keys in the set",
+          "Mean over tokens, KV heads, layers and steps t > 1 of an exact run. SparseD: after its "
+          "dense steps. Quest reads whole pages, at least one. As MAGE, eq. 1 and Fig. 3.",
+          est_acc),
+      table(result, "recall", "Recall: share of the block's top-k set of the same step", "",
+            recall),
+      table(result, "covered", "Share of the prefix's probability on the set", "", covered),
+      table(result, "relative-l2", "Relative L2 error of the attention output",
+            "First order: on the exact run's own queries.", relative_l2),
+      table(result, "l1", "L1 error of the attention output, mean per element",
+            "As FlashBlock, Table 3 (there: the first layer).", mean_l1)};
+  add_csv(result, report);
+  BarChart bars{.x_label = "", .y_label = "EstAcc, steps t > 1"};
+  for (size_t k = 0; k < result.set_sizes.size(); ++k) bars.series.push_back({k_text(k), {}});
+  LineChart lines{.x_label = "denoising step t", .y_label = "EstAcc"};
+  const size_t middle = result.set_sizes.size() / 2;
+  for (size_t m = 0; m < result.methods.size(); ++m) {
+    if (result.methods[m] == "mage+flashblock") continue;  // the sets of mage
+    bars.groups.push_back(result.methods[m]);
+    for (size_t k = 0; k < result.set_sizes.size(); ++k) {
+      bars.series[k].values.push_back(est_acc(result.estimates[m][k].later()));
+    }
+    Curve curve{.title = result.methods[m], .x = {}, .y = {}};
+    const MethodEstimate& estimate = result.estimates[m][middle];
+    for (size_t t = 0; t < estimate.by_step.size(); ++t) {
+      curve.x.push_back(static_cast<double>(t + 1));
+      curve.y.push_back(est_acc(estimate.by_step[t]));
+    }
+    const bool few = std::ranges::none_of(curve.y, [](double y) { return std::isfinite(y); });
+    if (!few) lines.curves.push_back(std::move(curve));
+  }
+  Figure& by_size = report.figures.emplace_back();
+  by_size.name = "estimators";
+  by_size.title = "How well each method's set serves the tokens of a block";
+  by_size.caption = prompts_text() + "; as MAGE, Fig. 3.";
+  draw_bars(bars, by_size);
+  by_size.width = 960;
+  by_size.height = 400;
+  by_size.script = "set xtics rotate by -35\n" + by_size.script;
+  Figure& by_step = report.figures.emplace_back();
+  by_step.name = "estimators-by-step";
+  by_step.title = fmt::format("The same at every step, {}", k_text(middle));
+  by_step.caption =
+      prompts_text() + "; a method that reads everything at a step has no point there.";
+  draw_chart(lines, by_step);
+  by_step.width = 900;
+  return report;
+}
+
+// ---- Fig. 1 ----
+
+class UnionStudy : public EstimateStudy {
+ public:
+  explicit UnionStudy(const StudyInput& input) : EstimateStudy(input, false) {}
+  StudyReport report(const std::vector<nlohmann::json>& values) const override;
+};
+
+StudyReport UnionStudy::report(const std::vector<nlohmann::json>& values) const {
+  EstimateResult result = sum(values);
+  StudyReport report;
+  report.csv_header = {"quantity", "k", "page", "of", "value", "n"};
+  ReportTable unions{"union",
+                     "Keys that the tokens of a block want together at step 1, in units of k",
+                     "|union of the tokens' top-k sets| / k over blocks, layers and KV heads. As "
+                     "MAGE, Fig. 1a.",
+                     {{"k", "mean", "median", "95 %", "largest", "n"}, {}}};
+  LineChart spread{.x_label = "|union| / k, at most", .y_label = "share of blocks × KV heads"};
+  for (size_t k = 0; k < result.set_sizes.size(); ++k) {
+    std::vector<int64_t>& sizes = result.unions[k];
+    if (sizes.empty()) {
+      report.notes.push_back(fmt::format("{}: no prefix is longer", k_text(k)));
+      continue;
+    }
+    std::ranges::sort(sizes);
+    const auto size = static_cast<double>(result.set_sizes[k]);
+    const auto quantile = [&](double share) {
+      return static_cast<double>(
+                 sizes[static_cast<size_t>(share * static_cast<double>(sizes.size() - 1))]) /
+             size;
+    };
+    const double mean =
+        static_cast<double>(std::accumulate(sizes.begin(), sizes.end(), int64_t{0})) /
+        static_cast<double>(sizes.size()) / size;
+    const std::vector<std::pair<const char*, double>> shown{{"mean", mean},
+                                                            {"median", quantile(0.5)},
+                                                            {"95 %", quantile(0.95)},
+                                                            {"largest", quantile(1.0)}};
+    std::vector<std::string> row{std::to_string(result.set_sizes[k])};
+    for (const auto& [name, value] : shown) {
+      row.push_back(fmt::format("{:.2f}", value));
+      report.csv.push_back({"union", std::to_string(result.set_sizes[k]), "", name,
+                            fmt::format("{:.6g}", value), std::to_string(sizes.size())});
+    }
+    row.push_back(std::to_string(sizes.size()));
+    unions.table.rows.push_back(std::move(row));
+    Curve curve{.title = k_text(k), .x = {}, .y = {}};
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      if (i + 1 < sizes.size() && sizes[i] == sizes[i + 1]) continue;  // the last of equal ones
+      curve.x.push_back(static_cast<double>(sizes[i]) / size);
+      curve.y.push_back(static_cast<double>(i + 1) / static_cast<double>(sizes.size()));
+    }
+    spread.curves.push_back(std::move(curve));
+  }
+  report.tables.push_back(std::move(unions));
+  ReportTable quest{
+      "quest",
+      "EstAcc of Quest at step 1: each token's own pages against one set for the block",
+      "Share of each token's own top-k keys. As MAGE, Fig. 1b.",
+      {{"page"}, {}}};
+  for (size_t k = 0; k < result.set_sizes.size(); ++k) {
+    for (const char* of : {"token", "block"}) {
+      quest.table.header.push_back(fmt::format("{} per {}", k_text(k), of));
+    }
+  }
+  BarChart bars{.x_label = "keys per page", .y_label = "EstAcc at t = 1"};
+  const size_t middle = result.set_sizes.size() / 2;
+  bars.series = {{"per token", {}}, {"per block", {}}};
+  for (const int64_t page : input_.options.pages) {
+    std::vector<std::string> row{std::to_string(page)};
+    bars.groups.push_back(std::to_string(page));
+    for (size_t k = 0; k < result.set_sizes.size(); ++k) {
+      for (const char* of : {"token", "block"}) {
+        const std::string name = std::string(of) == "token"
+                                     ? fmt::format("quest per token p={}", page)
+                                     : fmt::format("quest p={}", page);
+        const auto m =
+            static_cast<size_t>(std::ranges::find(result.methods, name) - result.methods.begin());
+        const EstimateSums& sums = result.estimates.at(m)[k].by_step.front();
+        row.push_back(report_number(est_acc(sums)));
+        report.csv.push_back({"est_acc", std::to_string(result.set_sizes[k]), std::to_string(page),
+                              of, fmt::format("{:.6g}", est_acc(sums)),
+                              std::to_string(sums.count[Q::kEstAcc])});
+        if (k == middle) {
+          bars.series[std::string(of) == "token" ? 0 : 1].values.push_back(est_acc(sums));
+        }
+      }
+    }
+    quest.table.rows.push_back(std::move(row));
+  }
+  report.tables.push_back(std::move(quest));
+  if (!spread.curves.empty()) {
+    Figure& figure = report.figures.emplace_back();
+    figure.name = "union";
+    figure.title = "Keys that the tokens of a block want together";
+    figure.caption = prompts_text() + ", step 1; as MAGE, Fig. 1a.";
+    draw_chart(spread, figure);
+  }
+  Figure& figure = report.figures.emplace_back();
+  figure.name = "union-quest";
+  figure.title = fmt::format("Quest for each token and for the block, {}", k_text(middle));
+  figure.caption = prompts_text() + ", step 1; as MAGE, Fig. 1b.";
+  draw_bars(bars, figure);
+  return report;
+}
+
+}  // namespace
+
+std::unique_ptr<Study> make_estimators_study(const StudyInput& input) {
+  return std::make_unique<EstimatorsStudy>(input);
+}
+std::unique_ptr<Study> make_union_study(const StudyInput& input) {
+  return std::make_unique<UnionStudy>(input);
+}
+
+}  // namespace blockscope

@@ -1,0 +1,225 @@
+// FlashBlock (seed 000), Tables 2 and 3: SparseD per block with and without the attention over
+// unselected keys, by density: accuracy free-running, and under replay of the exact run the L1
+// distance to exact attention and the KL of the predictions.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "analysis/figures/bar_chart.h"
+#include "command_line/interrupt.h"
+#include "probe/policies/exact_policy.h"
+#include "probe/study/study.h"
+#include "probe/verify/fidelity.h"
+#include "probe/verify/free_run.h"
+
+namespace blockscope {
+namespace {
+
+/// Sums of one method, or of one prompt under it.
+struct Distance {
+  ErrorTotals first_layer, all_layers;
+  double kl = 0.0;
+  int64_t positions = 0;
+};
+
+nlohmann::json to_json(const Distance& distance) {
+  const auto totals = [](const ErrorTotals& error) {
+    return nlohmann::json{error.absolute, error.squared, error.reference, error.elements};
+  };
+  return {{"first_layer", totals(distance.first_layer)},
+          {"all_layers", totals(distance.all_layers)},
+          {"kl", distance.kl},
+          {"positions", distance.positions}};
+}
+
+void add_json(const nlohmann::json& json, Distance& to) {
+  const auto totals = [](const nlohmann::json& list) {
+    ErrorTotals error;
+    list.at(0).get_to(error.absolute);
+    list.at(1).get_to(error.squared);
+    list.at(2).get_to(error.reference);
+    list.at(3).get_to(error.elements);
+    return error;
+  };
+  to.first_layer += totals(json.at("first_layer"));
+  to.all_layers += totals(json.at("all_layers"));
+  to.kl += json.at("kl").get<double>();
+  to.positions += json.at("positions").get<int64_t>();
+}
+
+class ResidualStudy : public Study {
+ public:
+  explicit ResidualStudy(const StudyInput& input)
+      : input_(input),
+        prompts_(study_prompts(input.options.prompts, input.model, input.tokenizer,
+                               input.gen_length, input.decode)) {
+    methods_.push_back({"exact", {}, 0});
+    for (const double density : input.options.densities) {
+      for (const char* name : {"sparsed", "sparsed+flashblock"}) {
+        PolicyFlags policy;
+        policy.policy = name;
+        policy.per_block = true;
+        policy.density = density;
+        policy.exact_layers = input.options.exact_layers;
+        methods_.push_back({name, policy, 0});
+      }
+    }
+  }
+
+  std::vector<std::string> cells() const override {
+    std::vector<std::string> names;
+    for (const StudyPrompt& prompt : prompts_) names.push_back(prompt.prompt.name);
+    return names;
+  }
+
+  nlohmann::json measure(size_t cell) override;
+  StudyReport report(const std::vector<nlohmann::json>& values) const override;
+
+ private:
+  StudyInput input_;
+  std::vector<StudyPrompt> prompts_;
+  std::vector<StudyMethod> methods_;
+};
+
+nlohmann::json ResidualStudy::measure(size_t cell) {
+  const auto interrupted = [] { return InterruptGuard::signal() != 0; };
+  const ModelConfig& config = input_.model.config;
+  const ReadShape shape{config.num_layers, config.num_heads, config.num_kv_heads};
+  StudyPrompt prompt = prompts_[cell];
+  DecodeRequest& request = prompt.prompt.request;
+  request.sequence = 0;
+  request.prefix = std::make_shared<const CommittedPrefix>(
+      prefill_prompt(*input_.model.model, input_.decode, request, interrupted));
+  InterruptGuard::check();
+  nlohmann::json json = nlohmann::json::array();
+  for (const MethodRun& run :
+       run_methods(input_.model, input_.tokenizer, input_.decode, prompt, methods_)) {
+    json.push_back({{"run", blockscope::to_json(run)}});
+  }
+  FreeRunObserver exact(input_.decode.block_length(), shape);
+  DecodeCallbacks callbacks;
+  callbacks.observer = &exact;
+  callbacks.interrupted = interrupted;
+  const auto exact_policy = make_exact_policy();
+  int64_t next_pass = 0;
+  decode_batch(*input_.model.model, *exact_policy, input_.decode, {request}, next_pass, callbacks);
+  InterruptGuard::check();
+  request.replayed = true;
+  request.replay = exact.sequences.at(0).steps;
+  for (size_t m = 1; m < methods_.size(); ++m) {
+    FidelityMeter meter(shape);
+    const ChosenPolicy policy = choose_policy(methods_[m].policy, input_.model);
+    replay_in_lockstep(*input_.model.model, *policy.policy, input_.decode, {request}, meter,
+                       interrupted);
+    InterruptGuard::check();
+    const Fidelity fidelity = meter.result();
+    Distance distance;
+    for (size_t h = 0; h < fidelity.first_order.size(); ++h) {
+      if (h < static_cast<size_t>(shape.num_heads)) distance.first_layer += fidelity.first_order[h];
+      distance.all_layers += fidelity.first_order[h];
+    }
+    distance.positions = fidelity.kl.count;
+    distance.kl = fidelity.kl.mean * static_cast<double>(fidelity.kl.count);
+    json[m]["distance"] = to_json(distance);
+  }
+  return json;
+}
+
+StudyReport ResidualStudy::report(const std::vector<nlohmann::json>& values) const {
+  std::vector<std::string> tasks;  // "" of given prompts
+  for (const StudyPrompt& prompt : prompts_) {
+    if (std::ranges::find(tasks, prompt.task) == tasks.end()) tasks.push_back(prompt.task);
+  }
+  std::vector<std::map<std::string, MethodTotals>> totals(methods_.size());
+  std::vector<Distance> distances(methods_.size());
+  for (size_t p = 0; p < prompts_.size(); ++p) {
+    for (size_t m = 0; m < methods_.size(); ++m) {
+      totals[m][prompts_[p].task].add(method_run_from_json(values[p].at(m).at("run")));
+      if (m > 0) add_json(values[p].at(m).at("distance"), distances[m]);
+    }
+  }
+  const auto label = [&](size_t m) {
+    const auto& density = methods_[m].policy.density;
+    return density ? fmt::format("{} {:g} %", methods_[m].name, 100.0 * *density)
+                   : methods_[m].name;
+  };
+  StudyReport report;
+  ReportTable accuracy{"residual",
+                       "Accuracy by density of the selection, in percent",
+                       fmt::format("n = {} prompts a cell. Sets per block. As FlashBlock, Table 2.",
+                                   totals.front().begin()->second.prompts),
+                       {{"method"}, {}}};
+  for (const std::string& task : tasks)
+    accuracy.table.header.push_back(task.empty() ? "prompts" : task);
+  accuracy.table.header.insert(accuracy.table.header.end(), {"equal to exact", "keys not read"});
+  ReportTable error{"residual-error",
+                    "Distance to exact attention, and of the predictions",
+                    "Under replay of the exact run. L1: mean |difference| per element of the "
+                    "attention output; first order (the same queries). KL: nats a masked position. "
+                    "As FlashBlock, Table 3.",
+                    {{"method", "L1 first layer", "L1 all layers", "relative L2", "KL"}, {}}};
+  report.csv_header = {
+      "method",        "density",        "task", "prompts",     "accuracy", "equal_to_exact",
+      "keys_not_read", "l1_first_layer", "l1",   "relative_l2", "kl"};
+  BarChart bars{.x_label = "density (%)", .y_label = "L1 to exact attention, all layers"};
+  bars.series = {{"sparsed", {}}, {"sparsed+flashblock", {}}};
+  double largest = 0.0;
+  for (size_t m = 0; m < methods_.size(); ++m) {
+    MethodTotals all;
+    std::vector<std::string> row{label(m)};
+    const Distance& distance = distances[m];
+    const double kl = distance.positions == 0
+                          ? std::nan("")
+                          : distance.kl / static_cast<double>(distance.positions);
+    for (const std::string& task : tasks) {
+      const MethodTotals& total = totals[m].at(task);
+      row.push_back(percent(total.accuracy()));
+      all.prompts += total.prompts;
+      all.sum.tokens += total.sum.tokens;
+      all.sum.equal += total.sum.equal;
+      all.sum.rows += total.sum.rows;
+      all.sum.rows_read += total.sum.rows_read;
+      report.csv.push_back(
+          {methods_[m].name,
+           methods_[m].policy.density ? fmt::format("{:g}", *methods_[m].policy.density) : "", task,
+           std::to_string(total.prompts), fmt::format("{:.6g}", total.accuracy()),
+           fmt::format("{:.6g}", total.share_equal()), fmt::format("{:.6g}", total.saving()),
+           fmt::format("{:.6g}", distance.first_layer.l1()),
+           fmt::format("{:.6g}", distance.all_layers.l1()),
+           fmt::format("{:.6g}", distance.all_layers.relative_l2()), fmt::format("{:.6g}", kl)});
+    }
+    row.push_back(percent(all.share_equal()));
+    row.push_back(percent(all.saving()));
+    accuracy.table.rows.push_back(std::move(row));
+    if (m == 0) continue;
+    error.table.rows.push_back({label(m), report_number(distance.first_layer.l1(), 5),
+                                report_number(distance.all_layers.l1(), 5),
+                                report_number(distance.all_layers.relative_l2()),
+                                report_number(kl, 5)});
+    const bool residual = methods_[m].name != "sparsed";
+    if (!residual) {
+      bars.groups.push_back(fmt::format("{:g}", 100.0 * methods_[m].policy.density.value_or(0.0)));
+    }
+    bars.series[residual ? 1 : 0].values.push_back(distance.all_layers.l1());
+    largest = std::max(largest, distance.all_layers.l1());
+  }
+  bars.y_upper = largest > 0.0 ? 1.1 * largest : 1.0;
+  report.tables = {std::move(accuracy), std::move(error)};
+  Figure& figure = report.figures.emplace_back();
+  figure.name = "residual";
+  figure.title = "What the attention over unselected keys adds";
+  figure.caption = fmt::format("{} prompts; as FlashBlock, Table 3, all layers.", prompts_.size());
+  draw_bars(bars, figure);
+  return report;
+}
+
+}  // namespace
+
+std::unique_ptr<Study> make_residual_study(const StudyInput& input) {
+  return std::make_unique<ResidualStudy>(input);
+}
+
+}  // namespace blockscope

@@ -1,0 +1,116 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "decode_record/error.h"
+#include "probe/study/study.h"
+
+namespace blockscope {
+namespace {
+
+const std::vector<std::string> kPromptOptions{
+    "--prompt",      "--prompts", "--input-ids", "--metric",   "--limit",    "--chat",
+    "--no-thinking", "--tasks",   "--contexts",  "--per-cell", "--task-seed"};
+
+std::vector<std::string> with_prompts(std::vector<std::string> options) {
+  options.insert(options.end(), kPromptOptions.begin(), kPromptOptions.end());
+  return options;
+}
+
+template <class T>
+void fill(std::vector<T>& option, std::vector<T> value) {
+  if (option.empty()) option = std::move(value);
+}
+
+void prompt_defaults(StudyOptions& options, std::vector<int64_t> contexts, int64_t per_cell) {
+  fill(options.prompts.tasks, {"needle"});
+  fill(options.prompts.contexts, std::move(contexts));
+  if (options.prompts.per_cell == 0) options.prompts.per_cell = per_cell;
+  if (options.prompts.depths == 0) options.prompts.depths = 1;
+}
+
+}  // namespace
+
+const std::vector<StudyInfo>& all_studies() {
+  static const std::vector<StudyInfo> studies{
+      {"union", "How many keys the tokens of a block want together, and what that costs Quest",
+       "MAGE, Fig. 1", with_prompts({"--k", "--pages"}),
+       [](StudyOptions& options) {
+         fill(options.set_sizes, {32, 64, 128, 256});
+         fill(options.pages, {16, 8, 4, 2});
+         prompt_defaults(options, {1024}, 10);
+       },
+       make_union_study},
+      {"stages", "Five stages from predictions to key sets, trained model beside its backbone",
+       "MAGE, Fig. 2 and Table 2", with_prompts({"--k", "--backbone"}),
+       [](StudyOptions& options) {
+         fill(options.set_sizes, {32, 64, 128});
+         prompt_defaults(options, {1024}, 10);
+       },
+       make_stages_study},
+      {"estimators",
+       "How well the sets of every method serve a run: EstAcc, recall, covered, error",
+       "MAGE, Fig. 3", with_prompts({"--k", "--pages", "--exact-layers", "--policy-seed"}),
+       [](StudyOptions& options) {
+         fill(options.set_sizes, {32, 64, 128, 256});
+         fill(options.pages, {16, 8, 4, 2});
+         prompt_defaults(options, {1024}, 10);
+       },
+       make_estimators_study},
+      {"needle", "Accuracy by method, set size, context length and depth",
+       "MAGE, Table 3 and Fig. 4",
+       with_prompts({"--k", "--pages", "--exact-layers", "--policy-seed", "--depths"}),
+       [](StudyOptions& options) {
+         fill(options.set_sizes, {32, 64, 128, 256});
+         fill(options.pages, {16});
+         if (options.prompts.depths == 0)
+           options.prompts.depths = options.prompts.generated() ? 11 : 1;
+         prompt_defaults(options, {256, 512, 1024}, 2);
+       },
+       make_needle_study},
+      {"residual", "SparseD with and without the attention over unselected keys, by density",
+       "FlashBlock, Tables 2 and 3", with_prompts({"--densities", "--exact-layers"}),
+       [](StudyOptions& options) {
+         fill(options.densities, {0.2, 0.3, 0.4});
+         prompt_defaults(options, {512}, 20);
+       },
+       make_residual_study},
+      {"tau", "Accuracy, reads and time of a step by tau and context length",
+       "FlashBlock, Table 4 and Fig. 3", with_prompts({"--taus", "--repeats"}),
+       [](StudyOptions& options) {
+         fill(options.taus, {1, 2, 3, 4});
+         prompt_defaults(options, {256, 512, 1024}, 10);
+       },
+       make_tau_study},
+      {"time",
+       "Time per output block by method, context length and steps per block",
+       "MAGE, Figs. 5 to 7",
+       {"--k", "--pages", "--taus", "--contexts", "--steps", "--blocks", "--repeats",
+        "--exact-layers", "--policy-seed"},
+       [](StudyOptions& options) {
+         fill(options.set_sizes, {1024});
+         fill(options.pages, {16});
+         fill(options.taus, {2});
+         fill(options.prompts.contexts, {8192, 32768});
+         fill(options.steps, {32});
+       },
+       make_time_study}};
+  return studies;
+}
+
+const StudyInfo& study_by_name(const std::string& name) {
+  const std::vector<StudyInfo>& studies = all_studies();
+  const auto found = std::ranges::find(studies, name, &StudyInfo::name);
+  if (found != studies.end()) return *found;
+  std::string known;
+  for (const StudyInfo& study : studies) known += (known.empty() ? "" : ", ") + study.name;
+  throw UsageError(fmt::format("study: expected one of {}, got '{}'", known, name));
+}
+
+std::string percent(double share) {
+  return std::isfinite(share) ? fmt::format("{:.1f}", 100.0 * share) : "-";
+}
+
+}  // namespace blockscope

@@ -1,0 +1,321 @@
+// MAGE (seed 001), Figs. 5-7: time per output block by method, context length and steps per block,
+// and what of a step is attention, choosing keys, and the rest. The prefix is random
+// (random_prefix): what a step costs does not depend on what the keys say, and 32k positions need
+// no prefill.
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "analysis/figures/bar_chart.h"
+#include "analysis/figures/line_chart.h"
+#include "decode_record/error.h"
+#include "probe/checkpoint/rope.h"
+#include "probe/decode/sampling.h"
+#include "probe/study/study.h"
+#include "probe/verify/agreement.h"
+
+namespace blockscope {
+namespace {
+
+constexpr double kMega = 1e6;
+
+class TimeStudy : public Study {
+ public:
+  explicit TimeStudy(const StudyInput& input) : input_(input) {
+    const StudyOptions& options = input.options;
+    if (options.set_sizes.size() != 1) {
+      throw UsageError(
+          fmt::format("study time: --k: expected one set size, got {}", options.set_sizes.size()));
+    }
+    const int64_t k = options.set_sizes.front();
+    methods_.push_back({"exact", {}, 0});
+    const auto add = [&](std::string label, const char* name, auto change) {
+      PolicyFlags policy;
+      policy.policy = name;
+      change(policy);
+      methods_.push_back({std::move(label), policy, 0});
+    };
+    const auto sparse = [&](PolicyFlags& policy) {
+      policy.k = k;
+      policy.exact_layers = options.exact_layers;
+    };
+    add("mage", "mage", sparse);
+    add("mage, one thread", "mage", [&](PolicyFlags& policy) {
+      sparse(policy);
+      policy.no_overlap = true;
+    });
+    add("sparsed", "sparsed", sparse);
+    for (const int64_t page : options.pages) {
+      add(fmt::format("quest p={}", page), "quest", [&](PolicyFlags& policy) {
+        sparse(policy);
+        policy.page = page;
+      });
+    }
+    for (const int64_t tau : options.taus) {
+      add(fmt::format("flashblock tau={}", tau), "flashblock",
+          [&](PolicyFlags& policy) { policy.tau = tau; });
+    }
+    for (const int64_t context : options.prompts.contexts) {
+      const int64_t whole = context / block_length() * block_length();
+      for (const int64_t steps : options.steps) {
+        if (steps > block_length()) {
+          throw UsageError(
+              fmt::format("study time: --steps: expected at most the block length {}, got {}. "
+                          "HINT: a block has "
+                          "no more positions to decide; --block-length makes it longer",
+                          block_length(), steps));
+        }
+        cells_.push_back({whole, steps});
+      }
+      const int64_t end = whole + options.blocks * block_length();
+      if (end > largest_position_count(input.model.config)) {
+        throw UsageError(
+            fmt::format("study time: --contexts: expected at most the {} positions of this model "
+                        "with {} blocks, "
+                        "got {}",
+                        largest_position_count(input.model.config), options.blocks, context));
+      }
+    }
+  }
+
+  std::vector<std::string> cells() const override {
+    std::vector<std::string> names;
+    for (const Cell& cell : cells_) {
+      names.push_back(fmt::format("{} tokens, {} steps", cell.context, cell.steps));
+    }
+    return names;
+  }
+
+  nlohmann::json measure(size_t index) override;
+  StudyReport report(const std::vector<nlohmann::json>& values) const override;
+
+ private:
+  struct Cell {
+    int64_t context, steps;
+  };
+  /// Medians over the turns, per output block or per step.
+  struct Summary {
+    Spread block_ms, speedup;  // speedup: exact / this, turn by turn
+    double step = 0.0, attention = 0.0, choosing = 0.0, rest = 0.0;  // ms a denoising step
+    double estimating = 0.0, other = 0.0;  // ms of a step that chooses, and of one that does not
+    double estimating_share = 0.0;         // of the denoising steps
+    double beside = 0.0, waited = 0.0;     // ms per estimating step on the second thread
+    double attention_bytes = 0.0, choosing_bytes = 0.0, flops = 0.0;  // per denoising step
+  };
+
+  int64_t block_length() const { return input_.decode.block_length(); }
+  std::vector<Summary> summaries(const nlohmann::json& turns) const;
+  double weight_bytes() const { return static_cast<double>(input_.model.checkpoint_bytes); }
+  Figure speedups(const std::vector<std::vector<Summary>>& all) const;
+  Figure breakdown(const std::vector<Summary>& summaries, const Cell& cell) const;
+
+  StudyInput input_;
+  std::vector<StudyMethod> methods_;
+  std::vector<Cell> cells_;
+};
+
+nlohmann::json TimeStudy::measure(size_t index) {
+  const Cell& cell = cells_[index];
+  DecodeOptions decode = input_.decode;
+  decode.unmasking.denoising_steps = cell.steps;
+  decode.stop_ids.clear();  // every method decodes all blocks
+  StudyPrompt prompt;
+  DecodeRequest& request = prompt.prompt.request;
+  request.gen_length = input_.options.blocks * block_length();
+  request.prompt_hash = 1;
+  const ModelConfig& config = input_.model.config;
+  for (int64_t i = 0; i < cell.context; ++i) {
+    const double u = uniform_draw(input_.options.policy_seed, {1, 0, 0}, i);
+    const auto id = static_cast<int64_t>(u * static_cast<double>(config.vocab_size));
+    request.prompt.push_back(id == decode.mask_token_id ? std::max<int64_t>(id - 1, 0) : id);
+  }
+  request.prefix = std::make_shared<const CommittedPrefix>(
+      random_prefix(config, cell.context, input_.model.dtype, input_.options.policy_seed));
+  nlohmann::json turns = nlohmann::json::array();
+  for (int64_t r = 0; r < input_.options.repeats; ++r) {
+    nlohmann::json turn = nlohmann::json::array();
+    for (const MethodRun& run : run_methods(input_.model, nullptr, decode, prompt, methods_)) {
+      turn.push_back(to_json(run));
+    }
+    turns.push_back(std::move(turn));
+  }
+  return turns;
+}
+
+std::vector<TimeStudy::Summary> TimeStudy::summaries(const nlohmann::json& turns) const {
+  const ModelConfig& config = input_.model.config;
+  const auto element = static_cast<double>(c10::elementSize(input_.model.dtype));
+  const auto head_dim = static_cast<double>(config.head_dim);
+  const double queries = static_cast<double>(config.num_heads) /
+                         static_cast<double>(config.num_kv_heads) *
+                         static_cast<double>(block_length());
+  std::vector<Summary> result;
+  for (size_t m = 0; m < methods_.size(); ++m) {
+    Summary summary;
+    std::vector<double> blocks, speedups;
+    MethodTotals total;
+    for (const nlohmann::json& turn : turns) {
+      const MethodRun run = method_run_from_json(turn.at(m));
+      const MethodRun exact = method_run_from_json(turn.at(0));
+      blocks.push_back((run.step_ms + run.commit_ms) / static_cast<double>(run.commits));
+      speedups.push_back((exact.step_ms + exact.commit_ms) / (run.step_ms + run.commit_ms));
+      total.add(run);
+    }
+    summary.block_ms = spread_of(blocks);
+    summary.speedup = spread_of(speedups);
+    const MethodRun& sum = total.sum;
+    const auto steps = static_cast<double>(sum.denoising_steps);
+    const auto estimating = static_cast<double>(sum.estimating_steps);
+    summary.step = sum.step_ms / steps;
+    summary.choosing = (sum.choosing_ms + sum.waited_ms) / steps;
+    summary.attention = (sum.attention_ms - sum.choosing_ms) / steps;
+    summary.rest = summary.step - summary.attention - summary.choosing;
+    summary.estimating_share = estimating / steps;
+    const double nan = std::nan("");
+    summary.estimating = estimating > 0.0 ? sum.estimating_ms / estimating : nan;
+    summary.other =
+        steps > estimating ? (sum.step_ms - sum.estimating_ms) / (steps - estimating) : nan;
+    summary.beside = estimating > 0.0 ? sum.beside_ms / estimating : nan;
+    summary.waited = estimating > 0.0 ? sum.waited_ms / estimating : nan;
+    const double read = static_cast<double>(sum.rows_read) / steps;
+    const double scored = static_cast<double>(sum.rows_scored) / steps;
+    summary.attention_bytes = read * 2.0 * head_dim * element;
+    summary.choosing_bytes = scored * head_dim * element;
+    // QK^T and PV of all queries; choosing: QK^T again, or Quest's one mean query on page bounds.
+    const double per_scored = methods_[m].policy.policy == "quest" ? 2.0 : 2.0 * queries;
+    summary.flops = head_dim * (4.0 * queries * read + per_scored * scored);
+    result.push_back(summary);
+  }
+  return result;
+}
+
+StudyReport TimeStudy::report(const std::vector<nlohmann::json>& values) const {
+  StudyReport report;
+  ReportTable blocks{
+      "time",
+      "Time per output block, milliseconds, and how many times faster than exact",
+      fmt::format("{} blocks of {} positions, k = {}, random prefix; all denoising steps and the "
+                  "commit pass, without prefill; median of {} turns [least, most]. \"bytes\": "
+                  "exact's over the method's, key and value bytes a step with what choosing reads; "
+                  "\"with weights\": the same with the {:.0f} MB of weights that every step reads; "
+                  "FLOPs of attention and choosing. As MAGE, Figs. 5 and 7.",
+                  input_.options.blocks, block_length(), input_.options.set_sizes.front(),
+                  input_.options.repeats, weight_bytes() / kMega),
+      {{"context", "steps", "method", "ms a block", "speedup", "bytes", "with weights", "FLOPs"},
+       {}}};
+  ReportTable steps{
+      "time-steps",
+      "One denoising step, milliseconds: attention, choosing keys, the rest; steps that choose "
+      "apart",
+      "Means over steps. Choosing: on the decoding thread, waiting for the second one included. "
+      "\"beside\": on the second thread, per step that chooses, and what of it was waited for. As "
+      "MAGE, Fig. 6.",
+      {{"context", "steps", "method", "step", "attention", "choosing", "rest", "share choosing",
+        "a choosing step", "another step", "beside", "waited"},
+       {}}};
+  report.csv_header = {"context",        "steps",          "method",           "block_ms",
+                       "block_ms_least", "block_ms_most",  "speedup",          "speedup_least",
+                       "speedup_most",   "step_ms",        "attention_ms",     "choosing_ms",
+                       "rest_ms",        "choosing_share", "choosing_step_ms", "other_step_ms",
+                       "beside_ms",      "waited_ms",      "attention_bytes",  "choosing_bytes",
+                       "attention_flops"};
+  std::vector<std::vector<Summary>> all;
+  for (size_t c = 0; c < cells_.size(); ++c) {
+    all.push_back(summaries(values[c]));
+    const Summary& exact = all.back().front();
+    for (size_t m = 0; m < methods_.size(); ++m) {
+      const Summary& s = all.back()[m];
+      const std::string context = std::to_string(cells_[c].context);
+      const std::string per_block = std::to_string(cells_[c].steps);
+      const double bytes = s.attention_bytes + s.choosing_bytes;
+      blocks.table.rows.push_back(
+          {context, per_block, methods_[m].name, fmt::format("{:.1f}", s.block_ms.median),
+           fmt::format("{:.2f} [{:.2f}, {:.2f}]", s.speedup.median, s.speedup.low, s.speedup.high),
+           fmt::format("{:.2f}", exact.attention_bytes / bytes),
+           fmt::format("{:.2f}",
+                       (exact.attention_bytes + weight_bytes()) / (bytes + weight_bytes())),
+           fmt::format("{:.2f}", exact.flops / s.flops)});
+      const auto ms = [](double value) {
+        return std::isfinite(value) ? fmt::format("{:.2f}", value) : std::string("-");
+      };
+      steps.table.rows.push_back({context, per_block, methods_[m].name, ms(s.step), ms(s.attention),
+                                  ms(s.choosing), ms(s.rest), percent(s.estimating_share),
+                                  ms(s.estimating), ms(s.other), ms(s.beside), ms(s.waited)});
+      std::vector<std::string> row{context, per_block, methods_[m].name};
+      for (const double value :
+           {s.block_ms.median, s.block_ms.low, s.block_ms.high, s.speedup.median, s.speedup.low,
+            s.speedup.high, s.step, s.attention, s.choosing, s.rest, s.estimating_share,
+            s.estimating, s.other, s.beside, s.waited, s.attention_bytes, s.choosing_bytes,
+            s.flops}) {
+        row.push_back(std::isfinite(value) ? fmt::format("{:.6g}", value) : "");
+      }
+      report.csv.push_back(std::move(row));
+    }
+  }
+  report.tables = {std::move(blocks), std::move(steps)};
+  report.figures = {speedups(all), breakdown(all.back(), cells_.back())};
+  return report;
+}
+
+Figure TimeStudy::speedups(const std::vector<std::vector<Summary>>& all) const {
+  BarChart bars{.x_label = "context, steps per block", .y_label = "times faster than exact"};
+  double largest = 1.0;
+  for (size_t m = 1; m < methods_.size(); ++m) {
+    BarSeries series{methods_[m].name, {}};
+    for (const std::vector<Summary>& cell : all) {
+      series.values.push_back(cell[m].speedup.median);
+      largest = std::max(largest, series.values.back());
+    }
+    bars.series.push_back(std::move(series));
+  }
+  for (const Cell& cell : cells_) {
+    bars.groups.push_back(fmt::format("{}, {}", cell.context, cell.steps));
+  }
+  bars.y_upper = round_up_to(largest);
+  Figure figure;
+  figure.name = "time";
+  figure.title = "Time per output block against exact attention";
+  figure.caption = fmt::format(
+      "k = {}, median of {} turns; 1: as fast as exact. As MAGE, Figs. 5 "
+      "and 7.",
+      input_.options.set_sizes.front(), input_.options.repeats);
+  draw_bars(bars, figure);
+  figure.width = 900;
+  return figure;
+}
+
+Figure TimeStudy::breakdown(const std::vector<Summary>& summaries, const Cell& cell) const {
+  BarChart bars{.x_label = "", .y_label = "ms a denoising step"};
+  bars.series = {{"attention", {}}, {"choosing keys", {}}, {"the rest", {}}};
+  double largest = 0.0;
+  for (size_t m = 0; m < methods_.size(); ++m) {
+    bars.groups.push_back(methods_[m].name);
+    const Summary& s = summaries[m];
+    bars.series[0].values.push_back(s.attention);
+    bars.series[1].values.push_back(s.choosing);
+    bars.series[2].values.push_back(s.rest);
+    largest = std::max({largest, s.attention, s.choosing, s.rest});
+  }
+  bars.y_upper = round_up_to(largest);
+  Figure figure;
+  figure.name = "time-steps";
+  figure.title = fmt::format("Parts of a denoising step at {} tokens", cell.context);
+  figure.caption =
+      fmt::format("{} steps a block, mean over all steps. As MAGE, Fig. 6.", cell.steps);
+  draw_bars(bars, figure);
+  figure.width = 900;
+  return figure;
+}
+
+}  // namespace
+
+std::unique_ptr<Study> make_time_study(const StudyInput& input) {
+  return std::make_unique<TimeStudy>(input);
+}
+
+}  // namespace blockscope
