@@ -4,11 +4,10 @@ import json
 import pathlib
 import re
 import shutil
-import subprocess
 import tempfile
 
 import numpy as np
-from view_harness import BINARY, read_csv, read_png, skip_without_viewer, view
+from view_harness import BINARY, read_csv, read_png, skip_without_viewer, under_display, view
 
 TRACE = "tests/data/trace_schema_1.h5"
 
@@ -219,8 +218,7 @@ def check_signals(folder):
         place.mkdir()
         script = (f"'{BINARY}' view {TRACE} --screenshot {place}/a.png --csv {place}/a.csv --panel heads & "
                   f"sleep {delay}; kill -TERM $!; wait $!")
-        result = subprocess.run(["xvfb-run", "-a", "sh", "-c", script], capture_output=True, text=True,
-                                timeout=120)
+        result = under_display(["sh", "-c", script])
         left = {path.name for path in place.iterdir()}
         if result.returncode == 143:
             stopped += 1

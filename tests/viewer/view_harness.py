@@ -14,6 +14,17 @@ import numpy as np
 BINARY = os.environ["BLOCKSCOPE_BINARY"]
 
 
+def under_display(command):
+    """Runs a command with a display of its own; the exit code is the command's."""
+    # xvfb-run has another one when its server leaves late.
+    with tempfile.NamedTemporaryFile("r") as code:
+        command = ["xvfb-run", "-a", "-s", "-screen 0 2600x1700x24", "sh", "-c", '"$@"; echo $? > "$0"', code.name,
+                   *command]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        result.returncode = int(code.read() or result.returncode)
+    return result
+
+
 def view(*arguments, display=True, measure=None):
     command = [BINARY, "view", *map(str, arguments)]
     if measure is not None:  # the largest memory of the viewer, without that of the X server
@@ -22,18 +33,12 @@ def view(*arguments, display=True, measure=None):
                 "most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss\n"
                 "open(sys.argv[1], 'w').write(f'KB {most}')\nsys.exit(done.returncode)")
         command = [sys.executable, "-c", code, str(measure), *command]
-    environment = dict(os.environ)
     if not display:
+        environment = dict(os.environ)
         environment.pop("DISPLAY", None)
         environment.pop("WAYLAND_DISPLAY", None)
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    # xvfb-run has an exit code of its own when its server leaves late: the viewer's is kept apart.
-    with tempfile.NamedTemporaryFile("r") as code:
-        command = ["xvfb-run", "-a", "-s", "-screen 0 2600x1700x24", "sh", "-c", '"$@"; echo $? > "$0"', code.name,
-                   *command]
-        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-        result.returncode = int(code.read() or result.returncode)
-    return result
+    return under_display(command)
 
 
 def read_png(path):
