@@ -22,16 +22,6 @@ int report(const std::string& message, int exit_code) {
   return exit_code;
 }
 
-/// What a parse error says, in the words of our own messages.
-std::string words_of(const CLI::ParseError& error) {
-  constexpr std::string_view kTooMany = ": At Most 1 required but received ";
-  const std::string text = error.what();
-  const std::size_t at = text.find(kTooMany);
-  if (at == std::string::npos) return text;
-  return fmt::format("{}: expected once, got it {} times", text.substr(0, at),
-                     text.substr(at + kTooMany.size()));
-}
-
 /// `problem`: the system's words where an exception brought them.
 int finish_output(int exit_code, const std::string& problem = "") {
   const PrintedState printed = flush_standard_output();
@@ -70,6 +60,15 @@ int end_of(CLI::App& app, int argc, char** argv, const std::function<void()>& ru
 }
 
 }  // namespace
+
+std::string words_of(const CLI::ParseError& error) {
+  constexpr std::string_view kTooMany = ": At Most 1 required but received ";
+  const std::string text = error.what();
+  const std::size_t at = text.find(kTooMany);
+  if (at == std::string::npos) return text;
+  return fmt::format("{}: expected once, got it {} times", text.substr(0, at),
+                     text.substr(at + kTooMany.size()));
+}
 
 int exit_code_of(CLI::App& app, int argc, char** argv, const std::function<void()>& run) {
   try {

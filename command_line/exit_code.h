@@ -4,6 +4,7 @@
 
 #include <CLI/App.hpp>
 #include <functional>
+#include <string>
 
 namespace blockscope {
 
@@ -12,5 +13,8 @@ namespace blockscope {
 /// word, when nobody reads its output any more, as for programs that a broken pipe ends. `argv`
 /// names the command whose --help a message mentions.
 int exit_code_of(CLI::App& app, int argc, char** argv, const std::function<void()>& run);
+
+/// What is wrong with an option, in the words of all commands.
+std::string words_of(const CLI::ParseError& error);
 
 }  // namespace blockscope

@@ -31,6 +31,7 @@ struct CaptureFlags {
   PromptFlags prompts;
   DecodingFlags decoding;
   PolicyFlags policy;
+  bool shadow = false;
   RecordFlags record;
   std::string output;
   std::string replay;
@@ -114,6 +115,8 @@ void print_totals(const CaptureTotals& totals, const ResumeState& resumed, size_
 /// Options that this run would ignore.
 void check_flags(const CLI::App& command, const CaptureFlags& flags) {
   check_policy_flags(command, flags.policy);
+  refuse_idle(command, "--shadow", flags.policy.policy != "exact",
+              "a policy other than exact, which is its own shadow");
   check_record_flags(command, flags.record);
   if (flags.replay.empty()) {
     check_decoding_flags(command, flags.decoding);
@@ -171,9 +174,9 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   }
   const LoadedModel model = load_model(flags.model, environment);
   DecodeOptions decode = decode_options(flags.decoding, model.config);
-  decode.shadow = flags.policy.shadow;
+  decode.shadow = flags.shadow;
   if (flags.replay.empty()) check_decoding_fits(command, decode);
-  check_policy_fits(command, flags.policy, decode);
+  check_policy_fits(flags.policy, decode);
   const ChosenPolicy policy = choose_policy(flags.policy, model);
   const std::optional<Tokenizer> tokenizer = load_tokenizer(model);
   const Tokenizer* tokenizer_or_null = tokenizer.has_value() ? &*tokenizer : nullptr;
@@ -244,6 +247,7 @@ void add_capture_command(CLI::App& app, const Environment& environment,
                       "Feed the trajectories of this trace instead of own choices");
   add_decoding_flags(*command, flags->decoding);
   add_policy_flags(*command, flags->policy);
+  command->add_flag("--shadow", flags->shadow, "Compute the exact attention beside the policy");
   add_record_flags(*command, flags->record);
   command->add_option("-o,--output", flags->output, "Trace to write")->required();
   command->add_flag("--force", flags->force, "Replace an existing trace");

@@ -105,7 +105,7 @@ EvalReport evaluate_model(const CLI::App* command, const EvalFlags& flags, Model
   const DecodeOptions decode = decode_options(flags.decoding, model.config);
   if (command != nullptr) {
     check_decoding_fits(*command, decode);
-    check_policy_fits(*command, flags.policy, decode);
+    check_policy_fits(flags.policy, decode);
   }
   const ChosenPolicy policy = choose_policy(flags.policy, model);
   EvalReport report;

@@ -332,7 +332,8 @@ void add_study_command(CLI::App& app, const Environment& environment,
       ->check(real_number(0.0, 1.0, false));
   list("--taus", options.taus, "tau, time: reuse when fewer tokens changed")
       ->check(whole_number(1));
-  list("--steps", options.steps, "time: denoising steps of a block")->check(whole_number(1));
+  list("--steps", options.steps, "time: denoising steps of a block (default: --denoising-steps)")
+      ->check(whole_number(1));
   group->add_option("--blocks", options.blocks, "time: blocks of a run")
       ->check(whole_number(1, kMostPrompts))
       ->capture_default_str();

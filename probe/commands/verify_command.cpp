@@ -33,6 +33,8 @@ struct VerifyFlags {
   PromptFlags prompts;
   DecodingFlags decoding;
   SettingFlags setting;
+  std::string against;    // a policy as text
+  PolicyFlags reference;  // what it says; exact without it
   std::optional<int64_t> asked_repeats;
   std::string output;
   std::string csv;
@@ -45,12 +47,32 @@ struct VerifyFlags {
   int64_t repeats() const { return asked_repeats.value_or(setting.sweep ? 1 : 3); }
 };
 
-void check_flags(const CLI::App& command, const VerifyFlags& flags) {
+/// The policy that `--policy` names; --reuse alone means flashblock, as its only reader.
+PolicyFlags policy_of(const CLI::App& command, PolicyFlags flags) {
+  if (flags.policy.empty() && !flags.reuse_file.empty()) flags.policy = "flashblock";
+  if (flags.policy.empty()) {
+    throw UsageError(
+        "verify: expected --policy or --reuse, got none. HINT: --policy mage --k 64, or --reuse "
+        "reuse.json for flashblock with the heads of a calibration file");
+  }
+  check_policy_flags(command, flags);
+  if (flags.policy == "exact") {
+    throw UsageError(
+        "--policy exact: does nothing, every policy is compared with exact. HINT: another policy, "
+        "or leave --against out");
+  }
+  return flags;
+}
+
+/// Fills in what the options leave open, and refuses what makes no sense.
+void check_flags(const CLI::App& command, VerifyFlags& flags) {
+  flags.setting.policy = policy_of(command, flags.setting.policy);
   refuse_idle(command, "--taus", flags.setting.sweep, "--sweep");
   refuse_idle(command, "--gammas", flags.setting.sweep, "--sweep");
   check_decoding_flags(command, flags.decoding);
   check_prompt_flags(command, flags.prompts);
   check_setting_flags(flags.setting);
+  if (!flags.against.empty()) flags.reference = policy_from_text(flags.against);
   refuse_idle(command, "--force",
               !flags.output.empty() || !flags.csv.empty() || !flags.figures.empty(),
               "-o, --csv or --figures");
@@ -83,7 +105,8 @@ void open_figures(const VerifyFlags& flags, const GnuplotPlace& place, CommandFi
 VerifyOutputs open_outputs(const VerifyFlags& flags, const GnuplotPlace& place,
                            const fs::path& model_folder) {
   CommandFiles files;
-  files.reads(flags.setting.reuse_file);
+  files.reads(flags.setting.policy.reuse_file);
+  files.reads(flags.reference.reuse_file);
   files.reads(flags.prompts.file);
   files.reads_checkpoint(model_folder.string());
   VerifyOutputs outputs;
@@ -131,7 +154,6 @@ VerifyFacts facts_of(const VerifyFlags& flags, const LoadedModel& model,
   facts.model = flags.model.model;
   facts.digest = model.digest;
   facts.dtype = dtype_name(model.dtype);
-  facts.reuse_file = flags.setting.reuse_file;
   facts.prompts = flags.prompts.file;
   facts.decoding = decoding_line(flags.decoding, decode);
   facts.instruction_set = instruction_set();
@@ -159,18 +181,16 @@ void verify(const VerifyFlags& flags, const Environment& environment, const Gnup
       flags, place, resolve_model(flags.model.model, flags.model.revision, environment.hub).folder);
   LoadedModel model = load_model(flags.model, environment);
   const DecodeOptions decode = decode_options(flags.decoding, model.config);
+  check_policy_fits(flags.setting.policy, decode);
+  check_policy_fits(flags.reference, decode, "--against");
   if (decode.autoregressive()) {
     throw UsageError(fmt::format(
-        "verify: {}: expected a block-diffusion model, got an autoregressive one: it has no "
-        "denoising steps to reuse between. HINT: --mask-token-id and --block-length",
+        "verify: {}: expected a block-diffusion model, got an autoregressive one: it has no masked "
+        "positions to compare predictions at. HINT: --mask-token-id and --block-length",
         flags.model.model));
   }
-  const ModelConfig& config = model.config;
-  const ReuseFile file = read_reuse_file(
-      flags.setting.reuse_file,
-      ReuseModel{config.num_layers, config.num_heads, config.num_kv_heads, model.digest});
-  const std::vector<ReuseSetting> settings =
-      reuse_settings(flags.setting, file, config.num_kv_heads);
+  const PolicySetting reference = policy_setting(flags.reference, model);
+  const std::vector<PolicySetting> settings = policy_settings(flags.setting, model);
   const std::optional<Tokenizer> tokenizer = load_tokenizer(model);
   const Tokenizer* tokenizer_or_null = tokenizer.has_value() ? &*tokenizer : nullptr;
   const std::vector<RunPrompt> prompts =
@@ -180,8 +200,9 @@ void verify(const VerifyFlags& flags, const Environment& environment, const Gnup
   Progress progress(flags.quiet);
   const VerifyInput input{
       model, decode, prompts, tokenizer_or_null, flags.decoding.batch_size, flags.repeats()};
-  const VerifyResult result = verify_reuse(
-      input, settings, [&](double done, const std::string& text) { progress.update(done, text); });
+  const VerifyResult result =
+      verify_policies(input, reference, settings,
+                      [&](double done, const std::string& text) { progress.update(done, text); });
   progress.clear();
 
   const VerifyFacts facts = facts_of(flags, model, decode, prompts);
@@ -212,20 +233,22 @@ void add_verify_command(CLI::App& app, const Environment& environment,
   auto flags = std::make_shared<VerifyFlags>();
   flags->decoding.gen_length = 32;
   CLI::App* command =
-      app.add_subcommand("verify", "Measure what a calibration file saves and what it costs");
+      app.add_subcommand("verify", "Measure what an attention policy saves and what it costs");
   command->footer(
-      "Example: blockscope verify models/needle --reuse reuse.json \\\n"
+      "Example: blockscope verify models/needle --policy mage --k 16 \\\n"
       "           --prompts models/needle/demo.jsonl --threads 1\n"
-      "With --sweep --figures DIR it draws the accuracy against the saving. The exit code says "
-      "that\n"
-      "it was measured, not that it was good: read the last lines.");
+      "--reuse reuse.json measures flashblock with a calibration file; with --sweep --figures DIR "
+      "it\n"
+      "draws the accuracy against the saving. --against quest,k=64,page=16 compares two policies.\n"
+      "The exit code says that it was measured, not that it was good: read the last lines.");
   add_model_flags(*command, flags->model);
-  command->add_option("--reuse", flags->setting.reuse_file, "Calibration file with the heads")
-      ->required();
+  flags->setting.policy.policy.clear();
+  add_policy_flags(*command, flags->setting.policy);
   command
-      ->add_option("--tau", flags->setting.tau,
-                   "Reuse when fewer than tau tokens changed (default: the file's, else 2)")
-      ->check(whole_number(1));
+      ->add_option("--against", flags->against,
+                   "Compare with this policy instead of exact: its name and options, "
+                   "quest,k=64,page=16")
+      ->option_text("POLICY");
   command->add_flag("--sweep", flags->setting.sweep,
                     "Also every tau beside every gamma, masks from the file's similarities");
   command->add_option("--taus", flags->setting.taus, "Values of the sweep")

@@ -7,7 +7,7 @@
 
 namespace blockscope {
 
-/// `blockscope verify`: what a calibration file saves on given prompts, and what it costs.
+/// `blockscope verify`: what an attention policy saves on given prompts, and what it costs.
 void add_verify_command(CLI::App& app, const Environment& environment,
                         const GnuplotPlace& gnuplot_place);
 

@@ -44,7 +44,8 @@ struct PassResult {
   int64_t length = 0;        // T, positions per sequence in this pass
   int64_t start = 0;         // absolute first position (prefill only: others start at block * B)
   int64_t pass_ns = 0;       // wall time of the pass without the observer's own work
-  int64_t attention_ns = 0;  // part of pass_ns spent in attention, all layers
+  int64_t attention_ns = 0;  // part of pass_ns spent in attention, all layers, and in waiting for
+                             // what the policy does beside them
   std::vector<StepDecision> decisions;  // [S]; empty ones for commit; empty vector for prefill
 };
 

@@ -33,7 +33,10 @@ void DecodeSeams::end_pass() {
     cache_.commit(prefill_slot_, prefill_length_);
     return;
   }
-  policy_.end_pass();
+  {
+    const Stopwatch watch(attention_ns_);  // what runs beside the layers is waited for here
+    policy_.end_pass();
+  }
   for (size_t slot = 0; slot < context_->sequences.size(); ++slot) {
     if (stores(context_->sequences[slot])) {
       cache_.commit(static_cast<int64_t>(slot), options_.block_length);

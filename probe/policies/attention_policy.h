@@ -37,8 +37,9 @@ struct AttentionParts {
                             // undefined: all sequences did
   at::Tensor residual;      // [S, H, T, D] float32: merged into `out` beside the selected keys, and
   at::Tensor lse_residual;  // [S, H, T]    its lse, -inf: none; undefined: no sequence has one
-  at::Tensor rows_scored;   // [S] int64: rows of keys, or of page bounds, that each KV head read to
-                            // choose its set; undefined: none
+  at::Tensor rows_scored;   // [S] int64: rows of D elements (a key, a value, a page's least or
+                            // largest key) that each KV head read besides, to choose its set and to
+                            // keep the residual of the others; undefined: none
 
   /// Something other than this step's attention over the whole prefix went into `out`.
   bool approximate() const { return reused.defined() || selected.defined(); }

@@ -92,8 +92,10 @@ AttentionParts SelectionPolicy::attend(const AttentionInput& input, const Extern
     const bool captured = is_dense(pass, input.layer) && input.layer >= options_.exact_layers &&
                           pass.kind == PassKind::denoise && captures(pass);
     if (is_dense(pass, input.layer) && !captured) continue;
-    const int64_t scored =
-        rows_scored(pass, external.length[static_cast<int64_t>(s)].item<int64_t>());
+    const int64_t length = external.length[static_cast<int64_t>(s)].item<int64_t>();
+    int64_t scored = rows_scored(pass, length);
+    // Keys and values of the unselected once more: unselected_attention.
+    if (captured && options_.residual) scored += 2 * (length - options_.set_size(length));
     if (scored > 0) {
       if (!rows.defined()) rows = at::zeros({static_cast<int64_t>(passes.size())}, at::kLong);
       rows[static_cast<int64_t>(s)] = scored;

@@ -8,7 +8,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
+#include <vector>
 
+#include "command_line/exit_code.h"
 #include "command_line/options.h"
 #include "decode_record/error.h"
 #include "decode_record/reuse_file.h"
@@ -34,8 +36,6 @@ std::string known_policies() {
   for (const char* name : kPolicies) names += std::string(names.empty() ? "" : ", ") + name;
   return names;
 }
-
-bool is_sparse(const std::string& policy) { return policy != "exact" && policy != "flashblock"; }
 
 ChosenPolicy choose_flashblock(const PolicyFlags& flags, const LoadedModel& model,
                                nlohmann::json settings) {
@@ -63,13 +63,7 @@ ChosenPolicy choose_flashblock(const PolicyFlags& flags, const LoadedModel& mode
 
 ChosenPolicy choose_selection(const PolicyFlags& flags, const LoadedModel& model,
                               nlohmann::json settings) {
-  SelectionOptions options;
-  options.num_layers = model.config.num_layers;
-  options.k = flags.k.value_or(0);
-  options.density = flags.density.value_or(0.0);
-  options.exact_layers = flags.exact_layers;
-  options.residual = flags.policy.ends_with("+flashblock");
-  options.overlap = !flags.no_overlap;
+  const SelectionOptions options = selection_options(flags, model.config.num_layers);
   if (flags.k.has_value()) settings["k"] = options.k;
   if (flags.density.has_value()) settings["density"] = options.density;
   settings["exact_layers"] = options.exact_layers;
@@ -124,7 +118,6 @@ void add_policy_flags(CLI::App& app, PolicyFlags& flags) {
                    "--reuse, else 2)")
       ->check(whole_number(1));
   group->add_option("--reuse", flags.reuse_file, "flashblock: calibration file with the heads");
-  group->add_flag("--shadow", flags.shadow, "Compute the exact attention beside the policy");
 }
 
 void check_policy_flags(const CLI::App& app, const PolicyFlags& flags) {
@@ -132,7 +125,7 @@ void check_policy_flags(const CLI::App& app, const PolicyFlags& flags) {
   if (std::find(kPolicies.begin(), kPolicies.end(), name) == kPolicies.end()) {
     throw UsageError(fmt::format("--policy: expected one of {}, got '{}'", known_policies(), name));
   }
-  const bool sparse = is_sparse(name);
+  const bool sparse = is_sparse(flags);
   refuse_idle(app, "--tau", name == "flashblock", "--policy flashblock");
   refuse_idle(app, "--reuse", name == "flashblock", "--policy flashblock");
   refuse_idle(app, "--k", sparse, "a sparse policy");
@@ -141,8 +134,6 @@ void check_policy_flags(const CLI::App& app, const PolicyFlags& flags) {
   refuse_idle(app, "--page", name == "quest", "--policy quest");
   refuse_idle(app, "--per-block", name.starts_with("sparsed"), "--policy sparsed");
   refuse_idle(app, "--policy-seed", name == "random", "--policy random");
-  refuse_idle(app, "--shadow", name != "exact",
-              "a policy other than exact, which is its own shadow");
   if (sparse && flags.k.has_value() == flags.density.has_value()) {
     throw UsageError(
         fmt::format("--policy {}: expected either --k or --density, got {}. HINT: "
@@ -152,17 +143,86 @@ void check_policy_flags(const CLI::App& app, const PolicyFlags& flags) {
   if (name == "sparsed+flashblock" && !flags.per_block) {
     throw UsageError(
         "--policy sparsed+flashblock: expected --per-block, got none. HINT: the residual belongs "
-        "to "
-        "the queries of one block, so the sets must too");
+        "to the queries of one block, so the sets must too");
   }
 }
 
-void check_policy_fits(const CLI::App& app, const PolicyFlags& flags,
-                       const DecodeOptions& options) {
+bool is_sparse(const PolicyFlags& flags) {
+  return flags.policy != "exact" && flags.policy != "flashblock";
+}
+
+SelectionOptions selection_options(const PolicyFlags& flags, int64_t num_layers) {
+  SelectionOptions options;
+  options.num_layers = num_layers;
+  options.k = flags.k.value_or(0);
+  options.density = flags.density.value_or(0.0);
+  options.exact_layers = flags.exact_layers;
+  options.residual = flags.policy.ends_with("+flashblock");
+  options.overlap = !flags.no_overlap;
+  return options;
+}
+
+PolicyFlags policy_from_text(std::string_view text) {
+  PolicyFlags flags;
+  CLI::App app;  // the same options, so the same rules
+  app.set_help_flag();
+  add_policy_flags(app, flags);
+  try {
+    std::vector<std::string> arguments;
+    size_t begin = 0;
+    while (begin <= text.size()) {
+      const size_t end = std::min(text.find(',', begin), text.size());
+      const std::string part(text.substr(begin, end - begin));
+      const bool name = begin == 0;
+      begin = end + 1;
+      arguments.push_back((name ? "--policy=" : "--") + part);
+      const std::string option = "--" + part.substr(0, part.find('='));
+      if (name || (option != "--policy" && app.get_option_no_throw(option) != nullptr)) continue;
+      throw UsageError(fmt::format(
+          "expected a name and options such as k=64, density=0.3, page=16, exact-layers=2, "
+          "per-block, tau=2 or reuse=FILE, got '{}'",
+          part));
+    }
+    std::vector<const char*> words{"blockscope"};
+    for (const std::string& argument : arguments) words.push_back(argument.c_str());
+    refuse_empty_values(static_cast<int>(words.size()), words.data());
+    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes the last one first
+    app.parse(arguments);
+    check_policy_flags(app, flags);
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(fmt::format("policy '{}': {}", text, words_of(error)));
+  } catch (const UsageError& error) {
+    throw UsageError(fmt::format("policy '{}': {}", text, error.what()));
+  }
+  return flags;
+}
+
+std::string policy_text(const PolicyFlags& flags) {
+  std::string text = flags.policy;
+  const PolicyFlags defaults;
+  const auto add = [&text](const char* name, const auto& value) {
+    text += fmt::format(",{}={}", name, value);
+  };
+  if (flags.tau.has_value()) add("tau", *flags.tau);
+  if (!flags.reuse_file.empty()) add("reuse", flags.reuse_file);
+  if (flags.k.has_value()) add("k", *flags.k);
+  if (flags.density.has_value()) add("density", *flags.density);
+  if (flags.exact_layers != defaults.exact_layers) add("exact-layers", flags.exact_layers);
+  if (flags.policy == "quest") add("page", flags.page);
+  if (flags.per_block) text += ",per-block";
+  if (flags.policy_seed != defaults.policy_seed) add("policy-seed", flags.policy_seed);
+  return text;
+}
+
+void check_policy_fits(const PolicyFlags& flags, const DecodeOptions& options,
+                       std::string_view option) {
   const bool within_block = flags.policy == "flashblock" || flags.policy.starts_with("mage") ||
                             (flags.policy.starts_with("sparsed") && flags.per_block);
-  refuse_idle(app, "--policy", !within_block || !options.autoregressive(),
-              "a block-diffusion model: token by token there are no steps to reuse between");
+  if (!within_block || !options.autoregressive()) return;
+  throw UsageError(fmt::format(
+      "{} {}: does nothing without a block-diffusion model: token by token there are no steps to "
+      "reuse between. HINT: take another policy, or a block-diffusion model",
+      option, flags.policy));
 }
 
 ChosenPolicy choose_policy(const PolicyFlags& flags, const LoadedModel& model) {

@@ -29,15 +29,15 @@ struct MethodRun {
   int64_t context_length = 0;    // N of the first step
   int64_t rows = 0;              // external key rows that exact attention reads in denoising steps
   int64_t rows_read = 0;         // those read
-  int64_t rows_scored = 0;       // rows of keys or page bounds read to choose, all KV heads
+  int64_t rows_scored = 0;       // AttentionParts::rows_scored, of all KV heads
   int64_t estimating_steps = 0;  // denoising steps in which keys were chosen, on either thread
   double estimating_ms = 0.0;    // of these steps, whole passes
-  double attention_ms = 0.0;     // of denoising steps, choosing within it included
-  double step_ms = 0.0;          // of denoising steps, whole passes
-  double commit_ms = 0.0;        // of commit passes
-  double choosing_ms = 0.0;      // on the decoding thread
-  double beside_ms = 0.0;        // on the second thread
-  double waited_ms = 0.0;        // of it, waited for
+  double attention_ms = 0.0;  // of denoising steps, choosing within it and waiting for it included
+  double step_ms = 0.0;       // of denoising steps, whole passes
+  double commit_ms = 0.0;     // of commit passes
+  double choosing_ms = 0.0;   // on the decoding thread
+  double beside_ms = 0.0;     // on the second thread
+  double waited_ms = 0.0;     // of it, waited for
 };
 nlohmann::json to_json(const MethodRun& run);
 MethodRun method_run_from_json(const nlohmann::json& json);

@@ -202,10 +202,12 @@ Figure NeedleStudy::heatmap(const std::vector<Totals>& totals, const std::set<in
                             int64_t k) const {
   const std::vector<std::string> shown = names();
   Panels panels{.count = shown.size(), .columns = std::min<size_t>(4, shown.size())};
-  panels.plot_width = std::clamp(static_cast<int>(contexts.size()) * 34, 90, 300);
+  panels.plot_width = std::clamp(static_cast<int>(contexts.size()) * 44, 110, 400);
   panels.plot_height = std::clamp(static_cast<int>(input_.options.prompts.depths) * 12, 90, 260);
   panels.right = 96;
   panels.left = 64;
+  panels.gap_x = 40;
+  panels.gap_y = 70;
   std::vector<std::string> lengths, depths;
   for (const int64_t context : contexts) lengths.push_back(context_name(context));
   const int64_t last = input_.options.prompts.depths - 1;
@@ -219,8 +221,8 @@ Figure NeedleStudy::heatmap(const std::vector<Totals>& totals, const std::set<in
   figure.width = panels.width();
   figure.height = panels.height();
   figure.script = cell_axes(lengths.size(), depths.size()) + slot_tics("x", lengths, 8) +
-                  "set xtics rotate by -45\n" + slot_tics("y", depths, 6) +
-                  color_bar(panels, 0.0, 100.0, "accuracy (%)") + "set multiplot\n";
+                  slot_tics("y", depths, 6) + color_bar(panels, 0.0, 100.0, "accuracy (%)") +
+                  "set multiplot\n";
   int64_t per_cell = 0;
   for (size_t i = 0; i < shown.size(); ++i) {
     const std::string file = fmt::format("cells{}.tsv", i);
@@ -254,7 +256,8 @@ Figure NeedleStudy::curves(const std::vector<Totals>& totals,
   // Accuracy against k, one plot a context length.
   const std::vector<std::string> shown = names();
   Panels panels{.count = contexts.size(), .columns = std::min<size_t>(3, contexts.size())};
-  panels.right = 170;
+  panels.right = 180;
+  panels.gap_x = 44;
   Figure figure;
   figure.name = "needle-by-k";
   figure.title = "Accuracy against the keys read";
@@ -278,7 +281,8 @@ Figure NeedleStudy::curves(const std::vector<Totals>& totals,
                                  context_name(context), panels.is_lowest(i) ? "k" : "",
                                  panels.column(i) == 0 ? "accuracy (%)" : "");
     figure.script += i + 1 == contexts.size()
-                         ? "set key at screen 1, graph 1 right top Left reverse vertical\n"
+                         ? "set key at graph 1.08, graph 1.05 left top Left reverse vertical "
+                           "maxrows 20\n"
                          : "unset key\n";
     figure.script += "plot ";
     for (size_t s = 0; s < shown.size(); ++s) {
@@ -287,7 +291,7 @@ Figure NeedleStudy::curves(const std::vector<Totals>& totals,
                       file, s + 2, s % 7 + 1, s / 7 + 1, gnuplot_text(shown[s]));
     }
     figure.script += "\n";
-    if (i + 1 < contexts.size()) figure.script += "set key\n";
+    if (i + 1 < contexts.size()) figure.script += "set key\n";  // unset hides it for good
     ++i;
   }
   figure.script += "unset multiplot\n";

@@ -94,7 +94,6 @@ const std::vector<StudyInfo>& all_studies() {
          fill(options.pages, {16});
          fill(options.taus, {2});
          fill(options.prompts.contexts, {8192, 32768});
-         fill(options.steps, {32});
        },
        make_time_study}};
   return studies;

@@ -62,7 +62,7 @@ class TimeStudy : public Study {
     }
     for (const int64_t context : options.prompts.contexts) {
       const int64_t whole = context / block_length() * block_length();
-      for (const int64_t steps : options.steps) {
+      for (const int64_t steps : steps_per_block()) {
         if (steps > block_length()) {
           throw UsageError(
               fmt::format("study time: --steps: expected at most the block length {}, got {}. "
@@ -109,6 +109,10 @@ class TimeStudy : public Study {
   };
 
   int64_t block_length() const { return input_.decode.block_length(); }
+  std::vector<int64_t> steps_per_block() const {
+    if (!input_.options.steps.empty()) return input_.options.steps;
+    return {input_.decode.unmasking.denoising_steps};
+  }
   std::vector<Summary> summaries(const nlohmann::json& turns) const;
   double weight_bytes() const { return static_cast<double>(input_.model.checkpoint_bytes); }
   Figure speedups(const std::vector<std::vector<Summary>>& all) const;
@@ -173,7 +177,7 @@ std::vector<TimeStudy::Summary> TimeStudy::summaries(const nlohmann::json& turns
     const auto estimating = static_cast<double>(sum.estimating_steps);
     summary.step = sum.step_ms / steps;
     summary.choosing = (sum.choosing_ms + sum.waited_ms) / steps;
-    summary.attention = (sum.attention_ms - sum.choosing_ms) / steps;
+    summary.attention = (sum.attention_ms - sum.choosing_ms - sum.waited_ms) / steps;
     summary.rest = summary.step - summary.attention - summary.choosing;
     summary.estimating_share = estimating / steps;
     const double nan = std::nan("");

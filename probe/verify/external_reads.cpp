@@ -39,6 +39,7 @@ ExternalReads& ExternalReads::operator+=(const ExternalReads& other) {
   add_each(head_rows, other.head_rows);
   add_each(head_skipped, other.head_skipped);
   commit_rows += other.commit_rows;
+  choice_rows += other.choice_rows;
   return *this;
 }
 
@@ -46,6 +47,10 @@ int64_t ExternalReads::total_rows() const { return sum(rows); }
 int64_t ExternalReads::total_read() const { return sum(rows_read); }
 
 double ExternalReads::saving() const { return share(total_rows() - total_read(), total_rows()); }
+
+double ExternalReads::saving_with_choice() const {
+  return saving() - 0.5 * share(choice_rows, total_rows());
+}
 
 double ExternalReads::saving_with_commits() const {
   return share(total_rows() - total_read(), total_rows() + commit_rows);
@@ -71,6 +76,8 @@ void add_measured(const AttentionView& view, ExternalReads& reads) {
   const int64_t* keys_read =
       used.keys_read.defined() ? used.keys_read.const_data_ptr<int64_t>() : nullptr;
   const bool* reused = used.reused.defined() ? used.reused.const_data_ptr<bool>() : nullptr;
+  const int64_t* scored =
+      used.rows_scored.defined() ? used.rows_scored.const_data_ptr<int64_t>() : nullptr;
   for (size_t s = 0; s < view.context.sequences.size(); ++s) {
     const SequencePass& pass = view.context.sequences[s];
     const int64_t length = pass.context_length;
@@ -78,52 +85,22 @@ void add_measured(const AttentionView& view, ExternalReads& reads) {
       reads.commit_rows += length * kv_heads;
       continue;
     }
-    for (size_t k = 0; k < static_cast<size_t>(kv_heads); ++k) {
-      reads.rows[kv_base + k] += length;
-      const int64_t read =
-          keys_read == nullptr ? length : keys_read[s * static_cast<size_t>(kv_heads) + k];
-      reads.rows_read[kv_base + k] += read;
+    const auto read_by = [&](int64_t kv_head) {
+      return keys_read == nullptr ? length
+                                  : keys_read[static_cast<int64_t>(s) * kv_heads + kv_head];
+    };
+    if (scored != nullptr) reads.choice_rows += scored[s] * kv_heads;
+    for (int64_t k = 0; k < kv_heads; ++k) {
+      reads.rows[kv_base + static_cast<size_t>(k)] += length;
+      reads.rows_read[kv_base + static_cast<size_t>(k)] += read_by(k);
     }
-    for (size_t h = 0; h < static_cast<size_t>(heads); ++h) {
-      reads.head_rows[head_base + h] += length;
-      const bool skipped = reused != nullptr && reused[s * static_cast<size_t>(heads) + h];
-      reads.head_skipped[head_base + h] += skipped ? length : 0;
-    }
-  }
-}
-
-ExternalReads predicted_reads(const std::vector<PassRow>& rows, int64_t tau, const ReuseMask& mask,
-                              const ReadShape& shape) {
-  int64_t all = 0;       // key rows of one KV head over the denoising steps
-  int64_t reusable = 0;  // those of steps at which the rule lets the mask reuse
-  int64_t commits = 0;
-  for (const PassRow& row : rows) {
-    if (row.commit) {
-      commits += row.context_length;
-      continue;
-    }
-    all += row.context_length;
-    if (row.step > 1 && row.changed < tau) reusable += row.context_length;
-  }
-  ExternalReads reads(shape);
-  reads.commit_rows = commits * shape.num_layers * shape.num_kv_heads;
-  const int64_t group = shape.num_heads / shape.num_kv_heads;
-  for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
-    const std::vector<bool>& heads = mask[static_cast<size_t>(layer)];
-    for (int64_t h = 0; h < shape.num_heads; ++h) {
-      const size_t at = static_cast<size_t>(layer * shape.num_heads + h);
-      reads.head_rows[at] = all;
-      reads.head_skipped[at] = heads[static_cast<size_t>(h)] ? reusable : 0;
-    }
-    for (int64_t k = 0; k < shape.num_kv_heads; ++k) {
-      const auto first = heads.begin() + k * group;
-      const bool whole = std::all_of(first, first + group, [](bool reuse) { return reuse; });
-      const size_t at = static_cast<size_t>(layer * shape.num_kv_heads + k);
-      reads.rows[at] = all;
-      reads.rows_read[at] = whole ? all - reusable : all;
+    for (int64_t h = 0; h < heads; ++h) {
+      const size_t at = head_base + static_cast<size_t>(h);
+      const bool skipped = reused != nullptr && reused[static_cast<int64_t>(s) * heads + h];
+      reads.head_rows[at] += length;
+      reads.head_skipped[at] += skipped ? length : length - read_by(h * kv_heads / heads);
     }
   }
-  return reads;
 }
 
 }  // namespace blockscope

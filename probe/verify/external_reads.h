@@ -1,6 +1,5 @@
-// How much of the prefix the denoising steps read, against reading all of it: counted from what the
-// runtime did, and predicted from FlashBlock's rule and the M sequence of a dense run. Under replay
-// of that run the two are equal, count by count.
+// How much of the prefix the denoising steps read, against reading all of it: to attend to, and to
+// choose what to attend to.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +8,6 @@
 namespace blockscope {
 
 struct AttentionView;
-
-/// Heads that may reuse, [num_layers][num_heads].
-using ReuseMask = std::vector<std::vector<bool>>;
 
 struct ReadShape {
   int64_t num_layers = 0;
@@ -28,10 +24,14 @@ struct ExternalReads {
 
   ReadShape shape;
   std::vector<int64_t> rows;          // [L * K] key rows that exact attention reads
-  std::vector<int64_t> rows_read;     // [L * K] key rows read: 0 at a step where all G heads reuse
+  std::vector<int64_t> rows_read;     // [L * K] key rows read to attend to them: 0 at a step where
+                                      // all G heads reuse, the set's where a set is read
   std::vector<int64_t> head_rows;     // [L * H] key rows times the query heads that use them
-  std::vector<int64_t> head_skipped;  // [L * H] those whose query head reused instead
+  std::vector<int64_t> head_skipped;  // [L * H] those that the query head did without
   int64_t commit_rows = 0;            // key rows of the commit passes, exact under every policy
+  /// Rows of D elements (half a key row) read besides, by all KV heads, to choose sets and to keep
+  /// residuals: AttentionParts::rows_scored.
+  int64_t choice_rows = 0;
 
   bool operator==(const ExternalReads&) const = default;
   ExternalReads& operator+=(const ExternalReads& other);
@@ -41,6 +41,8 @@ struct ExternalReads {
   /// Share of the key rows (and so of their bytes) that was not read, in the denoising steps; 0
   /// without any row.
   double saving() const;
+  /// The same less what choosing read: below 0 where that is more than the sets spare.
+  double saving_with_choice() const;
   /// The same with the commit passes, which read everything, in the denominator.
   double saving_with_commits() const;
   /// FLOPs of QK^T and PV over external keys that a query head did not spend: 4 * B * N * D each.
@@ -48,22 +50,8 @@ struct ExternalReads {
   double flops_avoided(int64_t block_length, int64_t head_dim) const;
 };
 
-/// One denoising or commit pass as one sequence saw it.
-struct PassRow {
-  bool commit = false;
-  int64_t block = 0;           // absolute
-  int64_t step = 0;            // from 1; 0 for a commit
-  int64_t context_length = 0;  // N
-  int64_t changed = 0;         // M
-};
-
-/// Adds what the attention of one layer really read: AttentionParts::keys_read and `reused`.
+/// Adds what the attention of one layer really read: AttentionParts::keys_read, `reused` and
+/// `rows_scored`.
 void add_measured(const AttentionView& view, ExternalReads& reads);
-
-/// The rule applied to the rows of a dense run: at a denoising step that is not its block's first,
-/// with M < tau, every head of the mask reuses; a KV head's prefix is read unless all of its query
-/// heads do (FlashBlock, arXiv 2602.05305, section 4.2).
-ExternalReads predicted_reads(const std::vector<PassRow>& rows, int64_t tau, const ReuseMask& mask,
-                              const ReadShape& shape);
 
 }  // namespace blockscope

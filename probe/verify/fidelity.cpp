@@ -23,6 +23,14 @@ HeadSums head_sums(const at::Tensor& got, const at::Tensor& reference) {
           exact.square().sum({-2, -1}).contiguous()};
 }
 
+/// [S, H]: something other than this step's attention over the whole prefix went into the output.
+at::Tensor approximated_heads(const AttentionParts& used) {
+  at::Tensor heads = at::zeros({used.external.size(0), used.external.size(1)}, at::kBool);
+  if (used.reused.defined()) heads.logical_or_(used.reused);
+  if (used.selected.defined()) heads.logical_or_(used.selected.ge(0).flatten(1).any(1, true));
+  return heads;
+}
+
 KlSummary summarise(int64_t step, std::vector<float>& values) {
   KlSummary summary;
   summary.step = step;
@@ -63,7 +71,7 @@ ErrorTotals sum_of(const std::vector<ErrorTotals>& totals) {
 FidelityMeter::FidelityMeter(const ReadShape& shape) {
   const size_t heads = static_cast<size_t>(shape.num_layers * shape.num_heads);
   totals_.first_order.resize(heads);
-  totals_.first_order_reused.resize(heads);
+  totals_.first_order_approximated.resize(heads);
   totals_.propagated.resize(heads);
   totals_.reads = ExternalReads(shape);
 }
@@ -75,8 +83,7 @@ void FidelityMeter::on_attention(const AttentionView& view, const at::Tensor& ex
   const HeadSums whole = head_sums(used, exact_out);
   const int64_t heads = used.size(1);
   const int64_t elements = used.size(2) * used.size(3);
-  const bool* reused =
-      view.used.reused.defined() ? view.used.reused.const_data_ptr<bool>() : nullptr;
+  const at::Tensor approximated = approximated_heads(view.used).contiguous();
   for (size_t s = 0; s < view.context.sequences.size(); ++s) {
     if (view.context.sequences[s].kind != PassKind::denoise) continue;
     for (int64_t h = 0; h < heads; ++h) {
@@ -89,7 +96,8 @@ void FidelityMeter::on_attention(const AttentionView& view, const at::Tensor& ex
       const size_t at = static_cast<size_t>(view.input.layer * heads + h);
       totals_.first_order[at] += totals(first);
       totals_.propagated[at] += totals(whole);
-      if (reused != nullptr && reused[from]) totals_.first_order_reused[at] += totals(first);
+      if (approximated.const_data_ptr<bool>()[from])
+        totals_.first_order_approximated[at] += totals(first);
     }
   }
 }
@@ -100,13 +108,13 @@ void FidelityMeter::on_logits(const PassContext& context, const std::vector<int6
     const SequencePass& pass = context.sequences[static_cast<size_t>(slots[i])];
     const int64_t row = static_cast<int64_t>(i);
     // Double: a KL of 1e-6 must not drown in the rounding of float32 logarithms.
-    const at::Tensor dense = at::log_softmax(exact_logits.select(0, row).to(at::kDouble), -1);
-    const at::Tensor reuse = at::log_softmax(logits.select(0, row).to(at::kDouble), -1);
-    // A token that the dense run rules out (p = 0) adds nothing, whatever the other run gives it.
-    const at::Tensor p_dense = dense.exp();
-    const at::Tensor terms = at::where(p_dense > 0.0, p_dense * (dense - reuse), 0.0);
+    const at::Tensor exact = at::log_softmax(exact_logits.select(0, row).to(at::kDouble), -1);
+    const at::Tensor policy = at::log_softmax(logits.select(0, row).to(at::kDouble), -1);
+    // A token that the exact run rules out (p = 0) adds nothing, whatever the other run gives it.
+    const at::Tensor p_exact = exact.exp();
+    const at::Tensor terms = at::where(p_exact > 0.0, p_exact * (exact - policy), 0.0);
     const at::Tensor kl = terms.sum(-1).contiguous();
-    const at::Tensor same = dense.argmax(-1).eq(reuse.argmax(-1)).contiguous();
+    const at::Tensor same = exact.argmax(-1).eq(policy.argmax(-1)).contiguous();
     for (size_t p = 0; p < pass.masked.size(); ++p) {
       if (!pass.masked[p]) continue;
       kl_[pass.step].push_back(static_cast<float>(kl.const_data_ptr<double>()[p]));

@@ -1,5 +1,5 @@
-// How far reuse bends the model, measured while it replays the dense run step by step: predictions,
-// attention outputs and the keys really read.
+// How far a policy bends the model, measured beside exact attention while both replay one run step
+// by step: predictions, attention outputs and the keys really read.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace blockscope {
 
-/// KL(p_dense || p_reuse) in nats over positions that are masked in both inputs (under replay: the
+/// KL(p_exact || p_policy) in nats over positions that are masked in both inputs (under replay: the
 /// same ones), of the softmax of the logits at temperature 1.
 struct KlSummary {
   int64_t step = 0;   // denoising step inside the block, from 1; 0: all of them
@@ -21,7 +21,7 @@ struct KlSummary {
   double max = 0.0;
 };
 
-/// Sums over positions and channels of the merged attention output: e = reuse - reference.
+/// Sums over positions and channels of the merged attention output: e = policy - reference.
 struct ErrorTotals {
   double absolute = 0.0;   // sum |e|
   double squared = 0.0;    // sum e^2
@@ -39,10 +39,11 @@ struct Fidelity {
   int64_t same_top1 = 0;  // masked positions whose most probable token is the same
 
   // [L * H] each. First-order: the reference is exact attention of the same queries (what --shadow
-  // computes), so only this layer's reuse counts.
-  std::vector<ErrorTotals> first_order;         // over all denoising steps
-  std::vector<ErrorTotals> first_order_reused;  // over the steps at which the head reused
-  // Propagated: the reference is the dense run's output at the same step, so what earlier layers
+  // computes), so only what this layer approximates counts.
+  std::vector<ErrorTotals> first_order;  // over all denoising steps
+  // Over the steps at which the head reused, or read a set instead of the whole prefix.
+  std::vector<ErrorTotals> first_order_approximated;
+  // Propagated: the reference is the exact run's output at the same step, so what earlier layers
   // and steps changed counts too.
   std::vector<ErrorTotals> propagated;  // over all denoising steps
 

@@ -12,7 +12,8 @@ void FreeRunObserver::on_pass(const PassResult& result) {
   if (result.context.sequences.front().kind == PassKind::prefill) return;
   attention_ns += result.attention_ns;
   ++block_passes;
-  const int64_t read = reads.total_read() - read_before_;
+  const double read = static_cast<double>(reads.total_read()) +
+                      0.5 * static_cast<double>(reads.choice_rows) - read_before_;
   read_before_ += read;
   bool all_denoise = true;
   double context_length = 0.0;
@@ -22,7 +23,8 @@ void FreeRunObserver::on_pass(const PassResult& result) {
     const bool commit = pass.kind == PassKind::commit;
     all_denoise = all_denoise && !commit;
     context_length += static_cast<double>(pass.context_length);
-    sequence.rows.push_back({commit, pass.block, pass.step, pass.context_length, pass.changed});
+    sequence.rows.push_back({commit, pass.block, pass.step, pass.context_length, pass.changed,
+                             pass.run_step, pass.planned_steps});
     if (commit) continue;
     const StepDecision& decision = result.decisions[s];
     ReplayStep step{pass.block, pass.step, {}, {}, {}};
@@ -39,7 +41,7 @@ void FreeRunObserver::on_pass(const PassResult& result) {
   if (!all_denoise) return;
   const double count = static_cast<double>(result.context.sequences.size());
   const double kv_heads = static_cast<double>(reads.rows.size());  // of all layers
-  steps.push_back({context_length / count, static_cast<double>(read) / (kv_heads * count),
+  steps.push_back({context_length / count, read / (kv_heads * count),
                    static_cast<double>(result.attention_ns) * 1e-6 / count});
 }
 

@@ -7,7 +7,7 @@
 
 #include "probe/decode/decode_observer.h"
 #include "probe/decode/decoder.h"
-#include "probe/verify/external_reads.h"
+#include "probe/verify/predicted_reads.h"
 
 namespace blockscope {
 
@@ -21,7 +21,7 @@ struct SequenceRun {
 /// Attention of one pass in which every sequence denoised, per sequence.
 struct StepTime {
   double context_length = 0.0;  // mean N over the sequences
-  double keys_read = 0.0;       // mean over sequences, layers and KV heads
+  double keys_read = 0.0;       // mean over sequences, layers and KV heads; ContextTime::keys_read
   double milliseconds = 0.0;
 };
 
@@ -44,7 +44,7 @@ class FreeRunObserver : public DecodeObserver {
 
  private:
   int64_t block_length_;
-  int64_t read_before_ = 0;  // key rows read in all passes before this one
+  double read_before_ = 0.0;  // key rows read in all passes before this one
 };
 
 }  // namespace blockscope

@@ -11,95 +11,137 @@
 namespace blockscope {
 namespace {
 
-/// Settings of one curve by rising saving; without a sweep the file's own setting alone.
-using Curves = std::map<int64_t, std::vector<const SettingResult*>>;  // by tau
+/// What one line style stands for; points by rising saving.
+struct Curve {
+  std::string file;   // its data
+  std::string title;  // gnuplot text
+  std::vector<const SettingResult*> points;
+};
 
-Curves curves_of(const VerifyResult& result) {
-  Curves curves;
-  const size_t first = result.settings.size() > 1 ? 1 : 0;
-  for (size_t i = first; i < result.settings.size(); ++i) {
-    curves[result.settings[i].setting.tau].push_back(&result.settings[i]);
+/// One curve per tau of a sweep, without the file's own setting; else the policy alone.
+std::vector<Curve> curves_of(const VerifyResult& result) {
+  const PolicySetting& own = result.settings.front().setting;
+  if (result.settings.size() == 1) {
+    const std::string title =
+        own.reuse.has_value() ? fmt::format("'τ = {}'", own.reuse->tau) : gnuplot_text(own.label);
+    return {{"policy.tsv", title, {&result.settings.front()}}};
   }
-  for (auto& [tau, curve] : curves) {
-    std::stable_sort(curve.begin(), curve.end(), [](const auto* a, const auto* b) {
+  std::map<int64_t, std::vector<const SettingResult*>> by_tau;
+  for (size_t i = 1; i < result.settings.size(); ++i) {
+    by_tau[result.settings[i].setting.reuse->tau].push_back(&result.settings[i]);
+  }
+  std::vector<Curve> curves;
+  for (auto& [tau, points] : by_tau) {
+    std::stable_sort(points.begin(), points.end(), [](const auto* a, const auto* b) {
       return a->run.reads.saving() < b->run.reads.saving();
     });
+    curves.push_back({fmt::format("tau{}.tsv", tau), fmt::format("'τ = {}'", tau), points});
   }
   return curves;
 }
 
-std::string tau_file(int64_t tau) { return fmt::format("tau{}.tsv", tau); }
+/// gamma, where a mask has one; of a calibration file without it "file".
+std::string point_text(const PolicySetting& setting) {
+  if (!setting.reuse.has_value()) return "";
+  if (setting.reuse->gamma.has_value()) return fmt::format("{:g}", *setting.reuse->gamma);
+  return setting.flags.reuse_file.empty() ? "all heads" : "file";
+}
 
-std::string gamma_text(const ReuseSetting& setting) {
-  return setting.gamma.has_value() ? fmt::format("{:g}", *setting.gamma) : std::string("file");
+/// The gammas stand beside the curve of the policy's own tau only: with all they would overlap.
+const Curve* labelled_curve(const VerifyResult& result, const std::vector<Curve>& curves) {
+  const PolicySetting& own = result.settings.front().setting;
+  if (!own.reuse.has_value()) return nullptr;
+  for (const Curve& curve : curves) {
+    if (curve.points.front()->setting.reuse->tau == own.reuse->tau) return &curve;
+  }
+  return nullptr;
 }
 
 double accuracy_percent(const PairedScores& scores) {
   return scores.count == 0 ? std::numeric_limits<double>::quiet_NaN() : scores.mean_b * 100.0;
 }
 
-double saving_percent(const SettingResult& point) { return point.run.reads.saving() * 100.0; }
+double saving_percent(const PolicyResult& point) { return point.run.reads.saving() * 100.0; }
+
+double saving_with_choice(const PolicyResult& point) {
+  return point.run.reads.saving_with_choice() * 100.0;
+}
 
 /// Right end of the axis of savings, in percent: a round number with room for the last label.
-double largest_saving(const Curves& curves) {
-  double most = 0.0;
-  for (const auto& [tau, curve] : curves) {
-    for (const SettingResult* point : curve) most = std::max(most, saving_percent(*point));
-  }
+double largest_saving(const VerifyResult& result, const std::vector<Curve>& curves) {
+  double most = saving_percent(result.reference);
+  for (const Curve& curve : curves) most = std::max(most, saving_percent(*curve.points.back()));
   return std::clamp(std::ceil(most / 10.0 + 0.5) * 10.0, 20.0, 100.0);
 }
 
-/// Saving %, accuracy %, mean KL, gamma in quotes; empty where the label before it is too near.
-FigureData curve_data(int64_t tau, const std::vector<const SettingResult*>& curve,
-                      double axis_end) {
+/// Saving %, accuracy %, mean KL, label in quotes, and the saving when choosing counts, %.
+std::string point_row(const PolicyResult& point, double accuracy, const std::string& label) {
+  std::string row =
+      data_row({saving_percent(point), accuracy, std::max(point.fidelity.kl.mean, 0.0)});
+  row.pop_back();  // the newline
+  return row + fmt::format("\t\"{}\"\t{:.6g}\n", label, saving_with_choice(point));
+}
+
+/// The label of a point is empty where the one before it is too near.
+FigureData curve_data(const Curve& curve, double axis_end) {
   constexpr double kLabelWidth = 0.1;  // of the axis
   std::string text;
   double free_from = 0.0;
-  for (const SettingResult* point : curve) {
+  for (const SettingResult* point : curve.points) {
     const double saving = saving_percent(*point);
-    std::string row =
-        data_row({saving, accuracy_percent(point->scores), std::max(point->fidelity.kl.mean, 0.0)});
-    row.pop_back();  // the newline
     const bool labelled = saving >= free_from;
     if (labelled) free_from = saving + kLabelWidth * axis_end;
-    text += row + fmt::format("\t\"{}\"\n", labelled ? gamma_text(point->setting) : "");
+    text += point_row(*point, accuracy_percent(point->scores),
+                      labelled ? point_text(point->setting) : "");
   }
-  return {tau_file(tau), text};
+  return {curve.file, text};
 }
 
-/// One line style per tau; `y` is the column.
-std::string curve_plots(const Curves& curves, int y) {
+/// From the saving to what it is when choosing counts; nothing where nothing is chosen.
+std::string choice_plot(const PolicyResult& point, const std::string& file, int y) {
+  if (point.run.reads.choice_rows == 0) return "";
+  return fmt::format(", '{}' using 1:{}:($5-$1):(0) with vectors nohead lc rgb '#999999' notitle",
+                     file, y);
+}
+
+/// One line style per curve; `y` is the column. Of a pair the reference's own point comes first.
+std::string curve_plots(const VerifyResult& result, const std::vector<Curve>& curves, int y) {
   std::string plots;
-  int style = 0;
-  for (const auto& [tau, curve] : curves) {
-    ++style;
-    plots += fmt::format(", '{}' using 1:{} with linespoints lt {} title 'τ = {}'", tau_file(tau),
-                         y, (style - 1) % 7 + 1, tau);
+  if (result.pair()) {
+    plots += choice_plot(result.reference, "reference_point.tsv", y);
+    plots += fmt::format(
+        ", 'reference_point.tsv' using 1:{} with points pt 6 ps 1.2 lc rgb "
+        "'#777777' title {}",
+        y, y == 2 ? "''" : gnuplot_text(result.reference.setting.label));
   }
-  return plots;
-}
-
-/// The gammas stand beside the curve of the most common tau only: with all they would overlap.
-std::string gamma_labels(const Curves& curves, int64_t tau, int y) {
-  if (curves.count(tau) == 0) return "";
-  return fmt::format(
-      ", '{}' using 1:{}:4 with labels left offset 0.6,0.7 font ',9' textcolor rgb '#555555' "
-      "notitle",
-      tau_file(tau), y);
+  int style = 0;
+  for (const Curve& curve : curves) {
+    plots += choice_plot(*curve.points.front(), curve.file, y);
+    plots += fmt::format(", '{}' using 1:{} with linespoints lt {} title {}", curve.file, y,
+                         style++ % 7 + 1, curve.title);
+  }
+  const Curve* labelled = labelled_curve(result, curves);
+  if (labelled == nullptr) return plots;
+  return plots + fmt::format(
+                     ", '{}' using 1:{}:4 with labels left offset 0.6,0.7 font ',9' "
+                     "textcolor rgb '#555555' notitle",
+                     labelled->file, y);
 }
 
 /// Whole decades around the values: gnuplot can't find a range around one point by itself. An exact
-/// zero (nothing reused) has no place on a logarithmic axis; with zeros alone the axis is linear.
-std::string kl_axis(const Curves& curves) {
-  std::string axis = "set ylabel 'KL(dense || reuse), nats'\nset key inside right bottom\n";
+/// zero (everything read) has no place on a logarithmic axis; with zeros alone the axis is linear.
+std::string kl_axis(const VerifyResult& result, const std::vector<Curve>& curves) {
+  std::string axis = "set ylabel 'KL(exact || policy), nats'\nset key inside right bottom\n";
   double low = std::numeric_limits<double>::infinity();
   double high = 0.0;
-  for (const auto& [tau, curve] : curves) {
-    for (const SettingResult* point : curve) {
-      const double kl = point->fidelity.kl.mean;
-      if (kl > 0.0) low = std::min(low, kl);
-      high = std::max(high, kl);
-    }
+  const auto take = [&](const PolicyResult& point) {
+    const double kl = point.fidelity.kl.mean;
+    if (kl > 0.0) low = std::min(low, kl);
+    high = std::max(high, kl);
+  };
+  take(result.reference);
+  for (const Curve& curve : curves) {
+    for (const SettingResult* point : curve.points) take(*point);
   }
   if (high <= 0.0) return axis + "set yrange [0:1]\n";
   const double bottom = std::floor(std::log10(low));
@@ -109,29 +151,49 @@ std::string kl_axis(const Curves& curves) {
                      bottom, top);
 }
 
-Figure tradeoff_figure(const VerifyResult& result) {
-  const Curves curves = curves_of(result);
+/// What the first figure is about and how to read it.
+void describe_tradeoff(const VerifyResult& result, bool labelled, Figure& figure) {
+  const PolicySetting& own = result.settings.front().setting;
+  const std::string reference = result.reference.setting.label;
+  figure.title = own.reuse.has_value() ? "What reuse saves and what it costs"
+                                       : fmt::format("What {} saves and what it costs", own.label);
+  figure.caption = fmt::format("n = {} prompts, {} masked positions under replay; ", result.prompts,
+                               result.settings.front().fidelity.kl.count);
+  if (labelled) {
+    figure.caption += fmt::format("the small numbers are gamma at tau = {}; ", own.reuse->tau);
+  }
+  figure.caption += fmt::format("grey: accuracy of {}, plus and minus its standard error{}",
+                                reference, result.pair() ? "; the circle is its own saving" : "");
+  if (result.settings.front().run.reads.choice_rows + result.reference.run.reads.choice_rows > 0) {
+    figure.caption += "; the thin line goes to the saving when what choosing reads counts";
+  }
+}
+
+/// Accuracy of the reference over the whole axis, and its own point.
+void add_reference(const VerifyResult& result, Figure& figure) {
   const PairedScores& scores = result.settings.front().scores;
-  const int64_t labelled = result.settings.front().setting.tau;
+  const double low = (scores.mean_a - scores.error_a) * 100.0;
+  const double high = (scores.mean_a + scores.error_a) * 100.0;
+  const double mean = scores.mean_a * 100.0;
+  figure.data.push_back(
+      {"reference.tsv", data_row({0.0, low, high, mean}) + data_row({100.0, low, high, mean})});
+  if (!result.pair()) return;
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+  figure.data.push_back(
+      {"reference_point.tsv", point_row(result.reference, scores.count == 0 ? kNaN : mean, "")});
+}
+
+Figure tradeoff_figure(const VerifyResult& result) {
+  const std::vector<Curve> curves = curves_of(result);
+  const PairedScores& scores = result.settings.front().scores;
   Figure figure;
   figure.name = kVerifyFigures[0];
-  figure.title = "What reuse saves and what it costs";
-  figure.caption = fmt::format(
-      "n = {} prompts, {} masked positions under replay; the small numbers are gamma at tau = {}; "
-      "grey: dense accuracy, plus and minus its standard error",
-      result.prompts, result.settings.front().fidelity.kl.count, labelled);
   figure.width = 900;
   figure.height = 400;
-  const double axis_end = largest_saving(curves);
-  for (const auto& [tau, curve] : curves) {
-    figure.data.push_back(curve_data(tau, curve, axis_end));
-  }
-  figure.data.push_back(
-      {"dense.tsv",
-       data_row({0.0, (scores.mean_a - scores.error_a) * 100.0,
-                 (scores.mean_a + scores.error_a) * 100.0, scores.mean_a * 100.0}) +
-           data_row({100.0, (scores.mean_a - scores.error_a) * 100.0,
-                     (scores.mean_a + scores.error_a) * 100.0, scores.mean_a * 100.0})});
+  describe_tradeoff(result, labelled_curve(result, curves) != nullptr, figure);
+  const double axis_end = largest_saving(result, curves);
+  for (const Curve& curve : curves) figure.data.push_back(curve_data(curve, axis_end));
+  add_reference(result, figure);
   figure.script = "set multiplot layout 1,2\n" + fmt::format("set xrange [0:{:g}]\n", axis_end) +
                   "set xlabel 'external key bytes not read (%)'\n"
                   "set key inside left bottom\n";
@@ -139,17 +201,15 @@ Figure tradeoff_figure(const VerifyResult& result) {
     figure.script += fmt::format(
         "set ylabel 'accuracy (%, n = {})'\n"
         "set yrange [0:105]\n"
-        "plot 'dense.tsv' using 1:2:3 with filledcurves fillcolor rgb '#DDDDDD' notitle, "
-        "'dense.tsv' using 1:4 with lines lc rgb '#777777' dt 2 title 'dense'",
-        scores.count);
-    figure.script += curve_plots(curves, 2) + gamma_labels(curves, labelled, 2) + "\n";
+        "plot 'reference.tsv' using 1:2:3 with filledcurves fillcolor rgb '#DDDDDD' notitle, "
+        "'reference.tsv' using 1:4 with lines lc rgb '#777777' dt 2 title {}{}\n",
+        scores.count, gnuplot_text(result.reference.setting.label), curve_plots(result, curves, 2));
   } else {
     figure.script +=
         "set title 'no prompt has an answer'\nset yrange [0:1]\n"
         "plot NaN notitle\nset title\n";
   }
-  figure.script += kl_axis(curves) + "plot " +
-                   (curve_plots(curves, 3) + gamma_labels(curves, labelled, 3)).substr(2) +
+  figure.script += kl_axis(result, curves) + "plot " + curve_plots(result, curves, 3).substr(2) +
                    "\nunset multiplot\n";
   return figure;
 }
@@ -163,16 +223,22 @@ FigureData context_data(const std::string& file, const FreeRun& run, int64_t blo
   return {file, text};
 }
 
-/// One setting per tau: the file's own gamma where the sweep has it, else the one that saves most.
-std::map<int64_t, const SettingResult*> one_per_tau(const VerifyResult& result) {
-  std::map<int64_t, const SettingResult*> chosen;
-  for (auto& [tau, curve] : curves_of(result)) {
-    chosen[tau] = curve.back();
-    for (const SettingResult* point : curve) {
-      if (point->setting.reuse == result.settings.front().setting.reuse) chosen[tau] = point;
-    }
+/// One point per curve: the file's own mask where the sweep has it, else the one that saves most.
+const SettingResult* point_of(const VerifyResult& result, const Curve& curve) {
+  const PolicySetting& own = result.settings.front().setting;
+  const SettingResult* chosen = curve.points.back();
+  for (const SettingResult* point : curve.points) {
+    if (own.reuse.has_value() && point->setting.reuse->reuse == own.reuse->reuse) chosen = point;
   }
   return chosen;
+}
+
+std::string context_title(const PolicySetting& setting) {
+  if (!setting.reuse.has_value()) return gnuplot_text(setting.label);
+  const std::string point = point_text(setting);
+  return setting.reuse->gamma.has_value()
+             ? fmt::format("'τ = {}, γ = {}'", setting.reuse->tau, point)
+             : fmt::format("'τ = {}, {}'", setting.reuse->tau, point);
 }
 
 Figure context_figure(const VerifyResult& result, int64_t block_length) {
@@ -181,24 +247,30 @@ Figure context_figure(const VerifyResult& result, int64_t block_length) {
   figure.title = "Attention per denoising step against context length";
   figure.caption =
       "per sequence, all layers, free-running; medians over steps of similar context length; keys "
-      "are a mean over layers and KV heads, with the block's own";
+      "are a mean over layers and KV heads, with the block's own; a row read to choose keys counts "
+      "half a key";
   figure.width = 900;
   figure.height = 400;
-  figure.data.push_back(context_data("dense.tsv", result.dense, block_length));
-  std::string time =
-      "plot 'dense.tsv' using 1:2 with linespoints lc rgb '#777777' dt 2 title 'dense'";
-  std::string keys =
-      "plot 'dense.tsv' using 1:4 with linespoints lc rgb '#777777' dt 2 title 'dense'";
+  figure.data.push_back(context_data("reference.tsv", result.reference.run, block_length));
+  const auto reference = [&](int y) {
+    return fmt::format(
+        "plot 'reference.tsv' using 1:{} with linespoints lc rgb '#777777' dt 2 "
+        "title {}",
+        y, gnuplot_text(result.reference.setting.label));
+  };
+  std::string time = reference(2);
+  std::string keys = reference(4);
   int style = 0;
-  for (const auto& [tau, setting] : one_per_tau(result)) {
-    figure.data.push_back(context_data(tau_file(tau), setting->run, block_length));
-    ++style;
+  for (const Curve& curve : curves_of(result)) {
+    const SettingResult* point = point_of(result, curve);
+    figure.data.push_back(context_data(curve.file, point->run, block_length));
     const auto plot = [&](int y) {
-      return fmt::format(", '{}' using 1:{} with linespoints lt {} title 'τ = {}, γ = {}'",
-                         tau_file(tau), y, (style - 1) % 7 + 1, tau, gamma_text(setting->setting));
+      return fmt::format(", '{}' using 1:{} with linespoints lt {} title {}", curve.file, y,
+                         style % 7 + 1, context_title(point->setting));
     };
     time += plot(2);
     keys += plot(4);
+    ++style;
   }
   // The key above the plot: inside, some curve always runs under it.
   figure.script =
@@ -214,7 +286,7 @@ Figure context_figure(const VerifyResult& result, int64_t block_length) {
 
 std::vector<Figure> verify_figures(const VerifyResult& result, int64_t block_length) {
   std::vector<Figure> figures{tradeoff_figure(result)};
-  if (result.dense.context_times.size() > 1)
+  if (result.reference.run.context_times.size() > 1)
     figures.push_back(context_figure(result, block_length));
   return figures;
 }

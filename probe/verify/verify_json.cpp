@@ -1,8 +1,9 @@
 #include <fmt/format.h>
 #include <cmath>
 
-#include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
 #include "probe/verify/verify_report.h"
 
@@ -44,11 +45,14 @@ Json to_json(const ExternalReads& reads, const VerifyFacts& facts) {
   const auto same = [](int64_t value) { return value; };
   return {{"saving", reads.saving()},
           {"saving_with_commits", reads.saving_with_commits()},
+          {"saving_with_choice", reads.saving_with_choice()},
           {"key_rows", reads.total_rows()},
           {"key_rows_read", reads.total_read()},
           {"commit_key_rows", reads.commit_rows},
+          {"choice_rows", reads.choice_rows},
           {"bytes", facts.bytes(reads.total_rows())},
           {"bytes_read", facts.bytes(reads.total_read())},
+          {"bytes_read_to_choose", facts.choice_bytes(reads.choice_rows)},
           {"flops", reads.flops(facts.block_length, facts.head_dim)},
           {"flops_avoided", reads.flops_avoided(facts.block_length, facts.head_dim)},
           {"key_rows_by_kv_head", matrix(reads.rows, reads.shape.num_layers, same)},
@@ -79,10 +83,10 @@ Json to_json(const FreeRun& run, const VerifyFacts& facts) {
 Json to_json(const PairedScores& scores) {
   if (scores.count == 0) return {{"count", 0}};
   return {{"count", scores.count},
-          {"dense", scores.mean_a},
-          {"reuse", scores.mean_b},
-          {"dense_standard_error", scores.error_a},
-          {"reuse_standard_error", scores.error_b},
+          {"reference", scores.mean_a},
+          {"policy", scores.mean_b},
+          {"reference_standard_error", scores.error_a},
+          {"policy_standard_error", scores.error_b},
           {"difference_standard_error", scores.error_difference},
           {"better", scores.better},
           {"worse", scores.worse},
@@ -95,22 +99,52 @@ Json to_json(const Fidelity& fidelity, const VerifyFacts& facts) {
   const auto convert = [](const ErrorTotals& totals) { return to_json(totals); };
   Json by_step = Json::array();
   for (const KlSummary& kl : fidelity.kl_by_step) by_step.push_back(to_json(kl));
-  return {
-      {"kl", to_json(fidelity.kl)},
-      {"kl_by_step", std::move(by_step)},
-      {"same_top1", fidelity.same_top1},
-      {"first_order", to_json(sum_of(fidelity.first_order))},
-      {"first_order_reused_steps", to_json(sum_of(fidelity.first_order_reused))},
-      {"propagated", to_json(sum_of(fidelity.propagated))},
-      {"first_order_by_head", matrix(fidelity.first_order, layers, convert)},
-      {"first_order_reused_steps_by_head", matrix(fidelity.first_order_reused, layers, convert)},
-      {"propagated_by_head", matrix(fidelity.propagated, layers, convert)},
-      {"reads", to_json(fidelity.reads, facts)}};
+  return {{"kl", to_json(fidelity.kl)},
+          {"kl_by_step", std::move(by_step)},
+          {"same_top1", fidelity.same_top1},
+          {"first_order", to_json(sum_of(fidelity.first_order))},
+          {"first_order_approximated", to_json(sum_of(fidelity.first_order_approximated))},
+          {"propagated", to_json(sum_of(fidelity.propagated))},
+          {"first_order_by_head", matrix(fidelity.first_order, layers, convert)},
+          {"first_order_approximated_by_head",
+           matrix(fidelity.first_order_approximated, layers, convert)},
+          {"propagated_by_head", matrix(fidelity.propagated, layers, convert)},
+          {"reads", to_json(fidelity.reads, facts)}};
 }
 
 template <typename Value>
 Json or_null(const std::optional<Value>& value) {
   return value.has_value() ? Json(*value) : Json();
+}
+
+/// What a policy is: the same keys for the reference and for the settings.
+void add_setting(const PolicySetting& setting, Json& json) {
+  json["label"] = setting.label;
+  json["policy"] = Json::parse(setting.settings);
+  if (!setting.reuse.has_value()) return;
+  json["tau"] = setting.reuse->tau;
+  json["gamma"] = or_null(setting.reuse->gamma);
+  json["reuse"] = setting.reuse->reuse;
+  json["file_predicts_saving"] = or_null(setting.reuse->file_predicts);
+  json["file_predicts_error_where_reused"] = or_null(setting.reuse->file_error);
+}
+
+/// Under replay; null for exact, which is what the others are compared with.
+void add_replay(const PolicyResult& result, const VerifyFacts& facts, Json& json) {
+  const bool exact = result.setting.exact();
+  json["replay"] = exact ? Json() : to_json(result.fidelity, facts);
+  json["predicted_reads"] =
+      result.predicted.has_value() ? to_json(*result.predicted, facts) : Json();
+  json["measured_equals_predicted"] =
+      result.predicted.has_value() ? Json(result.fidelity.reads == *result.predicted) : Json();
+}
+
+Json to_json(const PolicyResult& reference, const VerifyFacts& facts) {
+  Json json;
+  add_setting(reference.setting, json);
+  json["free_running"] = to_json(reference.run, facts);
+  add_replay(reference, facts, json);
+  return json;
 }
 
 Json to_json(const SettingResult& result, const VerifyFacts& facts) {
@@ -119,24 +153,19 @@ Json to_json(const SettingResult& result, const VerifyFacts& facts) {
     divergences.push_back({{"step", divergence.step}, {"position", divergence.position}});
   }
   const TokenAgreement& agreement = result.agreement;
-  return {{"tau", result.setting.tau},
-          {"gamma", or_null(result.setting.gamma)},
-          {"reuse", result.setting.reuse},
-          {"file_predicts_saving", or_null(result.setting.file_predicts)},
-          {"file_predicts_error_where_reused", or_null(result.setting.file_error)},
-          {"free_running", to_json(result.run, facts)},
-          {"accuracy", to_json(result.scores)},
-          {"agreement",
-           {{"positions", agreement.positions},
-            {"equal", agreement.equal},
-            {"share", agreement.share_equal()},
-            {"sequences", agreement.sequences},
-            {"identical", agreement.identical}}},
-          {"first_divergences", std::move(divergences)},
-          {"attention_speedup", to_json(result.attention_speedup)},
-          {"replay", to_json(result.fidelity, facts)},
-          {"predicted_reads", to_json(result.predicted, facts)},
-          {"measured_equals_predicted", result.fidelity.reads == result.predicted}};
+  Json json;
+  add_setting(result.setting, json);
+  json["free_running"] = to_json(result.run, facts);
+  json["accuracy"] = to_json(result.scores);
+  json["agreement"] = {{"positions", agreement.positions},
+                       {"equal", agreement.equal},
+                       {"share", agreement.share_equal()},
+                       {"sequences", agreement.sequences},
+                       {"identical", agreement.identical}};
+  json["first_divergences"] = std::move(divergences);
+  json["attention_speedup"] = to_json(result.attention_speedup);
+  add_replay(result, facts, json);
+  return json;
 }
 
 }  // namespace
@@ -145,11 +174,10 @@ std::string verify_json(const VerifyResult& result, const VerifyFacts& facts) {
   Json settings = Json::array();
   for (const SettingResult& setting : result.settings) settings.push_back(to_json(setting, facts));
   const Json json = {{"format", "blockscope-verify"},
-                     {"format_version", 1},
+                     {"format_version", 2},
                      {"model", facts.model},
                      {"digest", facts.digest},
                      {"dtype", facts.dtype},
-                     {"reuse_file", facts.reuse_file},
                      {"prompts_file", facts.prompts},
                      {"prompts", result.prompts},
                      {"decoding", facts.decoding},
@@ -160,55 +188,9 @@ std::string verify_json(const VerifyResult& result, const VerifyFacts& facts) {
                      {"instruction_set", facts.instruction_set},
                      {"batch_size", facts.batch_size},
                      {"repetitions", facts.repeats},
-                     {"dense", to_json(result.dense, facts)},
+                     {"reference", to_json(result.reference, facts)},
                      {"settings", std::move(settings)}};
   return json.dump(1, ' ', true, Json::error_handler_t::replace) + "\n";
-}
-
-std::string verify_csv(const VerifyResult& result, const VerifyFacts& facts) {
-  std::string text =
-      "setting,tau,gamma,heads,n,accuracy,accuracy_standard_error,worse,better,sign_test_p,"
-      "tokens_equal,sequences_identical,kl_mean,kl_p95,kl_max,"
-      "first_order_reused_relative_l2,first_order_relative_l2,"
-      "propagated_relative_l2,saving_predicted,saving_file,saving_replay,saving_free,"
-      "saving_free_with_commits,flops_avoided_share,attention_ms_per_pass,attention_ms_low,"
-      "attention_ms_high,total_seconds\n";
-  const auto out = std::back_inserter(text);
-  const auto number = [](const std::optional<double>& value) {
-    return value.has_value() ? fmt::format("{:.9g}", *value) : std::string();
-  };
-  const auto score = [](const PairedScores& scores, double value) {
-    return scores.count == 0 ? std::string() : fmt::format("{:.9g}", value);
-  };
-  const PairedScores& any = result.settings.front().scores;
-  const Spread dense = attention_per_pass(result.dense);
-  fmt::format_to(out,
-                 "dense,,,0,{},{},{},,,,1,1,0,0,0,,0,0,0,,0,0,0,0,{:.9g},{:.9g},{:.9g},{:.9g}\n",
-                 any.count, score(any, any.mean_a), score(any, any.error_a), dense.median,
-                 dense.low, dense.high, spread_of(result.dense.times.total).median);
-  for (size_t i = 0; i < result.settings.size(); ++i) {
-    const SettingResult& row = result.settings[i];
-    const Fidelity& fidelity = row.fidelity;
-    const Spread time = attention_per_pass(row.run);
-    const double flops = fidelity.reads.flops(facts.block_length, facts.head_dim);
-    const double avoided = fidelity.reads.flops_avoided(facts.block_length, facts.head_dim);
-    fmt::format_to(
-        out,
-        "{},{},{},{},{},{},{},{},{},{},{:.9g},{:.9g},{:.9g},{:.9g},{:.9g},{},{:.9g},{:.9g},{:.9g},{"
-        "},"
-        "{:.9g},{:.9g},{:.9g},{:.9g},{:.9g},{:.9g},{:.9g},{:.9g}\n",
-        i == 0 ? "file" : "sweep", row.setting.tau, number(row.setting.gamma), row.setting.heads(),
-        row.scores.count, score(row.scores, row.scores.mean_b),
-        score(row.scores, row.scores.error_b), row.scores.worse, row.scores.better,
-        score(row.scores, row.scores.sign_test), row.agreement.share_equal(),
-        row.agreement.share_identical(), fidelity.kl.mean, fidelity.kl.p95, fidelity.kl.max,
-        number(error_where_reused(fidelity)), sum_of(fidelity.first_order).relative_l2(),
-        sum_of(fidelity.propagated).relative_l2(), row.predicted.saving(),
-        number(row.setting.file_predicts), fidelity.reads.saving(), row.run.reads.saving(),
-        row.run.reads.saving_with_commits(), flops > 0.0 ? avoided / flops : 0.0, time.median,
-        time.low, time.high, spread_of(row.run.times.total).median);
-  }
-  return text;
 }
 
 }  // namespace blockscope

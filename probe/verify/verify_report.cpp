@@ -20,13 +20,14 @@ std::string accuracy(const PairedScores& scores, double mean) {
   return scores.count == 0 ? "n/a" : percent(mean);
 }
 
-/// Three columns: a name, dense, reuse, and what is to be said about them.
+/// Three columns: a name, the reference, the policy, and what is to be said about them.
 class Lines {
  public:
   void title(const std::string& text) { fmt::format_to(out(), "\n{}\n", text); }
-  void row(const std::string& name, const std::string& dense, const std::string& reuse,
+  void row(const std::string& name, const std::string& reference, const std::string& policy,
            const std::string& note = "") {
-    const std::string line = fmt::format("  {:<24}{:>18}{:>18}   {}", name, dense, reuse, note);
+    const std::string line =
+        fmt::format("  {:<24}{:>18}{:>18}   {}", name, reference, policy, note);
     text_ += line.substr(0, line.find_last_not_of(' ') + 1) + '\n';
   }
   void line(const std::string& text) { text_ += "  " + text + '\n'; }
@@ -45,11 +46,6 @@ std::string seconds(const std::vector<double>& repetitions) {
 std::string range(const std::vector<double>& repetitions) {
   const Spread spread = spread_of(repetitions);
   return fmt::format("[{:.3f}, {:.3f}]", spread.low, spread.high);
-}
-
-std::string setting_name(const ReuseSetting& setting) {
-  return setting.gamma.has_value() ? fmt::format("tau {}, gamma {:g}", setting.tau, *setting.gamma)
-                                   : fmt::format("tau {}", setting.tau);
 }
 
 /// A run can take another way (other positions or tokens at a step) and end with the same text.
@@ -76,12 +72,20 @@ std::string divergence_note(const SettingResult& result) {
       spread_of(positions).median, position_sum / n);
 }
 
+/// What the keys that were not read come to when choosing counts.
+std::string choice_note(const ExternalReads& reads) {
+  const double share = reads.saving_with_choice();
+  return share < 0.0 ? fmt::format("{} more than exact read with it", percent(-share))
+                     : fmt::format("{} not read when it counts", percent(share));
+}
+
 void add_free_running(const VerifyResult& all, const SettingResult& result,
                       const VerifyFacts& facts, Lines& lines) {
   const PairedScores& scores = result.scores;
-  const FreeRun& dense = all.dense;
-  const FreeRun& reuse = result.run;
-  lines.title(fmt::format("{:<26}{:>18}{:>18}", "Free-running", "dense", "reuse"));
+  const FreeRun& reference = all.reference.run;
+  const FreeRun& policy = result.run;
+  lines.title(fmt::format("{:<26}{:>18}{:>18}", "Free-running", all.pair() ? "reference" : "exact",
+                          "policy"));
   lines.row(fmt::format("accuracy ({})", facts.metric), accuracy(scores, scores.mean_a),
             accuracy(scores, scores.mean_b),
             scores.count == 0 ? "no prompt has an answer"
@@ -92,42 +96,60 @@ void add_free_running(const VerifyResult& all, const SettingResult& result,
                         result.agreement.positions, result.agreement.identical,
                         plural(result.agreement.sequences, "sequence")));
   lines.row("other steps", "", "", divergence_note(result));
-  lines.row("denoising steps", fmt::format("{}", dense.denoising_steps),
-            fmt::format("{}", reuse.denoising_steps));
+  lines.row("denoising steps", fmt::format("{}", reference.denoising_steps),
+            fmt::format("{}", policy.denoising_steps));
   const Spread& speedup = result.attention_speedup;
-  lines.row("attention", seconds(dense.times.attention), seconds(reuse.times.attention),
+  lines.row("attention", seconds(reference.times.attention), seconds(policy.times.attention),
             fmt::format("{} per pass, median [range] of {}", speed_text(speedup),
                         plural(facts.repeats, "interleaved repetition")));
-  lines.row("", range(dense.times.attention), range(reuse.times.attention),
+  lines.row("", range(reference.times.attention), range(policy.times.attention),
             "denoising and commit passes");
-  lines.row("whole run", seconds(dense.times.total), seconds(reuse.times.total),
+  lines.row("whole run", seconds(reference.times.total), seconds(policy.times.total),
             "with prefill, without measuring");
-  lines.row("", range(dense.times.total), range(reuse.times.total));
-  lines.row("external bytes read", format_bytes(facts.bytes(dense.reads.total_read())),
-            format_bytes(facts.bytes(reuse.reads.total_read())),
-            fmt::format("{} not read; {} when commit passes count", percent(reuse.reads.saving()),
-                        percent(reuse.reads.saving_with_commits())));
+  lines.row("", range(reference.times.total), range(policy.times.total));
+  lines.row("external bytes read", format_bytes(facts.bytes(reference.reads.total_read())),
+            format_bytes(facts.bytes(policy.reads.total_read())),
+            fmt::format("{} not read; {} when commit passes count", percent(policy.reads.saving()),
+                        percent(policy.reads.saving_with_commits())));
+  if (reference.reads.choice_rows == 0 && policy.reads.choice_rows == 0) return;
+  lines.row("read to choose", format_bytes(facts.choice_bytes(reference.reads.choice_rows)),
+            format_bytes(facts.choice_bytes(policy.reads.choice_rows)), choice_note(policy.reads));
 }
 
-void add_keys(const SettingResult& result, const VerifyFacts& facts, Lines& lines) {
+/// How the rule's prediction compares with what was counted.
+std::string prediction_text(const PolicyResult& result) {
+  if (!result.predicted.has_value()) {
+    return "n/a: pages that don't divide the prefix; the rule alone can't say who took the last "
+           "one";
+  }
+  const bool equal = result.fidelity.reads == *result.predicted;
+  return fmt::format("{} key rows: {}", result.predicted->total_read(),
+                     equal ? "equal, for every layer and head" : "DIFFERENT");
+}
+
+void add_keys(const PolicyResult& result, const VerifyFacts& facts, Lines& lines) {
   const ExternalReads& reads = result.fidelity.reads;
-  const bool equal = reads == result.predicted;
   lines.line(fmt::format("external keys read        {} of {} key rows, {} of {}: {} not read",
                          reads.total_read(), reads.total_rows(),
                          format_bytes(facts.bytes(reads.total_read())),
                          format_bytes(facts.bytes(reads.total_rows())), percent(reads.saving())));
-  lines.line(fmt::format("  predicted by the rule   {} key rows: {}", result.predicted.total_read(),
-                         equal ? "equal, for every layer and head" : "DIFFERENT"));
-  if (result.setting.file_predicts.has_value()) {
+  if (reads.choice_rows > 0) {
+    lines.line(fmt::format("read to choose            {} rows, {}: {}", reads.choice_rows,
+                           format_bytes(facts.choice_bytes(reads.choice_rows)),
+                           choice_note(reads)));
+  }
+  lines.line(fmt::format("  predicted by the rule   {}", prediction_text(result)));
+  if (result.setting.reuse.has_value() && result.setting.reuse->file_predicts.has_value()) {
     lines.line(fmt::format("  predicted by the file   {} not read, from the traces it was made of",
-                           percent(*result.setting.file_predicts)));
+                           percent(*result.setting.reuse->file_predicts)));
   }
   const double flops = reads.flops(facts.block_length, facts.head_dim);
   const double avoided = reads.flops_avoided(facts.block_length, facts.head_dim);
   lines.line(
       fmt::format("FLOPs avoided             {:.4g} of {:.4g} GFLOP ({}), QK^T and PV over "
-                  "external keys",
-                  avoided * 1e-9, flops * 1e-9, percent(flops > 0.0 ? avoided / flops : 0.0)));
+                  "external keys{}",
+                  avoided * 1e-9, flops * 1e-9, percent(flops > 0.0 ? avoided / flops : 0.0),
+                  reads.choice_rows > 0 ? "; choosing is not in it" : ""));
 }
 
 /// "-": nothing was measured, which is not the same as no error.
@@ -137,17 +159,20 @@ std::string error_text(const ErrorTotals& totals) {
 
 void add_error_line(const std::string& name, const ErrorTotals& totals, const std::string& note,
                     Lines& lines) {
-  lines.line(totals.elements == 0 ? fmt::format("  {:<24}n/a: nothing was reused", name)
+  lines.line(totals.elements == 0 ? fmt::format("  {:<24}n/a: everything was read", name)
                                   : fmt::format("  {:<24}relative L2 {:.3e}   L1 {:.3e}   {}", name,
                                                 totals.relative_l2(), totals.l1(), note));
 }
 
-void add_replay(const SettingResult& result, const VerifyFacts& facts, Lines& lines) {
+/// `who`: "policy" or "reference".
+void add_replay(const PolicyResult& result, const std::string& title, const std::string& who,
+                const VerifyFacts& facts, Lines& lines) {
+  const bool reuses = result.setting.reuse.has_value();
   const Fidelity& fidelity = result.fidelity;
   const KlSummary& kl = fidelity.kl;
-  lines.title("Under replay of the dense run");
-  lines.line(fmt::format("KL(dense || reuse)        mean {:.3e}   p95 {:.3e}   max {:.3e}   nats",
-                         kl.mean, kl.p95, kl.max));
+  lines.title(title);
+  lines.line(fmt::format("{:<26}mean {:.3e}   p95 {:.3e}   max {:.3e}   nats",
+                         fmt::format("KL(exact || {})", who), kl.mean, kl.p95, kl.max));
   const double same =
       kl.count == 0 ? 1.0 : static_cast<double>(fidelity.same_top1) / static_cast<double>(kl.count);
   lines.line(fmt::format("                          {}, same top-1 at {}",
@@ -157,19 +182,22 @@ void add_replay(const SettingResult& result, const VerifyFacts& facts, Lines& li
     by_step += fmt::format("{}{}: {:.1e}", by_step.empty() ? "" : ", ", step.step, step.mean);
   }
   lines.line(fmt::format("  mean by step            {}", by_step));
-  lines.line("attention output          reuse against exact");
-  add_error_line("error where reused", sum_of(fidelity.first_order_reused),
-                 "first-order (same queries), heads and steps that reuse", lines);
-  if (result.setting.file_error.has_value()) {
+  lines.line(fmt::format("attention output          the {} against exact", who));
+  add_error_line(reuses ? "error where reused" : "error where sparse",
+                 sum_of(fidelity.first_order_approximated),
+                 reuses ? "first-order (same queries), heads and steps that reuse"
+                        : "first-order (same queries), layers and steps that read a set",
+                 lines);
+  if (reuses && result.setting.reuse->file_error.has_value()) {
     lines.line(
         fmt::format("    predicted by the file relative L2 {:.3e}   from the traces it was "
                     "made of",
-                    *result.setting.file_error));
+                    *result.setting.reuse->file_error));
   }
   add_error_line("error over all heads", sum_of(fidelity.first_order),
                  "first-order, all heads and steps", lines);
   add_error_line("propagated error", sum_of(fidelity.propagated),
-                 "against the dense run, all heads and steps", lines);
+                 "against the exact run, all heads and steps", lines);
   add_keys(result, facts, lines);
 }
 
@@ -178,14 +206,15 @@ ErrorTotals layer_sum(const std::vector<ErrorTotals>& totals, int64_t layer, int
   return sum_of({first, first + heads});
 }
 
-void add_layers(const SettingResult& result, Lines& lines) {
+void add_layers(const SettingResult& result, bool pair, Lines& lines) {
   const ReadShape& shape = result.fidelity.reads.shape;
   const ExternalReads& reads = result.fidelity.reads;
-  lines.title(
-      "Layer   heads that reuse   prefix not read   L2 where reused   L2 of all heads   propagated "
-      "L2   (replay)");
+  const bool reuses = result.setting.reuse.has_value();
+  lines.title(fmt::format(
+      "Layer{}   prefix not read   L2 where {}   L2 of all heads   propagated L2   (replay{})",
+      reuses ? "   heads that reuse" : "", reuses ? "reused" : "sparse",
+      pair ? ", the policy" : ""));
   for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
-    const auto& heads = result.setting.reuse[static_cast<size_t>(layer)];
     int64_t rows = 0;
     int64_t read = 0;
     for (int64_t k = layer * shape.num_kv_heads; k < (layer + 1) * shape.num_kv_heads; ++k) {
@@ -194,15 +223,27 @@ void add_layers(const SettingResult& result, Lines& lines) {
     }
     const double saved =
         rows == 0 ? 0.0 : static_cast<double>(rows - read) / static_cast<double>(rows);
-    const ErrorTotals reused =
-        layer_sum(result.fidelity.first_order_reused, layer, shape.num_heads);
+    std::string reusing;
+    if (reuses) {
+      const auto& heads = result.setting.reuse->reuse[static_cast<size_t>(layer)];
+      const auto count = std::count(heads.begin(), heads.end(), true);
+      reusing = fmt::format("   {:>16}", fmt::format("{} of {}", count, heads.size()));
+    }
     fmt::format_to(
-        lines.out(), "{:>5}   {:>16}   {:>15}   {:>15}   {:>15.3e}   {:>13.3e}\n", layer,
-        fmt::format("{} of {}", std::count(heads.begin(), heads.end(), true), heads.size()),
-        percent(saved), error_text(reused),
+        lines.out(), "{:>5}{}   {:>15}   {:>15}   {:>15.3e}   {:>13.3e}\n", layer, reusing,
+        percent(saved),
+        error_text(layer_sum(result.fidelity.first_order_approximated, layer, shape.num_heads)),
         layer_sum(result.fidelity.first_order, layer, shape.num_heads).relative_l2(),
         layer_sum(result.fidelity.propagated, layer, shape.num_heads).relative_l2());
   }
+}
+
+/// "mage,k=16", and of flashblock the heads that may reuse.
+std::string setting_text(const PolicySetting& setting, const ReadShape& shape) {
+  if (!setting.reuse.has_value()) return setting.label;
+  return fmt::format("{}: {} of {} query heads reuse, {} of {} KV heads with their whole group",
+                     setting.label, setting.reuse->heads(), shape.num_layers * shape.num_heads,
+                     whole_groups(*setting.reuse, shape), shape.num_layers * shape.num_kv_heads);
 }
 
 }  // namespace
@@ -218,8 +259,8 @@ std::string speed_text(const Spread& speedup) {
                             factor(slower ? speedup.low : speedup.high));
 }
 
-std::optional<double> error_where_reused(const Fidelity& fidelity) {
-  const ErrorTotals totals = sum_of(fidelity.first_order_reused);
+std::optional<double> error_where_approximated(const Fidelity& fidelity) {
+  const ErrorTotals totals = sum_of(fidelity.first_order_approximated);
   return totals.elements == 0 ? std::nullopt : std::optional(totals.relative_l2());
 }
 
@@ -251,14 +292,17 @@ std::string detail_text(const VerifyResult& result, const VerifyFacts& facts) {
                  facts.dtype, plural(result.prompts, "prompt"), facts.shortest_prompt,
                  facts.longest_prompt, facts.decoding, plural(facts.threads, "thread"),
                  facts.batch_size);
-  fmt::format_to(lines.out(),
-                 "{}: {}; {} of {} query heads reuse, {} of {} KV heads with their whole group\n",
-                 facts.reuse_file, setting_name(own.setting), own.setting.heads(),
-                 shape.num_layers * shape.num_heads, whole_groups(own.setting, shape),
-                 shape.num_layers * shape.num_kv_heads);
+  fmt::format_to(lines.out(), "policy     {}\n", setting_text(own.setting, shape));
+  fmt::format_to(lines.out(), "reference  {}\n", setting_text(result.reference.setting, shape));
   add_free_running(result, own, facts, lines);
-  add_replay(own, facts, lines);
-  add_layers(own, lines);
+  if (result.pair()) {
+    add_replay(own, "Under replay of the reference's run: the policy", "policy", facts, lines);
+    add_replay(result.reference, "Under replay of the reference's run: the reference", "reference",
+               facts, lines);
+  } else {
+    add_replay(own, "Under replay of the exact run", "policy", facts, lines);
+  }
+  add_layers(own, result.pair(), lines);
   return lines.take();
 }
 
@@ -277,14 +321,15 @@ std::string sweep_text(const VerifyResult& result) {
                    tau, gamma, heads, score, equal, kl, predicted, replayed, free, milliseconds);
   };
   const PairedScores& any = result.settings.front().scores;
-  add("", "dense", "0", accuracy(any, any.mean_a), "", "", "", "", "",
-      attention_per_pass(result.dense).median);
+  add("", result.pair() ? "ref." : "exact", "", accuracy(any, any.mean_a), "", "", "", "", "",
+      attention_per_pass(result.reference.run).median);
   for (size_t i = 1; i < result.settings.size(); ++i) {
     const SettingResult& row = result.settings[i];
-    add(fmt::format("{}", row.setting.tau), fmt::format("{:g}", row.setting.gamma.value_or(0.0)),
-        fmt::format("{}", row.setting.heads()), accuracy(row.scores, row.scores.mean_b),
+    const ReuseSetting& reuse = *row.setting.reuse;  // what a sweep sweeps
+    add(fmt::format("{}", reuse.tau), fmt::format("{:g}", reuse.gamma.value_or(0.0)),
+        fmt::format("{}", reuse.heads()), accuracy(row.scores, row.scores.mean_b),
         percent(row.agreement.share_equal()), fmt::format("{:.2e}", row.fidelity.kl.mean),
-        percent(row.predicted.saving()), percent(row.fidelity.reads.saving()),
+        percent(row.predicted->saving()), percent(row.fidelity.reads.saving()),
         percent(row.run.reads.saving()), attention_per_pass(row.run).median);
   }
   return text;

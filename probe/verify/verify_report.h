@@ -14,7 +14,6 @@ struct VerifyFacts {
   std::string model;
   std::string digest;
   std::string dtype;
-  std::string reuse_file;
   std::string prompts;
   std::string decoding;  // one line: strategy, steps, lengths, seed
   std::string metric;    // of the scored prompts; "score" when there are several
@@ -32,26 +31,28 @@ struct VerifyFacts {
   double bytes(int64_t rows) const {
     return static_cast<double>(rows) * 2.0 * static_cast<double>(head_dim * element_bytes);
   }
+  /// Bytes of ExternalReads::choice_rows: half as many each.
+  double choice_bytes(int64_t rows) const { return bytes(rows) / 2.0; }
 };
 
-/// Dense beside the file's own setting, free-running and under replay.
+/// The reference beside the policy, free-running and under replay.
 std::string detail_text(const VerifyResult& result, const VerifyFacts& facts);
 /// One line per setting; empty without a sweep.
 std::string sweep_text(const VerifyResult& result);
 /// Three lines: what was saved, what it cost, how sure that is.
 std::string verdict_text(const VerifyResult& result);
 
-/// Everything, format "blockscope-verify" version 1.
+/// Everything, format "blockscope-verify" version 2.
 std::string verify_json(const VerifyResult& result, const VerifyFacts& facts);
-/// The rows of sweep_text with all columns, dense first, with a header line.
+/// One line per setting, the reference first, with a header line.
 std::string verify_csv(const VerifyResult& result, const VerifyFacts& facts);
 
 /// "1.20x as fast [1.10, 1.31]"; below one as what it is: "slower: 2.27x the time [2.10, 2.40]".
 /// Without the range when there is one measurement.
 std::string speed_text(const Spread& speedup);
 
-/// Relative L2 over the heads and steps that reused; nullopt: none did.
-std::optional<double> error_where_reused(const Fidelity& fidelity);
+/// Relative L2 over the heads and steps that reused or read a set; nullopt: none did.
+std::optional<double> error_where_approximated(const Fidelity& fidelity);
 
 /// Milliseconds of attention per denoising or commit pass, over the repetitions.
 Spread attention_per_pass(const FreeRun& run);

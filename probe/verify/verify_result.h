@@ -6,12 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "probe/run/policy_flags.h"
 #include "probe/verify/agreement.h"
 #include "probe/verify/fidelity.h"
+#include "probe/verify/predicted_reads.h"
 
 namespace blockscope {
 
-/// One way to reuse: FlashBlock's tau and the heads that may.
+/// FlashBlock's part of a setting: tau and the heads that may reuse.
 struct ReuseSetting {
   int64_t tau = 2;
   std::optional<double> gamma;          // the mask is similarity > gamma; nullopt: as in the file
@@ -20,6 +22,16 @@ struct ReuseSetting {
   std::optional<double> file_error;     // relative L2 where reused that it predicts
 
   int64_t heads() const;  // that may reuse, over all layers
+};
+
+/// A policy as it is measured.
+struct PolicySetting {
+  PolicyFlags flags;
+  std::string label;                  // what it is called: policy_text, with gamma in a sweep
+  std::string settings;               // a JSON object, as a trace records it
+  std::optional<ReuseSetting> reuse;  // flashblock; of a sweep no file holds the mask
+
+  bool exact() const { return flags.policy == "exact"; }
 };
 
 /// Time of the passes, without what measuring costs.
@@ -33,7 +45,8 @@ struct RunTimes {
 /// Attention time per denoising step and sequence at similar context lengths, all layers.
 struct ContextTime {
   double context_length = 0.0;  // mean N
-  double keys_read = 0.0;       // mean external keys read per layer and KV head
+  double keys_read = 0.0;       // mean external keys (with their values) read per layer and KV
+                                // head; a row read to choose counts half
   Spread milliseconds;
   int64_t steps = 0;
 };
@@ -48,22 +61,30 @@ struct FreeRun {
   ExternalReads reads;
 };
 
-struct SettingResult {
-  ReuseSetting setting;
+/// A policy by itself.
+struct PolicyResult {
+  PolicySetting setting;
   FreeRun run;
+  Fidelity fidelity;  // beside exact attention, under replay of the reference's run; exact: empty
+  /// The policy's rule applied to the replayed run; nullopt: the rule alone doesn't say.
+  std::optional<ExternalReads> predicted;
+};
+
+/// A policy beside the reference.
+struct SettingResult : PolicyResult {
   TokenAgreement agreement;
   std::vector<Divergence> divergences;  // of the sequences whose trajectory differs
-  PairedScores scores;                  // dense, then reuse
-  Fidelity fidelity;                    // under replay of the dense run
-  ExternalReads predicted;              // the rule applied to the dense run
-  /// Milliseconds of attention per pass, dense over reuse, per repetition: above 1 is faster.
+  PairedScores scores;                  // the reference, then the policy
+  /// Milliseconds of attention per pass, reference over policy, per repetition: above 1 is faster.
   Spread attention_speedup;
 };
 
 struct VerifyResult {
   int64_t prompts = 0;
-  FreeRun dense;
-  std::vector<SettingResult> settings;  // the file's own first, then the sweep's
+  PolicyResult reference;               // exact, unless a pair was asked for
+  std::vector<SettingResult> settings;  // the policy first, then the sweep's
+
+  bool pair() const { return !reference.setting.exact(); }
 };
 
 }  // namespace blockscope

@@ -7,13 +7,13 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "command_line/interrupt.h"
 #include "decode_record/error.h"
-#include "probe/policies/exact_policy.h"
-#include "probe/policies/flashblock_policy.h"
 #include "probe/verify/free_run.h"
+#include "probe/verify/verify_settings.h"
 
 namespace blockscope {
 namespace {
@@ -22,30 +22,37 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 bool interrupted() { return InterruptGuard::signal() != 0; }
 
-/// Everything collected about one policy; `setting` null: dense.
+/// Everything collected about one policy.
 struct Arm {
-  const ReuseSetting* setting = nullptr;
+  const PolicySetting* setting = nullptr;
   FreeRun run;
-  std::vector<SequenceRun> sequences;  // by prompt, of the first repetition
-  std::vector<StepTime> steps;         // of all repetitions
-  std::unique_ptr<FidelityMeter> meter;
-  ExternalReads predicted;
+  std::vector<SequenceRun> sequences;    // by prompt, of the first repetition
+  std::vector<StepTime> steps;           // of all repetitions
+  std::unique_ptr<FidelityMeter> meter;  // null: exact
+  std::optional<ExternalReads> predicted;
 };
+
+/// The same policy, whatever file its mask came from.
+bool same_policy(const PolicySetting& a, const PolicySetting& b) {
+  if (a.reuse.has_value() != b.reuse.has_value()) return false;
+  if (!a.reuse.has_value()) return a.flags == b.flags;
+  return a.reuse->tau == b.reuse->tau && a.reuse->reuse == b.reuse->reuse;
+}
 
 class VerifyLoop {
  public:
-  VerifyLoop(const VerifyInput& input, const std::vector<ReuseSetting>& settings,
-             const VerifyProgress& progress)
+  VerifyLoop(const VerifyInput& input, const PolicySetting& reference,
+             const std::vector<PolicySetting>& settings, const VerifyProgress& progress)
       : input_(input), settings_(settings), progress_(progress) {
     const ModelConfig& config = input.model.config;
     shape_ = {config.num_layers, config.num_heads, config.num_kv_heads};
-    add_arm(nullptr);
-    for (const ReuseSetting& setting : settings) {
+    add_arm(reference);
+    for (const PolicySetting& setting : settings) {
       const auto same = std::find_if(arms_.begin() + 1, arms_.end(), [&](const Arm& arm) {
-        return arm.setting->tau == setting.tau && arm.setting->reuse == setting.reuse;
+        return same_policy(*arm.setting, setting);
       });
       arm_of_.push_back(static_cast<size_t>(same - arms_.begin()));
-      if (same == arms_.end()) add_arm(&setting);
+      if (same == arms_.end()) add_arm(setting);
     }
   }
 
@@ -62,21 +69,34 @@ class VerifyLoop {
   }
 
  private:
-  void add_arm(const ReuseSetting* setting) {
+  void add_arm(const PolicySetting& setting) {
     Arm arm;
-    arm.setting = setting;
-    arm.run.reads = arm.predicted = ExternalReads(shape_);
+    arm.setting = &setting;
+    arm.run.reads = ExternalReads(shape_);
     arm.run.times.attention.resize(static_cast<size_t>(input_.repeats));
     arm.run.times.total.resize(static_cast<size_t>(input_.repeats));
     arm.sequences.resize(input_.prompts.size());
-    if (setting != nullptr) arm.meter = std::make_unique<FidelityMeter>(shape_);
+    if (!setting.exact()) {
+      arm.meter = std::make_unique<FidelityMeter>(shape_);
+      arm.predicted = ExternalReads(shape_);
+      ++replays_;
+    }
     arms_.push_back(std::move(arm));
   }
 
-  std::unique_ptr<AttentionPolicy> policy_of(const Arm& arm) const {
-    if (arm.setting == nullptr) return make_exact_policy();
-    return make_flashblock_policy(
-        {shape_.num_layers, shape_.num_heads, arm.setting->tau, arm.setting->reuse});
+  /// Adds what the rule says of one sequence's passes, as long as it says something of all of them.
+  void predict(const std::vector<PassRow>& rows, Arm& arm) const {
+    if (!arm.predicted) return;
+    const PolicySetting& setting = *arm.setting;
+    const std::optional<ExternalReads> reads =
+        setting.reuse.has_value()
+            ? predicted_reads(rows, setting.reuse->tau, setting.reuse->reuse, shape_)
+            : predicted_set_reads(rows, setting.flags, shape_);
+    if (reads) {
+      *arm.predicted += *reads;
+    } else {
+      arm.predicted.reset();
+    }
   }
 
   /// Every repetition starts with another arm, so that none is always the one that warms up.
@@ -95,7 +115,7 @@ class VerifyLoop {
     DecodeCallbacks callbacks;
     callbacks.observer = &observer;
     callbacks.interrupted = interrupted;
-    const auto policy = policy_of(arm);
+    const auto policy = make_policy(*arm.setting, input_.model);
     int64_t next_pass = 0;
     const std::vector<DecodeOutcome> outcomes =
         decode_batch(*input_.model.model, *policy, input_.decode, requests, next_pass, callbacks);
@@ -118,20 +138,20 @@ class VerifyLoop {
 
   void replay(const std::vector<DecodeRequest>& requests) {
     std::vector<DecodeRequest> replayed = requests;
-    std::vector<PassRow> rows;
+    const std::vector<SequenceRun>& reference = arms_.front().sequences;
     for (DecodeRequest& request : replayed) {
-      const SequenceRun& dense = arms_.front().sequences[static_cast<size_t>(request.sequence)];
       request.replayed = true;
-      request.replay = dense.steps;
-      rows.insert(rows.end(), dense.rows.begin(), dense.rows.end());
+      request.replay = reference[static_cast<size_t>(request.sequence)].steps;
     }
     for (Arm& arm : arms_) {
-      if (arm.setting == nullptr) continue;
-      const auto policy = policy_of(arm);
+      if (arm.meter == nullptr) continue;
+      const auto policy = make_policy(*arm.setting, input_.model);
       replay_in_lockstep(*input_.model.model, *policy, input_.decode, replayed, *arm.meter,
                          interrupted);
       InterruptGuard::check();
-      arm.predicted += predicted_reads(rows, arm.setting->tau, arm.setting->reuse, shape_);
+      for (const DecodeRequest& request : replayed) {
+        predict(reference[static_cast<size_t>(request.sequence)].rows, arm);
+      }
       tick(kReplayCost * static_cast<double>(requests.size()), "replaying");
     }
   }
@@ -142,7 +162,7 @@ class VerifyLoop {
     const double arms = static_cast<double>(arms_.size());
     const double prompts = static_cast<double>(input_.prompts.size());
     const double total =
-        prompts * (arms * static_cast<double>(input_.repeats) + (arms - 1.0) * kReplayCost);
+        prompts * (arms * static_cast<double>(input_.repeats) + replays_ * kReplayCost);
     const double share = done_ / total;
     progress_(share,
               fmt::format("{} · {:.0f}/{} prompts, {} setting{}", what, std::floor(share * prompts),
@@ -185,16 +205,22 @@ class VerifyLoop {
     return times;
   }
 
-  SettingResult result_of(const ReuseSetting& setting, const Arm& arm) const {
-    const Arm& dense = arms_.front();
-    SettingResult result;
+  PolicyResult by_itself(const PolicySetting& setting, const Arm& arm) const {
+    PolicyResult result;
     result.setting = setting;
     result.run = arm.run;
-    result.scores = paired_scores(dense.run.scores, arm.run.scores);
-    result.fidelity = arm.meter->result();
+    if (arm.meter != nullptr) result.fidelity = arm.meter->result();
     result.predicted = arm.predicted;
+    return result;
+  }
+
+  SettingResult beside_reference(const PolicySetting& setting, const Arm& arm) const {
+    const Arm& reference = arms_.front();
+    SettingResult result;
+    static_cast<PolicyResult&>(result) = by_itself(setting, arm);
+    result.scores = paired_scores(reference.run.scores, arm.run.scores);
     for (size_t i = 0; i < input_.prompts.size(); ++i) {
-      const SequenceRun& a = dense.sequences[i];
+      const SequenceRun& a = reference.sequences[i];
       const SequenceRun& b = arm.sequences[i];
       compare_tokens(a.generated, b.generated, input_.decode.stop_ids, result.agreement);
       const auto length = static_cast<int64_t>(input_.prompts[i].request.prompt.size());
@@ -203,8 +229,8 @@ class VerifyLoop {
     }
     std::vector<double> ratios;
     for (size_t r = 0; r < arm.run.times.attention.size(); ++r) {
-      ratios.push_back(dense.run.times.attention[r] /
-                       static_cast<double>(dense.run.times.block_passes) /
+      ratios.push_back(reference.run.times.attention[r] /
+                       static_cast<double>(reference.run.times.block_passes) /
                        std::max(arm.run.times.attention[r], 1e-12) *
                        static_cast<double>(arm.run.times.block_passes));
     }
@@ -219,9 +245,9 @@ class VerifyLoop {
     }
     VerifyResult result;
     result.prompts = static_cast<int64_t>(input_.prompts.size());
-    result.dense = arms_.front().run;
+    result.reference = by_itself(*arms_.front().setting, arms_.front());
     for (size_t i = 0; i < settings_.size(); ++i) {
-      result.settings.push_back(result_of(settings_[i], arms_[arm_of_[i]]));
+      result.settings.push_back(beside_reference(settings_[i], arms_[arm_of_[i]]));
     }
     return result;
   }
@@ -230,11 +256,12 @@ class VerifyLoop {
   static constexpr double kReplayCost = 2.5;
 
   const VerifyInput& input_;
-  const std::vector<ReuseSetting>& settings_;
+  const std::vector<PolicySetting>& settings_;
   const VerifyProgress& progress_;
   ReadShape shape_;
-  std::vector<Arm> arms_;       // dense first
+  std::vector<Arm> arms_;       // the reference first
   std::vector<size_t> arm_of_;  // by setting
+  double replays_ = 0.0;        // arms that are not exact
   double done_ = 0.0;
 };
 
@@ -247,9 +274,10 @@ int64_t ReuseSetting::heads() const {
   return count;
 }
 
-VerifyResult verify_reuse(const VerifyInput& input, const std::vector<ReuseSetting>& settings,
-                          const VerifyProgress& progress) {
-  return VerifyLoop(input, settings, progress).run();
+VerifyResult verify_policies(const VerifyInput& input, const PolicySetting& reference,
+                             const std::vector<PolicySetting>& settings,
+                             const VerifyProgress& progress) {
+  return VerifyLoop(input, reference, settings, progress).run();
 }
 
 }  // namespace blockscope

@@ -1,5 +1,6 @@
-// Decodes the same prompts densely and with reuse: free-running, repeated and interleaved for the
-// times, and once more under replay of the dense run for everything that is compared step by step.
+// Decodes the same prompts with a reference and with other policies: free-running, repeated and
+// interleaved for the times, and once more under replay of the reference's run for everything that
+// is compared with exact attention step by step.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@ namespace blockscope {
 
 struct VerifyInput {
   const LoadedModel& model;
-  const DecodeOptions& decode;  // of both runs; block-diffusion
+  const DecodeOptions& decode;  // of all runs; block-diffusion
   const std::vector<RunPrompt>& prompts;
   const Tokenizer* tokenizer;  // may be null
   int64_t batch_size = 1;
@@ -25,9 +26,11 @@ struct VerifyInput {
 /// Called with the share of the work that is done and a line about it.
 using VerifyProgress = std::function<void(double, const std::string&)>;
 
-/// Settings with the same tau and mask are measured once. Throws Error when a signal arrives (the
+/// Settings that do the same (one policy with the same options, tau and mask) are measured once;
+/// the reference is a run of its own, whatever it is. Throws Error when a signal arrives (the
 /// caller holds the InterruptGuard).
-VerifyResult verify_reuse(const VerifyInput& input, const std::vector<ReuseSetting>& settings,
-                          const VerifyProgress& progress);
+VerifyResult verify_policies(const VerifyInput& input, const PolicySetting& reference,
+                             const std::vector<PolicySetting>& settings,
+                             const VerifyProgress& progress);
 
 }  // namespace blockscope

@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
+#include <utility>
 
 #include "decode_record/error.h"
+#include "probe/policies/flashblock_policy.h"
 
 namespace blockscope {
 namespace {
@@ -31,7 +34,7 @@ void take_prediction(const ReusePoint* point, ReuseSetting& setting) {
 
 ReuseSetting own_setting(const SettingFlags& flags, const ReuseFile& file) {
   ReuseSetting setting;
-  setting.tau = reuse_tau(flags.tau, file.tau);
+  setting.tau = reuse_tau(flags.policy.tau, file.tau);
   setting.gamma = file.gamma;
   setting.reuse = file.reuse;
   if (file.predicted.has_value() && file.tau == setting.tau) {
@@ -76,14 +79,75 @@ std::vector<double> gammas_of(const ReuseFile& file, const std::string& path) {
   return gammas;
 }
 
+ReuseModel reuse_model(const LoadedModel& model) {
+  return {model.config.num_layers, model.config.num_heads, model.config.num_kv_heads, model.digest};
+}
+
+/// flashblock's options as the setting has them: a tau that came from the file, the sweep's own.
+PolicySetting flashblock_setting(PolicyFlags flags, ReuseSetting reuse, bool of_sweep,
+                                 const nlohmann::json& own) {
+  PolicySetting setting;
+  nlohmann::json json = own;
+  flags.tau = json["tau"] = reuse.tau;
+  setting.label = policy_text(flags);
+  if (of_sweep) {
+    flags.reuse_file.clear();  // another mask than the file's
+    setting.label = fmt::format("{} (gamma {:g})", policy_text(flags), *reuse.gamma);
+    json["gamma"] = *reuse.gamma;
+  }
+  setting.settings = json.dump();
+  setting.flags = std::move(flags);
+  setting.reuse = std::move(reuse);
+  return setting;
+}
+
 }  // namespace
+
+PolicySetting policy_setting(const PolicyFlags& flags, const LoadedModel& model) {
+  SettingFlags alone;
+  alone.policy = flags;
+  return policy_settings(alone, model).front();
+}
+
+std::vector<PolicySetting> policy_settings(const SettingFlags& flags, const LoadedModel& model) {
+  const std::string json = choose_policy(flags.policy, model).settings;
+  if (flags.policy.policy != "flashblock") {
+    return {{flags.policy, policy_text(flags.policy), json, std::nullopt}};
+  }
+  const ModelConfig& config = model.config;
+  ReuseFile file;  // without one every head may reuse
+  file.reuse.assign(static_cast<size_t>(config.num_layers),
+                    std::vector<bool>(static_cast<size_t>(config.num_heads), true));
+  if (!flags.policy.reuse_file.empty()) {
+    file = read_reuse_file(flags.policy.reuse_file, reuse_model(model));
+  }
+  std::vector<PolicySetting> settings;
+  for (ReuseSetting& reuse : reuse_settings(flags, file, config.num_kv_heads)) {
+    settings.push_back(flashblock_setting(flags.policy, std::move(reuse), !settings.empty(),
+                                          nlohmann::json::parse(json)));
+  }
+  return settings;
+}
+
+std::unique_ptr<AttentionPolicy> make_policy(const PolicySetting& setting,
+                                             const LoadedModel& model) {
+  if (!setting.reuse.has_value()) return choose_policy(setting.flags, model).policy;
+  return make_flashblock_policy(
+      {model.config.num_layers, model.config.num_heads, setting.reuse->tau, setting.reuse->reuse});
+}
 
 void check_setting_flags(const SettingFlags& flags) {
   const auto check_tau = [](const char* flag, int64_t tau) {
     if (tau < 1) throw UsageError(fmt::format("{}: expected at least 1, got {}", flag, tau));
   };
-  if (flags.tau.has_value()) check_tau("--tau", *flags.tau);
+  if (flags.policy.tau.has_value()) check_tau("--tau", *flags.policy.tau);
   if (!flags.sweep) return;
+  if (flags.policy.policy != "flashblock" || flags.policy.reuse_file.empty()) {
+    throw UsageError(fmt::format(
+        "--sweep: expected --policy flashblock and a calibration file, whose similarities the "
+        "masks are made from, got --policy {}{}. HINT: --reuse reuse.json",
+        flags.policy.policy, flags.policy.reuse_file.empty() ? " without --reuse" : ""));
+  }
   if (flags.taus.empty()) {
     throw UsageError("--sweep: expected at least one value in --taus, got none");
   }
@@ -103,10 +167,10 @@ std::vector<ReuseSetting> reuse_settings(const SettingFlags& flags, const ReuseF
     throw CalibrationError(
         fmt::format("{}: similarity: expected [layers][heads] to make masks from, got none. HINT: "
                     "`blockscope calibrate` writes it; without it leave out --sweep",
-                    flags.reuse_file));
+                    flags.policy.reuse_file));
   }
   const std::vector<double> gammas =
-      flags.gammas.empty() ? gammas_of(file, flags.reuse_file) : flags.gammas;
+      flags.gammas.empty() ? gammas_of(file, flags.policy.reuse_file) : flags.gammas;
   for (const int64_t tau : flags.taus) {
     for (const double gamma : gammas) {
       ReuseSetting setting;

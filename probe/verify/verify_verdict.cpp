@@ -29,9 +29,9 @@ TimeVerdict time_verdict(const SettingResult& own) {
 }
 
 /// The whole run, beside what was saved or what it cost.
-void add_whole_run(double dense, double reuse, TimeVerdict& verdict) {
-  const std::string text = fmt::format("the whole run {:.2f} s -> {:.2f} s", dense, reuse);
-  if (reuse > dense) {
+void add_whole_run(double reference, double policy, TimeVerdict& verdict) {
+  const std::string text = fmt::format("the whole run {:.2f} s -> {:.2f} s", reference, policy);
+  if (policy > reference) {
     verdict.cost += text + "; ";
   } else {
     verdict.saved += "; " + text;
@@ -62,6 +62,15 @@ std::string noise_verdict(const PairedScores& scores) {
               : fmt::format("; beyond sampling error (sign test p = {:.2g})", scores.sign_test));
 }
 
+/// What was not read, and what choosing read instead: a policy must not look cheaper than it is.
+std::string saving_text(const ExternalReads& reads) {
+  const std::string text = fmt::format("{:.1f} %", reads.saving() * 100.0);
+  if (reads.choice_rows == 0) return text;
+  const double net = reads.saving_with_choice() * 100.0;
+  return text + (net < 0.0 ? fmt::format(" (with what choosing reads: {:.1f} % more read)", -net)
+                           : fmt::format(" (with what choosing reads: {:.1f} %)", net));
+}
+
 }  // namespace
 
 std::string verdict_text(const VerifyResult& result) {
@@ -72,14 +81,24 @@ std::string verdict_text(const VerifyResult& result) {
                         : fmt::format("accuracy {:.1f} % -> {:.1f} % (n {})", scores.mean_a * 100.0,
                                       scores.mean_b * 100.0, scores.count);
   TimeVerdict time = time_verdict(own);
-  add_whole_run(spread_of(result.dense.times.total).median, spread_of(own.run.times.total).median,
+  const PolicyResult& reference = result.reference;
+  add_whole_run(spread_of(reference.run.times.total).median, spread_of(own.run.times.total).median,
                 time);
+  std::string saved = saving_text(own.run.reads);
+  std::string kl = fmt::format("KL {:.2e} nats a masked position", own.fidelity.kl.mean);
+  if (result.pair()) {
+    saved = fmt::format("{} against {}", saved, saving_text(reference.run.reads));
+    kl = fmt::format("{} from exact, against {:.2e}", kl, reference.fidelity.kl.mean);
+  }
+  std::string pair;
+  if (result.pair())
+    pair = fmt::format("{} against {}\n", own.setting.label, reference.setting.label);
   return fmt::format(
-      "\nSaved: {:.1f} % of the external key bytes were not read in denoising steps{}\n"
-      "Cost:  {}{}, {:.1f} % of the tokens equal, KL {:.2e} nats a masked position\n"
+      "\n{}Saved: {} of the external key bytes were not read in denoising steps{}\n"
+      "Cost:  {}{}, {:.1f} % of the tokens equal, {}\n"
       "Noise: {}\n",
-      own.run.reads.saving() * 100.0, time.saved, time.cost, accuracy,
-      own.agreement.share_equal() * 100.0, own.fidelity.kl.mean, noise_verdict(scores));
+      pair, saved, time.saved, time.cost, accuracy, own.agreement.share_equal() * 100.0, kl,
+      noise_verdict(scores));
 }
 
 }  // namespace blockscope

@@ -8,7 +8,7 @@ import unittest
 import numpy as np
 
 from capture_harness import VOCAB, require_binary, run, write_checkpoint
-from promise_case import TINY_TRAINING, USAGE, PromiseCase
+from promise_case import FAILED, TINY_TRAINING, USAGE, PromiseCase
 
 TURNS = ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
          "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
@@ -16,7 +16,7 @@ SWITCH = "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>
 DECODING = (["--threshold", 0.5], ["--eb-threshold", 1], ["--factor", 2], ["--top-k", 2], ["--top-p", 0.5],
             ["--strategy", "factor", "--threshold", 0.5], ["--strategy", "threshold", "--factor", 1])
 SEED = (["--seed", 1], ["--temperature", 0, "--seed", 1])
-POLICY = (["--tau", 2], ["--reuse", "x.json"], ["--shadow"], ["--k", 4], ["--density", 0.5], ["--page", 8],
+POLICY = (["--tau", 2], ["--reuse", "x.json"], ["--k", 4], ["--density", 0.5], ["--page", 8],
           ["--exact-layers", 1], ["--per-block"], ["--policy-seed", 1])
 SPARSE = ["--policy", "recent", "--k", 4]
 OF_OTHER_POLICIES = (["--tau", 2], ["--reuse", "x.json"], ["--page", 8], ["--per-block"], ["--policy-seed", 1])
@@ -49,7 +49,7 @@ class Idle(PromiseCase):
         scored.write_text('{"input_ids": [1], "answer": "x", "metric": "f1", "gen_length": 2}\n')
         plain = ["--input-ids", "1,2", "--gen-length", 4]
         capture = ["capture", model, "-o", out]
-        yield [*capture, *plain], [*DECODING, *SEED, *POLICY, ["--revision", "abc"], ["--metric", "f1"], ["--chat"],
+        yield [*capture, *plain], [*DECODING, *SEED, *POLICY, ["--shadow"], ["--revision", "abc"], ["--metric", "f1"], ["--chat"],
                                    ["--no-thinking"], ["--set-size", 4], ["--set-normaliser", "prefix"],
                                    ["--array-type", "f32"]]
         yield ([*capture, *plain, "--record", "trajectory"],
@@ -71,6 +71,14 @@ class Idle(PromiseCase):
         yield ([*verify, *plain], [*DECODING, *SEED, ["--taus", 1], ["--gammas", 0], ["--force"], ["--metric", "f1"],
                                    ["--chat"], ["--no-thinking"], ["--revision", "abc"]])
         yield [*verify, "--prompts", scored], [["--gen-length", 3], ["--metric", "f1"]]
+        yield [*verify, *plain], [["--k", 4], ["--density", 0.5], ["--page", 8], ["--against", "mage,k=4,page=8"],
+                                  ["--against", "exact,tau=2"]]
+        yield ["verify", model, *plain, *SPARSE], OF_OTHER_POLICIES
+        yield ["verify", model, *plain], [["--policy", "exact"]]
+        for policy in WITHIN_BLOCKS:
+            yield ["verify", single, *plain], [policy]
+        yield (["verify", single, *plain, *SPARSE],
+               [["--against", "mage,k=2"], ["--against", "flashblock"], ["--against", "sparsed,k=2,per-block"]])
         yield ["bench", model], [*DECODING, ["--levels", "off", "--folder", self.root], ["--revision", "abc"]]
         yield ["bench", single], TOKEN_BY_TOKEN
         named = write_reference(self.root / "named", mask="block_causal", block_length="1")
@@ -114,6 +122,33 @@ class Idle(PromiseCase):
         self.refused(USAGE, "expected one of exact, flashblock", *capture, "--policy", "Mage", "--k", 4)
         self.assertFalse((self.root / "sparse.h5").exists())
 
+    def test_verify_says_which_policies_it_compares(self):
+        made, model = self.made, self.model
+        verify = ["verify", model, "--input-ids", "1,2,3"]
+        reuse = ["--reuse", made / "reuse.json"]
+        for given, says in (([], "expected --policy or --reuse, got none"), (["--k", 4], "expected --policy or --reuse"),
+                            (["--policy", "mage"], "got none"), (["--policy", "mage", "--k", 0], "--k"),
+                            (["--policy", "Mage", "--k", 4], "expected one of exact, flashblock"),
+                            (["--policy", "mage", "--k", 4, *reuse], "--reuse: does nothing"),
+                            (["--policy", "mage", "--k", 4, "--sweep"], "--sweep: expected --policy flashblock"),
+                            (["--policy", "flashblock", "--sweep"], "without --reuse"),
+                            (["--policy", "flashblock", "--taus", 2], "--taus: does nothing"),
+                            ([*reuse, "--policy", "quest", "--k", 4], "--reuse: does nothing")):
+            self.refused(USAGE, says, *verify, *given)
+        for text, says in (("quest", "expected either --k or --density"), ("quest,k=0", "--k: expected a whole number"),
+                           ("quest,keys=4", "got 'keys=4'"), ("mage,k=4,k=5", "expected once"),
+                           ("none,k=4", "expected one of exact, flashblock"), ("mage,k=", "got an empty one"),
+                           ("sparsed+flashblock,k=4", "expected --per-block")):
+            self.refused(USAGE, ["policy '" + text, says], *verify, *reuse, "--against", text)
+        self.refused(USAGE, "--exact-layers: expected 0 to the model's", *verify, *reuse, "--against",
+                     "mage,k=4,exact-layers=99")
+        single = write_checkpoint(self.root / "single", model_type="qwen3", architectures=["Qwen3ForCausalLM"])
+        self.refused(USAGE, "expected a block-diffusion model", "verify", single, *verify[2:], *SPARSE)
+        nowhere = self.root / "nowhere.json"
+        self.refused(FAILED, str(nowhere), *verify, *reuse, "--against", f"flashblock,reuse={nowhere}")
+        self.refused(USAGE, "the command reads this file", *verify, "--policy", "recent", "--k", 4, "--against",
+                     f"flashblock,reuse={made / 'reuse.json'}", "--force", "-o", made / "reuse.json")
+
     def test_options_that_do_something_are_taken(self):
         """The other side of each condition: as idle as they look."""
         single = self.root / "single"
@@ -129,6 +164,10 @@ class Idle(PromiseCase):
                         [*capture, "--input-ids", "1", "--policy", "quest", "--density", 1, "--page", 999],
                         [*capture, "--input-ids", "1", "--policy", "random", "--k", 9999, "--policy-seed", 3],
                         [*capture, "--replay", self.made / "a.h5", "--strategy", "factor", "--gen-length", 4],
+                        ["verify", self.model, "--input-ids", "1", "--policy", "flashblock", "--tau", 3, "--against",
+                         "quest,k=2,page=1", "-q"],
+                        ["verify", self.model, "--input-ids", "1", "--reuse", self.made / "reuse.json", "--against",
+                         "exact", "-q"],
                         ["bench", self.model, "--context", 8, "--gen-length", 4, "--levels", "off", "--runs", 1,
                          "--seed", 3, "--stop-id", 5],
                         ["check", self.model, "--reference", reference, "--block-length", 1, "--tol", 1e9]):

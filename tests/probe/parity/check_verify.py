@@ -139,7 +139,7 @@ def compare(replay, dense, reuse, mask, tau):
     harness.require([s["step"] for s in replay["kl_by_step"]] == sorted(kl), "steps")
     close("KL by step", [s["mean"] for s in replay["kl_by_step"]],
           [np.mean(kl[step]) for step in sorted(kl)], 1e-5, 1e-4)
-    for name, key in (("first_order", "first_order"), ("reused", "first_order_reused_steps"),
+    for name, key in (("first_order", "first_order"), ("reused", "first_order_approximated"),
                       ("propagated", "propagated")):
         heads = replay[f"{key}_by_head"]
         elements = np.array([[h["elements"] for h in row] for row in heads])
@@ -186,7 +186,7 @@ def check_replay(folder, prompts, dense, mask):
     free = folder / "free.h5"
     harness.run("capture", MODEL, "--prompts", prompts, "--policy", "flashblock", "--tau", 3,
                 "--reuse", reuse_file, "--record", "trajectory", *DECODING, "--quiet", "-o", free)
-    for name, side, trace in (("dense", result["dense"], dense),
+    for name, side, trace in (("reference", result["reference"]["free_running"], dense),
                               ("reuse", own["free_running"], Trace(free))):
         scores = [float(trace.file["/sequences/score"][i]) for i in range(trace.num_sequences)]
         harness.require(side["scores"] == scores, f"{name}: scores {side['scores']}, {scores}")
@@ -220,7 +220,7 @@ def check_sweep(folder, prompts, digest):
                        figures)
     result = json.loads((folder / "verify.json").read_text())
     rows = list(csv.DictReader(table.open()))
-    harness.require([r["setting"] for r in rows] == ["dense", "file"] + ["sweep"] * 4, "CSV rows")
+    harness.require([r["setting"] for r in rows] == ["reference", "policy"] + ["sweep"] * 4, "CSV rows")
     for row, own in zip(rows[1:], result["settings"]):
         gamma, tau = own["gamma"], own["tau"]
         harness.require(np.array_equal(own["reuse"], similarity > gamma), f"mask of gamma {gamma}")

@@ -126,7 +126,10 @@ TEST(MagePolicy, TheResidualIsTheFirstStepsAttentionOverTheOtherKeys) {
   EXPECT_EQ(policy->name(), "mage+flashblock");
   EXPECT_TRUE(policy->keeps_residual());
   const PolicyPass first({25, 3});
-  EXPECT_TRUE(same(first.run(*policy), first.exact()));
+  const AttentionParts captured = first.run(*policy);
+  EXPECT_TRUE(same(captured, first.exact()));
+  // All keys to choose from; then keys and values of the 20 that were not chosen, and of none.
+  EXPECT_TRUE(at::equal(captured.rows_scored, at::tensor({25 + 2 * 20, 3}, at::kLong)));
   // The same queries once more: selected, residual and internal parts are the whole attention.
   PolicyPass again = first;
   again.at_step(0, 2, 2).at_step(1, 2, 2);
@@ -183,6 +186,34 @@ TEST(SelectionPolicies, SequencesAtDifferentStepsAndOnesThatLeaveKeepTheirOwnSet
     EXPECT_EQ(set_of(left, 0, 1), reference_set(first, 2, 1, 4));
     EXPECT_EQ(set_of(left, 1, 0), reference_set(mixed, 1, 0, 4));
   }
+}
+
+TEST(SelectionPolicies, TimeIsCountedWhereKeysAreChosen) {
+  at::manual_seed(13);
+  SelectionOptions serial = with_k(4);
+  serial.overlap = false;
+  const auto beside = make_mage_policy(with_k(4));
+  const auto inside = make_mage_policy(serial);
+  const auto quest = make_quest_policy(with_k(4), 4);
+  PolicyPass pass({200});
+  pass.run(*beside);
+  pass.run(*inside);
+  pass.run(*quest);
+  const ChoosingTime first_beside = beside->choosing_time();
+  const ChoosingTime first_inside = inside->choosing_time();
+  const ChoosingTime first_quest = quest->choosing_time();
+  EXPECT_EQ(first_beside.inline_ns, 0);
+  EXPECT_GT(first_beside.beside_ns, 0);
+  EXPECT_GT(first_inside.inline_ns, 0);
+  EXPECT_EQ(first_inside.beside_ns, 0);
+  EXPECT_GT(first_quest.inline_ns, 0);
+  pass = pass.next();
+  pass.run(*beside);
+  pass.run(*inside);
+  pass.run(*quest);
+  EXPECT_EQ(beside->choosing_time().beside_ns, first_beside.beside_ns);
+  EXPECT_EQ(inside->choosing_time().inline_ns, first_inside.inline_ns);
+  EXPECT_GT(quest->choosing_time().inline_ns, first_quest.inline_ns);
 }
 
 TEST(SelectionOptions, ADensityIsRoundedUpToWholeKeysAndAWholeNumberIsItself) {

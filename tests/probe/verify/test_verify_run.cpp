@@ -1,7 +1,5 @@
 // Dense beside reuse on a tiny random model: what must be equal is equal bit for bit, and what the
 // runtime read is what the rule predicts from the dense run.
-#include "probe/verify/verify_run.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,16 +8,12 @@
 #include "probe/policies/exact_policy.h"
 #include "probe/verify/lockstep.h"
 #include "probe/verify/verify_report.h"
-#include "tests/support/tiny_model.h"
+#include "tests/probe/verify/verify_fixture.h"
 
 namespace blockscope {
 namespace {
 
 using namespace testing;  // NOLINT: the helpers of this folder
-
-const ReadShape kShape{2, 4, 2};
-
-ReuseMask every(bool reuse) { return {std::vector<bool>(4, reuse), std::vector<bool>(4, reuse)}; }
 
 ReuseMask random_mask(uint64_t seed) {
   SeededRandom random(seed);
@@ -29,39 +23,6 @@ ReuseMask random_mask(uint64_t seed) {
   }
   return mask;
 }
-
-class VerifyRunTest : public ::testing::Test {
- protected:
-  VerifyRunTest() {
-    model_.config = tiny_config();
-    model_.model = std::make_shared<BlockDiffusionModel>(tiny_model(7));
-    model_.dtype = at::kFloat;
-    decode_ = tiny_options();
-    decode_.unmasking.denoising_steps = 3;  // 2, 1, 1 tokens: M = 2, then 1
-    const int64_t lengths[][2] = {{9, 14}, {20, 7}, {6, 11}};
-    for (int64_t i = 0; i < 3; ++i) {
-      RunPrompt prompt;
-      prompt.request = tiny_request(i, lengths[i][0], lengths[i][1]);
-      prompts_.push_back(prompt);
-    }
-  }
-
-  VerifyResult verify(const std::vector<ReuseSetting>& settings, int64_t batch_size = 2,
-                      int64_t repeats = 1) {
-    const VerifyInput input{model_, decode_, prompts_, nullptr, batch_size, repeats};
-    return verify_reuse(input, settings, [](double, const std::string&) {});
-  }
-  static ReuseSetting setting(int64_t tau, ReuseMask mask) {
-    ReuseSetting made;
-    made.tau = tau;
-    made.reuse = std::move(mask);
-    return made;
-  }
-
-  LoadedModel model_;
-  DecodeOptions decode_;
-  std::vector<RunPrompt> prompts_;
-};
 
 TEST_F(VerifyRunTest, ReusingNothingIsDenseBitForBit) {
   for (const int64_t batch_size : {1, 2, 3}) {
@@ -84,7 +45,7 @@ TEST_F(VerifyRunTest, ReusingNothingIsDenseBitForBit) {
 }
 
 TEST_F(VerifyRunTest, UnderReplayTheKeysReadAreThosePredicted) {
-  std::vector<ReuseSetting> settings;
+  std::vector<PolicySetting> settings;
   for (int64_t tau = 1; tau <= 4; ++tau) {
     settings.push_back(setting(tau, every(true)));
     settings.push_back(setting(tau, random_mask(static_cast<uint64_t>(tau))));
@@ -92,13 +53,14 @@ TEST_F(VerifyRunTest, UnderReplayTheKeysReadAreThosePredicted) {
   for (const int64_t batch_size : {1, 3}) {
     const VerifyResult result = verify(settings, batch_size);
     for (const SettingResult& own : result.settings) {
-      SCOPED_TRACE(::testing::Message() << "tau " << own.setting.tau << ", batch " << batch_size);
+      SCOPED_TRACE(::testing::Message()
+                   << "tau " << own.setting.reuse->tau << ", batch " << batch_size);
       EXPECT_EQ(own.fidelity.reads, own.predicted);
-      EXPECT_EQ(own.predicted.total_rows(), result.dense.reads.total_rows());
+      EXPECT_EQ(own.predicted->total_rows(), result.reference.run.reads.total_rows());
     }
-    EXPECT_EQ(result.settings[0].predicted.saving(), 0.0);  // M >= 1 at every later step
-    EXPECT_GT(result.settings[2].predicted.saving(), 0.1);
-    EXPECT_GT(result.settings[4].predicted.saving(), result.settings[2].predicted.saving());
+    EXPECT_EQ(result.settings[0].predicted->saving(), 0.0);  // M >= 1 at every later step
+    EXPECT_GT(result.settings[2].predicted->saving(), 0.1);
+    EXPECT_GT(result.settings[4].predicted->saving(), result.settings[2].predicted->saving());
     EXPECT_EQ(result.settings[6].predicted, result.settings[4].predicted);  // never M = 3
   }
 }
@@ -109,9 +71,9 @@ TEST_F(VerifyRunTest, CountsByHand) {
   prompts_.resize(1);
   const VerifyResult result = verify({setting(2, every(true)), setting(1, every(true))}, 1);
   const int64_t dense = 2 * 8 + 3 * (12 + 16 + 20);
-  EXPECT_EQ(result.dense.denoising_steps, 11);
-  EXPECT_EQ(result.dense.reads.rows, (std::vector<int64_t>(4, dense)));
-  EXPECT_EQ(result.dense.reads.commit_rows, 4 * (8 + 12 + 16 + 20));
+  EXPECT_EQ(result.reference.run.denoising_steps, 11);
+  EXPECT_EQ(result.reference.run.reads.rows, (std::vector<int64_t>(4, dense)));
+  EXPECT_EQ(result.reference.run.reads.commit_rows, 4 * (8 + 12 + 16 + 20));
   // tau = 2 reuses at the third step alone (M = 1); the second one has M = 2.
   EXPECT_EQ(result.settings[0].fidelity.reads.rows_read,
             (std::vector<int64_t>(4, dense - (12 + 16 + 20))));
@@ -131,10 +93,11 @@ TEST_F(VerifyRunTest, FirstOrderErrorStaysWhereAHeadReuses) {
     // only tokens are carried over, and those are the dense run's.
     EXPECT_EQ(own.fidelity.first_order[head].absolute > 0.0, head == 7);
     EXPECT_EQ(own.fidelity.propagated[head].absolute > 0.0, head == 7);
-    EXPECT_EQ(own.fidelity.first_order_reused[head].elements > 0, head == 7);
+    EXPECT_EQ(own.fidelity.first_order_approximated[head].elements > 0, head == 7);
   }
-  EXPECT_EQ(own.fidelity.first_order[7].squared, own.fidelity.first_order_reused[7].squared);
-  EXPECT_LT(own.fidelity.first_order_reused[7].elements, own.fidelity.first_order[7].elements);
+  EXPECT_EQ(own.fidelity.first_order[7].squared, own.fidelity.first_order_approximated[7].squared);
+  EXPECT_LT(own.fidelity.first_order_approximated[7].elements,
+            own.fidelity.first_order[7].elements);
   EXPECT_GT(own.fidelity.kl.mean, 0.0);
   EXPECT_EQ(own.fidelity.reads.saving(), 0.0);  // head 2 still needs the group's prefix
   EXPECT_GT(own.fidelity.reads.flops_avoided(4, 10), 0.0);
@@ -148,16 +111,16 @@ TEST_F(VerifyRunTest, AReuseInTheFirstLayerReachesTheSecond) {
     EXPECT_EQ(own.fidelity.first_order[head].absolute, 0.0);
     EXPECT_GT(own.fidelity.propagated[head].absolute, 0.0);
   }
-  EXPECT_DOUBLE_EQ(own.fidelity.reads.saving(), own.predicted.saving());
+  EXPECT_DOUBLE_EQ(own.fidelity.reads.saving(), own.predicted->saving());
 }
 
 TEST_F(VerifyRunTest, TheSameSettingTwiceIsMeasuredOnce) {
   const VerifyResult result = verify({setting(3, every(true)), setting(3, every(true))}, 2, 3);
   EXPECT_EQ(result.settings[0].run.times.attention, result.settings[1].run.times.attention);
-  EXPECT_EQ(result.dense.times.attention.size(), 3U);
-  for (const double seconds : result.dense.times.attention) EXPECT_GT(seconds, 0.0);
+  EXPECT_EQ(result.reference.run.times.attention.size(), 3U);
+  for (const double seconds : result.reference.run.times.attention) EXPECT_GT(seconds, 0.0);
   for (size_t r = 0; r < 3; ++r) {
-    EXPECT_LT(result.dense.times.attention[r], result.dense.times.total[r]);
+    EXPECT_LT(result.reference.run.times.attention[r], result.reference.run.times.total[r]);
   }
 }
 
@@ -177,9 +140,9 @@ TEST_F(VerifyRunTest, AnswersAreScoredAgainstTheTextOfEachRun) {
   prompts_[1].answers = {"nothing like it"};
   prompts_[0].metric = prompts_[1].metric = Metric::kExactMatch;
   const VerifyResult result = verify({setting(1, every(true))}, 1);
-  EXPECT_EQ(result.dense.scores[0], 1.0);
-  EXPECT_EQ(result.dense.scores[1], 0.0);
-  EXPECT_TRUE(std::isnan(result.dense.scores[2]));
+  EXPECT_EQ(result.reference.run.scores[0], 1.0);
+  EXPECT_EQ(result.reference.run.scores[1], 0.0);
+  EXPECT_TRUE(std::isnan(result.reference.run.scores[2]));
   EXPECT_EQ(result.settings.front().scores.count, 2);
   EXPECT_DOUBLE_EQ(result.settings.front().scores.mean_b, 0.5);
 }

@@ -7,7 +7,7 @@
 
 #include "decode_record/error.h"
 #include "probe/verify/agreement.h"
-#include "probe/verify/external_reads.h"
+#include "probe/verify/predicted_reads.h"
 #include "probe/verify/verify_settings.h"
 
 namespace blockscope {
@@ -192,7 +192,8 @@ ReuseFile calibrated() {
 
 SettingFlags sweep_flags(std::vector<int64_t> taus, std::vector<double> gammas) {
   SettingFlags flags;
-  flags.reuse_file = "reuse.json";
+  flags.policy.policy = "flashblock";
+  flags.policy.reuse_file = "reuse.json";
   flags.sweep = true;
   flags.taus = std::move(taus);
   flags.gammas = std::move(gammas);
@@ -248,7 +249,7 @@ TEST(ReuseSettingsTest, WithoutGammasTheFilesCurveGivesThemEvenlyInItsSaving) {
 
 TEST(ReuseSettingsTest, TauOfTheFlagBeatsTheFilesAndItsPrediction) {
   SettingFlags flags;
-  flags.tau = 2;
+  flags.policy.tau = 2;
   const auto settings = reuse_settings(flags, calibrated(), 2);
   ASSERT_EQ(settings.size(), 1U);
   EXPECT_EQ(settings[0].tau, 2);
@@ -269,8 +270,11 @@ TEST(ReuseSettingsTest, RefusesWhatMakesNoSense) {
   }
   EXPECT_THROW(check_setting_flags(sweep_flags({0}, {0.5})), UsageError);
   EXPECT_THROW(check_setting_flags(sweep_flags({}, {0.5})), UsageError);
+  SettingFlags without_file = sweep_flags({2}, {0.5});
+  without_file.policy.reuse_file.clear();
+  EXPECT_THROW(check_setting_flags(without_file), UsageError);
   SettingFlags flags;
-  flags.tau = 0;
+  flags.policy.tau = 0;
   EXPECT_THROW(check_setting_flags(flags), UsageError);
 }
 

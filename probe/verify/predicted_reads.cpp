@@ -1,0 +1,118 @@
+#include "probe/verify/predicted_reads.h"
+
+#include <algorithm>
+
+#include "probe/policies/sparsed_policy.h"
+
+namespace blockscope {
+namespace {
+
+/// What each KV head of a layer with sets reads over one sequence's passes.
+struct SetReads {
+  int64_t all = 0;     // key rows of the prefix over the denoising steps
+  int64_t read = 0;    // key rows attended to
+  int64_t choice = 0;  // rows read besides
+};
+
+/// The step reads everything / gives the sets of later steps.
+bool captures(const PassRow& row, const PolicyFlags& policy) {
+  if (policy.policy.starts_with("mage") || policy.per_block) return row.step == 1;
+  return policy.policy.starts_with("sparsed") &&
+         row.run_step == sparsed_capture_step(row.planned_steps);
+}
+
+bool dense(const PassRow& row, const PolicyFlags& policy) {
+  const bool of_run = policy.policy.starts_with("sparsed") && !policy.per_block;
+  return of_run ? row.run_step <= sparsed_capture_step(row.planned_steps) : captures(row, policy);
+}
+
+std::optional<SetReads> set_reads(const std::vector<PassRow>& rows, const PolicyFlags& policy) {
+  const SelectionOptions options = selection_options(policy, 0);
+  const bool kept_for_the_run = policy.policy.starts_with("sparsed") && !policy.per_block;
+  SetReads reads;
+  int64_t captured = 0;  // keys of the set that is kept for the run
+  for (const PassRow& row : rows) {
+    if (row.commit) continue;
+    const int64_t length = row.context_length;
+    const int64_t size = options.set_size(length);
+    reads.all += length;
+    if (captures(row, policy)) {
+      captured = size;
+      reads.choice += length + (options.residual ? 2 * (length - size) : 0);
+    }
+    if (dense(row, policy)) {
+      reads.read += length;
+    } else if (policy.policy == "quest") {
+      const int64_t pages = (length + policy.page - 1) / policy.page;
+      const int64_t taken = (size + policy.page - 1) / policy.page;
+      if (taken < pages && length % policy.page != 0) return std::nullopt;
+      reads.read += std::min(taken * policy.page, length);
+      reads.choice += 2 * pages;
+    } else {
+      reads.read += kept_for_the_run ? captured : size;
+      reads.choice += policy.policy == "oracle" ? length : 0;
+    }
+  }
+  return reads;
+}
+
+}  // namespace
+
+ExternalReads predicted_reads(const std::vector<PassRow>& rows, int64_t tau, const ReuseMask& mask,
+                              const ReadShape& shape) {
+  int64_t all = 0;       // key rows of one KV head over the denoising steps
+  int64_t reusable = 0;  // those of steps at which the rule lets the mask reuse
+  int64_t commits = 0;
+  for (const PassRow& row : rows) {
+    if (row.commit) {
+      commits += row.context_length;
+      continue;
+    }
+    all += row.context_length;
+    if (row.step > 1 && row.changed < tau) reusable += row.context_length;
+  }
+  ExternalReads reads(shape);
+  reads.commit_rows = commits * shape.num_layers * shape.num_kv_heads;
+  const int64_t group = shape.num_heads / shape.num_kv_heads;
+  for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
+    const std::vector<bool>& heads = mask[static_cast<size_t>(layer)];
+    for (int64_t h = 0; h < shape.num_heads; ++h) {
+      const size_t at = static_cast<size_t>(layer * shape.num_heads + h);
+      reads.head_rows[at] = all;
+      reads.head_skipped[at] = heads[static_cast<size_t>(h)] ? reusable : 0;
+    }
+    for (int64_t k = 0; k < shape.num_kv_heads; ++k) {
+      const auto first = heads.begin() + k * group;
+      const bool whole = std::all_of(first, first + group, [](bool reuse) { return reuse; });
+      const size_t at = static_cast<size_t>(layer * shape.num_kv_heads + k);
+      reads.rows[at] = all;
+      reads.rows_read[at] = whole ? all - reusable : all;
+    }
+  }
+  return reads;
+}
+
+std::optional<ExternalReads> predicted_set_reads(const std::vector<PassRow>& rows,
+                                                 const PolicyFlags& policy,
+                                                 const ReadShape& shape) {
+  const std::optional<SetReads> of_layer = set_reads(rows, policy);
+  if (!of_layer) return std::nullopt;
+  ExternalReads reads(shape);
+  for (const PassRow& row : rows) {
+    if (row.commit) reads.commit_rows += row.context_length * shape.num_layers * shape.num_kv_heads;
+  }
+  const int64_t exact = std::min(policy.exact_layers, shape.num_layers);
+  const auto from_layer = [exact](auto& counts, int64_t heads, int64_t exact_count, int64_t count) {
+    const auto first = counts.begin() + exact * heads;
+    std::fill(counts.begin(), first, exact_count);
+    std::fill(first, counts.end(), count);
+  };
+  from_layer(reads.rows, shape.num_kv_heads, of_layer->all, of_layer->all);
+  from_layer(reads.rows_read, shape.num_kv_heads, of_layer->all, of_layer->read);
+  from_layer(reads.head_rows, shape.num_heads, of_layer->all, of_layer->all);
+  from_layer(reads.head_skipped, shape.num_heads, 0, of_layer->all - of_layer->read);
+  reads.choice_rows = (shape.num_layers - exact) * shape.num_kv_heads * of_layer->choice;
+  return reads;
+}
+
+}  // namespace blockscope
