@@ -19,11 +19,12 @@
 namespace blockscope {
 namespace {
 
-const std::array<Panel, 7> kPanels = {
+const std::array<Panel, 8> kPanels = {
     {{"Trajectory", draw_trajectory_panel, trajectory_panel_table},
      {"Heads", draw_heads_panel, heads_panel_table},
      {"Heatmap", draw_heatmap_panel, heatmap_panel_table},
      {"Curves", draw_curves_panel, curves_panel_table},
+     {"Selection", draw_selection_panel, selection_panel_table},
      {"Compare", draw_compare_panel, compare_panel_table},
      {"Calibration", draw_calibration_panel, calibration_panel_table},
      {"Run", draw_run_panel, run_panel_table}}};
@@ -177,6 +178,9 @@ void App::apply_style() {
   } else {
     ImGui::StyleColorsLight();
     ImPlot::StyleColorsLight();
+    // White, as the fields are, would hide these in popups.
+    ImGuiStyle& style = ImGui::GetStyle();
+    style.Colors[ImGuiCol_PopupBg] = style.Colors[ImGuiCol_WindowBg];
   }
 }
 
@@ -210,6 +214,7 @@ void App::default_layout(unsigned dockspace) {
   ImGui::DockBuilderDockWindow("Run", right);
   ImGui::DockBuilderDockWindow("Calibration", right);
   ImGui::DockBuilderDockWindow("Compare", right);
+  ImGui::DockBuilderDockWindow("Selection", right);
   ImGui::DockBuilderDockWindow("Heatmap", right);
   ImGui::DockBuilderFinish(dockspace);
   front_pending_ = 2;

@@ -100,8 +100,13 @@ void App::draw_unsaved() {
   if (!ImGui::BeginPopupModal(kPopup, nullptr, ImGuiWindowFlags_NoSavedSettings)) return;
   PanelState::Calibration& state = state_.calibration;
   if (state.path.empty()) state.path = "reuse.json";
-  ImGui::TextWrapped("Before %s: no file has this calibration:", leaving_->what.c_str());
+  ImGui::TextWrapped("This calibration is in no file, and %s would lose it:",
+                     leaving_->what.c_str());
   ImGui::TextWrapped("%s", describe(*edit).c_str());
+  ImGui::Spacing();
+  ImGui::AlignTextToFramePadding();
+  ImGui::TextUnformatted("Save as");
+  ImGui::SameLine();
   ImGui::SetNextItemWidth(-1.0F);
   ImGui::InputText("##unsaved-path", &state.path);
   std::error_code ignored;

@@ -1,8 +1,11 @@
 #include "viewer/panel_metrics.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string_view>
 
 #include "analysis/metrics/union_size.h"
 
@@ -82,6 +85,21 @@ Curve curve_from(const ResultArray& means, const std::vector<double>& steps, std
 }
 
 }  // namespace
+
+std::optional<std::string> lacks(const TraceMeta& meta, const PanelMetric& choice) {
+  if (meta.level < parse_record_level(choice.level)) {
+    return fmt::format("This trace has level '{}'. {} needs a trace captured with --record {}.",
+                       to_string(meta.level), choice.label, choice.level);
+  }
+  const bool sparse = std::string_view(choice.metric) == "selection";
+  if (sparse && (meta.selected_size == 0 || !meta.has_shadow)) {
+    return fmt::format(
+        "This trace has no sparse policy's sets beside exact attention. {} needs a trace captured "
+        "with --policy mage --k 512 --shadow, or another sparse policy.",
+        choice.label);
+  }
+  return std::nullopt;
+}
 
 ResultArray means_by_head(const MetricResult& result, const PanelMetric& choice) {
   const ResultArray* array = result.find(choice.by_head != nullptr ? choice.by_head : choice.array);

@@ -26,7 +26,7 @@ struct PanelMetric {
   const char* by_head = nullptr;
 };
 
-inline constexpr std::array<PanelMetric, 12> kPanelMetrics = {{
+inline constexpr std::array<PanelMetric, 16> kPanelMetrics = {{
     {"similarity of A_out", "similarity", "similarity_external", "cosine", "summary"},
     {"similarity of A_in", "similarity", "similarity_internal", "cosine", "summary"},
     {"external mass", "external_mass", "external_mass", "share", "summary"},
@@ -40,11 +40,19 @@ inline constexpr std::array<PanelMetric, 12> kPanelMetrics = {{
     {"similarity of keys", "similarity_states", "similarity_key", "cosine", "outputs"},
     {"similarity of values", "similarity_states", "similarity_value", "cosine", "outputs"},
     {"similarity of hidden", "similarity_states", "similarity_hidden", "cosine", "outputs"},
+    {"block accuracy", "selection", "block_accuracy", "share", "sets"},
+    {"token accuracy", "selection", "token_accuracy", "share", "full"},
+    {"probability read", "selection", "covered", "share", "summary"},
+    {"output error", "selection", "output_error", "relative L2", "summary"},
 }};
 inline constexpr std::size_t kSimilarityExternal = 0;
 inline constexpr std::size_t kSimilarityInternal = 1;
 inline constexpr std::size_t kRecall = 3;
 inline constexpr std::size_t kUnionSize = 4;
+
+/// Why a trace can't have the metric, for a person: its level, or no sparse policy beside exact
+/// attention; nullopt: it may.
+std::optional<std::string> lacks(const TraceMeta& meta, const PanelMetric& choice);
 
 /// Means [layer], or [layer, head or kv_head]. Without any axis when the result lacks the array.
 ResultArray means_by_head(const MetricResult& result, const PanelMetric& choice);

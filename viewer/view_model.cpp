@@ -10,6 +10,8 @@
 namespace blockscope {
 namespace {
 
+constexpr const char* kNoKvHead = "The KV head of this head was not recorded.";
+
 template <typename Container>
 std::size_t clamped(std::size_t index, const Container& container) {
   return container.empty() ? 0 : std::min(index, container.size() - 1);
@@ -237,20 +239,44 @@ Data<MatrixPayload> ViewModel::step_matrix(const std::string& slot, Field field,
       });
 }
 
-Data<SetsPayload> ViewModel::sets() {
-  if (block() == nullptr) return {};
+std::optional<std::size_t> ViewModel::kv_head_slot() const {
   const TraceMeta& meta = overview()->info.meta;
-  // The KV head that the selected query head reads, as a recorded slot.
   const std::int64_t group = std::max<std::int64_t>(1, meta.num_heads / meta.num_kv_heads);
   const auto found = std::ranges::find(meta.kv_heads, meta.heads[selection_.head] / group);
-  if (found == meta.kv_heads.end())
-    return {DataState::failed, nullptr, 0.0, "KV head not recorded"};
-  const auto kv_head = static_cast<std::size_t>(found - meta.kv_heads.begin());
+  if (found == meta.kv_heads.end()) return std::nullopt;
+  return static_cast<std::size_t>(found - meta.kv_heads.begin());
+}
+
+Data<SetsPayload> ViewModel::sets() {
+  if (block() == nullptr) return {};
+  const auto kv_head = kv_head_slot();
+  if (!kv_head) return {DataState::failed, nullptr, 0.0, kNoKvHead};
   return data_.request<SetsPayload>(
-      "sets", fmt::format("{}/{}/{}/{}", key("sets"), selection_.block, selection_.layer, kv_head),
-      [trace = selection_.trace, block = *block(), layer = selection_.layer, kv_head](
+      "sets", fmt::format("{}/{}/{}/{}", key("sets"), selection_.block, selection_.layer, *kv_head),
+      [trace = selection_.trace, block = *block(), layer = selection_.layer, slot = *kv_head](
           OpenTraces& traces, JobControl&) {
-        return read_sets(open_trace(traces, trace), block, layer, kv_head);
+        return read_sets(open_trace(traces, trace), block, layer, slot);
+      });
+}
+
+Data<PrefixText> ViewModel::prefix_text() {
+  if (block() == nullptr) return {};
+  return data_.request<PrefixText>(
+      "prefix", fmt::format("{}/{}", key("prefix"), selection_.block),
+      [trace = selection_.trace, block = *block()](OpenTraces& traces, JobControl&) {
+        return read_prefix_text(open_trace(traces, trace), block);
+      });
+}
+
+Data<StepKeys> ViewModel::step_keys() {
+  if (step() == nullptr) return {};
+  const auto kv_head = kv_head_slot();
+  if (!kv_head) return {DataState::failed, nullptr, 0.0, kNoKvHead};
+  return data_.request<StepKeys>(
+      "keys", fmt::format("{}/{}/{}/{}", key("keys"), step()->row, selection_.layer, *kv_head),
+      [trace = selection_.trace, block = *block(), step = *step(), layer = selection_.layer,
+       slot = *kv_head](OpenTraces& traces, JobControl&) {
+        return read_step_keys(open_trace(traces, trace), block, step, layer, slot);
       });
 }
 

@@ -14,6 +14,7 @@
 #include "viewer/data_service.h"
 #include "viewer/file_watch.h"
 #include "viewer/queries.h"
+#include "viewer/step_keys.h"
 
 namespace blockscope {
 
@@ -101,6 +102,8 @@ class ViewModel {
                                    bool all_heads);
   Data<MatrixPayload> step_matrix(const std::string& slot, Field field, bool all_heads);
   Data<SetsPayload> sets();
+  Data<PrefixText> prefix_text();  ///< of the block
+  Data<StepKeys> step_keys();      ///< of the selected step, layer and head's KV head
 
  private:
   struct News;
@@ -118,6 +121,8 @@ class ViewModel {
   using Watched = std::vector<WatchedFile>;
   static FileFault look_at(const TraceReader& trace, FileWatch& watch);
   std::string key(const char* what) const;  ///< of the active trace and its version
+  /// The recorded slot of the KV head that the selected query head reads.
+  std::optional<std::size_t> kv_head_slot() const;
 
   std::vector<OpenDocument> documents_;
   Selection selection_;

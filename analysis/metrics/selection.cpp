@@ -15,6 +15,18 @@ constexpr const char* kTrivial = "rows with N <= k";
 
 }  // namespace
 
+CoveredShare covered_share(std::span<const float> used, std::span<const float> exact,
+                           std::span<const std::uint8_t> valid) {
+  CoveredShare share;
+  for (std::size_t i = 0; i < valid.size(); ++i) {
+    if (valid[i] == 0) continue;
+    // -inf: no key of the set can be seen. Rounding may leave a little more than all.
+    share.sum += std::min(1.0, std::exp(double{used[i]} - double{exact[i]}));
+    share.terms += 1;
+  }
+  return share;
+}
+
 Needs SelectionMetric::begin_trace(const TraceReader& trace, const TraceShape& shape) {
   require_field(trace, Field::attention_selected, kName);
   const ExactFields exact = exact_fields(trace);
@@ -109,17 +121,12 @@ void SelectionMetric::add_heads(const StepView& step) {
   const auto error = step.now(Field::shadow_output_error).floats();
   for (std::size_t head = 0; head < shape_.heads.size(); ++head) {
     error_.add(step.layer(), head, step.now().step, double{error[head]});
-    double sum = 0.0;
-    std::int64_t terms = 0;
-    for (std::size_t i = 0; i < positions; ++i) {
-      if (step.valid()[i] == 0) continue;
-      const std::size_t at = head * positions + i;
-      // -inf: no key of the set can be seen. Rounding may leave a little more than all.
-      sum += std::min(1.0, std::exp(double{used[at]} - double{exact[at]}));
-      ++terms;
-    }
-    if (terms == 0) continue;
-    covered_.add(step.layer(), head, step.now().step, sum / static_cast<double>(terms), terms);
+    const CoveredShare share =
+        covered_share(used.subspan(head * positions, positions),
+                      exact.subspan(head * positions, positions), step.valid());
+    if (share.terms == 0) continue;
+    covered_.add(step.layer(), head, step.now().step, share.sum / static_cast<double>(share.terms),
+                 share.terms);
   }
 }
 

@@ -11,12 +11,13 @@
 //   output_error    relative L2 of the attention output, over the block (/shadow/output_error);
 //   what
 //                   a residual adds back is in it, and not in `covered`.
-// Rows whose step read the whole prefix (selected is -1 throughout and L_S is finite), and rows with
-// N <= |S|, where every key is in the set, are counted in left_out, never averaged. A step that read
-// no key although there are some counts: nothing covered, and its error.
+// Rows whose step read the whole prefix (selected is -1 throughout and L_S is finite), and rows
+// with N <= |S|, where every key is in the set, are counted in left_out, never averaged. A step
+// that read no key although there are some counts: nothing covered, and its error.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,15 @@
 #include "analysis/metrics/metrics.h"
 
 namespace blockscope {
+
+/// Sum of exp(L_S - L_out) over the queries that exist, at most 1 each, and their number.
+struct CoveredShare {
+  double sum = 0.0;
+  std::int64_t terms = 0;
+};
+/// Of one head: L_S (/attention/lse_external), L_out (exact), valid, all [B].
+CoveredShare covered_share(std::span<const float> used, std::span<const float> exact,
+                           std::span<const std::uint8_t> valid);
 
 /// Arrays: block_accuracy, token_accuracy [layer, kv_head, step] as far as the trace has sets;
 /// covered, output_error [layer, head, step]. Terms are rows (token_accuracy: tokens; covered:

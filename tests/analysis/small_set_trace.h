@@ -31,9 +31,10 @@ class SmallSetTrace {
   SmallSetTrace(
       std::string path, std::int64_t block_length, std::int64_t k,
       RecordLevel level = RecordLevel::full,
-      std::string run_json = R"({"policy":"exact","strategy":"threshold","threshold":0.9})")
+      std::string run_json = R"({"policy":"exact","strategy":"threshold","threshold":0.9})",
+      std::int64_t selected_size = 0)  ///< of a sparse policy, beside exact attention
       : path_(std::move(path)),
-        meta_(make_meta(block_length, k, level, std::move(run_json))),
+        meta_(make_meta(block_length, k, level, std::move(run_json), selected_size)),
         writer_(path_, meta_) {}
 
   std::int64_t sequence(std::vector<std::int64_t> prompt = {1, 2}) {
@@ -79,13 +80,15 @@ class SmallSetTrace {
 
  private:
   static TraceMeta make_meta(std::int64_t block_length, std::int64_t k, RecordLevel level,
-                             std::string run_json) {
+                             std::string run_json, std::int64_t selected_size) {
     TraceMeta meta = fixture::small_meta(level, ArrayType::f32);
     meta.num_layers = meta.num_heads = meta.num_kv_heads = 1;
     meta.head_dim = meta.hidden_size = 2;
     meta.block_length = block_length;
     meta.set_size = k;
     meta.run_json = std::move(run_json);
+    meta.selected_size = selected_size;
+    meta.has_shadow = selected_size > 0;
     meta.record_everything();
     return meta;
   }

@@ -1,84 +1,19 @@
 """`blockscope view` as a user runs it: pictures under Xvfb, and errors a person can act on."""
 
-import csv
 import json
-import os
 import pathlib
 import re
 import shutil
-import struct
-import subprocess
-import sys
 import tempfile
-import zlib
 
 import numpy as np
+from view_harness import BINARY, read_csv, read_png, skip_without_viewer, under_display, view
 
-BINARY = os.environ["BLOCKSCOPE_BINARY"]
 TRACE = "tests/data/trace_schema_1.h5"
 
 
-def view(*arguments, display=True, measure=None):
-    command = [BINARY, "view", *map(str, arguments)]
-    if measure is not None:  # the largest memory of the viewer, without that of the X server
-        code = ("import resource, subprocess, sys\n"
-                "done = subprocess.run(sys.argv[2:])\n"
-                "most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss\n"
-                "open(sys.argv[1], 'w').write(f'KB {most}')\nsys.exit(done.returncode)")
-        command = [sys.executable, "-c", code, str(measure), *command]
-    environment = dict(os.environ)
-    if display:
-        command = ["xvfb-run", "-a", "-s", "-screen 0 2600x1700x24", *command]
-    else:
-        environment.pop("DISPLAY", None)
-        environment.pop("WAYLAND_DISPLAY", None)
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-
-
-def read_png(path):
-    """Pixels [height, width, channel] of an 8-bit RGB(A) PNG, by the specification."""
-    data = path.read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n", data[:8]
-    at, packed, header = 8, b"", None
-    while at < len(data):
-        (length,), kind = struct.unpack(">I", data[at : at + 4]), data[at + 4 : at + 8]
-        body = data[at + 8 : at + 8 + length]
-        if kind == b"IHDR":
-            header = struct.unpack(">IIBBBBB", body)
-        elif kind == b"IDAT":
-            packed += body
-        at += 12 + length
-    width, height, depth, colour = header[:4]
-    assert depth == 8 and colour in (2, 6), header
-    channels = 3 if colour == 2 else 4
-    stride = width * channels
-    raw = np.frombuffer(zlib.decompress(packed), np.uint8).reshape(height, stride + 1)
-    out = np.zeros((height, stride), np.int64)
-    for y in range(height):
-        kind, line = raw[y, 0], raw[y, 1:].astype(np.int64)
-        above = out[y - 1] if y else np.zeros(stride, np.int64)
-        if kind == 0:
-            out[y] = line
-        elif kind == 2:
-            out[y] = (line + above) & 255
-        else:
-            for x in range(stride):
-                left = out[y, x - channels] if x >= channels else 0
-                corner = above[x - channels] if x >= channels else 0
-                if kind == 1:
-                    guess = left
-                elif kind == 3:
-                    guess = (left + above[x]) // 2
-                else:
-                    estimate = left + above[x] - corner
-                    distances = abs(estimate - left), abs(estimate - above[x]), abs(estimate - corner)
-                    guess = (left, above[x], corner)[int(np.argmin(distances))]
-                out[y, x] = (line[x] + guess) & 255
-    return out.reshape(height, width, channels)
-
-
 def check_pictures(folder):
-    for panel in ("trajectory", "heads", "heatmap", "curves", "calibration", "run"):
+    for panel in ("trajectory", "heads", "heatmap", "curves", "selection", "calibration", "run"):
         path = folder / f"{panel}.png"
         result = view(TRACE, "--screenshot", path, "--panel", panel, "--width", 640, "--height", 480)
         assert result.returncode == 0, (panel, result.stderr)
@@ -95,11 +30,6 @@ def colour_table():
     text = pathlib.Path("viewer/colormap_tables.inc").read_text()
     digits = "".join(re.findall(r'"([0-9a-f]+)"', text.split("kViridis")[1].split(";")[0]))
     return np.array([[int(digits[i + j : i + j + 2], 16) for j in (0, 2, 4)] for i in range(0, 6 * 256, 6)])
-
-
-def read_csv(path):
-    rows = list(csv.reader(path.open()))
-    return rows[0], [[float(cell) if cell else np.nan for cell in row] for row in rows[1:]]
 
 
 def places(pixels, values, low, high):
@@ -156,7 +86,7 @@ def check_the_right_way_round(folder):
 
 
 def check_numbers(folder):
-    for panel in ("trajectory", "heads", "heatmap", "curves", "calibration", "run"):
+    for panel in ("trajectory", "heads", "heatmap", "curves", "selection", "calibration", "run"):
         path = folder / f"{panel}.csv"
         result = view(TRACE, "--csv", path, "--panel", panel)
         assert result.returncode == 0, (panel, result.stderr)
@@ -176,6 +106,7 @@ def check_numbers(folder):
         ("curves", "heads", "A_out"),
         ("curves", "recall-sizes", "k"),
         ("curves", "unions", "first steps"),
+        ("selection", "first", "rank in step 1's set"),
     ):
         numbers = folder / f"{panel}-{mode}.csv"
         result = view(TRACE, other, "--panel", panel, "--show", f"{panel}={mode}", "--csv", numbers)
@@ -211,6 +142,7 @@ def check_refusals(folder):
     refused(1, "no/folder.csv", TRACE, "--csv", folder / "no" / "folder.csv", "--panel", "heads")
     refused(2, "heads|steps|tokens|queries", TRACE, "--csv", folder / "out.csv", "--panel", "compare",
             "--show", "compare=pancake")
+    refused(2, "selection=read|first", TRACE, "--screenshot", out, "--show", "selection=pancake")
     refused(2, "which panel", TRACE, "--csv", folder / "out.csv")
     refused(1, "no numbers", TRACE, "--csv", folder / "out.csv", "--panel", "compare")
     reuse = {"format": "blockscope-reuse", "format_version": 1, "reuse": [[True] * 6] * 6,
@@ -286,8 +218,7 @@ def check_signals(folder):
         place.mkdir()
         script = (f"'{BINARY}' view {TRACE} --screenshot {place}/a.png --csv {place}/a.csv --panel heads & "
                   f"sleep {delay}; kill -TERM $!; wait $!")
-        result = subprocess.run(["xvfb-run", "-a", "sh", "-c", script], capture_output=True, text=True,
-                                timeout=120)
+        result = under_display(["sh", "-c", script])
         left = {path.name for path in place.iterdir()}
         if result.returncode == 143:
             stopped += 1
@@ -297,12 +228,7 @@ def check_signals(folder):
     assert stopped > 0
 
 
-if shutil.which("xvfb-run") is None:
-    print("no xvfb-run: skipped")
-    sys.exit(77)
-if view("--help", display=False).returncode != 0:
-    print("this build has no viewer: skipped")
-    sys.exit(77)
+skip_without_viewer()
 with tempfile.TemporaryDirectory() as name:
     check_the_largest_window(pathlib.Path(name))
     check_damage(pathlib.Path(name))

@@ -276,7 +276,7 @@ void draw_curves_panel(PanelContext& context) {
         &state.together);
   }
   const PanelMetric& choice = kPanelMetrics[metric_of(state)];
-  if (!has_level_for(model.overview()->info.meta, choice)) return;
+  if (!has_metric(model.overview()->info.meta, choice)) return;
   // Summaries have one k only.
   const auto data = model.metric("curves", choice.metric, state.scope,
                                  /*from_summary=*/state.mode != Mode::recall_sizes);

@@ -19,7 +19,7 @@ void draw_heads_panel(PanelContext& context) {
   ImGui::SameLine();
   pick_scope("##scope", state.scope, context.scale);
   const PanelMetric& choice = kPanelMetrics[state.metric];
-  if (!has_level_for(model.overview()->info.meta, choice)) return;
+  if (!has_metric(model.overview()->info.meta, choice)) return;
   const auto data = model.metric("heads", choice.metric, state.scope);
   if (!ready_or_explain(data)) return;
   const TraceMeta& meta = model.overview()->info.meta;

@@ -1,9 +1,7 @@
 #include "viewer/panels/metric_picker.h"
 
-#include <fmt/format.h>
 #include <imgui.h>
 
-#include "decode_record/trace_meta.h"
 #include "viewer/panels/panels.h"
 
 namespace blockscope {
@@ -33,13 +31,10 @@ void pick_scope(const char* id, ViewModel::Scope& scope, float scale) {
   if (ImGui::Combo(id, &index, kNames, 3)) scope = static_cast<ViewModel::Scope>(index);
 }
 
-bool has_level_for(const TraceMeta& meta, const PanelMetric& choice) {
-  if (meta.level >= parse_record_level(choice.level)) return true;
-  explain_missing(
-      fmt::format("This trace has level '{}'. {} needs a trace captured with "
-                  "--record {}.",
-                  to_string(meta.level), choice.label, choice.level));
-  return false;
+bool has_metric(const TraceMeta& meta, const PanelMetric& choice) {
+  const auto why = lacks(meta, choice);
+  if (why) explain_missing(*why);
+  return !why;
 }
 
 }  // namespace blockscope

@@ -85,6 +85,17 @@ std::optional<CsvTable> curves_panel_table(PanelContext& context) {
   return std::nullopt;
 }
 
+std::optional<CsvTable> selection_panel_table(PanelContext& context) {
+  if (context.model.step() == nullptr) return std::nullopt;
+  const auto text = context.model.prefix_text();
+  const auto keys = context.model.step_keys();
+  const SelectionState& state = context.state.selection;
+  if (!text.value || !keys.value) return std::nullopt;
+  const KeyView view = compare_keys(*keys.value, state.against, static_cast<std::size_t>(state.k));
+  if (view.sets.keys.empty()) return std::nullopt;
+  return step_keys_table(*keys.value, view, *text.value);
+}
+
 std::optional<CsvTable> compare_panel_table(PanelContext& context) {
   ViewModel& model = context.model;
   const std::optional<std::size_t> other = model.other_trace();

@@ -18,6 +18,7 @@ namespace {
 constexpr std::array<std::string_view, 3> kHeatmaps = {"tokens", "steps", "sets"};
 constexpr std::array<std::string_view, 3> kScopes = {"trace", "sequence", "block"};
 constexpr std::array<std::string_view, 4> kCompareModes = {"heads", "steps", "tokens", "queries"};
+constexpr std::array<std::string_view, 2> kAgainst = {"read", "first"};
 /// Curves that are no metric over steps.
 constexpr std::array<std::string_view, 3> kCurveModes = {"heads", "recall-sizes", "unions"};
 
@@ -45,6 +46,11 @@ bool show(const std::string& what, const std::string& value, PanelState& state) 
     const auto mode = index_in(kHeatmaps, value);
     if (mode) state.heatmap.mode = static_cast<int>(*mode);
     return mode.has_value();
+  }
+  if (what == "selection") {
+    const auto against = index_in(kAgainst, value);
+    if (against) state.selection.against = static_cast<KeysAgainst>(*against);
+    return against.has_value();
   }
   const auto metric = index_in(metric_names(), value);
   if (what == "compare") {
@@ -74,9 +80,10 @@ bool show(const std::string& what, const std::string& value, PanelState& state) 
 
 std::string show_text_help() {
   return fmt::format(
-      "heads=METRIC, curves=METRIC or {}, heatmap={}, compare={}, scope={}; METRIC: {}",
-      fmt::join(kCurveModes, " or "), fmt::join(kHeatmaps, "|"), fmt::join(kCompareModes, "|"),
-      fmt::join(kScopes, "|"), fmt::join(metric_names(), ", "));
+      "heads=METRIC, curves=METRIC or {}, heatmap={}, selection={}, compare={}, scope={}; "
+      "METRIC: {}",
+      fmt::join(kCurveModes, " or "), fmt::join(kHeatmaps, "|"), fmt::join(kAgainst, "|"),
+      fmt::join(kCompareModes, "|"), fmt::join(kScopes, "|"), fmt::join(metric_names(), ", "));
 }
 
 void show_from_text(const std::string& text, PanelState& state) {

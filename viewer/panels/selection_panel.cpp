@@ -1,0 +1,250 @@
+// The Selection panel: the keys that a sparse policy read beside those that exact attention would
+// have chosen, over the text of the prefix (MAGE, eq. 1); and, for every trace with sets, the exact
+// set beside that of the block's first step.
+#include <fmt/format.h>
+#include <imgui.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "analysis/math/position_sets.h"
+#include "viewer/panels/selection_parts.h"
+
+namespace blockscope {
+namespace {
+
+constexpr std::array<const char*, 2> kAgainst = {"keys read, exact set",
+                                                 "step 1's set, this step's"};
+
+/// The next widget's place: on the line before, or on a new one where it has no room.
+void next(float width, float scale) {
+  ImGui::SameLine(0.0F, 14.0F * scale);
+  if (ImGui::GetContentRegionAvail().x < width) ImGui::NewLine();
+}
+
+void next_line_unless_it_fits(const std::string& text) {
+  if (ImGui::GetContentRegionAvail().x < ImGui::CalcTextSize(text.c_str()).x) ImGui::NewLine();
+}
+
+std::string number(double value) { return std::isnan(value) ? "-" : fmt::format("{:.3f}", value); }
+
+const KeyView& view_of(SelectionState& state, const std::shared_ptr<const StepKeys>& keys) {
+  if (state.view_of != keys || state.view_against != state.against || state.view_k != state.k) {
+    state.view = compare_keys(*keys, state.against, static_cast<std::size_t>(state.k));
+    state.view_of = keys;
+    state.view_against = state.against;
+    state.view_k = state.k;
+  }
+  return state.view;
+}
+
+void pick_sets(PanelContext& context, const StepKeys& keys) {
+  SelectionState& state = context.state.selection;
+  int against = static_cast<int>(possible(keys, state.against));
+  const bool both = possible(keys, KeysAgainst::read) != possible(keys, KeysAgainst::first);
+  ImGui::BeginDisabled(!both);
+  ImGui::SetNextItemWidth(190.0F * context.scale);
+  if (ImGui::Combo("##against", &against, kAgainst.data(), static_cast<int>(kAgainst.size()))) {
+    state.against = static_cast<KeysAgainst>(against);
+  }
+  ImGui::EndDisabled();
+  const auto most = static_cast<int>(keys.exact.size());
+  if (static_cast<KeysAgainst>(against) != KeysAgainst::first || most < 2) return;
+  next(140.0F * context.scale, context.scale);
+  ImGui::SetNextItemWidth(120.0F * context.scale);
+  int k = state.k == 0 ? most : std::min(state.k, most);
+  if (ImGui::SliderInt("##k", &k, 1, most, "k = %d")) state.k = k == most ? 0 : k;
+}
+
+/// Buttons to the marked key before and behind the one jumped to last.
+void jump(PanelContext& context, const KeyView& view) {
+  SelectionState& state = context.state.selection;
+  std::vector<std::int32_t> places;
+  for (const ComparedKey& key : view.sets.keys) {
+    if (state.jump == 0 || static_cast<int>(key.mark) + 1 == state.jump) {
+      places.push_back(key.position);
+    }
+  }
+  const std::array<std::string, 4> names = {"any mark", name_of(KeyMark::both, view),
+                                            name_of(KeyMark::exact_only, view),
+                                            name_of(KeyMark::chosen_only, view)};
+  next(230.0F * context.scale, context.scale);
+  ImGui::AlignTextToFramePadding();
+  ImGui::TextUnformatted("go to");
+  ImGui::SameLine();
+  ImGui::SetNextItemWidth(90.0F * context.scale);
+  if (ImGui::BeginCombo("##jump", names.at(static_cast<std::size_t>(state.jump)).c_str())) {
+    const auto entries = static_cast<int>(view.compares ? names.size() : 1);
+    for (int i = 0; i < entries; ++i) {
+      if (ImGui::Selectable(names.at(static_cast<std::size_t>(i)).c_str(), i == state.jump)) {
+        state.jump = i;
+      }
+    }
+    ImGui::EndCombo();
+  }
+  ImGui::BeginDisabled(places.empty());
+  ImGui::SameLine();
+  const bool back = ImGui::ArrowButton("##before", ImGuiDir_Left);
+  ImGui::SameLine();
+  const bool forward = ImGui::ArrowButton("##behind", ImGuiDir_Right);
+  ImGui::EndDisabled();
+  const std::int32_t at = state.at.value_or(back ? RankTable::kMaxPosition : -1);
+  if (!places.empty() && (back || forward)) {  // round the ends
+    auto place = back ? std::ranges::lower_bound(places, at) : std::ranges::upper_bound(places, at);
+    if (back) {
+      place = std::prev(place == places.begin() ? places.end() : place);
+    } else if (place == places.end()) {
+      place = places.begin();
+    }
+    state.at = state.scroll_to = *place;
+  }
+  const auto shown = state.at ? std::ranges::find(places, *state.at) : places.end();
+  ImGui::SameLine();
+  if (shown == places.end()) {
+    ImGui::TextDisabled("%zu", places.size());
+  } else {
+    ImGui::TextDisabled("%td of %zu", shown - places.begin() + 1, places.size());
+  }
+}
+
+/// What the step did, in a sentence.
+std::string headline(const PanelContext& context, const StepKeys& keys, const KeyView& view) {
+  const ViewModel& model = context.model;
+  const std::int64_t layer = model.overview()->info.meta.layers[model.selection().layer];
+  const std::int32_t step = model.step()->step;
+  const std::string where = fmt::format("Layer {}, KV head {}: ", layer, keys.kv_head);
+  if (view.against == KeysAgainst::first) {
+    if (step == 1) {
+      return where + fmt::format("step 1, the one that others are compared with: {} of {} keys",
+                                 view.sets.compared, keys.context_length);
+    }
+    return where + fmt::format("the exact sets of {} keys of steps 1 and {}, of {} keys",
+                               view.sets.compared, step, keys.context_length);
+  }
+  const std::string marked =
+      view.sets.compared > 0
+          ? fmt::format("; marked: the {} largest of the exact set", view.sets.compared)
+          : "";
+  switch (keys.read) {
+    case KeysRead::everything:
+      return where +
+             fmt::format("step {} read its whole prefix of {} keys", step, keys.context_length) +
+             marked;
+    case KeysRead::nothing:
+      return where +
+             fmt::format("step {} read none of the {} keys of its prefix", step,
+                         keys.context_length) +
+             marked;
+    case KeysRead::some:
+    case KeysRead::unknown:
+      break;
+  }
+  return where + fmt::format("step {} read {} of {} keys{}", step, keys.selected.size(),
+                             keys.context_length,
+                             keys.exact.empty() ? "; this trace has no exact sets (--shadow "
+                                                  "--record sets)"
+                                                : "");
+}
+
+void draw_legend(const KeyView& view, SetNormaliser normaliser, float scale) {
+  const SetComparison& sets = view.sets;
+  const bool read = view.against == KeysAgainst::read;
+  const auto entry = [&](KeyMark mark, std::int64_t count, const char* what) {
+    draw_legend_entry(mark, fmt::format("{} {}{}", count, name_of(mark, view), what), scale);
+  };
+  if (!view.compares) {
+    for (const auto& [mark, count] :
+         {std::pair{KeyMark::both, sets.hits}, std::pair{KeyMark::exact_only, sets.misses},
+          std::pair{KeyMark::chosen_only, sets.extra}}) {
+      if (count > 0) entry(mark, count, "");
+    }
+  } else {
+    entry(KeyMark::both, sets.hits, " (in both)");
+    entry(KeyMark::exact_only, sets.misses, read ? " (exact only)" : " (this step only)");
+    entry(KeyMark::chosen_only, sets.extra, read ? " (read only)" : " (step 1 only)");
+    const std::string accuracy =
+        fmt::format("{} {}", read ? "block accuracy" : "recall", number(sets.accuracy()));
+    next_line_unless_it_fits(accuracy);
+    ImGui::TextUnformatted(accuracy.c_str());
+    ImGui::SameLine(0.0F, 18.0F * scale);
+  }
+  if (sets.compared > 0 && std::isfinite(view.exact_share)) {
+    const std::string share = fmt::format(
+        "the {} exact keys hold {} of the probability of the prefix{}", sets.compared,
+        number(view.exact_share), normaliser == SetNormaliser::prefix ? "" : " and the block");
+    next_line_unless_it_fits(share);
+    ImGui::TextDisabled("%s", share.c_str());
+  } else {
+    ImGui::NewLine();
+  }
+}
+
+/// Query heads as columns: what the set held for each.
+void draw_heads(const PanelContext& context, const StepKeys& keys) {
+  const bool known =
+      std::ranges::any_of(keys.heads, [](const auto& head) { return head.covered.has_value(); });
+  if (!known || keys.read == KeysRead::everything) return;
+  const TraceMeta& meta = context.model.overview()->info.meta;
+  const std::int64_t selected = meta.heads[context.model.selection().head];
+  const auto columns = static_cast<int>(keys.heads.size()) + 1;
+  if (!ImGui::BeginTable("heads", columns,
+                         ImGuiTableFlags_SizingFixedFit | ImGuiTableFlags_NoHostExtendX)) {
+    return;
+  }
+  const auto row = [&](const char* name, auto text) {
+    ImGui::TableNextRow();
+    ImGui::TableNextColumn();
+    ImGui::TextDisabled("%s", name);
+    for (const StepKeys::Head& head : keys.heads) {
+      ImGui::TableNextColumn();
+      if (head.head == selected) {
+        ImGui::TextUnformatted(text(head).c_str());
+      } else {
+        ImGui::TextDisabled("%s", text(head).c_str());
+      }
+    }
+  };
+  row("query head", [](const auto& head) { return fmt::format("{}", head.head); });
+  row("probability read", [](const auto& head) { return number(head.covered.value_or(NAN)); });
+  row("output error", [](const auto& head) { return number(head.error.value_or(NAN)); });
+  ImGui::EndTable();
+}
+
+/// Why there is nothing to mark; nullopt: there is.
+std::optional<std::string> nothing_to_show(const TraceMeta& meta, const StepKeys& keys) {
+  const bool sets = meta.level >= RecordLevel::sets && meta.set_size > 0;
+  if (meta.selected_size == 0 && !sets) {
+    return "This trace has neither a sparse policy's sets (--policy mage --k 512) nor exact top-k "
+           "sets (--record sets).";
+  }
+  if (keys.context_length == 0) return "This block has no prefix.";
+  if (keys.read != KeysRead::unknown || !keys.exact.empty()) return std::nullopt;
+  return "Nothing was recorded of this step.";
+}
+
+}  // namespace
+
+void draw_selection_panel(PanelContext& context) {
+  ViewModel& model = context.model;
+  if (model.step() == nullptr) return explain_missing("No denoising step is selected.");
+  const auto text = model.prefix_text();
+  const auto data = model.step_keys();
+  if (!ready_or_explain(data) || !ready_or_explain(text)) return;
+  const StepKeys& keys = *data.value;
+  if (const auto why = nothing_to_show(model.overview()->info.meta, keys)) {
+    return explain_missing(*why);
+  }
+  const KeyView& view = view_of(context.state.selection, data.value);
+  pick_sets(context, keys);
+  jump(context, view);
+  ImGui::PushTextWrapPos(0.0F);
+  ImGui::TextUnformatted(headline(context, keys, view).c_str());
+  ImGui::PopTextWrapPos();
+  draw_legend(view, model.overview()->info.meta.set_normaliser, context.scale);
+  if (view.against == KeysAgainst::read) draw_heads(context, keys);
+  ImGui::Spacing();
+  draw_prefix(context, keys, view, text.value);
+}
+
+}  // namespace blockscope

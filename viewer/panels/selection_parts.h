@@ -1,0 +1,23 @@
+// The parts of the Selection panel below its controls and numbers.
+#pragma once
+
+#include "viewer/colormap.h"
+#include "viewer/panels/panels.h"
+
+namespace blockscope {
+
+/// Green, vermilion and sky blue of Okabe and Ito: distinct for colour-blind eyes, and none of them
+/// A_out's or A_in's.
+Colour colour_of(KeyMark mark);
+
+/// A key's mark from `low` to `high`: filled above for the exact set, below for the chosen one.
+void draw_mark(ImDrawList* draw, ImVec2 low, ImVec2 high, KeyMark mark);
+
+/// Swatch and text on the line of what was drawn before, or on a new one where it has no room.
+void draw_legend_entry(KeyMark mark, const std::string& text, float scale);
+
+/// The whole prefix as a strip, and its text with the marks; a click in the strip scrolls.
+void draw_prefix(PanelContext& context, const StepKeys& keys, const KeyView& view,
+                 const std::shared_ptr<const PrefixText>& text);
+
+}  // namespace blockscope

@@ -1,0 +1,36 @@
+// What the Selection panel remembers, and what it made once of the values it shows.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "viewer/step_keys.h"
+
+namespace blockscope {
+
+/// The prefix's tokens in lines, as wide as the panel.
+struct PrefixLines {
+  std::shared_ptr<const PrefixText> of;
+  float width = 0.0F, font_size = 0.0F;  ///< that it was made for
+  std::vector<float> left, wide;         ///< [N], in pixels; left counts from the line's start
+  std::vector<std::size_t> first;        ///< token that begins each line, and N at the end
+};
+
+struct SelectionState {
+  KeysAgainst against = KeysAgainst::read;
+  int k = 0;                       ///< of KeysAgainst::first; 0: all
+  int jump = 0;                    ///< 0: to any mark; 1: hits, 2: misses, 3: extra
+  std::optional<std::int32_t> at;  ///< the position jumped to
+  std::optional<std::int32_t> scroll_to;
+
+  std::shared_ptr<const StepKeys> view_of;
+  KeysAgainst view_against = KeysAgainst::read;
+  int view_k = 0;
+  KeyView view;
+  PrefixLines lines;
+};
+
+}  // namespace blockscope
