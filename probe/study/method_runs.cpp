@@ -20,12 +20,7 @@ class RunWatch : public DecodeObserver {
   RunWatch(const ReadShape& shape, const AttentionPolicy& policy, MethodRun& run)
       : reads_(shape), policy_(policy), run_(run) {}
 
-  void on_attention(const AttentionView& view) override {
-    add_measured(view, reads_);
-    if (!view.used.rows_scored.defined()) return;
-    const int64_t scored = view.used.rows_scored.sum().item<int64_t>();
-    run_.rows_scored += scored * view.external.key.size(1);
-  }
+  void on_attention(const AttentionView& view) override { add_measured(view, reads_); }
   void on_pass(const PassResult& result) override {
     const SequencePass& pass = result.context.sequences.front();
     if (pass.kind == PassKind::commit) {
@@ -45,6 +40,7 @@ class RunWatch : public DecodeObserver {
     }
     run_.rows = reads_.total_rows();
     run_.rows_read = reads_.total_read();
+    run_.rows_scored = reads_.choice_rows;
   }
 
  private:

@@ -81,7 +81,7 @@ class NeedleStudy : public Study {
     }
     return totals.front();
   }
-  ReportTable table(const std::vector<Totals>& totals, const std::set<int64_t>& contexts) const;
+  ReportTable table(const std::vector<Totals>& totals, int64_t context) const;
   void separation(const std::vector<Totals>& totals, const std::set<int64_t>& contexts,
                   StudyReport& report) const;
   Figure heatmap(const std::vector<Totals>& totals, const std::set<int64_t>& contexts,
@@ -105,7 +105,7 @@ StudyReport NeedleStudy::report(const std::vector<nlohmann::json>& values) const
     }
   }
   StudyReport report;
-  report.tables.push_back(table(totals, contexts));
+  for (const int64_t context : contexts) report.tables.push_back(table(totals, context));
   separation(totals, contexts, report);
   report.csv_header = {"method",     "k",        "context",        "depth",
                        "prompts",    "accuracy", "equal_to_exact", "keys_not_read",
@@ -133,33 +133,27 @@ StudyReport NeedleStudy::report(const std::vector<nlohmann::json>& values) const
   return report;
 }
 
-ReportTable NeedleStudy::table(const std::vector<Totals>& totals,
-                               const std::set<int64_t>& contexts) const {
+ReportTable NeedleStudy::table(const std::vector<Totals>& totals, int64_t context) const {
   ReportTable part;
-  part.name = "needle";
-  part.title = "Accuracy by method, set size and context length, in percent";
-  const bool one_k = input_.options.set_sizes.size() == 1;
+  part.name = "needle-" + context_name(context);
+  part.title = context == 0
+                   ? "Accuracy by method and k, in percent"
+                   : fmt::format("Accuracy at {} tokens by method and k, in percent", context);
   part.table.header = {"method"};
-  for (const int64_t context : contexts) {
-    for (const int64_t k : input_.options.set_sizes) {
-      part.table.header.push_back(one_k ? context_name(context)
-                                        : fmt::format("{} k={}", context_name(context), k));
-    }
+  for (const int64_t k : input_.options.set_sizes) {
+    part.table.header.push_back(fmt::format("k={}", k));
   }
   for (const std::string& name : names()) {
     std::vector<std::string> row{name};
-    for (const int64_t context : contexts) {
-      for (const int64_t k : input_.options.set_sizes) {
-        row.push_back(percent(of(totals, name, k).at({context, -1}).accuracy()));
-      }
+    for (const int64_t k : input_.options.set_sizes) {
+      row.push_back(percent(of(totals, name, k).at({context, -1}).accuracy()));
     }
     part.table.rows.push_back(std::move(row));
   }
-  const MethodTotals& any = totals.front().begin()->second;
   part.caption = fmt::format(
-      "n = {} prompts a column, the same for every method, each decoded from one prefill. As MAGE, "
+      "n = {} prompts a cell, the same for every method, each decoded from one prefill. As MAGE, "
       "Table 3.",
-      any.prompts);
+      totals.front().at({context, -1}).prompts);
   return part;
 }
 
