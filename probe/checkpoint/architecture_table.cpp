@@ -27,6 +27,23 @@ ArchitectureFamily sdar_family() {
   return family;
 }
 
+ArchitectureFamily sdar_moe_family() {
+  ArchitectureFamily family = sdar_family();
+  family.model_type = "sdar_moe";
+  family.architectures = {"SDARMoeForCausalLM"};
+  family.experts = true;
+  return family;
+}
+
+ArchitectureFamily qwen2_family() {
+  ArchitectureFamily family;
+  family.model_type = "qwen2";
+  family.architectures = {"Qwen2ForCausalLM"};
+  family.autoregressive = true;
+  family.qkv_bias = true;
+  return family;
+}
+
 ArchitectureFamily qwen3_family() {
   ArchitectureFamily family;
   family.model_type = "qwen3";
@@ -34,6 +51,14 @@ ArchitectureFamily qwen3_family() {
   family.autoregressive = true;
   family.qk_norm = true;
   family.default_head_dim = 128;
+  return family;
+}
+
+ArchitectureFamily qwen3_moe_family() {
+  ArchitectureFamily family = qwen3_family();
+  family.model_type = "qwen3_moe";
+  family.architectures = {"Qwen3MoeForCausalLM"};
+  family.experts = true;
   return family;
 }
 
@@ -92,8 +117,10 @@ void refuse(const JsonObject& config, const ArchitectureFamily& family) {
 const std::vector<ArchitectureFamily>& architecture_table() {
   static const std::vector<ArchitectureFamily> table = {
       sdar_family(),
+      sdar_moe_family(),
+      qwen2_family(),
       qwen3_family(),
-      refused("sdar_moe", {"SDARMoeForCausalLM"}, "its mixture-of-experts layers are not run"),
+      qwen3_moe_family(),
       refused("llada2_moe", {"LLaDA2MoeModelLM"},
               "its routed experts, fused qkv and partial RoPE are not run"),
       refused("Fast_dLLM_Qwen", {"Fast_dLLM_QwenForCausalLM"},

@@ -18,7 +18,10 @@ struct ArchitectureFamily {
   std::string_view refusal;                     // why it is not run; empty: supported
   bool autoregressive = false;                  // causal unless the command line gives mask and B
   bool qk_norm = false;
-  std::int64_t default_head_dim = 0;                // of the config class, when the key is absent
+  bool qkv_bias = false;                            // always on q, k and v, never on o
+  bool experts = false;                             // the config has the keys of moe_config.h
+  std::int64_t default_head_dim = 0;                // of the config class, when the key is absent;
+                                                    // 0: hidden_size / num_attention_heads
   std::vector<std::string_view> mask_keys;          // config.json keys of the mask id
   std::vector<std::string_view> block_length_keys;  // config.json keys of the block length
   std::string_view mask_token;                      // the mask token's text in the tokenizer

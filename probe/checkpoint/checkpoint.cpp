@@ -129,15 +129,25 @@ std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config) {
       add("self_attn.q_proj.bias", {query});
       add("self_attn.k_proj.bias", {key});
       add("self_attn.v_proj.bias", {key});
-      add("self_attn.o_proj.bias", {hidden});
     }
+    if (config.attention_output_bias) add("self_attn.o_proj.bias", {hidden});
     if (config.qk_norm) {
       add("self_attn.q_norm.weight", {config.head_dim});
       add("self_attn.k_norm.weight", {config.head_dim});
     }
-    add("mlp.gate_proj.weight", {config.intermediate_size, hidden});
-    add("mlp.up_proj.weight", {config.intermediate_size, hidden});
-    add("mlp.down_proj.weight", {hidden, config.intermediate_size});
+    const auto add_mlp = [&](const std::string& name, std::int64_t width) {
+      result.push_back({prefix + name + "gate_proj.weight", {width, hidden}});
+      result.push_back({prefix + name + "up_proj.weight", {width, hidden}});
+      result.push_back({prefix + name + "down_proj.weight", {hidden, width}});
+    };
+    if (!config.moe || !config.moe->sparse[static_cast<std::size_t>(layer)]) {
+      add_mlp("mlp.", config.intermediate_size);
+      continue;
+    }
+    add("mlp.gate.weight", {config.moe->num_experts, hidden});
+    for (std::int64_t expert = 0; expert < config.moe->num_experts; ++expert) {
+      add_mlp(fmt::format("mlp.experts.{}.", expert), config.moe->intermediate_size);
+    }
   }
   result.push_back({"model.norm.weight", {hidden}});
   if (!config.tie_word_embeddings)

@@ -19,12 +19,14 @@ struct ExpectedTensor {
   std::vector<std::int64_t> shape;
 };
 
-/// The weight-name table of `sdar` and `qwen3`: projections are [out, in], row-major.
+/// The weight-name table of the Qwen and SDAR families: projections are [out, in], row-major.
 ///   model.embed_tokens.weight [V, hidden]; model.norm.weight [hidden]; lm_head.weight (unless
 ///   tied) model.layers.N.{input,post_attention}_layernorm.weight [hidden]
-///   model.layers.N.self_attn.{q,k,v,o}_proj.weight (+ .bias with attention_bias)
+///   model.layers.N.self_attn.{q,k,v,o}_proj.weight (+ .bias with attention_bias, of o with
+///   attention_output_bias)
 ///   model.layers.N.self_attn.{q,k}_norm.weight [head_dim]
-///   model.layers.N.mlp.{gate,up,down}_proj.weight
+///   model.layers.N.mlp.{gate,up,down}_proj.weight; in a layer with experts mlp.gate.weight
+///   [E, hidden] and mlp.experts.E.{gate,up,down}_proj.weight
 std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config);
 
 /// Movable; every `TensorInfo` and its `data` stay valid as long as the checkpoint lives.

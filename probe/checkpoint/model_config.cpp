@@ -50,8 +50,14 @@ void parse_shape(const JsonObject& file, const ArchitectureFamily& family, Model
     file.fail("num_key_value_heads",
               fmt::format("a divisor of num_attention_heads ({})", config.num_heads));
   }
-  config.head_dim =
-      file.optional_integer("head_dim", 1, kMaxHeadDim).value_or(family.default_head_dim);
+  const auto head_dim = file.optional_integer("head_dim", 1, kMaxHeadDim);
+  if (!head_dim && family.default_head_dim == 0 && config.hidden_size % config.num_heads != 0) {
+    file.fail("head_dim", fmt::format("an integer: hidden_size {} is no multiple of the {} heads",
+                                      config.hidden_size, config.num_heads));
+  }
+  const std::int64_t by_default =
+      family.default_head_dim > 0 ? family.default_head_dim : config.hidden_size / config.num_heads;
+  config.head_dim = head_dim.value_or(by_default);
   if (config.head_dim % 2 != 0) file.fail("head_dim", "an even number (RoPE rotates pairs)");
   config.vocab_size = file.integer("vocab_size", 1, kMaxVocab);
   config.max_position_embeddings = file.integer("max_position_embeddings", 1, kMaxPositions);
@@ -59,7 +65,7 @@ void parse_shape(const JsonObject& file, const ArchitectureFamily& family, Model
 }
 
 /// Keys that would change the numbers and that the runtime does not implement.
-void refuse_unsupported(const JsonObject& file) {
+void refuse_unsupported(const JsonObject& file, const ArchitectureFamily& family) {
   if (file.optional_boolean("use_sliding_window").value_or(false)) {
     file.fail("use_sliding_window", "false", "sliding-window attention is not supported");
   }
@@ -81,8 +87,9 @@ void refuse_unsupported(const JsonObject& file) {
     file.fail("quantization_config", "nothing", "quantised checkpoints are not supported");
   }
   for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
+    if (family.experts && std::string_view(key) != "n_routed_experts") continue;
     if (file.optional_integer(key, 0, kMaxId).value_or(0) > 0) {
-      file.fail(key, "nothing", "mixture-of-experts layers are not supported");
+      file.fail(key, "nothing", "mixture-of-experts layers of this family are not supported");
     }
   }
 }
@@ -201,6 +208,19 @@ void record_resolved(const JsonObject& file, const std::string& rope_source,
   add("tie_word_embeddings", config.tie_word_embeddings, from("tie_word_embeddings"));
   add("qk_norm", config.qk_norm, "architecture table");
   add("attention_bias", config.attention_bias, from("attention_bias"));
+  add("attention_output_bias", config.attention_output_bias, from("attention_bias"));
+  if (config.moe) {
+    add("num_experts", config.moe->num_experts,
+        from(file.has("num_experts") ? "num_experts" : "num_local_experts"));
+    add("experts_per_token", config.moe->experts_per_token, from("num_experts_per_tok"));
+    add("moe_intermediate_size", config.moe->intermediate_size, from("moe_intermediate_size"));
+    add("norm_topk_prob", config.moe->normalise, from("norm_topk_prob"));
+    std::vector<std::int64_t> layers;
+    for (std::size_t layer = 0; layer < config.moe->sparse.size(); ++layer) {
+      if (config.moe->sparse[layer]) layers.push_back(static_cast<std::int64_t>(layer));
+    }
+    add("expert_layers", layers, "decoder_sparse_step and mlp_only_layers");
+  }
   add("attention_causal", config.attention_causal, "architecture table and overrides");
   add("dtype", config.dtype, dtype_source);
   add("stop_token_ids", config.stop_token_ids, stop_source);
@@ -229,9 +249,12 @@ ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& o
   config.architecture = family.architectures.front();
   config.qk_norm = family.qk_norm;
   parse_shape(file, family, config);
-  refuse_unsupported(file);
+  refuse_unsupported(file, family);
+  if (family.experts) config.moe = parse_moe_config(file, config.num_layers, kMaxWidth);
   config.tie_word_embeddings = file.optional_boolean("tie_word_embeddings").value_or(false);
-  config.attention_bias = file.optional_boolean("attention_bias").value_or(false);
+  const bool bias_key = file.optional_boolean("attention_bias").value_or(false);
+  config.attention_bias = family.qkv_bias || bias_key;
+  config.attention_output_bias = !family.qkv_bias && bias_key;
   std::string rope_source;
   config.rope = parse_rope_config(file, config, rope_source);
   std::string dtype_source;

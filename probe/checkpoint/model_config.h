@@ -19,6 +19,8 @@
 #include <string>
 #include <vector>
 
+#include "probe/checkpoint/moe_config.h"
+
 namespace blockscope {
 
 /// A value together with the place it came from, e.g. {4, "config.json:block_size"}.
@@ -62,7 +64,7 @@ struct ResolvedEntry {
 };
 
 struct ModelConfig {
-  std::string model_type;    // "sdar" or "qwen3"
+  std::string model_type;    // "sdar", "sdar_moe", "qwen2", "qwen3" or "qwen3_moe"
   std::string architecture;  // class name in `architectures`, or the family's default
   std::int64_t num_layers = 0;
   std::int64_t hidden_size = 0;
@@ -75,10 +77,12 @@ struct ModelConfig {
   double rms_norm_eps = 0.0;
   RopeConfig rope;
   bool tie_word_embeddings = false;
-  bool qk_norm = false;           // RMSNorm over head_dim of q and k, before RoPE
-  bool attention_bias = false;    // bias on q, k, v and o projections, as in Qwen3
-  bool attention_causal = false;  // plain autoregressive; false: block-causal masks
-  std::string dtype;              // "float32" | "float16" | "bfloat16", of the config; may be ""
+  bool qk_norm = false;                // RMSNorm over head_dim of q and k, before RoPE
+  bool attention_bias = false;         // bias on the q, k and v projections
+  bool attention_output_bias = false;  // bias on the o projection (Qwen3: with the others)
+  bool attention_causal = false;       // plain autoregressive; false: block-causal masks
+  std::optional<MoeConfig> moe;        // layers with experts; unset: none has
+  std::string dtype;  // "float32" | "float16" | "bfloat16", of the config; may be ""
   std::vector<std::int64_t> stop_token_ids;  // generation_config.json first, else config.json
   std::optional<std::int64_t> bos_token_id;
   std::optional<std::int64_t> pad_token_id;

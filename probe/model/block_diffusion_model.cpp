@@ -7,6 +7,7 @@
 
 #include "decode_record/error.h"
 #include "probe/checkpoint/rope.h"
+#include "probe/model/feed_forward.h"
 
 namespace blockscope {
 namespace {
@@ -33,14 +34,17 @@ at::Tensor apply_rope(const at::Tensor& x, const at::Tensor& cos, const at::Tens
 
 BlockDiffusionModel::BlockDiffusionModel(ModelConfig config, WeightMap weights)
     : config_(std::move(config)), weights_(std::move(weights)) {
-  norm_weight_before_cast_ = config_.model_type == "sdar";
+  norm_weight_before_cast_ = config_.model_type.starts_with("sdar");
   embed_ = weight("model.embed_tokens.weight");
   norm_ = weight("model.norm.weight");
   lm_head_ = config_.tie_word_embeddings ? embed_ : weight("lm_head.weight");
   for (int64_t index = 0; index < config_.num_layers; ++index) {
     const std::string prefix = "model.layers." + std::to_string(index) + ".";
     const std::string attn = prefix + "self_attn.";
-    const std::string mlp = prefix + "mlp.";
+    const auto swiglu = [&](const std::string& name) {
+      return SwiGlu{weight(name + "gate_proj.weight"), weight(name + "up_proj.weight"),
+                    weight(name + "down_proj.weight")};
+    };
     Layer layer;
     layer.input_norm = weight(prefix + "input_layernorm.weight");
     layer.post_attention_norm = weight(prefix + "post_attention_layernorm.weight");
@@ -52,15 +56,25 @@ BlockDiffusionModel::BlockDiffusionModel(ModelConfig config, WeightMap weights)
       layer.q_bias = weight(attn + "q_proj.bias");
       layer.k_bias = weight(attn + "k_proj.bias");
       layer.v_bias = weight(attn + "v_proj.bias");
-      layer.o_bias = weight(attn + "o_proj.bias");
     }
+    if (config_.attention_output_bias) layer.o_bias = weight(attn + "o_proj.bias");
     if (config_.qk_norm) {
       layer.q_norm = weight(attn + "q_norm.weight");
       layer.k_norm = weight(attn + "k_norm.weight");
     }
-    layer.gate_proj = weight(mlp + "gate_proj.weight");
-    layer.up_proj = weight(mlp + "up_proj.weight");
-    layer.down_proj = weight(mlp + "down_proj.weight");
+    const std::string mlp = prefix + "mlp.";
+    if (config_.moe && config_.moe->sparse[static_cast<size_t>(index)]) {
+      ExpertMixture mixture;
+      mixture.router = weight(mlp + "gate.weight");
+      for (int64_t e = 0; e < config_.moe->num_experts; ++e) {
+        mixture.experts.push_back(swiglu(mlp + "experts." + std::to_string(e) + "."));
+      }
+      mixture.per_token = config_.moe->experts_per_token;
+      mixture.normalise = config_.moe->normalise;
+      layer.feed_forward = std::move(mixture);
+    } else {
+      layer.feed_forward = swiglu(mlp);
+    }
     layers_.push_back(std::move(layer));
   }
   scale_rope(config_.max_position_embeddings);
@@ -131,14 +145,10 @@ at::Tensor BlockDiffusionModel::forward(const at::Tensor& tokens, const at::Tens
     hidden = hidden + attend(index,
                              rms_norm(hidden, layer.input_norm, config_.rms_norm_eps, before_cast),
                              cos, sin, seams);
-    const auto mlp = [&](const at::Tensor& x) {
-      return at::linear(at::silu(at::linear(x, layer.gate_proj)) * at::linear(x, layer.up_proj),
-                        layer.down_proj);
-    };
     hidden = hidden + seams.ffn(index,
                                 rms_norm(hidden, layer.post_attention_norm, config_.rms_norm_eps,
                                          before_cast),
-                                mlp);
+                                layer.feed_forward);
   }
   hidden = rms_norm(hidden, norm_, config_.rms_norm_eps, before_cast);
   seams.end_forward(hidden);

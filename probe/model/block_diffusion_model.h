@@ -1,10 +1,12 @@
-// The decoder of the Qwen3 family (Qwen3, SDAR, TraDo), driven by ModelConfig: RMSNorm, QK-norm per
-// head before RoPE, GQA, explicit head_dim, rotate-half RoPE, SwiGLU, tied or own LM head. What the
-// queries may attend to is not its business: that is ForwardSeams::attention.
+// The decoder of the Qwen families (Qwen2, Qwen3, SDAR, TraDo and their mixtures of experts),
+// driven by ModelConfig: RMSNorm, QK-norm per head before RoPE, GQA, explicit head_dim, rotate-half
+// RoPE, SwiGLU or experts, tied or own LM head. What the queries may attend to is not its business:
+// that is ForwardSeams::attention.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -52,7 +54,7 @@ class BlockDiffusionModel {
     at::Tensor q_proj, k_proj, v_proj, o_proj;   // [out, in]
     at::Tensor q_bias, k_bias, v_bias, o_bias;   // [out], undefined without bias
     at::Tensor q_norm, k_norm;                   // [head_dim], undefined without
-    at::Tensor gate_proj, up_proj, down_proj;    // [out, in]
+    std::function<at::Tensor(const at::Tensor&)> feed_forward;
   };
 
   at::Tensor weight(const std::string& name) const;

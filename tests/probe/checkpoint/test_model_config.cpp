@@ -152,8 +152,7 @@ TEST(ModelConfig, KnownAndUnknownFamiliesAreRefusedWithTheReason) {
       {"llada2_moe", "LLaDA2MoeModelLM"},
       {"Fast_dLLM_Qwen", "Fast_dLLM_QwenForCausalLM"},
       {"llada", "LLaDAModelLM"},
-      {"Dream", "DreamModel"},
-      {"sdar_moe", "SDARMoeForCausalLM"}};
+      {"Dream", "DreamModel"}};
   for (const auto& [model_type, architecture] : families) {
     const json config = {{"model_type", model_type}, {"architectures", {architecture}}};
     EXPECT_THAT(checkpoint_error([&] { parse(config); }), HasSubstr("known and not supported"));
@@ -161,7 +160,9 @@ TEST(ModelConfig, KnownAndUnknownFamiliesAreRefusedWithTheReason) {
     EXPECT_THAT(checkpoint_error([&] { parse(only_class); }), HasSubstr(model_type));
   }
   const std::string unknown = checkpoint_error([] { parse(with("model_type", "gpt2")); });
-  EXPECT_THAT(unknown, HasSubstr("\"sdar\" (SDARForCausalLM), \"qwen3\" (Qwen3ForCausalLM)"));
+  EXPECT_THAT(unknown,
+              HasSubstr("\"sdar\" (SDARForCausalLM), \"sdar_moe\" (SDARMoeForCausalLM), \"qwen2\" "
+                        "(Qwen2ForCausalLM), \"qwen3\" (Qwen3ForCausalLM)"));
   EXPECT_THAT(unknown, HasSubstr("\"gpt2\""));
   EXPECT_THAT(checkpoint_error([] { parse(with("architectures", {"Qwen3ForCausalLM"})); }),
               HasSubstr("key \"architectures\""));
@@ -196,6 +197,62 @@ TEST(ModelConfig, ShapesThatContradictEachOtherAreRefused) {
   EXPECT_THAT(checkpoint_error([] { parse(with("block_size", 0)); }), HasSubstr("block_size"));
   EXPECT_EQ(parse(with("num_key_value_heads", nullptr)).num_kv_heads, 32);
   EXPECT_EQ(parse(without("head_dim")).head_dim, 128);
+}
+
+TEST(ModelConfig, Qwen2HasBiasesOnItsInputsAndNoHeadDim) {
+  json config = with("model_type", "qwen2");
+  config["architectures"] = {"Qwen2ForCausalLM"};
+  config.erase("head_dim");
+  const ModelConfig parsed = parse(config);
+  EXPECT_TRUE(parsed.attention_bias);
+  EXPECT_FALSE(parsed.attention_output_bias);
+  EXPECT_FALSE(parsed.qk_norm);
+  EXPECT_EQ(parsed.head_dim, parsed.hidden_size / parsed.num_heads);
+  config["hidden_size"] = parsed.hidden_size + 2;
+  EXPECT_THAT(checkpoint_error([&] { parse(config); }), HasSubstr("head_dim"));
+}
+
+json with_experts() {
+  json config = with("model_type", "sdar_moe");
+  config["architectures"] = {"SDARMoeForCausalLM"};
+  config.update({{"num_experts", 8},
+                 {"num_experts_per_tok", 2},
+                 {"moe_intermediate_size", 96},
+                 {"norm_topk_prob", true},
+                 {"decoder_sparse_step", 2},
+                 {"mlp_only_layers", {3}}});
+  return config;
+}
+
+TEST(ModelConfig, ExpertsAreReadWithTheLayersThatHaveThem) {
+  const ModelConfig config = parse(with_experts());
+  ASSERT_TRUE(config.moe.has_value());
+  EXPECT_EQ(config.moe->num_experts, 8);
+  EXPECT_EQ(config.moe->experts_per_token, 2);
+  EXPECT_EQ(config.moe->intermediate_size, 96);
+  EXPECT_TRUE(config.moe->normalise);
+  for (std::size_t layer = 0; layer < config.moe->sparse.size(); ++layer) {
+    EXPECT_EQ(config.moe->sparse[layer], layer % 2 == 1 && layer != 3) << layer;
+  }
+  EXPECT_EQ(config.mask_token_id->value, 151669);
+  json none = with_experts();
+  none["num_experts"] = 0;
+  EXPECT_FALSE(parse(none).moe.has_value());
+}
+
+TEST(ModelConfig, ExpertsThatMakeNoSenseAreRefusedByKey) {
+  const std::vector<std::pair<std::string, json>> keys = {
+      {"num_local_experts", 7},   {"num_experts_per_tok", 9},   {"num_experts_per_tok", 0},
+      {"num_experts", -1},        {"num_experts", nullptr},     {"moe_intermediate_size", 0},
+      {"decoder_sparse_step", 0}, {"mlp_only_layers", {99999}}, {"mlp_only_layers", 3},
+      {"norm_topk_prob", 1}};
+  for (const auto& [key, value] : keys) {
+    json config = with_experts();
+    config[key] = value;
+    EXPECT_THAT(checkpoint_error([&] { parse(config); }),
+                HasSubstr(key == "num_local_experts" ? "num_experts" : key))
+        << value.dump();
+  }
 }
 
 TEST(ModelConfig, KeysThatWouldChangeTheNumbersAreRefused) {

@@ -1,4 +1,4 @@
-"""Plain Qwen3 run autoregressively: greedy tokens, their probabilities and the stop rule against
+"""Plain Qwen2, Qwen3 and Qwen3-MoE run autoregressively: greedy tokens, their probabilities and the stop rule against
 transformers without a cache, one token at a time; batches of unequal prompts."""
 
 import json
@@ -61,6 +61,8 @@ def main():
     with harness.temporary_folder() as path:
         check(pathlib.Path(path), "qwen3-g2", None)
         check(pathlib.Path(path), "qwen3-linear-tied", 4)
+        check(pathlib.Path(path), "qwen2-g2", 3)
+        check(pathlib.Path(path), "qwen3moe-8", None)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Oracle A: logits of transformers' Qwen3ForCausalLM (eager, float32) with a causal and with a 4-D
+"""Oracle A: logits of transformers' models (eager, float32) with a causal and with a 4-D
 block-causal mask against `blockscope check`, for every spec of checkpoints.py."""
 
 import json
@@ -47,7 +47,9 @@ def check_spec(folder, name):
         harness.require(report["argmax_agreement"] == LENGTH, f"{name}: argmax differs: {report}")
         harness.require(report["block_length"] == block_length, f"{name}: wrong mask: {report}")
         worst = max(worst, report["relative_error"])
-    if spec["dtype"] != "float32":  # computed in the stored type: as near as that type allows
+    # Computed in the stored type: as near as that type allows. In bfloat16 a router of random weights
+    # is often near a tie, and another expert is another row: nothing bounds the difference.
+    if spec["dtype"] != "float32" and not spec["experts"]:
         harness.run("check", folder / name, "--reference", reference, "--tol", HALF_TOLERANCE)
     return worst
 

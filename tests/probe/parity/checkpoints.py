@@ -1,9 +1,9 @@
 """Random-weight checkpoints in the Hugging Face layout, of many shapes, for the parity tests.
 
-Every spec is built as transformers' own Qwen3ForCausalLM with seeded weights that are far from the
+Every spec is built as transformers' own Qwen2, Qwen3 or Qwen3-MoE model with seeded weights that are far from the
 usual initialisation: large enough that attention and logits are not flat, norm weights not 1. The
-`sdar` ones are written with the config keys of the published SDAR checkpoints; the `qwen3` ones
-with transformers' save_pretrained.
+`sdar` and `sdar_moe` ones are written with the config keys of the published SDAR checkpoints; the
+`qwen` ones with transformers' save_pretrained.
 """
 
 import json
@@ -18,6 +18,7 @@ MASK_FROM_END = 3  # the mask id of a spec is vocab - 3: neither the first nor t
 _DEFAULTS = dict(
     model_type="sdar", hidden=64, heads=4, kv_heads=2, head_dim=32, layers=2, intermediate=96,
     vocab=131, tied=False, bias=False, rope=None, theta=10000.0, positions=512, dtype="float32",
+    experts=0, per_token=2, expert_width=40, normalise=True, sparse_step=1, dense_layers=(),
     shards=1, block_length=4, std=0.25, norm_std=0.3, mask_bias=0.0, seed=1)
 
 # rope: the keys of transformers' rope_parameters without rope_theta
@@ -48,6 +49,15 @@ SPECS = {
     "qwen3-yarn-sharded": dict(model_type="qwen3", shards=3, bias=True, positions=64, seed=11,
                                rope=dict(rope_type="yarn", factor=2.0, attention_factor=1.3,
                                          original_max_position_embeddings=32)),
+    "qwen2-g2": dict(model_type="qwen2", hidden=96, heads=6, kv_heads=3, head_dim=16, seed=14),
+    "qwen2-tied-bf16-sharded": dict(model_type="qwen2", tied=True, hidden=64, heads=4, kv_heads=1,
+                                    head_dim=16, dtype="bfloat16", shards=3, theta=1e6, seed=15),
+    "qwen3moe-8": dict(model_type="qwen3_moe", experts=8, per_token=3, seed=16),
+    "qwen3moe-raw-weights": dict(model_type="qwen3_moe", experts=5, per_token=1, normalise=False,
+                                 layers=3, sparse_step=2, shards=2, seed=17),
+    "sdarmoe-16": dict(model_type="sdar_moe", experts=16, per_token=4, layers=3, dense_layers=(1,),
+                       block_length=8, seed=18),
+    "sdarmoe-bf16": dict(model_type="sdar_moe", experts=6, per_token=2, dtype="bfloat16", seed=19),
     "qwen3-dynamic": dict(model_type="qwen3", positions=32, seed=12,
                           rope=dict(rope_type="dynamic", factor=3.0)),
 }
@@ -61,20 +71,33 @@ def mask_id(spec):
     return spec["vocab"] - MASK_FROM_END
 
 
-def qwen3_config(spec):
-    return transformers.Qwen3Config(
-        vocab_size=spec["vocab"], hidden_size=spec["hidden"],
+def _experts(spec):
+    return dict(num_experts=spec["experts"], num_experts_per_tok=spec["per_token"],
+                moe_intermediate_size=spec["expert_width"], norm_topk_prob=spec["normalise"],
+                decoder_sparse_step=spec["sparse_step"], mlp_only_layers=list(spec["dense_layers"]))
+
+
+def model_config(spec):
+    """Of the class whose arithmetic the checkpoint has; SDAR's is Qwen3's."""
+    kinds = {"qwen2": (transformers.Qwen2Config, {}),
+             "moe": (transformers.Qwen3MoeConfig,
+                     dict(head_dim=spec["head_dim"], attention_bias=spec["bias"], **_experts(spec)))}
+    kind, own = kinds.get("moe" if spec["experts"] else spec["model_type"], (
+        transformers.Qwen3Config, dict(head_dim=spec["head_dim"], attention_bias=spec["bias"])))
+    return kind(
+        vocab_size=spec["vocab"], hidden_size=spec["hidden"], **own,
         intermediate_size=spec["intermediate"], num_hidden_layers=spec["layers"],
         num_attention_heads=spec["heads"], num_key_value_heads=spec["kv_heads"],
-        head_dim=spec["head_dim"], max_position_embeddings=spec["positions"],
-        rms_norm_eps=1e-6, tie_word_embeddings=spec["tied"], attention_bias=spec["bias"],
+        max_position_embeddings=spec["positions"], rms_norm_eps=1e-6,
+        tie_word_embeddings=spec["tied"],
         rope_parameters=dict(rope_theta=spec["theta"], **(spec["rope"] or {"rope_type": "default"})),
         eos_token_id=None, bos_token_id=None, pad_token_id=None, attn_implementation="eager")
 
 
 def random_model(spec):
-    """-> Qwen3ForCausalLM, float32, whose weights are exactly representable in the spec's dtype."""
-    model = transformers.Qwen3ForCausalLM(qwen3_config(spec)).eval()
+    """-> transformers' model, float32, whose weights are exactly representable in the spec's dtype."""
+    model = transformers.AutoModelForCausalLM.from_config(model_config(spec), dtype=torch.float32,
+                                                          attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(spec["seed"])
     dtype = getattr(torch, spec["dtype"])
     with torch.no_grad():
@@ -96,8 +119,10 @@ def random_model(spec):
 
 
 def _sdar_config(spec):
+    experts = _experts(spec) if spec["experts"] else {}
     config = {
-        "architectures": ["SDARForCausalLM"], "model_type": "sdar", "hidden_act": "silu",
+        **experts, "architectures": ["SDARMoeForCausalLM" if experts else "SDARForCausalLM"],
+        "model_type": spec["model_type"], "hidden_act": "silu",
         "vocab_size": spec["vocab"], "hidden_size": spec["hidden"],
         "intermediate_size": spec["intermediate"], "num_hidden_layers": spec["layers"],
         "num_attention_heads": spec["heads"], "num_key_value_heads": spec["kv_heads"],
@@ -108,6 +133,22 @@ def _sdar_config(spec):
         "mask_token_id": mask_id(spec), "block_size": spec["block_length"],
     }
     return config
+
+
+def _expert_by_expert(state):
+    """Published checkpoints hold one tensor an expert; transformers keeps them stacked."""
+    result = {}
+    for name, tensor in state.items():
+        stem, _, last = name.rpartition(".")
+        if not stem.endswith(".mlp.experts"):
+            result[name] = tensor
+            continue
+        for expert, weight in enumerate(tensor):
+            parts = dict(zip(("gate_proj", "up_proj"), weight.chunk(2))) if last == "gate_up_proj" else {
+                "down_proj": weight}
+            for part, value in parts.items():
+                result[f"{stem}.{expert}.{part}.weight"] = value.contiguous()
+    return result
 
 
 def _write_weights(folder, state, shards):
@@ -132,13 +173,14 @@ def write_checkpoint(folder, spec):
     folder.mkdir(parents=True, exist_ok=True)
     model = random_model(spec)
     dtype = getattr(torch, spec["dtype"])
-    if spec["model_type"] == "qwen3":
+    if spec["model_type"].startswith("qwen"):
         stored = random_model(spec).to(dtype)
         stored.save_pretrained(folder, max_shard_size="40KB" if spec["shards"] > 1 else "5GB")
         return model
     state = {name: tensor.detach().to(dtype).contiguous()
              for name, tensor in model.state_dict().items()
              if not (spec["tied"] and name == "lm_head.weight")}
+    state = _expert_by_expert(state)
     _write_weights(folder, state, spec["shards"])
     (folder / "config.json").write_text(json.dumps(_sdar_config(spec), indent=2))
     return model
