@@ -208,7 +208,10 @@ void record_resolved(const JsonObject& file, const std::string& rope_source,
   add("tie_word_embeddings", config.tie_word_embeddings, from("tie_word_embeddings"));
   add("qk_norm", config.qk_norm, "architecture table");
   add("attention_bias", config.attention_bias, from("attention_bias"));
-  add("attention_output_bias", config.attention_output_bias, from("attention_bias"));
+  // Only where it tells more: these entries make the digest that calibration files are bound to.
+  if (config.attention_output_bias != config.attention_bias) {
+    add("attention_output_bias", config.attention_output_bias, "architecture table");
+  }
   if (config.moe) {
     add("num_experts", config.moe->num_experts,
         from(file.has("num_experts") ? "num_experts" : "num_local_experts"));

@@ -200,7 +200,7 @@ Figure NeedleStudy::heatmap(const std::vector<Totals>& totals, const std::set<in
   panels.plot_height = std::clamp(static_cast<int>(input_.options.prompts.depths) * 12, 90, 260);
   panels.right = 96;
   panels.left = 64;
-  panels.gap_x = 40;
+  panels.gap_x = 52;
   panels.gap_y = 70;
   std::vector<std::string> lengths, depths;
   for (const int64_t context : contexts) lengths.push_back(context_name(context));
@@ -250,8 +250,9 @@ Figure NeedleStudy::curves(const std::vector<Totals>& totals,
   // Accuracy against k, one plot a context length.
   const std::vector<std::string> shown = names();
   Panels panels{.count = contexts.size(), .columns = std::min<size_t>(3, contexts.size())};
-  panels.right = 180;
-  panels.gap_x = 44;
+  panels.right = 220;
+  panels.gap_x = 52;
+  panels.plot_height = 220;  // the key beside it has a line for every method
   Figure figure;
   figure.name = "needle-by-k";
   figure.title = "Accuracy against the keys read";

@@ -312,6 +312,7 @@ Figure TimeStudy::breakdown(const std::vector<Summary>& summaries, const Cell& c
   figure.caption =
       fmt::format("{} steps a block, mean over all steps. As MAGE, Fig. 6.", cell.steps);
   draw_bars(bars, figure);
+  figure.script = "set xtics rotate by -15\n" + figure.script;
   figure.width = 900;
   return figure;
 }

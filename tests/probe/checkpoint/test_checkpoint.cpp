@@ -76,6 +76,15 @@ TEST(Checkpoint, OpensAModelSavedByTransformers) {
   EXPECT_THAT(checkpoint_error([&] { checkpoint.at("nope"); }), HasSubstr("\"nope\""));
 }
 
+TEST(Checkpoint, DigestsStayWhatTheyWere) {
+  // Calibration files and traces out there name these; another value would refuse all of them.
+  const std::filesystem::path models = std::filesystem::path(BLOCKSCOPE_SOURCE_DIR) / "models";
+  EXPECT_EQ(Checkpoint::open(models / "needle").digest(),
+            "19f356bc3725fbbf44a84eeefe4ae2dc1168da5a8fed1b22988057cbae57a83f");
+  EXPECT_EQ(Checkpoint::open(models / "needle/backbone").digest(),
+            "84119af1c539e2d2923b8ddd8c838ebe9f34fd436a9aa448809ba383157eb6b2");
+}
+
 TEST(Checkpoint, ShardedAndSingleFilesHoldTheSameBytesAndTheSameDigest) {
   const Checkpoint single = Checkpoint::open(kData / "tiny");
   const Checkpoint sharded = Checkpoint::open(kData / "tiny_sharded");
