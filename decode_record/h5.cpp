@@ -4,8 +4,10 @@
 
 #include <limits>
 
+#include "decode_record/error.h"
 #include "decode_record/h5_check.h"
 #include "decode_record/h5_prefetch.h"
+#include "decode_record/h5_superblock.h"
 
 namespace blockscope::h5 {
 std::string library_version() {
@@ -131,7 +133,19 @@ File open_file(const std::string& path, OpenMode mode, bool clear_flags) {
     const hbool_t clear = true;
     check(H5Pset(access.get(), "clear_status_flags", &clear), path, "set up");
   }
-  H5File handle(check_id(H5Fopen(path.c_str(), flags, access.get()), path, "open the file"));
+  const hid_t opened = H5Fopen(path.c_str(), flags, access.get());
+  if (opened < 0) {
+    if (const auto cut = cut_off(path)) {
+      throw CorruptTrace(
+          fmt::format("{}: expected {} bytes, as its superblock says, got {}: the file was cut "
+                      "off. HINT: copy it "
+                      "again; of what is there `blockscope repack --repair` keeps the rows that "
+                      "are whole, where "
+                      "enough is left to open it",
+                      path, cut->expected, cut->bytes));
+    }
+  }
+  H5File handle(check_id(opened, path, "open the file"));
   if (mode == OpenMode::swmr_write) {
     // A writer killed between a flush and the next may have put metadata behind the end that the
     // superblock tells; HDF5 then refuses to follow it ("addr overflow"). As h5clear --increment=0.

@@ -182,6 +182,12 @@ def test_a_finished_trace_that_was_cut_is_refused_and_repaired(folder):
                 assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f"), name
     else:
         one_error_line(code, err, "cut.h5")
+    # Cut where the library can't even open it: still said as what it is.
+    size = path.stat().st_size
+    cut.write_bytes(path.read_bytes()[:5000])
+    for command in (("info", cut), ("repack", "--repair", cut, "-o", folder / "none.h5")):
+        one_error_line(*run(*command)[::2], "cut.h5", f"expected {size} bytes", "got 5000", "cut off")
+    assert not (folder / "none.h5").exists()
 
 
 def resume(path):

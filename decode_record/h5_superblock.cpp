@@ -1,0 +1,33 @@
+#include "decode_record/h5_superblock.h"
+
+#include <array>
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+
+namespace blockscope::h5 {
+
+std::optional<CutOff> cut_off(const std::string& path) {
+  // HDF5 file format, II.A: version at byte 8, size of offsets at 9, base address at 12, end of
+  // file at 28, both little-endian with 8 bytes.
+  constexpr std::size_t kVersion = 8;
+  constexpr std::size_t kOffsetSize = 9;
+  constexpr std::size_t kEnd = 28;
+  std::array<unsigned char, kEnd + 8> bytes{};
+  std::ifstream file(path, std::ios::binary);
+  if (!file.read(reinterpret_cast<char*>(bytes.data()), bytes.size())) return std::nullopt;
+  constexpr std::array<unsigned char, 8> kSignature{0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
+  for (std::size_t i = 0; i < kSignature.size(); ++i) {
+    if (bytes.at(i) != kSignature.at(i)) return std::nullopt;
+  }
+  const bool known = bytes[kVersion] == 2 || bytes[kVersion] == 3;
+  if (!known || bytes[kOffsetSize] != 8) return std::nullopt;
+  CutOff result;
+  for (std::size_t i = 8; i-- > 0;) result.expected = result.expected << 8U | bytes.at(kEnd + i);
+  std::error_code error;
+  result.bytes = std::filesystem::file_size(path, error);
+  if (error || result.bytes >= result.expected) return std::nullopt;
+  return result;
+}
+
+}  // namespace blockscope::h5

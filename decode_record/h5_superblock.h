@@ -1,0 +1,19 @@
+// What the first bytes of an HDF5 file say about its length, for files that the library can't open.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace blockscope::h5 {
+
+struct CutOff {
+  std::uint64_t bytes = 0;     ///< that the file has
+  std::uint64_t expected = 0;  ///< that its superblock tells
+};
+
+/// nullopt: the file is as long as its superblock says (versions 2 and 3, which traces have), or
+/// that can't be read.
+std::optional<CutOff> cut_off(const std::string& path);
+
+}  // namespace blockscope::h5
