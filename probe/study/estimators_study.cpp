@@ -20,21 +20,13 @@ namespace {
 
 using Q = EstimateSums;
 
-class EstimateStudy : public Study {
+class EstimateStudy : public PromptStudy {
  public:
   EstimateStudy(const StudyInput& input, bool all_methods)
-      : input_(input),
+      : PromptStudy(input),
         meter_{input.options.set_sizes, input.options.pages, all_methods,
-               input.options.exact_layers, input.options.policy_seed},
-        prompts_(study_prompts(input.options.prompts, input.model, input.tokenizer,
-                               input.gen_length, input.decode)) {
+               input.options.exact_layers, input.options.policy_seed} {
     std::ranges::sort(meter_.set_sizes);
-  }
-
-  std::vector<std::string> cells() const override {
-    std::vector<std::string> names;
-    for (const StudyPrompt& prompt : prompts_) names.push_back(prompt.prompt.name);
-    return names;
   }
 
   nlohmann::json measure(size_t cell) override {
@@ -59,9 +51,7 @@ class EstimateStudy : public Study {
   std::string k_text(size_t k) const { return fmt::format("k={}", meter_.set_sizes[k]); }
   std::string prompts_text() const { return fmt::format("{} prompts", prompts_.size()); }
 
-  StudyInput input_;
   EstimatorOptions meter_;
-  std::vector<StudyPrompt> prompts_;
 };
 
 // ---- Fig. 3 ----

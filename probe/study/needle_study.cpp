@@ -13,12 +13,10 @@
 namespace blockscope {
 namespace {
 
-class NeedleStudy : public Study {
+class NeedleStudy : public PromptStudy {
  public:
-  explicit NeedleStudy(const StudyInput& input) : input_(input) {
+  explicit NeedleStudy(const StudyInput& input) : PromptStudy(input) {
     const StudyOptions& options = input.options;
-    prompts_ = study_prompts(options.prompts, input.model, input.tokenizer, input.gen_length,
-                             input.decode);
     methods_.push_back({"exact", {}, 0});
     for (const int64_t k : options.set_sizes) {
       for (const char* name :
@@ -38,12 +36,6 @@ class NeedleStudy : public Study {
         }
       }
     }
-  }
-
-  std::vector<std::string> cells() const override {
-    std::vector<std::string> names;
-    for (const StudyPrompt& prompt : prompts_) names.push_back(prompt.prompt.name);
-    return names;
   }
 
   nlohmann::json measure(size_t cell) override {
@@ -88,8 +80,6 @@ class NeedleStudy : public Study {
                  int64_t k) const;
   Figure curves(const std::vector<Totals>& totals, const std::set<int64_t>& contexts) const;
 
-  StudyInput input_;
-  std::vector<StudyPrompt> prompts_;
   std::vector<StudyMethod> methods_;
 };
 

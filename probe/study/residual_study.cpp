@@ -50,12 +50,9 @@ void add_json(const nlohmann::json& json, Distance& to) {
   to.positions += json.at("positions").get<int64_t>();
 }
 
-class ResidualStudy : public Study {
+class ResidualStudy : public PromptStudy {
  public:
-  explicit ResidualStudy(const StudyInput& input)
-      : input_(input),
-        prompts_(study_prompts(input.options.prompts, input.model, input.tokenizer,
-                               input.gen_length, input.decode)) {
+  explicit ResidualStudy(const StudyInput& input) : PromptStudy(input) {
     methods_.push_back({"exact", {}, 0});
     for (const double density : input.options.densities) {
       for (const char* name : {"sparsed", "sparsed+flashblock"}) {
@@ -69,18 +66,10 @@ class ResidualStudy : public Study {
     }
   }
 
-  std::vector<std::string> cells() const override {
-    std::vector<std::string> names;
-    for (const StudyPrompt& prompt : prompts_) names.push_back(prompt.prompt.name);
-    return names;
-  }
-
   nlohmann::json measure(size_t cell) override;
   StudyReport report(const std::vector<nlohmann::json>& values) const override;
 
  private:
-  StudyInput input_;
-  std::vector<StudyPrompt> prompts_;
   std::vector<StudyMethod> methods_;
 };
 

@@ -108,6 +108,17 @@ const StudyInfo& study_by_name(const std::string& name) {
   throw UsageError(fmt::format("study: expected one of {}, got '{}'", known, name));
 }
 
+PromptStudy::PromptStudy(const StudyInput& input)
+    : input_(input),
+      prompts_(study_prompts(input.options.prompts, input.model, input.tokenizer, input.gen_length,
+                             input.decode)) {}
+
+std::vector<std::string> PromptStudy::cells() const {
+  std::vector<std::string> names;
+  for (const StudyPrompt& prompt : prompts_) names.push_back(prompt.prompt.name);
+  return names;
+}
+
 std::string percent(double share) {
   return std::isfinite(share) ? fmt::format("{:.1f}", 100.0 * share) : "-";
 }

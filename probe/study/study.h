@@ -65,6 +65,18 @@ class Study {
   virtual StudyReport report(const std::vector<nlohmann::json>& values) const = 0;
 };
 
+/// A study whose cells are its prompts.
+class PromptStudy : public Study {
+ public:
+  /// Throws what study_prompts throws.
+  explicit PromptStudy(const StudyInput& input);
+  std::vector<std::string> cells() const final;
+
+ protected:
+  StudyInput input_;
+  std::vector<StudyPrompt> prompts_;
+};
+
 /// A study by name, and what it is about.
 struct StudyInfo {
   std::string name;                         // "needle"

@@ -12,12 +12,9 @@
 namespace blockscope {
 namespace {
 
-class TauStudy : public Study {
+class TauStudy : public PromptStudy {
  public:
-  explicit TauStudy(const StudyInput& input)
-      : input_(input),
-        prompts_(study_prompts(input.options.prompts, input.model, input.tokenizer,
-                               input.gen_length, input.decode)) {
+  explicit TauStudy(const StudyInput& input) : PromptStudy(input) {
     methods_.push_back({"exact", {}, 0});
     for (const int64_t tau : input.options.taus) {
       PolicyFlags policy;
@@ -25,12 +22,6 @@ class TauStudy : public Study {
       policy.tau = tau;
       methods_.push_back({fmt::format("tau={}", tau), policy, tau});
     }
-  }
-
-  std::vector<std::string> cells() const override {
-    std::vector<std::string> names;
-    for (const StudyPrompt& prompt : prompts_) names.push_back(prompt.prompt.name);
-    return names;
   }
 
   /// The methods take turns as many times as asked, so that a drift of the machine meets all.
@@ -50,8 +41,6 @@ class TauStudy : public Study {
   StudyReport report(const std::vector<nlohmann::json>& values) const override;
 
  private:
-  StudyInput input_;
-  std::vector<StudyPrompt> prompts_;
   std::vector<StudyMethod> methods_;
 };
 
