@@ -23,6 +23,7 @@
 #include "decode_record/error.h"
 #include "decode_record/reuse_file.h"
 #include "decode_record/sha256.h"
+#include "probe/checkpoint/checkpoint.h"
 #include "probe/study/study.h"
 #include "probe/study/study_store.h"
 #include "probe/tasks/task_generator.h"
@@ -66,9 +67,11 @@ void check_flags(const CLI::App& command, const StudyFlags& flags) {
     refuse_idle(command, option, flags.options.prompts.generated(),
                 "generated prompts, which --prompt, --prompts and --input-ids replace");
   }
-  for (const char* option : {"--task-seed", "--depths"}) {
-    if (info.name == "time") refuse_idle(command, option, false, "prompts");
+  for (const char* option : {"--gen-length", "--stop-id", "--no-stop"}) {
+    refuse_idle(command, option, info.name != "time",
+                "another study than time, which has --blocks");
   }
+  refuse_idle_beside(command, "--denoising-steps", "--steps");
   refuse_idle(command, "--batch-size", false, "batches: a study decodes one prompt at a time");
   check_decoding_flags(command, flags.decoding);
   const bool draws = info.name != "time" && !flags.options.prompts.generated();
@@ -266,11 +269,10 @@ void run_study(const CLI::App& command, StudyFlags flags, const Environment& env
   check_decoding_fits(command, decode);
   std::string backbone_digest;
   if (!flags.options.backbone.empty()) {
-    ModelFlags backbone = flags.model;
-    backbone.model = flags.options.backbone;
-    backbone.asked_revision = nullptr;
-    backbone.overrides = {};
-    backbone_digest = load_model(backbone, environment).digest;
+    backbone_digest =
+        Checkpoint::open(
+            resolve_model(flags.options.backbone, flags.model.revision, environment.hub).folder)
+            .digest();
   }
   const std::optional<Tokenizer> tokenizer = load_tokenizer(model);
   const StudyInput input{model,         tokenizer.has_value() ? &*tokenizer : nullptr,
@@ -278,11 +280,15 @@ void run_study(const CLI::App& command, StudyFlags flags, const Environment& env
                          flags.options, environment,
                          flags.model};
   const std::unique_ptr<Study> study = info.make(input);
+  const std::string cells = (folder / (info.name + ".cells.jsonl")).string();
+  files.reserve(cells, true);  // the store asks about what is there
+  for (const std::string& name : study->outputs()) {
+    files.reserve((folder / name).string(), flags.resume || flags.force);
+  }
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) throw Error(fmt::format("{}: can't be created: {}", folder.string(), error.message()));
-  StudyStore store((folder / (info.name + ".cells.jsonl")).string(),
-                   settings_of(flags, info, model, decode, backbone_digest), flags.resume,
+  StudyStore store(cells, settings_of(flags, info, model, decode, backbone_digest), flags.resume,
                    flags.force);
   const StudyReport report = study->report(measure(*study, store, info, flags));
   const std::string text = report_text(report, info, flags, decode);

@@ -39,6 +39,8 @@ class StagesStudy : public Study {
 
   std::vector<std::string> cells() const override { return {"trained", "backbone"}; }
 
+  std::vector<std::string> outputs() const override { return {trace_name(0), trace_name(1)}; }
+
   nlohmann::json measure(size_t cell) override {
     if (cell == 0) {
       std::vector<RunPrompt> prompts;
@@ -60,9 +62,9 @@ class StagesStudy : public Study {
   StudyReport report(const std::vector<nlohmann::json>& values) const override;
 
  private:
+  std::string trace_name(size_t cell) const { return "stages-" + cells()[cell] + ".h5"; }
   std::string trace(size_t cell) const {
-    return (std::filesystem::path(input_.options.folder) / ("stages-" + cells()[cell] + ".h5"))
-        .string();
+    return (std::filesystem::path(input_.options.folder) / trace_name(cell)).string();
   }
   nlohmann::json capture(size_t cell, const LoadedModel& model, const DecodeOptions& decode,
                          const std::vector<RunPrompt>& prompts, const std::string& replay);

@@ -59,7 +59,9 @@ class Study {
   /// Names of the cells, unique, in the order of the work. What a name stands for is decided by the
   /// settings that the store compares.
   virtual std::vector<std::string> cells() const = 0;
-  /// What a progress line says of a cell.
+  /// Files besides the results that measuring writes into the folder.
+  virtual std::vector<std::string> outputs() const { return {}; }
+  /// What the report needs of a cell. Throws InterruptedError.
   virtual nlohmann::json measure(size_t cell) = 0;
   /// `values`: of all cells, in their order.
   virtual StudyReport report(const std::vector<nlohmann::json>& values) const = 0;

@@ -120,6 +120,36 @@ class Study(PromiseCase):
                 self.refused(USAGE, named, *again, "--resume", *changed)
         self.assertEqual({path.name: path.read_bytes() for path in self.out.iterdir()}, before)
         self.study("union", "--force")
+        # Nor what only looks like a result: a trace under the name that `stages` would write.
+        (self.out / "stages-trained.h5").write_text("mine")
+        stages = ["study", "stages", NEEDLE, *SMALL, *STUDIES["stages"], "-o", self.out]
+        self.refused(USAGE, "stages-trained.h5", *stages)
+        self.assertEqual((self.out / "stages-trained.h5").read_text(), "mine")
+
+    def test_what_a_study_reads_is_never_its_output(self):
+        self.out.mkdir()
+        prompts = self.out / "union.cells.jsonl"
+        prompts.write_text('{"prompt": "Q: Anna"}\n')
+        for option in ("--force", "--resume"):
+            self.refused(USAGE, "union.cells.jsonl", "study", "union", NEEDLE, "--prompts", prompts, "-o", self.out,
+                         option)
+        self.assertEqual(prompts.read_text(), '{"prompt": "Q: Anna"}\n')
+
+    def test_a_cut_capture_of_stages_is_made_again(self):
+        stages = ["study", "stages", NEEDLE, "--backbone", NEEDLE / "backbone", "--contexts", "512", "--per-cell", 6,
+                  "--k", 8, "--threads", 1, "-q", "--no-figures", "-o", self.out]
+        process = start(*stages)
+        partial = self.out / "stages-trained.h5.partial"
+        while not partial.exists() and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        err = process.communicate()[1]
+        self.assertEqual(process.returncode, 130, err)
+        self.assertIn("0 of 2 cells are safe", err)
+        self.must(*stages, "--resume")
+        self.assertTrue((self.out / "stages.csv").exists())
+        self.assertFalse(partial.exists())
 
     def test_what_makes_no_study_is_refused(self):
         needle = ["study", "needle", NEEDLE, "-o", self.out]
@@ -143,7 +173,8 @@ class Study(PromiseCase):
         for name, options in (("needle", (["--taus", 2], ["--densities", 0.2], ["--steps", 8], ["--blocks", 2],
                                           ["--repeats", 2], ["--backbone", NEEDLE], ["--batch-size", 2])),
                               ("union", (["--depths", 3], ["--exact-layers", 1], ["--policy-seed", 2])),
-                              ("time", (["--tasks", "needle"], ["--per-cell", 2], ["--prompts", "x.jsonl"])),
+                              ("time", (["--tasks", "needle"], ["--per-cell", 2], ["--prompts", "x.jsonl"], ["--depths", 2],
+                                        ["--gen-length", 8], ["--no-stop"], ["--denoising-steps", 4, "--steps", 4])),
                               ("residual", (["--k", 8], ["--pages", 8])), ("tau", (["--k", 8],))):
             for option in options:
                 self.refused(USAGE, option[0], "study", name, NEEDLE, "-o", self.out, *option)
