@@ -16,6 +16,21 @@ from capture_harness import require_binary, run, start, write_prompts
 from promise_case import FAILED, REPOSITORY, TINY_TRAINING, USAGE, PromiseCase
 
 
+def is_locked(path):
+    """Whether a process holds a lock on the file."""
+    try:
+        inode = str(path.stat().st_ino)
+    except FileNotFoundError:
+        return False
+    locks = pathlib.Path("/proc/locks").read_text().splitlines()
+    return any(line.split()[-3].rsplit(":", 1)[-1] == inode for line in locks)
+
+
+def process_state(process_id):
+    """The letter of the kernel: T is stopped."""
+    return pathlib.Path(f"/proc/{process_id}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
 class Outputs(PromiseCase):
     def test_an_input_is_never_replaced(self):
         for command, flag, inputs in self.outputs():
@@ -109,11 +124,21 @@ class Outputs(PromiseCase):
 
     def test_a_running_commands_temporary_file_is_left_alone(self):
         page = self.root / "busy.html"
-        first = start("report", self.made / "a.h5", self.made / "b.h5", "-o", page, "--quiet", "--force")
-        while first.poll() is None and not list(self.root.glob("busy.html.tmp-*")):
-            time.sleep(0.001)
-        first.send_signal(signal.SIGSTOP)
-        before = list(self.root.glob("busy.html.tmp-*"))
+        for _ in range(20):  # a command may end before it is stopped
+            first = start("report", self.made / "a.h5", self.made / "b.h5", "-o", page, "--quiet", "--force")
+            # Stopped between making the file and locking it, a process doesn't hold it yet.
+            while first.poll() is None and not any(map(is_locked, self.root.glob("busy.html.tmp-*"))):
+                time.sleep(0.001)
+            first.send_signal(signal.SIGSTOP)
+            while first.poll() is None and process_state(first.pid) != "T":
+                time.sleep(0.001)
+            before = list(self.root.glob("busy.html.tmp-*"))
+            if before:
+                break
+            first.send_signal(signal.SIGCONT)
+            first.communicate()
+            page.unlink()
+        self.assertEqual(len(before), 1)
         self.must("report", self.made / "a.h5", "-o", page, "--quiet")
         self.assertEqual(list(self.root.glob("busy.html.tmp-*")), before)
         first.send_signal(signal.SIGCONT)
