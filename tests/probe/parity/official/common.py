@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 TOO_NEAR = 1e-4    # of confidences, scores and thresholds
 TOO_NEAR_LOGIT = 3e-4
-MOST_PASSES = 150  # some official loops never end: [MASK] is the best token, and nothing changes any more
+MOST_PASSES = 90  # some official loops never end: [MASK] is the best token, and nothing changes any more
 SEEDS = 60         # prompts tried for a case before it is given up
 
 
@@ -47,11 +47,15 @@ class Recorder:
         for position, token in zip(positions, ids):
             self.tokens[position] = token
         best = logits.float().topk(2, -1).values
-        probability, top1 = logits.double().softmax(-1).max(-1)
+        probabilities = logits.double().softmax(-1)
+        probability, top1 = probabilities.max(-1)
+        entropy = -(probabilities * (probabilities + 1e-10).log()).sum(-1)
         self.passes.append(dict(
             input=list(self.tokens), positions=positions, top1=top1.tolist(),
             probability=[number(p) for p in probability],
-            gap=[number(g) for g in best[:, 0] - best[:, 1]], **more))
+            gap=[number(g) for g in best[:, 0] - best[:, 1]],
+            second=[number(p) for p in probabilities.topk(2, -1).values[:, 1]],
+            entropy=[number(e) for e in entropy], **more))
 
     def finish(self, tokens):
         """`tokens`: the whole sequence at the end. Adds what every pass changed."""
