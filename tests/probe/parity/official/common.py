@@ -8,7 +8,6 @@ differ there. The fields of the files are described in README.md.
 import json
 import os
 import pathlib
-import subprocess
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # official code compiles some functions: not needed here
 
@@ -58,12 +57,11 @@ class Recorder:
             entropy=[number(e) for e in entropy], **more))
 
     def finish(self, tokens):
-        """`tokens`: the whole sequence at the end. Adds what every pass changed."""
+        """`tokens`: the whole sequence at the end. Adds what every pass changed; new masks are no change."""
         after = [p["input"] for p in self.passes[1:]] + [list(tokens)]
         for row, later in zip(self.passes, after):
-            # Old entries only: tokens appended by a later pass are masks there or first seen as inputs.
-            row["changed"] = [[i, new] for i, (old, new) in enumerate(zip(row["input"], later))
-                              if old != new]
+            before = row["input"] + [self.mask_id] * (len(later) - len(row["input"]))
+            row["changed"] = [[i, new] for i, (old, new) in enumerate(zip(before, later)) if old != new]
         return self.passes
 
 
@@ -166,19 +164,12 @@ def read_state(folder):
     return state
 
 
-def write_logits(folder, ids, logits, mask, **metadata):
+def write_logits(folder, ids, logits, mask, block_length=None):
     """The file that `blockscope check --reference` reads."""
+    metadata = {"mask": mask} | ({"block_length": str(block_length)} if block_length else {})
+    name = "-".join(["logits", *metadata.values()]).replace("_", "-")
     save_file({"input_ids": torch.as_tensor(ids).reshape(1, -1), "logits": logits.detach().contiguous()},
-              pathlib.Path(folder) / f"logits-{mask.replace('_', '-')}.safetensors",
-              metadata={"mask": mask, **{k: str(v) for k, v in metadata.items()}})
-
-
-def commit_of(git_directory):
-    """`git_directory` or None: the commit is then unknown."""
-    if git_directory is None:
-        return "unknown"
-    return subprocess.run(["git", "--git-dir", git_directory, "rev-parse", "HEAD"], check=True,
-                          capture_output=True, text=True).stdout.strip()
+              pathlib.Path(folder) / f"{name}.safetensors", metadata=metadata)
 
 
 def write_oracle(folder, family, method, source, cases, given_up):
