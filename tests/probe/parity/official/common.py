@@ -115,6 +115,38 @@ def without_near_ties(run, first_seed):
     return None
 
 
+def unchanged_by_noise(model, run, seed, times=2, scale=1e-5):
+    """`run(seed)` -> case. None if all weights times 1 + 1e-5 z (z normal, another one each time) decide otherwise
+    anywhere: what is computed, where, and what is written. Else the case. For decisions that cannot be measured."""
+    def decisions(case):
+        return [case["tokens"], case.get("error"),
+                [[p["positions"], p.get("layers"), p["changed"]] for p in case["passes"]]]
+
+    case = run(seed)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    generator = torch.Generator().manual_seed(seed)
+    same = True
+    for _ in range(times):
+        with torch.no_grad():
+            for name, tensor in model.state_dict().items():
+                tensor.copy_(state[name] * (1 + scale * torch.randn(tensor.shape, generator=generator)))
+        same = same and decisions(run(seed)) == decisions(case)
+    model.load_state_dict(state)
+    return case if same else None
+
+
+def first_unchanged_by_noise(model, run, first_seed):
+    for seed in range(first_seed, first_seed + SEEDS):
+        try:
+            case = unchanged_by_noise(model, run, seed)
+        except Endless:
+            continue
+        if case is not None:
+            case["seed"] = seed
+            return case
+    return None
+
+
 def random_weights(model, seed, std, embedding_std, head_std, special=lambda name, weight: None):
     """Overwrites all parameters: norm weights near 1, embeddings and LM head as wide as asked."""
     generator = torch.Generator().manual_seed(seed)
