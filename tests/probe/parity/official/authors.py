@@ -23,11 +23,13 @@ SHAPES = [(7, 16, 8, 8), (20, 24, 8, 12), (33, 16, 16, 16), (12, 32, 32, 16), (5
 KLASS_MASK = 126336  # written into the function
 
 KLASS = [dict(alg="klass", conf_threshold=c, kl_threshold=k, kl_history_length=h, unmask_strategy=u)
-         for c, k, h, u in [(0.2, 0.3, 2, "all"), (0.3, 0.05, 2, "all"), (0.2, 0.5, 3, "all"), (0.2, 0.5, 2, "max_conf"),
-                            (0.2, 0.5, 2, "min_kl"), (0.9, 0.01, 2, "all"), (0.15, 0.5, 1, "all")]] + [
+         for c, k, h, u in [(0.2, 0.3, 2, "all"), (0.3, 0.05, 2, "all"), (0.2, 0.5, 3, "all"),
+                            (0.2, 0.5, 2, "max_conf"), (0.2, 0.5, 2, "min_kl"), (0.9, 0.01, 2, "all"),
+                            (0.15, 0.5, 1, "all")]] + [
     dict(alg=alg) for alg in ("default", "topk_margin", "entropy")]
 WINO = [dict(threshold=a, threshold_back=b) for a, b in [(0.25, 0.4), (0.4, 0.9), (0.15, 0.3), (0.2, 0.9), (0.6, 0.9)]]
-PC = [dict(function="generate_with_pc_sampler", lambd=a, alpha=b) for a, b in [(0.25, 10), (0, 10), (1, 1), (0.5, 2)]] + [
+PC = [dict(function="generate_with_pc_sampler", lambd=a, alpha=b)
+      for a, b in [(0.25, 10), (0, 10), (1, 1), (0.5, 2)]] + [
     dict(function="generate_with_linear_position", lambd=0.3, alpha=10),
     dict(function="generate_with_eb_sampler", gamma=0.1), dict(function="generate_with_eb_sampler", gamma=2.5),
     dict(function="generate_with_entropy"), dict(function="generate_with_margin")]

@@ -23,10 +23,10 @@ CHECKPOINTS = {"llada": ["llada-mha", "llada-mqa-qkv-bias", "llada-norm-bias-rat
                "dream": ["dream-gqa", "dream-g3-theta", "dream-mha"]}
 SHAPES = [(7, 16, 8), (20, 24, 8), (33, 16, 16), (12, 32, 32), (5, 12, 4)]  # prompt, gen_length, block_length
 PLAIN = [dict(threshold=0.3), dict(num_transfer_tokens=2), dict(factor=1.7), dict(threshold=0.7)]
-DLLM = [dict(kp=5, kr=2, rou=0.25), dict(kp=50, kr=7, rou=0.25), dict(kp=7, kr=3, rou=0.5), dict(kp=4, kr=2, rou=0.0),
-        dict(kp=100, kr=8, rou=0.3), dict(kp=3, kr=1, rou=0.25)]
-D2 = [dict(rollout_p=0.1, current_k=8, sigma=3.0, inflate_w=0), dict(rollout_p=0.1, current_k=4, sigma=10.0, inflate_w=4),
-      dict(rollout_p=0.3, current_k=6, sigma=2.0, inflate_w=2), dict(rollout_p=0.1, current_k=32, sigma=10.0, inflate_w=4)]
+DLLM = [dict(kp=p, kr=r, rou=share) for p, r, share in
+        [(5, 2, 0.25), (50, 7, 0.25), (7, 3, 0.5), (4, 2, 0.0), (100, 8, 0.3), (3, 1, 0.25)]]
+D2 = [dict(rollout_p=p, current_k=k, sigma=sigma, inflate_w=w) for p, k, sigma, w in
+      [(0.1, 8, 3.0, 0), (0.1, 4, 10.0, 4), (0.3, 6, 2.0, 2), (0.1, 32, 10.0, 4)]]
 FEW = [dict(rollout_p=0.1, current_k=2, sigma=3.0, inflate_w=0)]  # less than is chosen: rows that were not computed
 VANILLA = PLAIN + [dict(), dict(factor=1.0), dict(gamma=0.001), dict(gamma=2.5), dict(sigma=3.0),
                    dict(sigma=10.0, threshold=0.2), dict(alg="topk_margin", num_transfer_tokens=2),

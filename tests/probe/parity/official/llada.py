@@ -48,7 +48,7 @@ def config_of(name):
             "mask_token_id": mask_id, "eos_token_id": vocab - 2, "pad_token_id": vocab - 2, **more}
 
 
-def model_of(repository, name, folder):
+def model_of(name, folder):
     from model.modeling_llada import LLaDAConfig, LLaDAModelLM
     config = config_of(name)
     seed = 100 + list(CHECKPOINTS).index(name)
@@ -167,7 +167,7 @@ def main():
     import generate
     models = {}
     for name in CHECKPOINTS:
-        models[name] = model = model_of(folder, name, arguments.out)
+        models[name] = model = model_of(name, arguments.out)
         ids = common.prompt_of(7, 43, config_of(name)["vocab_size"], -1)
         with torch.no_grad():
             common.write_logits(arguments.out / name, ids, model(torch.tensor([ids])).logits[0], "full")
