@@ -62,6 +62,34 @@ ArchitectureFamily qwen3_moe_family() {
   return family;
 }
 
+ArchitectureFamily llada_family() {
+  ArchitectureFamily family;
+  family.model_type = "llada";
+  family.architectures = {"LLaDAModelLM"};
+  family.bidirectional = true;
+  family.mask_keys = {"mask_token_id"};
+  family.block_length_keys = {"block_length"};
+  family.mask_token = "<|mdm_mask|>";
+  family.default_mask_token_id = 126336;
+  family.default_block_length = 32;
+  return family;
+}
+
+ArchitectureFamily dream_family() {
+  ArchitectureFamily family;
+  family.model_type = "Dream";
+  family.architectures = {"DreamModel"};
+  family.bidirectional = true;
+  family.logit_shift = 1;
+  family.qkv_bias = true;
+  family.mask_keys = {"mask_token_id"};
+  family.block_length_keys = {"block_length"};
+  family.mask_token = "<|mask|>";
+  family.default_mask_token_id = 151666;
+  family.default_block_length = 32;
+  return family;
+}
+
 ArchitectureFamily refused(std::string_view model_type, std::vector<std::string_view> architectures,
                            std::string_view why) {
   ArchitectureFamily family;
@@ -121,13 +149,12 @@ const std::vector<ArchitectureFamily>& architecture_table() {
       qwen2_family(),
       qwen3_family(),
       qwen3_moe_family(),
+      llada_family(),
+      dream_family(),
       refused("llada2_moe", {"LLaDA2MoeModelLM"},
               "its routed experts, fused qkv and partial RoPE are not run"),
       refused("Fast_dLLM_Qwen", {"Fast_dLLM_QwenForCausalLM"},
               "its token shift and sub-blocks are not run"),
-      refused("llada", {"LLaDAModelLM"}, "it attends to the whole sequence in both directions"),
-      refused("Dream", {"DreamModel"},
-              "it attends to the whole sequence in both directions and shifts tokens"),
       refused("dflash", {"DFlashDraftModel"},
               "a DFlash draft needs the hidden states of its target model"),
   };

@@ -17,6 +17,8 @@ struct ArchitectureFamily {
   std::vector<std::string_view> architectures;  // accepted class names; the first is the default
   std::string_view refusal;                     // why it is not run; empty: supported
   bool autoregressive = false;                  // causal unless the command line gives mask and B
+  bool bidirectional = false;    // sees the whole sequence; blocks count from the prompt's end
+  std::int64_t logit_shift = 0;  // 1: the logits of position p predict position p + 1
   bool qk_norm = false;
   bool qkv_bias = false;                            // always on q, k and v, never on o
   bool experts = false;                             // the config has the keys of moe_config.h

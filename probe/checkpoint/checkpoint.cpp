@@ -11,6 +11,7 @@
 
 #include "decode_record/error.h"
 #include "probe/checkpoint/json_object.h"
+#include "probe/checkpoint/weight_names.h"
 
 namespace blockscope {
 
@@ -91,7 +92,7 @@ bool is_harmless_extra(const std::string& name, const ModelConfig& config) {
   const std::string suffix = "rotary_emb.inv_freq";
   const bool rotary = name.size() >= suffix.size() &&
                       name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0;
-  return rotary || (config.tie_word_embeddings && name == "lm_head.weight");
+  return rotary || (config.tie_word_embeddings && name == weight_names(config.model_type).lm_head);
 }
 
 bool is_float(TensorDtype dtype) {
@@ -109,49 +110,52 @@ void append_list(std::string& text, const std::string& title,
 }  // namespace
 
 std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config) {
+  const WeightNames& names = weight_names(config.model_type);
   const std::int64_t hidden = config.hidden_size;
   const std::int64_t query = config.num_heads * config.head_dim;
   const std::int64_t key = config.num_kv_heads * config.head_dim;
   std::vector<ExpectedTensor> result;
-  result.push_back({"model.embed_tokens.weight", {config.vocab_size, hidden}});
+  result.push_back({std::string(names.embed), {config.vocab_size, hidden}});
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
-    const std::string prefix = fmt::format("model.layers.{}.", layer);
-    const auto add = [&](const char* name, std::vector<std::int64_t> shape) {
-      result.push_back({prefix + name, std::move(shape)});
+    const std::string prefix = names.layer_prefix(layer);
+    const auto add = [&](std::string_view name, const char* part, std::vector<std::int64_t> shape) {
+      result.push_back({fmt::format("{}{}.{}", prefix, name, part), std::move(shape)});
     };
-    add("input_layernorm.weight", {hidden});
-    add("post_attention_layernorm.weight", {hidden});
-    add("self_attn.q_proj.weight", {query, hidden});
-    add("self_attn.k_proj.weight", {key, hidden});
-    add("self_attn.v_proj.weight", {key, hidden});
-    add("self_attn.o_proj.weight", {hidden, query});
+    add(names.input_norm, "weight", {hidden});
+    add(names.post_norm, "weight", {hidden});
+    add(names.q, "weight", {query, hidden});
+    add(names.k, "weight", {key, hidden});
+    add(names.v, "weight", {key, hidden});
+    add(names.o, "weight", {hidden, query});
     if (config.attention_bias) {
-      add("self_attn.q_proj.bias", {query});
-      add("self_attn.k_proj.bias", {key});
-      add("self_attn.v_proj.bias", {key});
+      add(names.q, "bias", {query});
+      add(names.k, "bias", {key});
+      add(names.v, "bias", {key});
     }
-    if (config.attention_output_bias) add("self_attn.o_proj.bias", {hidden});
+    if (config.attention_output_bias) add(names.o, "bias", {hidden});
     if (config.qk_norm) {
-      add("self_attn.q_norm.weight", {config.head_dim});
-      add("self_attn.k_norm.weight", {config.head_dim});
+      add(names.q_norm, "weight", {config.head_dim});
+      add(names.k_norm, "weight", {config.head_dim});
     }
     const auto add_mlp = [&](const std::string& name, std::int64_t width) {
-      result.push_back({prefix + name + "gate_proj.weight", {width, hidden}});
-      result.push_back({prefix + name + "up_proj.weight", {width, hidden}});
-      result.push_back({prefix + name + "down_proj.weight", {hidden, width}});
+      add(fmt::format("{}{}", name, names.gate), "weight", {width, hidden});
+      add(fmt::format("{}{}", name, names.up), "weight", {width, hidden});
+      add(fmt::format("{}{}", name, names.down), "weight", {hidden, width});
     };
+    const std::string mlp(names.mlp);
     if (!config.moe || !config.moe->sparse[static_cast<std::size_t>(layer)]) {
-      add_mlp("mlp.", config.intermediate_size);
+      add_mlp(mlp, config.intermediate_size);
       continue;
     }
-    add("mlp.gate.weight", {config.moe->num_experts, hidden});
+    add(mlp + "gate", "weight", {config.moe->num_experts, hidden});
     for (std::int64_t expert = 0; expert < config.moe->num_experts; ++expert) {
-      add_mlp(fmt::format("mlp.experts.{}.", expert), config.moe->intermediate_size);
+      add_mlp(fmt::format("{}experts.{}.", mlp, expert), config.moe->intermediate_size);
     }
   }
-  result.push_back({"model.norm.weight", {hidden}});
-  if (!config.tie_word_embeddings)
-    result.push_back({"lm_head.weight", {config.vocab_size, hidden}});
+  result.push_back({std::string(names.norm), {hidden}});
+  if (!config.tie_word_embeddings) {
+    result.push_back({std::string(names.lm_head), {config.vocab_size, hidden}});
+  }
   return result;
 }
 

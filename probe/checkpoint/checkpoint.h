@@ -19,7 +19,7 @@ struct ExpectedTensor {
   std::vector<std::int64_t> shape;
 };
 
-/// The weight-name table of the Qwen and SDAR families: projections are [out, in], row-major.
+/// Names as in weight_names.h; projections are [out, in], row-major. Of the Qwen and SDAR families:
 ///   model.embed_tokens.weight [V, hidden]; model.norm.weight [hidden]; lm_head.weight (unless
 ///   tied) model.layers.N.{input,post_attention}_layernorm.weight [hidden]
 ///   model.layers.N.self_attn.{q,k,v,o}_proj.weight (+ .bias with attention_bias, of o with

@@ -12,6 +12,7 @@
 #include "probe/checkpoint/architecture_table.h"
 #include "probe/checkpoint/block_diffusion_config.h"
 #include "probe/checkpoint/json_object.h"
+#include "probe/checkpoint/llada_config.h"
 #include "probe/checkpoint/rope_config.h"
 
 namespace blockscope {
@@ -171,7 +172,10 @@ void record_resolved(const JsonObject& file, const std::string& rope_source,
   const auto add = [&](const std::string& key, const json& value, const std::string& source) {
     config.resolved.push_back({key, value.dump(), source});
   };
-  const auto from = [&](const std::string& key) { return key_source(file, key); };
+  const bool llada = config.model_type == "llada";
+  const auto from = [&](const std::string& key) {
+    return key_source(file, llada ? llada_key(key) : key);
+  };
   add("model_type", config.model_type, from("model_type"));
   add("architecture", config.architecture, from("architectures"));
   add("num_layers", config.num_layers, from("num_hidden_layers"));
@@ -179,8 +183,8 @@ void record_resolved(const JsonObject& file, const std::string& rope_source,
   add("intermediate_size", config.intermediate_size, from("intermediate_size"));
   add("num_heads", config.num_heads, from("num_attention_heads"));
   add("num_kv_heads", config.num_kv_heads,
-      file.has("num_key_value_heads") ? "config.json:num_key_value_heads"
-                                      : "config.json:num_attention_heads (null key)");
+      !llada && !file.has("num_key_value_heads") ? "config.json:num_attention_heads (null key)"
+                                                 : from("num_key_value_heads"));
   add("head_dim", config.head_dim, from("head_dim"));
   add("vocab_size", config.vocab_size, from("vocab_size"));
   add("max_position_embeddings", config.max_position_embeddings, from("max_position_embeddings"));
@@ -224,6 +228,10 @@ void record_resolved(const JsonObject& file, const std::string& rope_source,
     }
     add("expert_layers", layers, "decoder_sparse_step and mlp_only_layers");
   }
+  if (config.attention_bidirectional) {
+    add("attention_bidirectional", true, "architecture table");
+    add("logit_shift", config.logit_shift, "architecture table");
+  }
   add("attention_causal", config.attention_causal, "architecture table and overrides");
   add("dtype", config.dtype, dtype_source);
   add("stop_token_ids", config.stop_token_ids, stop_source);
@@ -251,13 +259,23 @@ ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& o
   config.model_type = family.model_type;
   config.architecture = family.architectures.front();
   config.qk_norm = family.qk_norm;
-  parse_shape(file, family, config);
+  const bool llada = config.model_type == "llada";
+  if (llada) {
+    parse_llada_shape(file, kMaxWidth, config);
+  } else {
+    parse_shape(file, family, config);
+  }
   refuse_unsupported(file, family);
   if (family.experts) config.moe = parse_moe_config(file, config.num_layers, kMaxWidth);
-  config.tie_word_embeddings = file.optional_boolean("tie_word_embeddings").value_or(false);
-  const bool bias_key = file.optional_boolean("attention_bias").value_or(false);
-  config.attention_bias = family.qkv_bias || bias_key;
-  config.attention_output_bias = !family.qkv_bias && bias_key;
+  if (!llada) {
+    config.tie_word_embeddings = file.optional_boolean("tie_word_embeddings").value_or(false);
+    const bool bias_key = file.optional_boolean("attention_bias").value_or(false);
+    config.attention_bias = family.qkv_bias || bias_key;
+    config.attention_output_bias = !family.qkv_bias && bias_key;
+  }
+  config.attention_bidirectional = family.bidirectional;
+  config.logit_shift = family.logit_shift;
+  config.rope_in_float32 = llada;
   std::string rope_source;
   config.rope = parse_rope_config(file, config, rope_source);
   std::string dtype_source;

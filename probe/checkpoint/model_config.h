@@ -64,7 +64,7 @@ struct ResolvedEntry {
 };
 
 struct ModelConfig {
-  std::string model_type;    // "sdar", "sdar_moe", "qwen2", "qwen3" or "qwen3_moe"
+  std::string model_type;    // of a row of architecture_table.h
   std::string architecture;  // class name in `architectures`, or the family's default
   std::int64_t num_layers = 0;
   std::int64_t hidden_size = 0;
@@ -77,11 +77,14 @@ struct ModelConfig {
   double rms_norm_eps = 0.0;
   RopeConfig rope;
   bool tie_word_embeddings = false;
-  bool qk_norm = false;                // RMSNorm over head_dim of q and k, before RoPE
-  bool attention_bias = false;         // bias on the q, k and v projections
-  bool attention_output_bias = false;  // bias on the o projection (Qwen3: with the others)
-  bool attention_causal = false;       // plain autoregressive; false: block-causal masks
-  std::optional<MoeConfig> moe;        // layers with experts; unset: none has
+  bool rope_in_float32 = false;          // q and k are rotated before they are rounded (LLaDA)
+  bool qk_norm = false;                  // RMSNorm over head_dim of q and k, before RoPE
+  bool attention_bias = false;           // bias on the q, k and v projections
+  bool attention_output_bias = false;    // bias on the o projection (Qwen3: with the others)
+  bool attention_causal = false;         // plain autoregressive; false: block-causal masks, or
+  bool attention_bidirectional = false;  // every position sees all others, future masks too
+  std::int64_t logit_shift = 0;          // 1: the logits of position p predict position p + 1
+  std::optional<MoeConfig> moe;          // layers with experts; unset: none has
   std::string dtype;  // "float32" | "float16" | "bfloat16", of the config; may be ""
   std::vector<std::int64_t> stop_token_ids;  // generation_config.json first, else config.json
   std::optional<std::int64_t> bos_token_id;

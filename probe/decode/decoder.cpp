@@ -3,15 +3,12 @@
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
-#include "decode_record/error.h"
 #include "probe/decode/decode_seams.h"
 #include "probe/decode/kv_cache.h"
+#include "probe/decode/step_decision.h"
 #include "probe/model/stopwatch.h"
 #include "probe/policies/exact_policy.h"
 
@@ -236,45 +233,14 @@ class BatchDecoder {
         predict_tokens(logits, options_.sampling, streams, with_entropy);
     for (size_t i = 0; i < denoising.size(); ++i) {
       const size_t slot = static_cast<size_t>(denoising[i]);
-      check_finite(context.sequences[slot], predictions[i]);
-      StepDecision& decision = decisions[slot];
-      decision.prediction = std::move(predictions[i]);
+      const SequencePass& pass = context.sequences[slot];
       const SequenceState& state = active_[slot];
-      if (options_.autoregressive()) {
-        decision.transferred = {0};
-      } else if (state.request->replayed) {
-        replay_decision(state, decision);
-      } else {
-        const SequencePass& pass = context.sequences[slot];
-        decision.transferred =
-            select_transfers(options_.unmasking, pass.step - 1, decision.prediction, pass.masked);
-        // A selected position whose token is [MASK] stays masked: nothing was transferred.
-        std::erase_if(decision.transferred, [&](int64_t p) {
-          return decision.prediction.token[static_cast<size_t>(p)] == options_.mask_token_id;
-        });
-      }
-    }
-  }
-
-  /// A softmax over NaN or +inf decides tokens all the same, and all of them mean nothing.
-  static void check_finite(const SequencePass& pass, const BlockPrediction& prediction) {
-    for (size_t p = 0; p < prediction.top1_confidence.size(); ++p) {
-      if (std::isfinite(prediction.top1_confidence[p])) continue;
-      throw CheckpointError(fmt::format(
-          "sequence {}, block {}, step {}, position {} of the block: expected finite logits, got "
-          "NaN or infinity. HINT: the weights hold such values (a conversion that went wrong), or "
-          "the model overflows its type: try --dtype float32",
-          pass.sequence, pass.block, pass.step, p));
-    }
-  }
-
-  void replay_decision(const SequenceState& state, StepDecision& decision) const {
-    const ReplayStep& step = state.request->replay[state.replay_cursor];
-    for (size_t i = 0; i < step.positions.size(); ++i) {
-      const int64_t position = step.positions[i] - state.block * block_length_;
-      decision.transferred.push_back(position);
-      decision.prediction.token[static_cast<size_t>(position)] = step.tokens[i];
-      decision.prediction.confidence[static_cast<size_t>(position)] = step.confidence[i];
+      check_finite(pass, predictions[i]);
+      decisions[slot] =
+          !options_.autoregressive() && state.request->replayed
+              ? replayed_tokens(state.request->replay[state.replay_cursor],
+                                state.block * block_length_, std::move(predictions[i]))
+              : choose_tokens(options_, pass, std::move(predictions[i]));
     }
   }
 

@@ -2,67 +2,34 @@
 
 #include <ATen/ATen.h>
 
-#include <cmath>
+#include <string_view>
 #include <utility>
 
 #include "decode_record/error.h"
 #include "probe/checkpoint/rope.h"
+#include "probe/checkpoint/weight_names.h"
 #include "probe/model/feed_forward.h"
 
 namespace blockscope {
-namespace {
-
-/// Root mean square norm over the last dimension, in float32 inside (SDAR multiplies by the weight
-/// before casting back, Qwen3 after; equal in float32).
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps,
-                    bool weight_before_cast) {
-  if (x.scalar_type() == at::kFloat) return at::rms_norm(x, weight.sizes(), weight, eps);
-  const at::Tensor x32 = x.to(at::kFloat);
-  const at::Tensor normed = x32 * at::rsqrt(x32.square().mean(-1, true) + eps);
-  if (weight_before_cast) return (normed * weight.to(at::kFloat)).to(x.scalar_type());
-  return normed.to(x.scalar_type()) * weight;
-}
-
-/// Rotate-half RoPE over all channels: x [S, heads, T, D], cos and sin [S, 1, T, D] in x's dtype.
-at::Tensor apply_rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
-  const int64_t half = x.size(-1) / 2;
-  const at::Tensor rotated = at::cat({-x.narrow(-1, half, half), x.narrow(-1, 0, half)}, -1);
-  return x * cos + rotated * sin;
-}
-
-}  // namespace
 
 BlockDiffusionModel::BlockDiffusionModel(ModelConfig config, WeightMap weights)
     : config_(std::move(config)), weights_(std::move(weights)) {
-  norm_weight_before_cast_ = config_.model_type.starts_with("sdar");
-  embed_ = weight("model.embed_tokens.weight");
-  norm_ = weight("model.norm.weight");
-  lm_head_ = config_.tie_word_embeddings ? embed_ : weight("lm_head.weight");
+  const WeightNames& names = weight_names(config_.model_type);
+  const auto named = [](std::string_view name) { return std::string(name); };
+  embed_ = weight(named(names.embed));
+  norm_ = norm_of(named(names.norm));
+  lm_head_ = config_.tie_word_embeddings ? embed_ : weight(named(names.lm_head));
   for (int64_t index = 0; index < config_.num_layers; ++index) {
-    const std::string prefix = "model.layers." + std::to_string(index) + ".";
-    const std::string attn = prefix + "self_attn.";
+    const std::string prefix = names.layer_prefix(index);
     const auto swiglu = [&](const std::string& name) {
-      return SwiGlu{weight(name + "gate_proj.weight"), weight(name + "up_proj.weight"),
-                    weight(name + "down_proj.weight")};
+      const auto part = [&](std::string_view which) { return name + named(which) + ".weight"; };
+      return SwiGlu{weight(part(names.gate)), weight(part(names.up)), weight(part(names.down))};
     };
     Layer layer;
-    layer.input_norm = weight(prefix + "input_layernorm.weight");
-    layer.post_attention_norm = weight(prefix + "post_attention_layernorm.weight");
-    layer.q_proj = weight(attn + "q_proj.weight");
-    layer.k_proj = weight(attn + "k_proj.weight");
-    layer.v_proj = weight(attn + "v_proj.weight");
-    layer.o_proj = weight(attn + "o_proj.weight");
-    if (config_.attention_bias) {
-      layer.q_bias = weight(attn + "q_proj.bias");
-      layer.k_bias = weight(attn + "k_proj.bias");
-      layer.v_bias = weight(attn + "v_proj.bias");
-    }
-    if (config_.attention_output_bias) layer.o_bias = weight(attn + "o_proj.bias");
-    if (config_.qk_norm) {
-      layer.q_norm = weight(attn + "q_norm.weight");
-      layer.k_norm = weight(attn + "k_norm.weight");
-    }
-    const std::string mlp = prefix + "mlp.";
+    layer.input_norm = norm_of(prefix + named(names.input_norm) + ".weight");
+    layer.post_norm = norm_of(prefix + named(names.post_norm) + ".weight");
+    layer.attention = attention_of(prefix);
+    const std::string mlp = prefix + named(names.mlp);
     if (config_.moe && config_.moe->sparse[static_cast<size_t>(index)]) {
       ExpertMixture mixture;
       mixture.router = weight(mlp + "gate.weight");
@@ -78,6 +45,37 @@ BlockDiffusionModel::BlockDiffusionModel(ModelConfig config, WeightMap weights)
     layers_.push_back(std::move(layer));
   }
   scale_rope(config_.max_position_embeddings);
+}
+
+RmsNorm BlockDiffusionModel::norm_of(const std::string& name) const {
+  return {weight(name), config_.rms_norm_eps, config_.model_type.starts_with("sdar")};
+}
+
+AttentionLayer BlockDiffusionModel::attention_of(const std::string& prefix) const {
+  const WeightNames& names = weight_names(config_.model_type);
+  const auto part = [&](std::string_view name, const char* suffix) {
+    return prefix + std::string(name) + suffix;
+  };
+  AttentionLayer layer;
+  layer.num_heads = config_.num_heads;
+  layer.num_kv_heads = config_.num_kv_heads;
+  layer.head_dim = config_.head_dim;
+  layer.q_proj = weight(part(names.q, ".weight"));
+  layer.k_proj = weight(part(names.k, ".weight"));
+  layer.v_proj = weight(part(names.v, ".weight"));
+  layer.o_proj = weight(part(names.o, ".weight"));
+  if (config_.attention_bias) {
+    layer.q_bias = weight(part(names.q, ".bias"));
+    layer.k_bias = weight(part(names.k, ".bias"));
+    layer.v_bias = weight(part(names.v, ".bias"));
+  }
+  if (config_.attention_output_bias) layer.o_bias = weight(part(names.o, ".bias"));
+  if (config_.qk_norm) {
+    layer.q_norm = norm_of(part(names.q_norm, ".weight"));
+    layer.k_norm = norm_of(part(names.k_norm, ".weight"));
+  }
+  layer.rotate_in_float32 = config_.rope_in_float32;
+  return layer;
 }
 
 BlockDiffusionModel BlockDiffusionModel::for_longest_sequence(int64_t length) const {
@@ -103,56 +101,28 @@ at::Tensor BlockDiffusionModel::weight(const std::string& name) const {
 
 at::ScalarType BlockDiffusionModel::dtype() const { return embed_.scalar_type(); }
 
-at::Tensor BlockDiffusionModel::attend(int64_t index, const at::Tensor& x, const at::Tensor& cos,
-                                       const at::Tensor& sin, ForwardSeams& seams) const {
-  const Layer& layer = layers_[static_cast<size_t>(index)];
-  const int64_t sequences = x.size(0);
-  const int64_t length = x.size(1);
-  const auto heads_of = [&](const at::Tensor& flat, int64_t heads) {
-    return flat.view({sequences, length, heads, config_.head_dim}).transpose(1, 2);
-  };
-  const bool before_cast = norm_weight_before_cast_;
-  at::Tensor q = heads_of(at::linear(x, layer.q_proj, layer.q_bias), config_.num_heads);
-  at::Tensor k = heads_of(at::linear(x, layer.k_proj, layer.k_bias), config_.num_kv_heads);
-  const at::Tensor v = heads_of(at::linear(x, layer.v_proj, layer.v_bias), config_.num_kv_heads);
-  if (layer.q_norm.defined()) {
-    q = rms_norm(q, layer.q_norm, config_.rms_norm_eps, before_cast);
-    k = rms_norm(k, layer.k_norm, config_.rms_norm_eps, before_cast);
-  }
-  q = apply_rope(q, cos, sin);
-  k = apply_rope(k, cos, sin);
-  const double scale = 1.0 / std::sqrt(static_cast<double>(config_.head_dim));
-  const at::Tensor z = seams.attention({index, q, k, v, scale});
-  const at::Tensor flat =
-      z.transpose(1, 2).reshape({sequences, length, config_.num_heads * config_.head_dim});
-  return at::linear(flat, layer.o_proj, layer.o_bias);
+RotaryRows BlockDiffusionModel::rotary_rows(const at::Tensor& positions,
+                                            at::ScalarType dtype) const {
+  // Angles in float32 as the official code has them; the cast to the compute dtype comes last.
+  const at::Tensor angles = positions.to(at::kFloat).unsqueeze(-1) * inverse_frequencies_;
+  const at::Tensor full = at::cat({angles, angles}, -1).unsqueeze(1);  // [S, 1, T, D]
+  const at::ScalarType type = config_.rope_in_float32 ? at::kFloat : dtype;
+  return {(full.cos() * rope_attention_factor_).to(type),
+          (full.sin() * rope_attention_factor_).to(type)};
 }
 
 at::Tensor BlockDiffusionModel::forward(const at::Tensor& tokens, const at::Tensor& positions,
                                         ForwardSeams& seams) const {
   at::Tensor hidden = at::embedding(embed_, tokens);
-  at::Tensor rows = positions;
-  seams.begin_forward(hidden, rows);
-  // Angles in float32 as the official code has them; the cast to the compute dtype comes last.
-  const at::Tensor angles = rows.to(at::kFloat).unsqueeze(-1) * inverse_frequencies_;
-  const at::Tensor full = at::cat({angles, angles}, -1).unsqueeze(1);  // [S, 1, T, D]
-  const at::Tensor cos = (full.cos() * rope_attention_factor_).to(hidden.scalar_type());
-  const at::Tensor sin = (full.sin() * rope_attention_factor_).to(hidden.scalar_type());
-  const bool before_cast = norm_weight_before_cast_;
+  const RotaryRows rotary = rotary_rows(positions, hidden.scalar_type());
   for (int64_t index = 0; index < config_.num_layers; ++index) {
     const Layer& layer = layers_[static_cast<size_t>(index)];
     seams.before_layer(index, hidden);
-    hidden = hidden + attend(index,
-                             rms_norm(hidden, layer.input_norm, config_.rms_norm_eps, before_cast),
-                             cos, sin, seams);
-    hidden = hidden + seams.ffn(index,
-                                rms_norm(hidden, layer.post_attention_norm, config_.rms_norm_eps,
-                                         before_cast),
-                                layer.feed_forward);
+    hidden =
+        hidden + seams.attention_block(index, layer.attention, layer.input_norm(hidden), rotary);
+    hidden = hidden + seams.ffn(index, layer.post_norm(hidden), layer.feed_forward);
   }
-  hidden = rms_norm(hidden, norm_, config_.rms_norm_eps, before_cast);
-  seams.end_forward(hidden);
-  return hidden;
+  return norm_(hidden);
 }
 
 at::Tensor BlockDiffusionModel::logits(const at::Tensor& hidden) const {

@@ -1,7 +1,7 @@
-// The decoder of the Qwen families (Qwen2, Qwen3, SDAR, TraDo and their mixtures of experts),
-// driven by ModelConfig: RMSNorm, QK-norm per head before RoPE, GQA, explicit head_dim, rotate-half
-// RoPE, SwiGLU or experts, tied or own LM head. What the queries may attend to is not its business:
-// that is ForwardSeams::attention.
+// The decoder of all families (Qwen2, Qwen3, SDAR, TraDo and their mixtures of experts, LLaDA,
+// Dream), driven by ModelConfig: RMSNorm, QK-norm per head before RoPE, GQA, explicit head_dim,
+// rotate-half RoPE, SwiGLU or experts, tied or own LM head. What the queries may attend to is not
+// its business: that is ForwardSeams::attention.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,11 +13,13 @@
 
 #include "probe/checkpoint/checkpoint.h"
 #include "probe/checkpoint/model_config.h"
+#include "probe/model/attention_layer.h"
 #include "probe/model/forward_seams.h"
 
 namespace blockscope {
 
-/// Weights by their Hugging Face name (`model.layers.0.self_attn.q_proj.weight`, ...).
+/// Weights by their Hugging Face name (`model.layers.0.self_attn.q_proj.weight`, ...), which differ
+/// from family to family (weight_names.h).
 using WeightMap = std::map<std::string, at::Tensor>;
 
 class BlockDiffusionModel {
@@ -50,26 +52,24 @@ class BlockDiffusionModel {
   void scale_rope(int64_t longest_sequence);
 
   struct Layer {
-    at::Tensor input_norm, post_attention_norm;  // [hidden_size]
-    at::Tensor q_proj, k_proj, v_proj, o_proj;   // [out, in]
-    at::Tensor q_bias, k_bias, v_bias, o_bias;   // [out], undefined without bias
-    at::Tensor q_norm, k_norm;                   // [head_dim], undefined without
+    RmsNorm input_norm, post_norm;  // over hidden_size
+    AttentionLayer attention;
     std::function<at::Tensor(const at::Tensor&)> feed_forward;
   };
 
   at::Tensor weight(const std::string& name) const;
-  at::Tensor attend(int64_t index, const at::Tensor& x, const at::Tensor& cos,
-                    const at::Tensor& sin, ForwardSeams& seams) const;
+  RmsNorm norm_of(const std::string& name) const;
+  AttentionLayer attention_of(const std::string& prefix) const;
+  RotaryRows rotary_rows(const at::Tensor& positions, at::ScalarType dtype) const;
 
   ModelConfig config_;
   WeightMap weights_;
   std::vector<Layer> layers_;
   at::Tensor embed_;                    // [vocab_size, hidden_size]
-  at::Tensor norm_;                     // [hidden_size]
+  RmsNorm norm_;                        // over hidden_size
   at::Tensor lm_head_;                  // [vocab_size, hidden_size], the embedding when tied
   at::Tensor inverse_frequencies_;      // [head_dim / 2] float32
   double rope_attention_factor_ = 1.0;  // multiplies cos and sin (yarn)
-  bool norm_weight_before_cast_ = false;
 };
 
 }  // namespace blockscope

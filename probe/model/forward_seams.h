@@ -1,12 +1,14 @@
-// The three seams of a forward pass (d2Cache's hooks: model forward, attention, FFN). The model
-// knows only this interface; attention policies, KV caches, the trainer's masked attention and
-// later token-selecting caches (dLLM-Cache, d2Cache) live behind it.
+// The seams of a forward pass (d2Cache's hooks: attention and FFN of a layer). The model knows only
+// this interface; attention policies, KV caches, token-selecting caches (dLLM-Cache, d2Cache) and
+// the trainer's masked attention live behind it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
+
+#include "probe/model/attention_layer.h"
 
 namespace blockscope {
 
@@ -24,9 +26,15 @@ class ForwardSeams {
  public:
   virtual ~ForwardSeams() = default;
 
-  /// Before the first layer. May narrow `hidden` [S, T, hidden_size] and `positions` [S, T] to the
-  /// positions that are recomputed (a token-selecting cache); the default recomputes all.
-  virtual void begin_forward(at::Tensor& /*hidden*/, at::Tensor& /*positions*/) {}
+  /// The attention part of a layer without its residual: x [S, T, hidden_size], normed -> same
+  /// shape. A cache may compute fewer rows and take the others from earlier passes.
+  virtual at::Tensor attention_block(int64_t layer, const AttentionLayer& weights,
+                                     const at::Tensor& x, const RotaryRows& rotary) {
+    const at::Tensor q = weights.query(x, rotary);
+    const at::Tensor k = weights.key(x, rotary);
+    const at::Tensor v = weights.value(x);
+    return weights.output(attention({layer, q, k, v, weights.scale()}));
+  }
 
   /// -> z [S, H, T, D] in the dtype of q: the attention output before the output projection.
   virtual at::Tensor attention(const AttentionInput& input) = 0;
@@ -40,9 +48,6 @@ class ForwardSeams {
   /// The residual stream [S, T, hidden_size] that enters a layer (TransformerLens
   /// `hook_resid_pre`).
   virtual void before_layer(int64_t /*layer*/, const at::Tensor& /*hidden*/) {}
-
-  /// After the final norm: may restore `hidden` to all positions.
-  virtual void end_forward(at::Tensor& /*hidden*/) {}
 };
 
 }  // namespace blockscope

@@ -131,6 +131,10 @@ void check_decoding_fits(const CLI::App& app, const DecodeOptions& options) {
 
 DecodeOptions decode_options(const DecodingFlags& flags, const ModelConfig& config) {
   DecodeOptions options;
+  if (config.attention_bidirectional) {
+    throw UsageError(fmt::format(
+        "model_type \"{}\": decoding of bidirectional models is not run yet", config.model_type));
+  }
   const bool blocks = !config.attention_causal || config.mask_token_id.has_value();
   options.mask_token_id = blocks ? require_mask_token_id(config) : -1;
   UnmaskingOptions& unmasking = options.unmasking;

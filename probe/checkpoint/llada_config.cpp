@@ -1,0 +1,92 @@
+#include "probe/checkpoint/llada_config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+namespace blockscope {
+namespace {
+
+constexpr std::int64_t kMaxLayers = 4096;
+constexpr std::int64_t kMaxHeads = 4096;
+constexpr std::int64_t kMaxVocab = std::int64_t{1} << 26;
+constexpr std::int64_t kMaxPositions = std::int64_t{1} << 30;
+
+/// A switch of the official model that has to stand as the runtime computes.
+void require_switch(const JsonObject& file, const char* key, bool expected) {
+  const auto value = file.optional_boolean(key);
+  if (value && *value != expected) file.fail(key, expected ? "true" : "false");
+}
+
+void require_text(const JsonObject& file, const char* key, const char* expected) {
+  const auto value = file.optional_string(key);
+  if (value && *value != expected) file.fail(key, fmt::format("\"{}\"", expected));
+}
+
+void refuse_other_models(const JsonObject& file) {
+  require_text(file, "block_type", "llama");
+  require_text(file, "layer_norm_type", "rms");
+  require_text(file, "activation_type", "silu");
+  require_switch(file, "alibi", false);
+  require_switch(file, "rope", true);
+  require_switch(file, "rope_full_precision", true);
+  require_switch(file, "attention_layer_norm", false);
+  require_switch(file, "input_emb_norm", false);
+  require_switch(file, "scale_logits", false);
+  require_switch(file, "include_bias", false);
+  require_switch(file, "bias_for_layer_norm", false);
+  require_switch(file, "layer_norm_with_affine", true);
+}
+
+std::int64_t key_value_heads(const JsonObject& file, std::int64_t num_heads) {
+  if (const auto given = file.optional_integer("n_kv_heads", 1, kMaxHeads)) return *given;
+  return file.optional_boolean("multi_query_attention").value_or(false) ? 1 : num_heads;
+}
+
+std::int64_t mlp_width(const JsonObject& file, std::int64_t hidden, std::int64_t max_width) {
+  if (const auto given = file.optional_integer("mlp_hidden_size", 1, max_width)) return *given;
+  return file.integer("mlp_ratio", 1, 64) * hidden;
+}
+
+}  // namespace
+
+std::string llada_key(const std::string& key) {
+  static const std::map<std::string, std::string> keys = {
+      {"num_hidden_layers", "n_layers"},
+      {"hidden_size", "d_model"},
+      {"intermediate_size", "mlp_hidden_size"},
+      {"num_attention_heads", "n_heads"},
+      {"num_key_value_heads", "n_kv_heads"},
+      {"head_dim", "d_model"},
+      {"max_position_embeddings", "max_sequence_length"},
+      {"tie_word_embeddings", "weight_tying"},
+      {"attention_bias", "include_qkv_bias"},
+  };
+  const auto found = keys.find(key);
+  return found == keys.end() ? key : found->second;
+}
+
+void parse_llada_shape(const JsonObject& file, std::int64_t max_width, ModelConfig& config) {
+  refuse_other_models(file);
+  config.num_layers = file.integer("n_layers", 1, kMaxLayers);
+  config.hidden_size = file.integer("d_model", 1, max_width);
+  config.intermediate_size = mlp_width(file, config.hidden_size, max_width);
+  config.num_heads = file.integer("n_heads", 1, kMaxHeads);
+  config.num_kv_heads = key_value_heads(file, config.num_heads);
+  if (config.num_heads % config.num_kv_heads != 0) {
+    file.fail("n_kv_heads", fmt::format("a divisor of n_heads ({})", config.num_heads));
+  }
+  if (config.hidden_size % (2 * config.num_heads) != 0) {
+    file.fail("d_model", fmt::format("an even multiple of the {} heads", config.num_heads));
+  }
+  config.head_dim = config.hidden_size / config.num_heads;
+  const std::int64_t vocab = file.integer("vocab_size", 1, kMaxVocab);
+  config.vocab_size = file.optional_integer("embedding_size", vocab, kMaxVocab).value_or(vocab);
+  config.max_position_embeddings = file.integer("max_sequence_length", 1, kMaxPositions);
+  config.rms_norm_eps = file.number("rms_norm_eps", 0.0, 1.0);
+  config.tie_word_embeddings = file.optional_boolean("weight_tying").value_or(true);
+  config.attention_bias = file.optional_boolean("include_qkv_bias").value_or(false);
+}
+
+}  // namespace blockscope

@@ -1,0 +1,64 @@
+#include "probe/model/attention_layer.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+namespace blockscope {
+namespace {
+
+/// [S, T, heads * D] -> [S, heads, T, D].
+at::Tensor heads_of(const at::Tensor& flat, int64_t heads, int64_t head_dim) {
+  return flat.view({flat.size(0), flat.size(1), heads, head_dim}).transpose(1, 2);
+}
+
+/// Rotate-half RoPE over all channels: x [S, heads, T, D].
+at::Tensor rotated(const at::Tensor& x, const RotaryRows& rotary, bool in_float32) {
+  if (in_float32 && x.scalar_type() != at::kFloat) {
+    const RotaryRows exact{rotary.cos.to(at::kFloat), rotary.sin.to(at::kFloat)};
+    return rotated(x.to(at::kFloat), exact, false).to(x.scalar_type());
+  }
+  const int64_t half = x.size(-1) / 2;
+  const at::Tensor turned = at::cat({-x.narrow(-1, half, half), x.narrow(-1, 0, half)}, -1);
+  const at::ScalarType type = x.scalar_type();
+  return x * rotary.cos.to(type) + turned * rotary.sin.to(type);
+}
+
+}  // namespace
+
+RotaryRows RotaryRows::rows(const at::Tensor& index) const {
+  return {cos.index_select(2, index), sin.index_select(2, index)};
+}
+
+at::Tensor RmsNorm::operator()(const at::Tensor& x) const {
+  if (x.scalar_type() == at::kFloat) return at::rms_norm(x, weight.sizes(), weight, eps);
+  const at::Tensor x32 = x.to(at::kFloat);
+  const at::Tensor normed = x32 * at::rsqrt(x32.square().mean(-1, true) + eps);
+  if (weight_before_cast) return (normed * weight.to(at::kFloat)).to(x.scalar_type());
+  return normed.to(x.scalar_type()) * weight;
+}
+
+at::Tensor AttentionLayer::query(const at::Tensor& x, const RotaryRows& rotary) const {
+  at::Tensor q = heads_of(at::linear(x, q_proj, q_bias), num_heads, head_dim);
+  if (q_norm.defined()) q = q_norm(q);
+  return rotated(q, rotary, rotate_in_float32);
+}
+
+at::Tensor AttentionLayer::key(const at::Tensor& x, const RotaryRows& rotary) const {
+  at::Tensor k = heads_of(at::linear(x, k_proj, k_bias), num_kv_heads, head_dim);
+  if (k_norm.defined()) k = k_norm(k);
+  return rotated(k, rotary, rotate_in_float32);
+}
+
+at::Tensor AttentionLayer::value(const at::Tensor& x) const {
+  return heads_of(at::linear(x, v_proj, v_bias), num_kv_heads, head_dim);
+}
+
+at::Tensor AttentionLayer::output(const at::Tensor& z) const {
+  const at::Tensor flat = z.transpose(1, 2).reshape({z.size(0), z.size(2), num_heads * head_dim});
+  return at::linear(flat, o_proj, o_bias);
+}
+
+double AttentionLayer::scale() const { return 1.0 / std::sqrt(static_cast<double>(head_dim)); }
+
+}  // namespace blockscope

@@ -1,0 +1,47 @@
+// The projections of one attention layer: what a layer does to its input before and behind the
+// attention itself, for all rows of a pass or, where a cache keeps some, for a part of them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace blockscope {
+
+/// cos and sin of the rows' positions, [S, 1, T, D].
+struct RotaryRows {
+  at::Tensor cos, sin;
+
+  /// Those of the rows `index` [R] int64: [S, 1, R, D].
+  RotaryRows rows(const at::Tensor& index) const;
+};
+
+/// Root mean square norm over the last dimension, in float32 inside. SDAR multiplies by the weight
+/// before casting back, Qwen3 and LLaDA after; equal in float32.
+struct RmsNorm {
+  at::Tensor weight;  // [width]
+  double eps = 0.0;
+  bool weight_before_cast = false;
+
+  bool defined() const { return weight.defined(); }
+  at::Tensor operator()(const at::Tensor& x) const;
+};
+
+/// S sequences, T rows, H query heads, K KV heads, D head_dim. x [S, T, hidden_size] is the input
+/// of the layer after its norm.
+struct AttentionLayer {
+  int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
+  at::Tensor q_proj, k_proj, v_proj, o_proj;  // [out, in]
+  at::Tensor q_bias, k_bias, v_bias, o_bias;  // [out], undefined without bias
+  RmsNorm q_norm, k_norm;                     // over D, undefined without
+  bool rotate_in_float32 = false;             // LLaDA: q and k are rotated before they are rounded
+
+  at::Tensor query(const at::Tensor& x, const RotaryRows& rotary) const;  // [S, H, T, D]
+  at::Tensor key(const at::Tensor& x, const RotaryRows& rotary) const;    // [S, K, T, D]
+  at::Tensor value(const at::Tensor& x) const;                            // [S, K, T, D]
+  /// z [S, H, T, D], the attention's output -> [S, T, hidden_size].
+  at::Tensor output(const at::Tensor& z) const;
+  double scale() const;  // of the softmax: 1 / sqrt(D)
+};
+
+}  // namespace blockscope
