@@ -46,6 +46,8 @@ struct PassResult {
   const PassContext& context;
   int64_t length = 0;        // T, positions per sequence in this pass
   int64_t start = 0;         // absolute first position
+  double computed_rows = 0;  // positions whose attention and FFN were computed: mean over layers,
+                             // sum over sequences
   int64_t pass_ns = 0;       // wall time of the pass without the observer's own work
   int64_t attention_ns = 0;  // part of pass_ns spent in attention, all layers, and in waiting for
                              // what the policy does beside them
