@@ -166,6 +166,7 @@ void write_header_attributes(const h5::File& file, const TraceMeta& meta) {
                       kArrayTypeNames[static_cast<std::size_t>(meta.array_type)]);
   h5::write_attribute(file, "/", "has_residual", std::int64_t{meta.has_residual});
   h5::write_attribute(file, "/", "has_shadow", std::int64_t{meta.has_shadow});
+  h5::write_attribute(file, "/model", "bidirectional", std::int64_t{meta.bidirectional});
   for (const IntField& field : kRunInts) {
     h5::write_attribute(file, "/", field.name, meta.*field.member);
   }
@@ -226,6 +227,8 @@ TraceMeta read_header(const h5::File& file) {
   meta.array_type = static_cast<ArrayType>(index_of(file, kArrayTypeNames, "array_type"));
   meta.has_residual = required_int(file, "/", "has_residual") != 0;
   meta.has_shadow = required_int(file, "/", "has_shadow") != 0;
+  // Traces from before there were such models don't say.
+  meta.bidirectional = h5::read_int_attribute(file, "/model", "bidirectional").value_or(0) != 0;
   for (const IntField& field : kRunInts) {
     meta.*field.member = required_int(file, "/", field.name);
   }
@@ -284,6 +287,7 @@ void check_same_layout(const TraceMeta& file, const TraceMeta& wanted, const std
           kNormaliserNames[static_cast<std::size_t>(wanted.set_normaliser)]);
   differs("residual", file.has_residual, wanted.has_residual);
   differs("shadow", file.has_shadow, wanted.has_shadow);
+  differs("bidirectional", file.bidirectional, wanted.bidirectional);
 }
 
 }  // namespace blockscope

@@ -37,7 +37,8 @@ struct TraceMeta {
   std::int64_t vocab_size = 0;
   std::int64_t mask_token_id = -1;  ///< -1: the model has none (autoregressive)
   std::int64_t logit_shift = 0;     ///< 0: logits of position p predict p; 1: they predict p + 1
-  double softmax_scale = 0.0;       ///< scores are q . k * softmax_scale
+  bool bidirectional = false;  ///< external keys are all outside the block, not those before it
+  double softmax_scale = 0.0;  ///< scores are q . k * softmax_scale
 
   // The run.
   std::int64_t block_length = 0;  ///< B

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "decode_record/trace_reader_impl.h"
@@ -262,21 +263,39 @@ TraceReader::Prefix TraceReader::prefix(Field field, std::int64_t row, std::int6
   }
   impl_->check_rows(row, 1);
   const StoredTrace& raw = impl_->raw;
+  const bool bidirectional = raw.meta().bidirectional;
   const h5::Element element = file_element(spec_of(field), raw.meta());
-  Prefix result;
+  std::map<std::int32_t, std::vector<float>> latest;
   const auto sequence = impl_->value<std::int32_t>(Field::step_sequence, row);
   for (const std::int64_t earlier : impl_->rows_of(sequence).all) {
-    if (earlier >= row) break;
+    if (earlier > row || (earlier == row && !bidirectional)) break;
     const auto [first, end] = impl_->range(Field::prefix_end, earlier, Field::prefix_position);
     if (first == end) continue;
     const auto positions = raw.column<std::int32_t>(Field::prefix_position, first, end - first);
     const auto values = to_floats(raw.read(field, first, end - first, layer), element);
-    result.positions.insert(result.positions.end(), positions.begin(), positions.end());
-    result.values.insert(result.values.end(), values.begin(), values.end());
+    const std::size_t width = values.size() / positions.size();
+    for (std::size_t i = 0; i < positions.size(); ++i) {
+      const auto begin = values.begin() + static_cast<std::ptrdiff_t>(i * width);
+      const bool fresh =
+          latest
+              .insert_or_assign(
+                  positions[i],
+                  std::vector<float>(begin, begin + static_cast<std::ptrdiff_t>(width)))
+              .second;
+      if (fresh || bidirectional) continue;
+      impl_->corrupt(
+          fmt::format("/prefix/position: sequence {} stores a position twice", sequence));
+    }
   }
-  if (std::ranges::adjacent_find(result.positions, std::greater_equal<>()) !=
-      result.positions.end()) {
-    impl_->corrupt(fmt::format("/prefix/position: sequence {} stores a position twice", sequence));
+  if (bidirectional) {
+    const auto start = impl_->value<std::int32_t>(Field::step_block_start, row);
+    const auto block = static_cast<std::int32_t>(raw.meta().block_length);
+    latest.erase(latest.lower_bound(start), latest.lower_bound(start + block));
+  }
+  Prefix result;
+  for (const auto& [position, values] : latest) {
+    result.positions.push_back(position);
+    result.values.insert(result.values.end(), values.begin(), values.end());
   }
   return result;
 }

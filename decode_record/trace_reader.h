@@ -92,9 +92,10 @@ class TraceReader {
   /// Whether the row's values of this dataset were written (they are fill values otherwise).
   bool written(Field field, std::int64_t row, std::int64_t layer) const;
 
-  /// Committed keys or values of one layer of a sequence: positions [0, length), from the prefill
-  /// and commit rows before `row`. field = prefix_key or prefix_value; values [length, kv_head,
-  /// channel].
+  /// External keys or values of one layer of a row. Committed ones of positions [0, length), from
+  /// the prefill and commit rows before `row`; in a bidirectional trace those of every position
+  /// outside the row's block, as the latest row up to and with `row` wrote them. field = prefix_key
+  /// or prefix_value; values [length, kv_head, channel].
   struct Prefix {
     std::vector<std::int32_t> positions;  ///< [length], ascending
     std::vector<float> values;            ///< [length, recorded KV heads, head_dim]

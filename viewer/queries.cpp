@@ -10,6 +10,7 @@
 #include "analysis/metrics/metrics.h"
 #include "analysis/pass/step_pass.h"
 #include "decode_record/error.h"
+#include "viewer/step_keys.h"
 
 namespace blockscope {
 namespace {
@@ -247,13 +248,7 @@ std::shared_ptr<const SetsPayload> read_sets(const TraceReader& trace, const Blo
     payload->context_length = std::max(payload->context_length, step.context_length);
   }
   if (!block.steps.empty()) {
-    const Frame frame = trace.frame_before(block.steps.front().row);
-    std::vector<std::int64_t> tokens = frame.prompts.at(0);
-    tokens.insert(tokens.end(), frame.generated_tokens.begin(), frame.generated_tokens.end());
-    tokens.resize(std::min(tokens.size(), static_cast<std::size_t>(payload->context_length)));
-    for (const std::int64_t token : tokens) {
-      payload->token_texts.push_back(readable_token(trace, token));
-    }
+    payload->token_texts = read_prefix_text(trace, block)->tokens;
   }
   return payload;
 }

@@ -127,6 +127,10 @@ std::shared_ptr<const PrefixText> read_prefix_text(const TraceReader& trace,
   std::vector<std::int64_t> tokens = frame.prompts.at(0);
   text->prompt_length = tokens.size();
   tokens.insert(tokens.end(), frame.generated_tokens.begin(), frame.generated_tokens.end());
+  if (trace.info().meta.bidirectional) {  // the keys are everything outside the block
+    const auto begin = tokens.begin() + block.steps.front().block_start;
+    tokens.erase(begin, begin + trace.info().meta.block_length);
+  }
   std::int32_t length = 0;
   for (const StepRef& step : block.steps) length = std::max(length, step.context_length);
   tokens.resize(std::min(tokens.size(), static_cast<std::size_t>(length)));

@@ -34,7 +34,9 @@ constexpr size_t kShownPositions = 5;
 constexpr int64_t kPositionsAtOnce = 32;
 constexpr const char* kHowToSave =
     "Example: blockscope check models/needle --reference ref.safetensors --dtype float32\n"
-    "How to save a reference (block-causal; for a causal one: mask \"causal\", no 4-D mask):\n"
+    "How to save a reference (block-causal; for a causal one: mask \"causal\", no 4-D mask; for "
+    "one\n"
+    "in which every position sees all others: mask \"full\"):\n"
     "  import torch, transformers\n"
     "  from safetensors.torch import save_file\n"
     "  model = transformers.Qwen3ForCausalLM.from_pretrained(\n"
@@ -58,7 +60,8 @@ struct CheckFlags {
 struct Reference {
   SafetensorsFile file;
   std::vector<int64_t> tokens;         // [T]
-  int64_t block_length = 1;            // 1: causal
+  std::string mask;                    // "causal", "block_causal" or "full"
+  int64_t block_length = 1;            // 1: causal; of a full mask: all positions
   bool takes_block_length = false;     // the model's, as the file names none
   const TensorInfo* logits = nullptr;  // [T, V] or [1, T, V], mapped
 
@@ -142,21 +145,23 @@ std::vector<int64_t> read_tokens(const SafetensorsFile& file, int64_t vocab_size
   return tokens;
 }
 
-/// 1: causal; nullopt: block-causal, with the model's block length.
+std::string metadata_value(const SafetensorsFile& file, const std::string& key) {
+  const auto found = file.metadata().find(key);
+  return found == file.metadata().end() ? std::string() : found->second;
+}
+
+std::string read_mask(const SafetensorsFile& file) {
+  std::string mask = metadata_value(file, "mask");
+  if (mask == "causal" || mask == "block_causal" || mask == "full") return mask;
+  throw CheckpointError(
+      fmt::format("{}: metadata mask: expected 'causal', 'block_causal' or 'full', got '{}'",
+                  file.path().string(), mask));
+}
+
+/// Of a block-causal mask; nullopt: the model's.
 std::optional<int64_t> read_block_length(const SafetensorsFile& file) {
-  const auto& metadata = file.metadata();
-  const auto value_of = [&](const std::string& key) {
-    const auto found = metadata.find(key);
-    return found == metadata.end() ? std::string() : found->second;
-  };
   const std::string where = file.path().string();
-  const std::string mask = value_of("mask");
-  if (mask == "causal") return 1;
-  if (mask != "block_causal") {
-    throw CheckpointError(fmt::format(
-        "{}: metadata mask: expected 'causal' or 'block_causal', got '{}'", where, mask));
-  }
-  const std::string text = value_of("block_length");
+  const std::string text = metadata_value(file, "block_length");
   if (text.empty()) return std::nullopt;
   int64_t block_length = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), block_length);
@@ -168,11 +173,16 @@ std::optional<int64_t> read_block_length(const SafetensorsFile& file) {
 }
 
 Reference open_reference(const std::string& path, const ModelConfig& config) {
-  Reference reference{SafetensorsFile::open(path), {}, 1, false, nullptr};
+  Reference reference{SafetensorsFile::open(path), {}, {}, 1, false, nullptr};
   reference.tokens = read_tokens(reference.file, config.vocab_size);
-  const auto named = read_block_length(reference.file);
-  reference.takes_block_length = !named.has_value();
-  reference.block_length = named.has_value() ? *named : require_block_length(config);
+  reference.mask = read_mask(reference.file);
+  if (reference.mask == "full") {
+    reference.block_length = reference.length();
+  } else if (reference.mask == "block_causal") {
+    const auto named = read_block_length(reference.file);
+    reference.takes_block_length = !named.has_value();
+    reference.block_length = named.has_value() ? *named : require_block_length(config);
+  }
   const TensorInfo& logits = tensor_of(reference.file, "logits");
   const bool floating = logits.dtype == TensorDtype::kF64 || logits.dtype == TensorDtype::kF32 ||
                         logits.dtype == TensorDtype::kF16 || logits.dtype == TensorDtype::kBF16;
@@ -256,9 +266,9 @@ void print_text(const CheckReport& report, const Reference& reference, const Che
                 bool within) {
   const int64_t length = reference.length();
   say("{} positions, mask {}\n", length,
-      reference.block_length == 1
-          ? "causal"
-          : fmt::format("block-causal, block length {}", reference.block_length));
+      reference.mask == "block_causal"
+          ? fmt::format("block-causal, block length {}", reference.block_length)
+          : reference.mask);
   say("max abs error     {:.3e}  ({:.3e} of the reference's range {:.4g})\n", report.max_error,
       report.relative(), report.range());
   say("mean abs error    {:.3e}\n", report.mean_error);
@@ -283,16 +293,11 @@ void print_json(const CheckReport& report, const Reference& reference, const Che
                          {"argmax_reference", result.argmax_reference}});
   }
   const nlohmann::json json = {
-      {"positions", reference.length()},
-      {"mask", reference.block_length == 1 ? "causal" : "block_causal"},
-      {"block_length", reference.block_length},
-      {"max_abs_error", report.max_error},
-      {"mean_abs_error", report.mean_error},
-      {"range", report.range()},
-      {"relative_error", report.relative()},
-      {"argmax_agreement", report.agreeing},
-      {"tolerance", flags.tolerance},
-      {"within_tolerance", within},
+      {"positions", reference.length()},        {"mask", reference.mask},
+      {"block_length", reference.block_length}, {"max_abs_error", report.max_error},
+      {"mean_abs_error", report.mean_error},    {"range", report.range()},
+      {"relative_error", report.relative()},    {"argmax_agreement", report.agreeing},
+      {"tolerance", flags.tolerance},           {"within_tolerance", within},
       {"per_position", std::move(positions)},
   };
   say("{}\n", json.dump(2, ' ', true));
@@ -322,7 +327,7 @@ void add_check_command(CLI::App& app, const Environment& environment) {
   command
       ->add_option("--reference", flags->reference,
                    "safetensors file: input_ids [T], logits [T, V]; metadata mask = causal | "
-                   "block_causal, and block_length")
+                   "block_causal | full, and block_length")
       ->required();
   command
       ->add_option("--tol", flags->tolerance,

@@ -25,7 +25,9 @@ struct AttentionView {
                                  // when --shadow computes them, nullptr when nobody knows
 };
 
-/// Keys and values that become part of a sequence's prefix: T positions from `start`.
+/// Keys and values that become part of a sequence's prefix: T positions from `start`. Of a
+/// bidirectional model: those that a pass wrote, from the first to the last, when it wrote any
+/// outside the block.
 struct CommittedKeys {
   int64_t sequence = 0;
   int64_t layer = 0;
@@ -38,12 +40,13 @@ struct CommittedKeys {
 struct StepDecision {
   BlockPrediction prediction;        // [B] each
   std::vector<int64_t> transferred;  // positions in the block that took a token, ascending
+  std::vector<int64_t> selected;     // that were chosen, also where the token was [MASK] itself
 };
 
 struct PassResult {
   const PassContext& context;
   int64_t length = 0;        // T, positions per sequence in this pass
-  int64_t start = 0;         // absolute first position (prefill only: others start at block * B)
+  int64_t start = 0;         // absolute first position
   int64_t pass_ns = 0;       // wall time of the pass without the observer's own work
   int64_t attention_ns = 0;  // part of pass_ns spent in attention, all layers, and in waiting for
                              // what the policy does beside them

@@ -10,9 +10,17 @@
 
 namespace blockscope {
 
+int64_t block_start(int64_t prompt_length, int64_t block, const DecodeOptions& options) {
+  return (options.bidirectional ? prompt_length : 0) + block * options.block_length();
+}
+
+int64_t first_block(int64_t prompt_length, const DecodeOptions& options) {
+  return options.bidirectional ? 0 : prompt_length / options.block_length();
+}
+
 int64_t generated_positions(int64_t prompt_length, int64_t gen_length,
                             const DecodeOptions& options) {
-  if (options.autoregressive()) return gen_length;
+  if (options.autoregressive() || options.bidirectional) return gen_length;
   const int64_t block_length = options.block_length();
   const int64_t blocks = (prompt_length + gen_length + block_length - 1) / block_length;
   return blocks * block_length - prompt_length;
@@ -39,6 +47,18 @@ KvCacheShape cache_shape(const ModelConfig& config, const std::vector<DecodeRequ
 
 void check_decode_options(const DecodeOptions& options, const ModelConfig& config) {
   check_sampling_options(options.sampling);
+  const bool commits = options.cache.kind == CacheKind::kCommit;
+  if (options.bidirectional == commits) {
+    const std::string name = cache_name(options.cache.kind);
+    throw UsageError(
+        "--cache: " + name +
+        (options.bidirectional
+             ? " keeps finished blocks, and a bidirectional model's keys change with every token "
+               "behind them. HINT: none, prefix, dual, dllm-cache or d2cache"
+             : " recomputes what stands behind the block, and a block-causal model sees none of "
+               "it. "
+               "HINT: leave the option out"));
+  }
   if (options.autoregressive()) {
     if (options.block_length() != 1) {
       throw UsageError(
@@ -71,14 +91,14 @@ namespace {
 /// Fits the recorded steps to this run: same blocks, positions inside them, only masks overwritten.
 void check_replay(const DecodeRequest& request, const DecodeOptions& options, int64_t total,
                   int64_t vocab_size) {
-  const int64_t block_length = options.block_length();
+  const int64_t prompt_length = static_cast<int64_t>(request.prompt.size());
   const auto refuse = [&](const ReplayStep& step, const std::string& what) {
     throw PromptError(
         fmt::format("--replay: sequence {}, block {}, step {}: {}. HINT: replay needs "
                     "the block length, prompts and gen length of the recorded run",
                     request.sequence, step.block, step.step, what));
   };
-  int64_t block = static_cast<int64_t>(request.prompt.size()) / block_length;
+  int64_t block = first_block(prompt_length, options);
   std::set<int64_t> filled;
   for (const ReplayStep& step : request.replay) {
     const bool first = &step == &request.replay.front();
@@ -88,8 +108,9 @@ void check_replay(const DecodeRequest& request, const DecodeOptions& options, in
     block = step.block;
     for (size_t i = 0; i < step.positions.size(); ++i) {
       const int64_t position = step.positions[i];
-      if (position < step.block * block_length || position >= (step.block + 1) * block_length ||
-          position < static_cast<int64_t>(request.prompt.size()) || position >= total) {
+      if (position < block_start(prompt_length, step.block, options) ||
+          position >= block_start(prompt_length, step.block + 1, options) ||
+          position < prompt_length || position >= total) {
         refuse(step, fmt::format("position {} is not a generated position of the block", position));
       }
       if (!filled.insert(position).second) {
@@ -113,6 +134,13 @@ void check_request(const DecodeRequest& request, const DecodeOptions& options,
   if (request.gen_length < 1) {
     throw UsageError(
         fmt::format("{}: expected a gen length of at least 1, got {}", where, request.gen_length));
+  }
+  if (options.bidirectional && request.gen_length % options.block_length() != 0) {
+    throw PromptError(fmt::format(
+        "{}: expected a gen length that is a multiple of the block length {}, got {}: a "
+        "bidirectional model sees all of its masks. HINT: a gen length of {}, or --block-length",
+        where, options.block_length(), request.gen_length,
+        (request.gen_length / options.block_length() + 1) * options.block_length()));
   }
   for (size_t i = 0; i < request.prompt.size(); ++i) {
     const int64_t id = request.prompt[i];

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "probe/decode/canvas_decoder.h"
 #include "probe/decode/decode_seams.h"
 #include "probe/decode/kv_cache.h"
 #include "probe/decode/step_decision.h"
@@ -112,6 +113,7 @@ class BatchDecoder {
       pass.sequence = state.outcome.sequence;
       pass.kind = PassKind::prefill;
       pass.block = begin / block_length_;
+      pass.block_start = begin;
       pass.context_length = begin;
       int64_t elapsed = 0;
       {
@@ -190,6 +192,7 @@ class BatchDecoder {
     SequencePass pass;
     pass.sequence = state.outcome.sequence;
     pass.block = state.block;
+    pass.block_start = state.block * block_length_;
     pass.context_length = cache_.length(slot);
     const auto begin = state.tokens.begin() + state.block * block_length_;
     const std::vector<int64_t> input(begin, begin + block_length_);
@@ -331,6 +334,20 @@ std::vector<DecodeOutcome> decode_batch(const BlockDiffusionModel& model, Attent
                                         const DecodeOptions& options,
                                         const std::vector<DecodeRequest>& requests,
                                         int64_t& next_pass, const DecodeCallbacks& callbacks) {
+  if (options.bidirectional) {
+    std::vector<DecodeOutcome> outcomes;
+    for (const DecodeRequest& request : requests) {
+      const bool stop = callbacks.interrupted && callbacks.interrupted();
+      if (!stop) {
+        outcomes.push_back(decode_canvas(model, policy, options, request, next_pass, callbacks));
+        continue;
+      }
+      outcomes.emplace_back();
+      outcomes.back().sequence = request.sequence;
+      outcomes.back().reason = FinishReason::interrupted;
+    }
+    return outcomes;
+  }
   std::vector<DecodeOutcome> outcomes =
       BatchDecoder(model, policy, options, requests, next_pass, callbacks).run();
   // Sequences end in any order; the caller gets them in the order of the requests.

@@ -2,7 +2,8 @@
 // (SDAR `generate.py:block_diffusion_generate`), for a batch of sequences of different length and
 // speed; or one token at a time for an autoregressive model. Blocks are absolute: block i covers
 // positions [i * B, (i + 1) * B) counted from the prompt's first token; prompt tokens left over
-// behind the last whole block sit unmasked in the first decoded block.
+// behind the last whole block sit unmasked in the first decoded block. Bidirectional models have a
+// loop of their own, canvas_decoder.h.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "decode_record/trace_meta.h"
+#include "probe/caches/cache_options.h"
 #include "probe/decode/committed_prefix.h"
 #include "probe/decode/decode_observer.h"
 #include "probe/decode/kv_cache.h"
@@ -24,7 +26,9 @@ namespace blockscope {
 struct DecodeOptions {
   UnmaskingOptions unmasking;  // block_length is the run's B
   SamplingOptions sampling;
-  int64_t mask_token_id = -1;     // -1: autoregressive decoding, block_length must be 1
+  int64_t mask_token_id = -1;  // -1: autoregressive decoding, block_length must be 1
+  bool bidirectional = false;  // blocks count from the prompt's end, and see what is behind them
+  CacheOptions cache;
   std::vector<int64_t> stop_ids;  // looked for after each block, in everything after the prompt
   bool shadow = false;
   int64_t prefill_chunk = 512;  // positions per prefill pass, rounded down to whole blocks
@@ -60,8 +64,12 @@ struct DecodeOutcome {
   int64_t masks_left = 0;  // masks committed because T steps did not resolve them
 };
 
+/// Absolute position of a block's first token, and the block that decoding begins with.
+int64_t block_start(int64_t prompt_length, int64_t block, const DecodeOptions& options);
+int64_t first_block(int64_t prompt_length, const DecodeOptions& options);
+
 /// Positions after the prompt that a run fills: up to the end of the last block, so it can exceed
-/// gen_length (autoregressive: gen_length).
+/// gen_length (autoregressive and bidirectional: gen_length).
 int64_t generated_positions(int64_t prompt_length, int64_t gen_length,
                             const DecodeOptions& options);
 
@@ -85,10 +93,11 @@ struct DecodeCallbacks {
   std::function<void(const DecodeOutcome&)> on_finished;  // as soon as a sequence ends
 };
 
-/// Decodes the requests as one batch; `next_pass` counts the run's forward passes. Returns the
-/// outcomes in request order; a sequence cut by `interrupted` has reason `interrupted`. Under
-/// `dynamic` RoPE scaling the frequencies are those of longest_sequence(requests) from the first
-/// pass on, so that every key of the cache was turned by the same ones.
+/// Decodes the requests as one batch (bidirectional models: one after another); `next_pass` counts
+/// the run's forward passes. Returns the outcomes in request order; a sequence cut by `interrupted`
+/// has reason `interrupted`. Under `dynamic` RoPE scaling the frequencies are those of
+/// longest_sequence(requests) from the first pass on, so that every key of the cache was turned by
+/// the same ones.
 std::vector<DecodeOutcome> decode_batch(const BlockDiffusionModel& model, AttentionPolicy& policy,
                                         const DecodeOptions& options,
                                         const std::vector<DecodeRequest>& requests,

@@ -22,13 +22,15 @@ void check_finite(const SequencePass& pass, const BlockPrediction& prediction) {
 
 StepDecision choose_tokens(const DecodeOptions& options, const SequencePass& pass,
                            BlockPrediction prediction) {
-  StepDecision decision{std::move(prediction), {}};
+  StepDecision decision;
+  decision.prediction = std::move(prediction);
   if (options.autoregressive()) {
     decision.transferred = {0};
     return decision;
   }
   decision.transferred =
       select_transfers(options.unmasking, pass.step - 1, decision.prediction, pass.masked);
+  decision.selected = decision.transferred;
   std::erase_if(decision.transferred, [&](int64_t p) {
     return decision.prediction.token[static_cast<size_t>(p)] == options.mask_token_id;
   });
@@ -37,7 +39,8 @@ StepDecision choose_tokens(const DecodeOptions& options, const SequencePass& pas
 
 StepDecision replayed_tokens(const ReplayStep& step, int64_t block_start,
                              BlockPrediction prediction) {
-  StepDecision decision{std::move(prediction), {}};
+  StepDecision decision;
+  decision.prediction = std::move(prediction);
   for (size_t i = 0; i < step.positions.size(); ++i) {
     const int64_t position = step.positions[i] - block_start;
     decision.transferred.push_back(position);

@@ -12,12 +12,14 @@ namespace blockscope {
 struct SequencePass {
   int64_t sequence = 0;  // index of the sequence in the run
   PassKind kind = PassKind::denoise;
-  int64_t block = 0;           // absolute block index: positions [block * B, (block + 1) * B)
+  int64_t block = 0;  // from the sequence's first position; bidirectional: from the prompt's end
+  int64_t block_start = 0;     // absolute position of its first token; prefill: of the pass's first
   int64_t step = 0;            // denoising step inside the block, from 1; 0 for prefill and commit
   int64_t context_length = 0;  // N, external keys
   int64_t changed = 0;         // M: positions whose input differs from the previous step's input
   int64_t masks_left = 0;      // masks in this pass's input
   std::vector<bool> masked;    // [B] which input positions are masks; empty for prefill
+  std::vector<bool> computed;  // [B] which positions the pass computes; empty: all of them
   int64_t run_step = 0;        // denoising steps of the sequence so far with this one, from 1
   int64_t planned_steps = 0;   // that the sequence takes if no block ends early: blocks * T
   uint64_t prompt_hash = 0;    // names the sequence's random streams

@@ -241,9 +241,11 @@ void Recorder::on_committed_keys(const CommittedKeys& keys) {
   const auto file_order = [&](const at::Tensor& rows) {
     return buffer_of(recorded_kv_heads(rows).transpose(0, 1).to(type, false, /*copy=*/true));
   };
-  auto& slices = prefix_[keys.sequence];
-  slices.push_back({Field::prefix_key, index, file_order(keys.key)});
-  slices.push_back({Field::prefix_value, index, file_order(keys.value)});
+  StoredKeys& stored = prefix_[keys.sequence];
+  stored.start = keys.start;
+  stored.length = keys.key.size(1);
+  stored.slices.push_back({Field::prefix_key, index, file_order(keys.key)});
+  stored.slices.push_back({Field::prefix_value, index, file_order(keys.value)});
 }
 
 void Recorder::on_remove(int64_t slot) {
@@ -258,8 +260,7 @@ FrameDelta Recorder::frame_delta(const SequencePass& pass, const StepDecision& d
   std::vector<int64_t> tokens;
   std::vector<float> confidence;
   const int64_t shift = options_.autoregressive ? 1 : 0;
-  const int64_t origin =
-      pass.block * options_.meta.block_length + shift - traced_.at(pass.sequence).prompt_length;
+  const int64_t origin = pass.block_start + shift - traced_.at(pass.sequence).prompt_length;
   for (const int64_t p : decision.transferred) {
     positions.push_back(origin + p);
     tokens.push_back(decision.prediction.token[static_cast<size_t>(p)]);
@@ -307,8 +308,7 @@ void Recorder::on_pass(const PassResult& result) {
     row.pass = result.context.pass;
     row.kind = pass.kind;
     row.block = pass.kind == PassKind::prefill ? -1 : pass.block;
-    row.block_start =
-        pass.kind == PassKind::prefill ? result.start : pass.block * options_.meta.block_length;
+    row.block_start = pass.block_start;
     row.step = pass.step;
     row.context_length = pass.context_length;
     row.transferred = pass.changed;
@@ -324,9 +324,10 @@ void Recorder::on_pass(const PassResult& result) {
     if (pass.kind != PassKind::prefill && s < slots_.size()) finish_slot(slots_[s], row);
     const auto prefix = prefix_.find(pass.sequence);
     if (prefix != prefix_.end()) {
-      row.prefix_start = row.block_start;
-      row.prefix_length = result.length;
-      std::move(prefix->second.begin(), prefix->second.end(), std::back_inserter(row.arrays));
+      row.prefix_start = prefix->second.start;
+      row.prefix_length = prefix->second.length;
+      auto& slices = prefix->second.slices;
+      std::move(slices.begin(), slices.end(), std::back_inserter(row.arrays));
       prefix_.erase(prefix);
     }
     writer_.append_row(std::move(row));

@@ -118,7 +118,12 @@ class Recorder : public DecodeObserver {
   at::Tensor heads_, kv_heads_;               // recorded heads, undefined when all are
   std::vector<Slot> slots_;
   Counters counters_;
-  std::map<int64_t, std::vector<ArraySlice>> prefix_;  // by sequence: keys of the current pass
+  /// Keys that the current pass stored, positions [start, start + length).
+  struct StoredKeys {
+    int64_t start = 0, length = 0;
+    std::vector<ArraySlice> slices;
+  };
+  std::map<int64_t, StoredKeys> prefix_;  // by sequence
 };
 
 }  // namespace blockscope

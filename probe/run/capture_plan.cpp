@@ -48,6 +48,20 @@ std::vector<int64_t> kv_heads_of(const std::vector<int64_t>& heads, const ModelC
   return {kv_heads.begin(), kv_heads.end()};
 }
 
+/// Keys that the rows of a sequence store, at level full.
+int64_t stored_keys(int64_t prompt_length, int64_t total, int64_t steps,
+                    const DecodeOptions& decode) {
+  if (!decode.bidirectional) return total;
+  int64_t keys = 0;
+  for (int64_t start = prompt_length; start < total; start += decode.block_length()) {
+    const bool last = start + decode.block_length() == total;
+    keys += total;
+    if (decode.cache.kind == CacheKind::kNone) keys += (steps - 1) * total;
+    if (decode.cache.kind == CacheKind::kPrefix && !last) keys += (steps - 1) * (total - start);
+  }
+  return keys;
+}
+
 /// The trace of a run whose blocks all take every step and decide one token at a time.
 TraceExtent longest_trace(const RecorderOptions& recorder, const DecodeOptions& decode,
                           const std::vector<RunPrompt>& prompts) {
@@ -63,9 +77,12 @@ TraceExtent longest_trace(const RecorderOptions& recorder, const DecodeOptions& 
     const int64_t length = static_cast<int64_t>(prompt.request.prompt.size());
     const int64_t total = cache_positions(length, prompt.request.gen_length, decode);
     const int64_t generated = total - length;
-    int64_t rows = 1;  // the prefill
-    for (int64_t block = length / block_length; block < total / block_length; ++block) {
-      rows += steps + 1;
+    const int64_t first = first_block(length, decode);
+    const int64_t blocks = (total - block_start(length, first, decode)) / block_length;
+    const int64_t beside = decode.bidirectional ? 0 : 1;  // the prefill, and a commit a block
+    int64_t rows = beside;
+    for (int64_t block = first; block < first + blocks; ++block) {
+      rows += steps + beside;
       for (int64_t step = 1; step <= steps; ++step) {
         const bool recorded = allows(recorder.filter.steps, step) &&
                               allows(recorder.filter.blocks, block) &&
@@ -83,7 +100,7 @@ TraceExtent longest_trace(const RecorderOptions& recorder, const DecodeOptions& 
     extent.length(Axis::delta) += generated;
     extent.length(Axis::keyframe) += keyframes;
     extent.length(Axis::keyframe_element) += keyframes * generated;
-    extent.length(Axis::prefix_element) += total;
+    extent.length(Axis::prefix_element) += stored_keys(length, total, steps, decode);
   }
   return extent;
 }
@@ -132,6 +149,7 @@ int64_t longest_prefix(const std::vector<RunPrompt>& prompts, const DecodeOption
     longest = std::max(longest, cache_positions(static_cast<int64_t>(prompt.request.prompt.size()),
                                                 prompt.request.gen_length, decode));
   }
+  if (decode.bidirectional) longest -= decode.block_length();
   return longest;
 }
 
@@ -148,7 +166,8 @@ RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy
   meta.hidden_size = config.hidden_size;
   meta.vocab_size = config.vocab_size;
   meta.mask_token_id = decode.mask_token_id;
-  meta.logit_shift = decode.autoregressive() ? 1 : 0;
+  meta.logit_shift = decode.autoregressive() ? 1 : config.logit_shift;
+  meta.bidirectional = decode.bidirectional;
   meta.softmax_scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
   meta.block_length = decode.block_length();
   meta.level = parse_record_level(flags.level);
@@ -233,9 +252,10 @@ void check_filter(const RecorderOptions& recorder, const DecodeOptions& decode,
   };
   int64_t last_block = 0;
   for (const RunPrompt& prompt : prompts) {
-    const int64_t total = cache_positions(static_cast<int64_t>(prompt.request.prompt.size()),
-                                          prompt.request.gen_length, decode);
-    last_block = std::max(last_block, total / decode.block_length() - 1);
+    const auto length = static_cast<int64_t>(prompt.request.prompt.size());
+    const int64_t total = cache_positions(length, prompt.request.gen_length, decode);
+    const int64_t origin = block_start(length, 0, decode);
+    last_block = std::max(last_block, (total - origin) / decode.block_length() - 1);
   }
   check("--sequences", recorder.filter.sequences, static_cast<int64_t>(prompts.size()) - 1,
         "sequence");

@@ -216,6 +216,26 @@ std::string policy_text(const PolicyFlags& flags) {
 
 void check_policy_fits(const PolicyFlags& flags, const DecodeOptions& options,
                        std::string_view option) {
+  const auto refuse = [&](const std::string& why) {
+    throw UsageError(fmt::format("{} {}: {}", option, policy_text(flags), why));
+  };
+  if (options.bidirectional && flags.policy == "quest") {
+    refuse(
+        "keeps the bounds of committed keys, and a bidirectional model's keys change. HINT: take "
+        "another policy");
+  }
+  if (options.bidirectional && flags.policy.starts_with("sparsed") && !flags.per_block) {
+    refuse(
+        "holds its keys for the whole run, and the keys outside a block are others for every "
+        "block. HINT: --per-block");
+  }
+  const CacheKind cache = options.cache.kind;
+  if ((cache == CacheKind::kDllm || cache == CacheKind::kD2) && flags.policy != "exact") {
+    refuse(fmt::format(
+        "chooses for whole blocks, and --cache {} computes single rows of them. HINT: --cache "
+        "none, prefix or dual",
+        cache_name(cache)));
+  }
   const bool within_block = flags.policy == "flashblock" || flags.policy.starts_with("mage") ||
                             (flags.policy.starts_with("sparsed") && flags.per_block);
   if (!within_block || !options.autoregressive()) return;

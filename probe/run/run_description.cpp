@@ -47,12 +47,25 @@ std::string run_json(const RunDescription& run) {
       {"seed", decode.sampling.seed},
       {"stop_ids", decode.stop_ids},
       {"gen_length", run.decoding.gen_length},
+      {"cache", cache_name(decode.cache.kind)},
       {"batch_size", run.decoding.batch_size},
       {"shadow", decode.shadow},
       {"replay", run.replay},
       {"rank", run.environment.rank},
       {"world_size", run.environment.world_size},
   };
+  if (decode.cache.kind == CacheKind::kDllm) {
+    json["prompt_interval"] = decode.cache.prompt_interval;
+    json["answer_interval"] = decode.cache.answer_interval;
+    json["transfer_ratio"] = decode.cache.transfer_ratio;
+  }
+  if (decode.cache.kind == CacheKind::kD2) {
+    json["current_k"] = decode.cache.current_k;
+    json["certainty_sigma"] = decode.cache.sigma;
+    json["rollout_p"] = decode.cache.rollout_p;
+    json["inflate_window"] = decode.cache.inflate_window;
+    json["as_released"] = decode.cache.as_released;
+  }
   json.update(nlohmann::json::parse(run.policy.settings));
   json["recorded_steps"] = run.filter.steps;
   json["recorded_blocks"] = run.filter.blocks;

@@ -99,6 +99,26 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
   add("--eb-threshold", flags.eb_threshold, real_number(0.0, kAnyReal),
       "Summed entropy in nats, entropy_bounded");
   add("--factor", flags.factor, real_number(0.0, kAnyReal, false), "Fast-dLLM's factor f");
+  app.add_option("--cache", flags.cache,
+                 "commit (block-causal models); none, prefix, dual, dllm-cache or d2cache "
+                 "(bidirectional models)");
+  CacheOptions& cache = flags.cache_options;
+  add("--prompt-interval", cache.prompt_interval, whole_number(1),
+      "dllm-cache: steps from one refresh of the prompt to the next");
+  add("--answer-interval", cache.answer_interval, whole_number(1),
+      "dllm-cache: steps from one refresh of the answer to the next");
+  add("--transfer-ratio", cache.transfer_ratio, real_number(0.0, 1.0),
+      "dllm-cache: share of the answer's rows computed between refreshes");
+  add("--current-k", cache.current_k, whole_number(1),
+      "d2cache: masks computed at a step, at most");
+  add("--certainty-sigma", cache.sigma, real_number(0.0, kAnyReal, false),
+      "d2cache: width of the certainty density, in positions");
+  add("--rollout-p", cache.rollout_p, real_number(0.0, 1.0),
+      "d2cache: attention rollout that other computed rows cover");
+  add("--inflate-window", cache.inflate_window, whole_number(0),
+      "d2cache: gaps up to this wide between computed rows are filled; 0: none");
+  app.add_flag("--as-released", cache.as_released,
+               "d2cache: rank masks by their first confidence, as the released code does");
   add("--temperature", flags.sampling.temperature, real_number(0.0, kAnyReal), "0 is greedy");
   add("--top-k", flags.sampling.top_k, whole_number(0), "0: off");
   add("--top-p", flags.sampling.top_p, real_number(0.0, 1.0, false), "1: off");
@@ -117,6 +137,15 @@ void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags, bool 
   refuse_idle(app, "--eb-threshold", strategy == Strategy::kEntropyBounded,
               "--strategy entropy_bounded");
   refuse_idle(app, "--factor", strategy == Strategy::kFactor, "--strategy factor");
+  const bool dllm = flags.cache == "dllm-cache";
+  for (const char* option : {"--prompt-interval", "--answer-interval", "--transfer-ratio"}) {
+    refuse_idle(app, option, dllm, "--cache dllm-cache");
+  }
+  const bool d2 = flags.cache == "d2cache";
+  for (const char* option :
+       {"--current-k", "--certainty-sigma", "--rollout-p", "--inflate-window", "--as-released"}) {
+    refuse_idle(app, option, d2, "--cache d2cache");
+  }
   const bool sampled = flags.sampling.temperature > 0.0;
   refuse_idle(app, "--top-k", sampled, "--temperature above 0");
   refuse_idle(app, "--top-p", sampled, "--temperature above 0");
@@ -127,14 +156,11 @@ void check_decoding_fits(const CLI::App& app, const DecodeOptions& options) {
   constexpr const char* kBlocks = "a block-diffusion model, and this one decodes token by token";
   refuse_idle(app, "--strategy", !options.autoregressive(), kBlocks);
   refuse_idle(app, "--denoising-steps", !options.autoregressive(), kBlocks);
+  refuse_idle(app, "--cache", !options.autoregressive(), kBlocks);
 }
 
 DecodeOptions decode_options(const DecodingFlags& flags, const ModelConfig& config) {
   DecodeOptions options;
-  if (config.attention_bidirectional) {
-    throw UsageError(fmt::format(
-        "model_type \"{}\": decoding of bidirectional models is not run yet", config.model_type));
-  }
   const bool blocks = !config.attention_causal || config.mask_token_id.has_value();
   options.mask_token_id = blocks ? require_mask_token_id(config) : -1;
   UnmaskingOptions& unmasking = options.unmasking;
@@ -145,6 +171,11 @@ DecodeOptions decode_options(const DecodingFlags& flags, const ModelConfig& conf
   unmasking.threshold = flags.threshold;
   unmasking.eb_threshold = flags.eb_threshold;
   unmasking.factor = flags.factor;
+  options.bidirectional = config.attention_bidirectional;
+  options.cache = flags.cache_options;
+  options.cache.kind = !flags.cache.empty()    ? parse_cache(flags.cache)
+                       : options.bidirectional ? CacheKind::kNone
+                                               : CacheKind::kCommit;
   options.sampling = flags.sampling;
   if (flags.no_stop && !flags.stop_ids.empty()) {
     throw UsageError("--no-stop and --stop-id contradict each other: give one of them");

@@ -46,6 +46,8 @@ struct DecodingFlags {
   SamplingOptions sampling;
   std::vector<int64_t> stop_ids;  // empty: the checkpoint's
   bool no_stop = false;
+  std::string cache;  // empty: what the model's attention allows without approximation
+  CacheOptions cache_options;
   int64_t gen_length = 128;
   int64_t batch_size = 1;
 };

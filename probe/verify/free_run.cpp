@@ -30,7 +30,7 @@ void FreeRunObserver::on_pass(const PassResult& result) {
     ReplayStep step{pass.block, pass.step, {}, {}, {}};
     for (const int64_t p : decision.transferred) {
       const size_t at = static_cast<size_t>(p);
-      step.positions.push_back(pass.block * block_length_ + p);
+      step.positions.push_back(pass.block_start + p);
       step.tokens.push_back(decision.prediction.token[at]);
       step.confidence.push_back(decision.prediction.confidence[at]);
     }

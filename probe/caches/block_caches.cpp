@@ -1,0 +1,48 @@
+#include "probe/caches/block_caches.h"
+
+#include <numeric>
+
+namespace blockscope {
+namespace {
+
+enum class Recomputes { kEverything, kFromBlock, kBlock };
+
+class BlockCache : public CanvasCache {
+ public:
+  explicit BlockCache(Recomputes recomputes) : recomputes_(recomputes) {}
+
+  std::vector<int64_t> rows(const CanvasState& state) override {
+    int64_t begin = 0;
+    int64_t end = state.length;
+    if (state.step > 1 && recomputes_ != Recomputes::kEverything) begin = state.block_start;
+    if (state.step > 1 && recomputes_ == Recomputes::kBlock) end = state.block_end();
+    rows_.resize(static_cast<size_t>(end - begin));
+    std::iota(rows_.begin(), rows_.end(), begin);
+    return rows_;
+  }
+
+  /// With a token shift, later passes lack the row that predicts the block's first position: the
+  /// first pass decides it, whatever its confidence, and nothing else.
+  bool decides_first_position_only(const CanvasState& state) const override {
+    return recomputes_ != Recomputes::kEverything && state.logit_shift > 0 && state.step == 1;
+  }
+
+ private:
+  Recomputes recomputes_;
+};
+
+}  // namespace
+
+std::unique_ptr<CanvasCache> make_no_cache() {
+  return std::make_unique<BlockCache>(Recomputes::kEverything);
+}
+
+std::unique_ptr<CanvasCache> make_prefix_cache() {
+  return std::make_unique<BlockCache>(Recomputes::kFromBlock);
+}
+
+std::unique_ptr<CanvasCache> make_dual_cache() {
+  return std::make_unique<BlockCache>(Recomputes::kBlock);
+}
+
+}  // namespace blockscope

@@ -1,0 +1,38 @@
+#include "probe/caches/cache_options.h"
+
+#include <array>
+#include <utility>
+
+#include "decode_record/error.h"
+
+namespace blockscope {
+namespace {
+
+constexpr std::array<std::pair<CacheKind, const char*>, 6> kCacheNames{{
+    {CacheKind::kCommit, "commit"},
+    {CacheKind::kNone, "none"},
+    {CacheKind::kPrefix, "prefix"},
+    {CacheKind::kDual, "dual"},
+    {CacheKind::kDllm, "dllm-cache"},
+    {CacheKind::kD2, "d2cache"},
+}};
+
+}  // namespace
+
+CacheKind parse_cache(const std::string& name) {
+  std::string known;
+  for (const auto& [kind, text] : kCacheNames) {
+    if (name == text) return kind;
+    known += known.empty() ? text : std::string(", ") + text;
+  }
+  throw UsageError("--cache: expected one of " + known + ", got '" + name + "'");
+}
+
+std::string cache_name(CacheKind kind) {
+  for (const auto& [value, text] : kCacheNames) {
+    if (value == kind) return text;
+  }
+  return "unknown";
+}
+
+}  // namespace blockscope

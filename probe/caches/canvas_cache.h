@@ -1,0 +1,87 @@
+// Which rows of a bidirectional model's canvas (prompt and all blocks) a pass computes, and what it
+// takes from earlier passes. One small class a method; the decoding loop and the attention know
+// only this interface.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "probe/caches/cache_options.h"
+#include "probe/caches/canvas_keys.h"
+#include "probe/model/attention_layer.h"
+
+namespace blockscope {
+
+/// Where a sequence stands before a pass. Positions are absolute, from 0.
+struct CanvasState {
+  int64_t prompt_length = 0;
+  int64_t length = 0;       // L
+  int64_t block_start = 0;  // of the current block
+  int64_t block_length = 0;
+  int64_t step = 0;                              // in the block, from 1
+  int64_t run_step = 0;                          // of the sequence, from 1
+  int64_t logit_shift = 0;                       // 1: row p predicts position p + 1
+  const std::vector<int64_t>* tokens = nullptr;  // [L]
+  std::vector<bool> masked;                      // [L]
+
+  int64_t block_end() const { return block_start + block_length; }
+};
+
+/// What a step predicted and decided.
+struct CanvasFeedback {
+  std::vector<int64_t> selected;  // absolute positions that were chosen, also where the token was
+                                  // [MASK] itself
+  std::vector<float> confidence;  // [G] of the answer's positions; NaN where the pass computed none
+};
+
+/// Attention of rows over the whole canvas, as the pass computes it: q [1, H, R, D] of `positions`
+/// -> z [1, H, R, D].
+using RowAttention =
+    std::function<at::Tensor(const at::Tensor& q, const std::vector<int64_t>& positions)>;
+
+/// What a cache computed at one layer of a pass.
+struct LayerWork {
+  std::vector<int64_t> queries;  // positions whose query, attention and FFN were computed
+  std::vector<int64_t> keys;     // positions whose key was written
+  std::vector<int64_t> values;   // positions whose value was written
+};
+
+class CanvasCache {
+ public:
+  virtual ~CanvasCache() = default;
+
+  /// The rows that the pass carries through the layers, absolute positions, ascending.
+  virtual std::vector<int64_t> rows(const CanvasState& state) = 0;
+
+  /// Fast-dLLM's cached Dream: the block's first pass decides its first position and nothing else.
+  virtual bool decides_first_position_only(const CanvasState& /*state*/) const { return false; }
+
+  /// The attention part of a layer: x [1, R, hidden_size] of the pass's rows -> same shape. The
+  /// default computes all of them; `work` says what was done.
+  virtual at::Tensor attention_block(int64_t layer, const AttentionLayer& weights,
+                                     const at::Tensor& x, const RotaryRows& rotary,
+                                     CanvasKeys& keys, const RowAttention& attend, LayerWork& work);
+
+  /// The feed-forward part, likewise.
+  virtual at::Tensor ffn(int64_t layer, const at::Tensor& x,
+                         const std::function<at::Tensor(const at::Tensor&)>& mlp);
+
+  /// Whether end_step needs the confidence of the whole answer, not only of the block.
+  virtual bool wants_answer_confidence() const { return false; }
+
+  /// After the step's decision; `tokens` of the state are those after it.
+  virtual void end_step(const CanvasState& /*state*/, const CanvasFeedback& /*feedback*/) {}
+
+ protected:
+  std::vector<int64_t> rows_;  // of the current pass, as rows() returned them
+};
+
+/// The cache that the options name, for one sequence. `options.kind` is one of the canvas caches.
+std::unique_ptr<CanvasCache> make_canvas_cache(const CacheOptions& options);
+
+}  // namespace blockscope

@@ -1,0 +1,187 @@
+#include "probe/caches/d2_cache.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "probe/caches/certainty_density.h"
+
+namespace blockscope {
+namespace {
+
+constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
+
+class D2Cache : public CanvasCache {
+ public:
+  explicit D2Cache(const CacheOptions& options) : options_(options) {}
+
+  std::vector<int64_t> rows(const CanvasState& state) override {
+    if (next_.empty()) {
+      next_.resize(static_cast<size_t>(state.length));
+      std::iota(next_.begin(), next_.end(), int64_t{0});
+    }
+    rows_ = next_;
+    maps_.clear();
+    return rows_;
+  }
+
+  bool wants_answer_confidence() const override { return true; }
+
+  at::Tensor attention_block(int64_t layer, const AttentionLayer& weights, const at::Tensor& x,
+                             const RotaryRows& rotary, CanvasKeys& keys, const RowAttention& attend,
+                             LayerWork& work) override {
+    keys.write_keys(layer, rows_, weights.key(x, rotary));
+    keys.write_values(layer, rows_, weights.value(x));
+    work = {rows_, rows_, rows_};
+    const at::Tensor q = weights.query(x, rotary);
+    maps_.push_back(attention_map(q, keys.ordered_key(layer), weights.scale()));
+    return weights.output(attend(q, rows_));
+  }
+
+  void end_step(const CanvasState& state, const CanvasFeedback& feedback) override {
+    remember(feedback.confidence);
+    std::vector<bool> chosen(static_cast<size_t>(state.length), false);
+    const auto answer = [&](int64_t i) { return static_cast<size_t>(state.prompt_length + i); };
+    const std::vector<bool> certain = certain_masks(state);
+    for (int64_t i = 0; i < std::ssize(certain); ++i) {
+      const int64_t row = i - state.logit_shift;
+      if (certain[static_cast<size_t>(i)] && row >= 0) chosen[answer(row)] = true;
+    }
+    for (const int64_t position : feedback.selected) chosen[static_cast<size_t>(position)] = true;
+    add_important(rollout(state.length), chosen);
+    if (state.logit_shift > 0) {
+      // The row that predicts the answer's first position is the prompt's last, for it alone.
+      chosen[static_cast<size_t>(state.prompt_length - 1)] = certain.front();
+    }
+    inflate(chosen);
+    next_.clear();
+    for (int64_t row = 0; row < state.length; ++row) {
+      if (chosen[static_cast<size_t>(row)]) next_.push_back(row);
+    }
+  }
+
+ private:
+  /// Mean over the heads of the attention probabilities, [R, L] float32, columns by position.
+  static at::Tensor attention_map(const at::Tensor& q, const at::Tensor& keys, double scale) {
+    const int64_t heads = q.size(1);
+    const int64_t group = heads / keys.size(0);
+    at::Tensor sum;
+    for (int64_t head = 0; head < heads; ++head) {
+      const at::Tensor scores = at::matmul(q.select(0, 0).select(0, head).to(at::kFloat),
+                                           keys.select(0, head / group).to(at::kFloat).t());
+      const at::Tensor probability = at::softmax(scores * scale, -1);
+      sum = sum.defined() ? sum + probability : probability;
+    }
+    return sum / static_cast<double>(heads);
+  }
+
+  /// Column sums of the product of all layers' (A + I) / 2, where A has the rows of this pass and
+  /// the identity elsewhere: how much attention flows from the whole canvas into each position.
+  std::vector<double> rollout(int64_t length) const {
+    at::Tensor flow = at::ones({length}, at::kFloat);
+    const at::Tensor index = at::tensor(rows_, at::kLong);
+    for (auto map = maps_.rbegin(); map != maps_.rend(); ++map) {
+      const at::Tensor mine = flow.index_select(0, index);
+      const at::Tensor half = mine / (map->sum(-1) + 1.0);
+      flow = flow.index_copy(0, index, half) + at::matmul(half, *map);
+    }
+    const at::Tensor exact = flow.to(at::kDouble).contiguous();
+    return {exact.const_data_ptr<double>(), exact.const_data_ptr<double>() + length};
+  }
+
+  void remember(const std::vector<float>& confidence) {
+    if (confidence_.empty()) {
+      confidence_ = confidence;
+      return;
+    }
+    if (options_.as_released) return;
+    for (size_t i = 0; i < confidence.size(); ++i) {
+      if (!std::isnan(confidence[i])) confidence_[i] = confidence[i];
+    }
+  }
+
+  /// [G]: the masks of stage 1.
+  std::vector<bool> certain_masks(const CanvasState& state) const {
+    const int64_t length = state.length - state.prompt_length;
+    std::vector<bool> known;
+    for (int64_t i = 0; i < length; ++i) {
+      known.push_back(!state.masked[static_cast<size_t>(state.prompt_length + i)]);
+    }
+    const std::vector<float> density = certainty_density(known, options_.sigma);
+    const int64_t begin = state.block_start - state.prompt_length;
+    int64_t last = length - 1;
+    int64_t masks = 0;
+    for (int64_t i = 0; i < length; ++i) {
+      masks += known[static_cast<size_t>(i)] ? 0 : 1;
+      if (masks < options_.current_k) continue;
+      last = i;
+      break;
+    }
+    const int64_t end = std::min(length, (last / state.block_length + 1) * state.block_length);
+    std::vector<float> score(static_cast<size_t>(length), kMinusInf);
+    float best = kMinusInf;
+    for (size_t i = 0; i < score.size(); ++i) {
+      if (!std::isnan(confidence_[i])) score[i] = confidence_[i] * density[i];
+      best = std::max(best, score[i]);
+    }
+    std::vector<int64_t> order;
+    for (int64_t i = begin; i < end; ++i) {
+      if (known[static_cast<size_t>(i)]) continue;
+      if (i < begin + state.block_length) score[static_cast<size_t>(i)] += best;
+      order.push_back(i);
+    }
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+      return score[static_cast<size_t>(a)] > score[static_cast<size_t>(b)];
+    });
+    order.resize(std::min(order.size(), static_cast<size_t>(options_.current_k)));
+    std::vector<bool> certain(static_cast<size_t>(length), false);
+    for (const int64_t i : order) certain[static_cast<size_t>(i)] = true;
+    return certain;
+  }
+
+  void add_important(const std::vector<double>& importance, std::vector<bool>& chosen) const {
+    std::vector<int64_t> order;
+    double sum = 1e-9;
+    for (int64_t row = 0; row < std::ssize(chosen); ++row) {
+      if (chosen[static_cast<size_t>(row)]) continue;
+      order.push_back(row);
+      sum += importance[static_cast<size_t>(row)];
+    }
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+      return importance[static_cast<size_t>(a)] > importance[static_cast<size_t>(b)];
+    });
+    double covered = 0.0;
+    for (size_t i = 0; i < order.size(); ++i) {
+      covered += importance[static_cast<size_t>(order[i])] / sum;
+      if (i > 0 && covered > options_.rollout_p) break;
+      chosen[static_cast<size_t>(order[i])] = true;
+    }
+  }
+
+  void inflate(std::vector<bool>& chosen) const {
+    int64_t previous = -1;
+    for (int64_t row = 0; row < std::ssize(chosen); ++row) {
+      if (!chosen[static_cast<size_t>(row)]) continue;
+      if (previous >= 0 && row - previous <= options_.inflate_window) {
+        for (int64_t p = previous + 1; p < row; ++p) chosen[static_cast<size_t>(p)] = true;
+      }
+      previous = row;
+    }
+  }
+
+  CacheOptions options_;
+  std::vector<int64_t> next_;      // rows of the next pass
+  std::vector<at::Tensor> maps_;   // by layer [R, L] of the current pass
+  std::vector<float> confidence_;  // [G] of each position's last computation; NaN: none yet
+};
+
+}  // namespace
+
+std::unique_ptr<CanvasCache> make_d2_cache(const CacheOptions& options) {
+  return std::make_unique<D2Cache>(options);
+}
+
+}  // namespace blockscope

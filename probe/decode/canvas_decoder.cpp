@@ -1,0 +1,282 @@
+#include "probe/decode/canvas_decoder.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include "probe/decode/canvas_seams.h"
+#include "probe/decode/step_decision.h"
+#include "probe/model/stopwatch.h"
+
+namespace blockscope {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+CanvasShape canvas_shape(const ModelConfig& config, const DecodeOptions& options, int64_t length) {
+  return {config.num_layers, config.num_kv_heads, config.head_dim, length, options.block_length()};
+}
+
+class CanvasDecoder {
+ public:
+  CanvasDecoder(const BlockDiffusionModel& model, AttentionPolicy& policy,
+                const DecodeOptions& options, const DecodeRequest& request, int64_t& next_pass,
+                const DecodeCallbacks& callbacks)
+      : model_(model.for_longest_sequence(longest_sequence({request}, options))),
+        options_(options),
+        request_(request),
+        next_pass_(next_pass),
+        callbacks_(callbacks),
+        policy_(policy),
+        tokens_(request.prompt),
+        cache_(make_canvas_cache(options.cache)),
+        keys_(canvas_shape(model.config(), options, longest_sequence({request}, options)),
+              model.dtype()),
+        seams_(policy, *cache_, keys_, callbacks.observer, options.shadow) {
+    outcome_.sequence = request.sequence;
+    state_.prompt_length = static_cast<int64_t>(request.prompt.size());
+    state_.length = keys_.shape().length;
+    state_.block_length = options.block_length();
+    state_.logit_shift = model.config().logit_shift;
+    tokens_.resize(static_cast<size_t>(state_.length), options.mask_token_id);
+    state_.tokens = &tokens_;
+  }
+
+  DecodeOutcome run() {
+    const c10::InferenceMode guard;
+    if (request_.replayed && request_.replay.empty()) outcome_.reason = FinishReason::replayed;
+    while (outcome_.reason == FinishReason::unfinished) {
+      if (step_ == 0) begin_block();
+      denoise();
+      if (block_ended()) end_block();
+      const bool stop = callbacks_.interrupted && callbacks_.interrupted();
+      if (stop && outcome_.reason == FinishReason::unfinished) {
+        outcome_.reason = FinishReason::interrupted;
+      }
+    }
+    outcome_.generated.assign(tokens_.begin() + state_.prompt_length, tokens_.end());
+    policy_.remove(0);
+    if (callbacks_.observer != nullptr) callbacks_.observer->on_remove(0);
+    if (callbacks_.on_finished) callbacks_.on_finished(outcome_);
+    return std::move(outcome_);
+  }
+
+ private:
+  void begin_block() {
+    state_.block_start = state_.prompt_length + block_ * state_.block_length;
+    keys_.begin_block(state_.block_start);
+    seams_.begin_block();
+    last_input_.clear();
+  }
+
+  std::vector<int64_t> block_tokens() const {
+    const auto begin = tokens_.begin() + state_.block_start;
+    return {begin, begin + state_.block_length};
+  }
+
+  SequencePass plan() {
+    SequencePass pass;
+    pass.sequence = outcome_.sequence;
+    pass.block = block_;
+    pass.block_start = state_.block_start;
+    pass.step = step_ + 1;
+    pass.run_step = outcome_.denoising_steps + 1;
+    pass.planned_steps = (state_.length - state_.prompt_length) / state_.block_length *
+                         options_.unmasking.denoising_steps;
+    pass.context_length = state_.length - state_.block_length;
+    pass.prompt_hash = request_.prompt_hash;
+    const std::vector<int64_t> input = block_tokens();
+    for (const int64_t token : input) pass.masked.push_back(token == options_.mask_token_id);
+    pass.masks_left = std::count(pass.masked.begin(), pass.masked.end(), true);
+    for (size_t i = 0; i < last_input_.size(); ++i) pass.changed += input[i] != last_input_[i];
+    last_input_ = input;
+    state_.step = pass.step;
+    state_.run_step = pass.run_step;
+    state_.masked.clear();
+    for (const int64_t token : tokens_) state_.masked.push_back(token == options_.mask_token_id);
+    return pass;
+  }
+
+  /// One pass and its decision.
+  void denoise() {
+    PassContext context{next_pass_++, {plan()}};
+    SequencePass& pass = context.sequences.front();
+    const std::vector<int64_t> rows = cache_->rows(state_);
+    for (int64_t p = state_.block_start; p < state_.block_end(); ++p) {
+      pass.computed.push_back(std::binary_search(rows.begin(), rows.end(), p));
+    }
+    std::vector<StepDecision> decisions(1);
+    int64_t elapsed = 0;
+    int64_t logits_observer_ns = 0;
+    {
+      const Stopwatch watch(elapsed);
+      std::vector<int64_t> ids;
+      for (const int64_t row : rows) ids.push_back(tokens_[static_cast<size_t>(row)]);
+      seams_.begin_pass(context, rows);
+      const at::Tensor hidden = model_.forward(at::tensor(ids, at::kLong).unsqueeze(0),
+                                               at::tensor(rows, at::kLong).unsqueeze(0), seams_);
+      seams_.end_pass();
+      const PredictingRows predicting =
+          predicting_rows(rows, state_.block_start, state_.block_end());
+      const at::Tensor logits = model_.logits(hidden.index_select(1, predicting.index));
+      if (callbacks_.observer != nullptr) {
+        const Stopwatch observer_watch(logits_observer_ns);
+        callbacks_.observer->on_logits(context, {0}, logits);
+      }
+      decisions.front() = decide(pass, logits, predicting.exists);
+      take(decisions.front(), rows, hidden);
+    }
+    if (callbacks_.observer == nullptr) return;
+    callbacks_.observer->on_pass({context, state_.block_length, state_.block_start,
+                                  elapsed - seams_.observer_ns() - logits_observer_ns,
+                                  seams_.attention_ns(), std::move(decisions)});
+  }
+
+  /// Where among a pass's rows the ones stand that predict positions [begin, end).
+  struct PredictingRows {
+    at::Tensor index;          // [end - begin] int64; the first row stands for one that is missing
+    std::vector<bool> exists;  // [end - begin]
+  };
+  PredictingRows predicting_rows(const std::vector<int64_t>& rows, int64_t begin,
+                                 int64_t end) const {
+    PredictingRows result;
+    std::vector<int64_t> index;
+    for (int64_t p = begin; p < end; ++p) {
+      const auto found = std::lower_bound(rows.begin(), rows.end(), p - state_.logit_shift);
+      const bool exists = found != rows.end() && *found == p - state_.logit_shift;
+      index.push_back(exists ? found - rows.begin() : 0);
+      result.exists.push_back(exists);
+    }
+    result.index = at::tensor(index, at::kLong);
+    return result;
+  }
+
+  /// logits [1, B, V]; `exists`: positions that this pass predicts. No other is decided.
+  StepDecision decide(const SequencePass& pass, const at::Tensor& logits,
+                      const std::vector<bool>& exists) const {
+    const StreamId stream{request_.prompt_hash, pass.block, pass.step};
+    const bool with_entropy = options_.unmasking.strategy == Strategy::kEntropyBounded;
+    BlockPrediction prediction =
+        std::move(predict_tokens(logits, options_.sampling, {stream}, with_entropy).front());
+    check_finite(pass, prediction);
+    SequencePass open = pass;
+    for (size_t p = 0; p < exists.size(); ++p) {
+      if (exists[p]) continue;
+      open.masked[p] = false;
+      prediction.token[p] = prediction.top1[p] = -1;
+      prediction.confidence[p] = prediction.top1_confidence[p] = kNaN;
+    }
+    if (request_.replayed) {
+      return replayed_tokens(request_.replay[replay_cursor_], state_.block_start,
+                             std::move(prediction));
+    }
+    if (!cache_->decides_first_position_only(state_)) {
+      return choose_tokens(options_, open, std::move(prediction));
+    }
+    StepDecision decision;
+    decision.prediction = std::move(prediction);
+    if (open.masked.front()) decision.selected = {0};
+    if (decision.prediction.token.front() != options_.mask_token_id) {
+      decision.transferred = decision.selected;
+    }
+    return decision;
+  }
+
+  void take(const StepDecision& decision, const std::vector<int64_t>& rows,
+            const at::Tensor& hidden) {
+    CanvasFeedback feedback;
+    if (cache_->wants_answer_confidence()) {
+      feedback.confidence = answer_confidence(decision, rows, hidden);
+    }
+    for (const int64_t p : decision.selected) {
+      feedback.selected.push_back(state_.block_start + p);
+    }
+    for (const int64_t p : decision.transferred) {
+      const auto position = static_cast<size_t>(state_.block_start + p);
+      tokens_[position] = decision.prediction.token[static_cast<size_t>(p)];
+      state_.masked[position] = false;
+    }
+    cache_->end_step(state_, feedback);
+    ++step_;
+    ++replay_cursor_;
+    ++outcome_.denoising_steps;
+  }
+
+  /// [G]; the block's are those of its prediction, the others' those of their best token.
+  std::vector<float> answer_confidence(const StepDecision& decision,
+                                       const std::vector<int64_t>& rows,
+                                       const at::Tensor& hidden) const {
+    const PredictingRows predicting = predicting_rows(rows, state_.prompt_length, state_.length);
+    const at::Tensor logits = model_.logits(hidden.index_select(1, predicting.index));
+    std::vector<float> confidence =
+        predict_tokens(logits, {}, {StreamId{}}, false).front().top1_confidence;
+    for (size_t i = 0; i < confidence.size(); ++i) {
+      if (!predicting.exists[i]) confidence[i] = kNaN;
+    }
+    const auto block = static_cast<size_t>(state_.block_start - state_.prompt_length);
+    std::copy(decision.prediction.confidence.begin(), decision.prediction.confidence.end(),
+              confidence.begin() + static_cast<int64_t>(block));
+    return confidence;
+  }
+
+  bool block_ended() const {
+    if (request_.replayed) {
+      return replay_cursor_ >= request_.replay.size() ||
+             request_.replay[replay_cursor_].block != block_;
+    }
+    const std::vector<int64_t> now = block_tokens();
+    return step_ >= options_.unmasking.denoising_steps ||
+           std::count(now.begin(), now.end(), options_.mask_token_id) == 0;
+  }
+
+  void end_block() {
+    const std::vector<int64_t> now = block_tokens();
+    outcome_.masks_left += std::count(now.begin(), now.end(), options_.mask_token_id);
+    ++block_;
+    step_ = 0;
+    if (request_.replayed) {
+      if (replay_cursor_ >= request_.replay.size()) outcome_.reason = FinishReason::replayed;
+      return;
+    }
+    const bool stopped = std::any_of(now.begin(), now.end(), [&](int64_t token) {
+      const auto& ids = options_.stop_ids;
+      return std::find(ids.begin(), ids.end(), token) != ids.end();
+    });
+    if (stopped) {
+      outcome_.reason = FinishReason::stop;
+    } else if (state_.block_end() >= state_.length) {
+      outcome_.reason = FinishReason::length;
+    }
+  }
+
+  const BlockDiffusionModel model_;
+  const DecodeOptions& options_;
+  const DecodeRequest& request_;
+  int64_t& next_pass_;
+  const DecodeCallbacks& callbacks_;
+  AttentionPolicy& policy_;
+  std::vector<int64_t> tokens_;  // [L]
+  std::unique_ptr<CanvasCache> cache_;
+  CanvasKeys keys_;
+  CanvasSeams seams_;
+  CanvasState state_;
+  DecodeOutcome outcome_;
+  std::vector<int64_t> last_input_;  // [B] input of the block's previous step
+  int64_t block_ = 0;                // from the prompt's end
+  int64_t step_ = 0;                 // denoising steps done in this block
+  size_t replay_cursor_ = 0;
+};
+
+}  // namespace
+
+DecodeOutcome decode_canvas(const BlockDiffusionModel& model, AttentionPolicy& policy,
+                            const DecodeOptions& options, const DecodeRequest& request,
+                            int64_t& next_pass, const DecodeCallbacks& callbacks) {
+  return CanvasDecoder(model, policy, options, request, next_pass, callbacks).run();
+}
+
+}  // namespace blockscope

@@ -1,0 +1,120 @@
+"""Compares `blockscope capture` with what official decoders did, as `official/*.py` dumped it:
+
+    python compare_official.py ORACLE.json...
+
+Every pass: its input, which positions it decided and with which tokens; best token and probability of
+the block's masked positions; at the end all tokens and the number of passes. Cases that the official
+code itself did not finish are left out and counted. Needs BLOCKSCOPE_BINARY, h5py and numpy.
+"""
+
+import json
+import pathlib
+import sys
+
+import harness
+from trace_file import Trace
+
+ALGS = {"maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "negative_entropy"}
+
+
+def strategy_flags(family, method, parameters):
+    """-> flags of our command for the parameters of an official call, or None: not run by us."""
+    blocks = parameters["gen_length"] // parameters.get("block_length", parameters["gen_length"])
+    steps = parameters["steps"] // blocks if "steps" in parameters else 0
+    if "factor" in parameters:
+        return ["--strategy", "factor", "--factor", parameters["factor"]]
+    if family == "dream":
+        if parameters["alg"] == "confidence_threshold":
+            if method == "none":
+                return ["--strategy", "threshold", "--quota", "carry", "--threshold",
+                        parameters["threshold"], "--denoising-steps", steps]
+            return ["--strategy", "threshold", "--threshold", parameters["threshold"]]
+        # With a cache every other alg ranks by negative entropy, whatever its name.
+        rank = ALGS[parameters["alg"]] if method == "none" else "negative_entropy"
+        return ["--strategy", "low_confidence_static", "--quota", "linear", "--rank-by", rank,
+                "--denoising-steps", steps]
+    if "threshold" in parameters:
+        return ["--strategy", "threshold", "--threshold", parameters["threshold"]]
+    return ["--strategy", "low_confidence_static", "--denoising-steps", steps]
+
+
+CACHES = {"none": "none", "gsai": "none", "prefix-cache": "prefix", "dual-cache": "dual"}
+
+
+class Comparison:
+    def __init__(self):
+        self.cases = self.passes = self.rows = self.skipped = 0
+        self.largest = 0.0
+
+    def case(self, folder, family, method, case):
+        parameters = case["parameters"]
+        flags = strategy_flags(family, method, parameters)
+        config = json.loads((folder / case["checkpoint"] / "config.json").read_text())
+        if flags is None or case.get("error") or config.get("include_bias") or config.get("bias_for_layer_norm"):
+            self.skipped += 1
+            return
+        block = parameters.get("block_length", parameters["gen_length"])
+        prompt = case["prompt"]
+        with harness.temporary_folder() as work:
+            path = pathlib.Path(work) / "run.h5"
+            harness.run("capture", folder / case["checkpoint"], "--input-ids",
+                        ",".join(map(str, prompt)), "--gen-length", parameters["gen_length"],
+                        "--block-length", block, "--cache", CACHES[method], "--no-stop", "--dtype",
+                        "float32", "--record", "trajectory", "--threads", 1, "--quiet", "-o", path,
+                        *flags)
+            self.compare(case, Trace(path), block, 1 if family == "dream" else 0, method)
+        self.cases += 1
+
+    def compare(self, case, trace, block, shift, method):
+        name = f"{case['checkpoint']} seed {case['seed']} {case['parameters']}"
+        prompt, mask = case["prompt"], case["parameters"]["mask_id"]
+        canvas = prompt + [mask] * case["parameters"]["gen_length"]
+        rows = [r for r in trace.rows_of(0) if trace.rows("/steps/kind")[r] == 1]
+        # Some official loops run on, or pass once more, when a block is full: nothing changes then.
+        official = [p for p in case["passes"] if p["changed"] or method == "none"]
+        if method == "gsai":
+            official = [p for p in case["passes"] if p["changed"]]
+            rows = [r for r in rows if trace.delta(r)[0]]
+        ours = [r for r in rows if trace.delta(r)[0] or method == "none"]
+        harness.require(len(ours) == len(official), f"{name}: {len(ours)} passes, official {len(official)}")
+        for row, step in zip(ours, official):
+            where = f"{name}, row {row}"
+            harness.require(step["input"] == canvas, f"{where}: another input")
+            positions, tokens, _ = trace.delta(row)
+            mine = sorted([len(prompt) + p, t] for p, t in zip(positions, tokens))
+            harness.require(mine == sorted(step["changed"]), f"{where}: decided {mine}, official {step['changed']}")
+            self.predictions(trace, row, step, canvas, mask, block, shift, where)
+            for position, token in mine:
+                canvas[position] = token
+            self.passes += 1
+        harness.require(canvas == case["tokens"], f"{name}: other tokens at the end")
+
+    def predictions(self, trace, row, step, canvas, mask, block, shift, where):
+        start = int(trace.rows("/steps/block_start")[row])
+        computed = {p: i for i, p in enumerate(step["positions"])}
+        for i in range(block):
+            if canvas[start + i] != mask or start + i - shift not in computed:
+                continue
+            at = computed[start + i - shift]
+            if step["gap"][at] > 1e-4:
+                harness.require(int(trace.rows("/prediction/token")[row][i]) == step["top1"][at],
+                                f"{where}: best token of position {start + i}")
+            difference = abs(float(trace.rows("/prediction/confidence")[row][i]) - step["probability"][at])
+            self.largest = max(self.largest, difference)
+            harness.require(difference < 1e-4, f"{where}: probability of {start + i} differs by {difference}")
+            self.rows += 1
+
+
+def main():
+    for path in map(pathlib.Path, sys.argv[1:]):
+        oracle = json.loads(path.read_text())
+        comparison = Comparison()
+        for case in oracle["cases"]:
+            comparison.case(path.parent, oracle["family"], oracle["method"], case)
+        print(f"{path.name}: {comparison.cases} cases, {comparison.passes} passes, {comparison.rows} "
+              f"predictions equal; largest difference of a probability {comparison.largest:.1e}; "
+              f"{comparison.skipped} left out")
+
+
+if __name__ == "__main__":
+    main()
