@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "probe/decode/unmasking.h"
+#include "probe/model/feed_forward.h"
 #include "probe/policies/attention_policy.h"
 #include "probe/policies/pass_context.h"
 
@@ -61,6 +62,9 @@ class DecodeObserver {
   /// Residual stream entering a layer, [S, B, hidden_size]; denoising and commit passes.
   virtual void on_hidden(const PassContext& /*context*/, int64_t /*layer*/,
                          const at::Tensor& /*hidden*/) {}
+  /// What a layer's router chose, [S, B, per_token]; denoising and commit passes.
+  virtual void on_router(const PassContext& /*context*/, int64_t /*layer*/,
+                         const RouterChoice& /*choice*/) {}
   virtual void on_committed_keys(const CommittedKeys& /*keys*/) {}
   /// logits [S', B, V]; entry i belongs to context.sequences[slots[i]] (denoising ones only).
   virtual void on_logits(const PassContext& /*context*/, const std::vector<int64_t>& /*slots*/,
