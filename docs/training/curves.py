@@ -3,6 +3,7 @@
 
     python3 docs/training/curves.py build/training            # thin the logs there, store them here, draw
     python3 docs/training/curves.py build/training --append   # the same, but after the stored logs
+    python3 docs/training/curves.py build/training --llada    # the log of the family llada's diffusion stage
     python3 docs/training/curves.py                           # draw again from the stored logs
 """
 
@@ -11,7 +12,7 @@ import pathlib
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-STAGES = ("backbone", "diffusion")
+STAGES = ("backbone", "diffusion", "bidirectional")
 TASKS = ("needle", "sentence", "multi_key", "chain", "arithmetic", "copy", "sort")
 COLOURS = ("#1f77b4", "#17becf", "#2ca02c", "#9467bd", "#d62728", "#8c564b", "#ff7f0e")
 EVERY = 20  # steps of the log that become one line of the stored one
@@ -81,7 +82,7 @@ def draw(logs: dict[str, list[dict[str, str]]]) -> str:
         accuracy = [(task, colour, points(task)) for task, colour in zip(TASKS, COLOURS)]
         title = f"{stage}: share of answer tokens right by step"
         parts.append(panel(x, 40 + HEIGHT + GAP, title, 1, steps, accuracy))
-    width, height = 2 * (WIDTH + LEGEND + GAP) + GAP, 2 * HEIGHT + 2 * GAP + 40
+    width, height = len(STAGES) * (WIDTH + LEGEND + GAP) + GAP, 2 * HEIGHT + 2 * GAP + 40
     return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
             'font-family="sans-serif" font-size="12">\n'
             f'<rect width="{width}" height="{height}" fill="white"/>\n' + "\n".join(parts)
@@ -96,8 +97,12 @@ def append(stored: pathlib.Path, rows: list[dict[str, float]]) -> list[dict[str,
 
 
 def main() -> None:
+    llada = "--llada" in sys.argv
     for stage in STAGES if len(sys.argv) > 1 else ():
-        log, stored = pathlib.Path(sys.argv[1]) / f"{stage}.csv", HERE / f"{stage}.csv"
+        if (stage == "bidirectional") != llada:
+            continue
+        log = pathlib.Path(sys.argv[1]) / ("diffusion.csv" if llada else f"{stage}.csv")
+        stored = HERE / f"{stage}.csv"
         if not log.exists():
             continue
         store(append(stored, thin(log)) if "--append" in sys.argv else thin(log), stored)

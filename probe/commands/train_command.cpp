@@ -171,6 +171,9 @@ void run_command(const CLI::App& command, TrainFlags& flags) {
                      std::to_string(64 << run.train.first_level));
   }
   check_shapes(run.model);
+  refuse_idle(command, "--head-dim", run.family != "llada",
+              "--family sdar: llada's heads have --hidden / --heads channels");
+  run.model = in_family(run.model, run.family);
   if (flags.threads > 0) at::set_num_threads(flags.threads);
   run_training(run);
 }
@@ -232,6 +235,12 @@ void add_train_command(CLI::App& app) {
   run.model = needle_model_config();
   command->add_option("--stage", flags->stage, "Which stages run")
       ->check(CLI::IsMember({"backbone", "diffusion", "all"}))
+      ->capture_default_str();
+  command
+      ->add_option(
+          "--family", run.family,
+          "What the diffusion stage makes, block diffusion (sdar) or a bidirectional model (llada)")
+      ->check(CLI::IsMember({"sdar", "llada"}))
       ->capture_default_str();
   command->add_option("-o,--out", run.out,
                       "Checkpoint folder (required to train); the backbone goes to OUT/backbone");

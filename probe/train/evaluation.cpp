@@ -32,13 +32,37 @@ void evaluate_backbone(const Trainer& trainer, const TaskDocument& document,
   }
 }
 
-/// One question while it is decoded: ids from the context's last whole block on.
+/// One question while it is decoded: ids from the context's last whole block on, or from the
+/// context's beginning (bidirectional).
 struct Decoding {
   Ids ids;
   std::size_t answer_begin = 0;
   std::size_t block_begin = 0;
   bool done = false;
 };
+
+/// Where a row of logits belongs.
+struct Masked {
+  std::size_t question, at;
+};
+
+/// Fills each question's most confident masked position; logits [M, vocab] of `masked` [M].
+void fill_best(const at::Tensor& logits, const std::vector<Masked>& masked, std::int64_t mask_token,
+               std::vector<Decoding>& open) {
+  logits.select(1, mask_token).fill_(-1e30);
+  const auto [confidence, token] = logits.softmax(-1).max(-1);
+  std::vector<std::int64_t> best(open.size(), -1);
+  for (std::size_t m = 0; m < masked.size(); ++m) {
+    std::int64_t& chosen = best[masked[m].question];
+    const float* value = confidence.const_data_ptr<float>();
+    if (chosen < 0 || value[m] > value[chosen]) chosen = static_cast<std::int64_t>(m);
+  }
+  for (const std::int64_t m : best) {
+    if (m < 0) continue;
+    const Masked& where = masked[static_cast<std::size_t>(m)];
+    open[where.question].ids[where.at] = token.const_data_ptr<std::int64_t>()[m];
+  }
+}
 
 /// One denoising step of every open question: fills each one's most confident masked position.
 void denoise(const Trainer& trainer, const Ids& context, std::vector<Decoding>& open,
@@ -47,9 +71,6 @@ void denoise(const Trainer& trainer, const Ids& context, std::vector<Decoding>& 
   BatchLayout layout(static_cast<std::int64_t>(block));
   layout.begin_document();
   layout.add(context, 0, -1, 0);
-  struct Masked {
-    std::size_t question, at;
-  };
   std::vector<Masked> masked;
   for (std::size_t g = 0; g < open.size(); ++g) {
     const Decoding& decoding = open[g];
@@ -69,19 +90,76 @@ void denoise(const Trainer& trainer, const Ids& context, std::vector<Decoding>& 
     }
   }
   const at::Tensor logits = trainer.forward(layout.finish(tokens.end)).to(at::kFloat).cpu();
-  logits.select(1, tokens.mask).fill_(-1e30);
-  const auto [confidence, token] = logits.softmax(-1).max(-1);
-  std::vector<std::int64_t> best(open.size(), -1);
+  fill_best(logits, masked, tokens.mask, open);
+}
+
+/// The same for LLaDA: every question is a sequence of its own, recomputed as a whole with the
+/// masks of the blocks to come.
+void denoise_bidirectional(const Trainer& trainer, std::vector<Decoding>& open, std::size_t block) {
+  const TaskTokens& tokens = trainer.tokens();
+  std::vector<Ids> sequences;
+  std::vector<Masked> masked;
+  std::vector<std::size_t> sequence_of;
+  for (std::size_t g = 0; g < open.size(); ++g) {
+    if (open[g].done) continue;
+    for (std::size_t i = open[g].block_begin; i < open[g].block_begin + block; ++i) {
+      if (open[g].ids[i] != tokens.mask) continue;
+      masked.push_back({g, i});
+      sequence_of.push_back(sequences.size());
+    }
+    sequences.push_back(open[g].ids);
+  }
+  TrainingBatch batch = bidirectional_rows(sequences, tokens.end);
+  Ids rows;
   for (std::size_t m = 0; m < masked.size(); ++m) {
-    std::int64_t& chosen = best[masked[m].question];
-    const float* value = confidence.const_data_ptr<float>();
-    if (chosen < 0 || value[m] > value[chosen]) chosen = static_cast<std::int64_t>(m);
+    rows.push_back(static_cast<std::int64_t>(sequence_of[m]) * batch.tokens.size(1) +
+                   static_cast<std::int64_t>(masked[m].at));
   }
-  for (const std::int64_t m : best) {
-    if (m < 0) continue;
-    const Masked& where = masked[static_cast<std::size_t>(m)];
-    open[where.question].ids[where.at] = token.const_data_ptr<std::int64_t>()[m];
+  batch.rows = at::tensor(rows, at::kLong);
+  fill_best(trainer.forward(batch).to(at::kFloat).cpu(), masked, tokens.mask, open);
+}
+
+bool any_open(const std::vector<Decoding>& open) {
+  return std::ranges::any_of(open, [](const Decoding& decoding) { return !decoding.done; });
+}
+
+/// Counts what is right from the first word to the end token.
+void judge(const TaskTokens& tokens, const std::vector<Decoding>& decoded,
+           const TaskDocument& document, EvaluationReport& report) {
+  for (std::size_t g = 0; g < decoded.size(); ++g) {
+    const Ids& ids = decoded[g].ids;
+    const auto from = ids.begin() + static_cast<std::ptrdiff_t>(decoded[g].answer_begin);
+    const Ids answer(from, std::find(from, ids.end(), tokens.end));
+    const auto task = static_cast<std::size_t>(document.questions[g].task);
+    ++report.asked[task];
+    report.right[task] += answer == tokens.encode(document.questions[g].answer) ? 1 : 0;
   }
+}
+
+void evaluate_bidirectional(const Trainer& trainer, const TaskDocument& document, std::size_t block,
+                            EvaluationReport& report) {
+  const TaskTokens& tokens = trainer.tokens();
+  std::vector<Decoding> open;
+  for (const TaskQuestion& question : document.questions) {
+    Decoding decoding;
+    decoding.ids = tokens.encode(document.context);
+    const Ids asked = tokens.encode(question.question);
+    decoding.ids.insert(decoding.ids.end(), asked.begin(), asked.end());
+    decoding.answer_begin = decoding.block_begin = decoding.ids.size();
+    decoding.ids.resize(decoding.ids.size() + kMostGenerated, tokens.mask);
+    open.push_back(std::move(decoding));
+  }
+  while (any_open(open)) {
+    denoise_bidirectional(trainer, open, block);
+    for (Decoding& decoding : open) {
+      const auto from = decoding.ids.begin() + static_cast<std::ptrdiff_t>(decoding.block_begin);
+      const auto to = from + static_cast<std::ptrdiff_t>(block);
+      if (decoding.done || std::find(from, to, tokens.mask) != to) continue;
+      decoding.done = std::find(from, to, tokens.end) != to || to == decoding.ids.end();
+      if (!decoding.done) decoding.block_begin += block;
+    }
+  }
+  judge(tokens, open, document, report);
 }
 
 void evaluate_diffusion(const Trainer& trainer, const TaskDocument& document, std::size_t block,
@@ -102,8 +180,7 @@ void evaluate_diffusion(const Trainer& trainer, const TaskDocument& document, st
     decoding.ids.resize(decoding.block_begin + block, tokens.mask);
     open.push_back(std::move(decoding));
   }
-  const auto is_open = [](const Decoding& decoding) { return !decoding.done; };
-  while (std::any_of(open.begin(), open.end(), is_open)) {
+  while (any_open(open)) {
     denoise(trainer, context, open, block);
     for (Decoding& decoding : open) {
       const auto from = decoding.ids.begin() + static_cast<std::ptrdiff_t>(decoding.answer_begin);
@@ -115,13 +192,7 @@ void evaluate_diffusion(const Trainer& trainer, const TaskDocument& document, st
       decoding.ids.resize(decoding.block_begin + block, tokens.mask);
     }
   }
-  for (std::size_t g = 0; g < open.size(); ++g) {
-    const auto from = open[g].ids.begin() + static_cast<std::ptrdiff_t>(open[g].answer_begin);
-    const Ids answer(from, std::find(from, open[g].ids.end(), tokens.end));
-    const auto task = static_cast<std::size_t>(document.questions[g].task);
-    ++report.asked[task];
-    report.right[task] += answer == tokens.encode(document.questions[g].answer) ? 1 : 0;
-  }
+  judge(tokens, open, document, report);
 }
 
 }  // namespace
@@ -142,6 +213,8 @@ EvaluationReport evaluate(const Trainer& trainer, const EvaluationSpec& spec) {
     const TaskDocument written = make_document(document, random);
     if (trainer.options().stage == TrainStage::kBackbone) {
       evaluate_backbone(trainer, written, report);
+    } else if (trainer.model().config().attention_bidirectional) {
+      evaluate_bidirectional(trainer, written, static_cast<std::size_t>(spec.block_length), report);
     } else {
       evaluate_diffusion(trainer, written, static_cast<std::size_t>(spec.block_length), report);
     }

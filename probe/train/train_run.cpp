@@ -292,6 +292,22 @@ ModelConfig needle_model_config() {
   return config;
 }
 
+ModelConfig in_family(ModelConfig shapes, const std::string& family) {
+  if (family != "llada") return shapes;
+  if (shapes.hidden_size % (2 * shapes.num_heads) != 0) {
+    throw UsageError(fmt::format(
+        "--hidden: expected an even multiple of the {} --heads in the family llada, got {}",
+        shapes.num_heads, shapes.hidden_size));
+  }
+  shapes.model_type = "llada";
+  shapes.head_dim = shapes.hidden_size / shapes.num_heads;
+  shapes.rms_norm_eps = 1e-5;
+  shapes.qk_norm = false;
+  shapes.rope_in_float32 = true;
+  shapes.attention_bidirectional = true;
+  return shapes;
+}
+
 void run_training(const TrainRunOptions& options) {
   const Clock::time_point start = Clock::now();
   check_outputs(options);

@@ -11,8 +11,9 @@
 namespace blockscope {
 
 struct TrainRunOptions {
-  TrainOptions train;  // `stage` and `steps` are set per stage
-  ModelConfig model;   // shapes
+  TrainOptions train;           // `stage` and `steps` are set per stage
+  ModelConfig model;            // shapes
+  std::string family = "sdar";  // or "llada": weight names and what the diffusion stage learns
   bool backbone = true, diffusion = true;
   std::int64_t backbone_steps = 4000;
   std::int64_t diffusion_steps = 1100;
@@ -33,6 +34,11 @@ struct TrainRunOptions {
 
 /// Small shapes with head_dim != hidden / heads and 3 query heads per KV head: 2.2M parameters.
 ModelConfig needle_model_config();
+
+/// These shapes as a model of the family. "sdar": as they are. "llada": LLaDA's names, no QK-norm,
+/// head_dim = hidden / heads, attention in both directions. Throws UsageError for heads that do not
+/// divide the hidden size evenly.
+ModelConfig in_family(ModelConfig shapes, const std::string& family);
 
 /// Returns when every stage reached its last step, or --minutes are over and the state is saved.
 /// Checks every output before the first step: throws UsageError when a checkpoint or state of

@@ -75,6 +75,8 @@ const std::vector<Setting>& settings() {
        [](const TrainRunOptions& o) { return json(o.train.bfloat16 ? "bfloat16" : "float32"); },
        [](TrainRunOptions& o, const json& value) { o.train.bfloat16 = value == "bfloat16"; }},
       plain(
+          "family", Part::kBoth, [](auto& o) -> auto& { return o.family; }),
+      plain(
           "layers", Part::kBoth, [](auto& o) -> auto& { return o.model.num_layers; }),
       plain(
           "hidden", Part::kBoth, [](auto& o) -> auto& { return o.model.hidden_size; }),

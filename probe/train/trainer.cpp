@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "decode_record/error.h"
+#include "probe/checkpoint/weight_names.h"
 #include "probe/train/masked_attention.h"
 
 namespace blockscope {
@@ -24,6 +26,7 @@ constexpr std::size_t kAdvanceBatches = 40;
 // does not need a long context. Drill batches are counted apart.
 constexpr double kClimbingShare = 0.7;
 constexpr double kLastLevelShare = 0.3;
+constexpr double kSingleShare = 0.4;  // of LLaDA's batches: documents with one question
 constexpr std::array<std::int64_t, 3> kBlockLengths = {8, 16, 32};
 
 /// bfloat16 autocast for the linear layers while it lives.
@@ -148,14 +151,17 @@ Trainer::Trainer(ModelConfig config, TrainOptions options, TaskTokens tokens)
 void Trainer::initialise() {
   const at::Generator generator = at::detail::createCPUGenerator(options_.seed);
   const double residual = 1.0 / std::sqrt(2.0 * static_cast<double>(config_.num_layers));
+  const WeightNames& names = weight_names(config_.model_type);
   at::NoGradGuard no_grad;
   for (auto& [name, weight] : weights_) {
     if (weight.dim() < 2) {
       weight.fill_(1.0);
       continue;
     }
-    const bool output =
-        name.find("o_proj") != std::string::npos || name.find("down_proj") != std::string::npos;
+    // Of a layer, not LLaDA's LM head, which is called ff_out too.
+    const bool output = name.ends_with(fmt::format(".{}.weight", names.o)) ||
+                        (name.ends_with(fmt::format(".{}{}.weight", names.mlp, names.down)) &&
+                         name != names.lm_head);
     weight.copy_(
         at::empty(weight.sizes()).normal_(0.0, output ? 0.02 * residual : 0.02, generator));
   }
@@ -186,6 +192,9 @@ TrainingBatch Trainer::next_batch(StepReport& report) const {
   }
   report.level = level;
   report.context_length = std::int64_t{64} << level;
+  if (diffusion && config_.attention_bidirectional) {
+    return next_bidirectional_batch(drill, level, random);
+  }
   NoiseSpec noise;
   noise.block_length = kBlockLengths[random.below(kBlockLengths.size())];
   // A long context is worth a second noisy copy; a short one is cheaper to make anew.
@@ -202,6 +211,21 @@ TrainingBatch Trainer::next_batch(StepReport& report) const {
   }
   return diffusion ? make_diffusion_batch(documents, tokens_, noise, random)
                    : make_backbone_batch(documents, tokens_);
+}
+
+TrainingBatch Trainer::next_bidirectional_batch(bool drill, int level, TaskRandom& random) const {
+  // One question is what decoding has; several serve a long context a dozen times.
+  const bool single = random.uniform() < kSingleShare;
+  const std::size_t questions = single ? 1 : random.between(2, 12);
+  const std::int64_t per_document =
+      (std::int64_t{64} << level) + 30 * static_cast<std::int64_t>(questions);
+  const std::int64_t count = std::clamp<std::int64_t>(options_.batch_rows / per_document, 2, 16);
+  std::vector<TaskDocument> documents;
+  for (std::int64_t i = 0; i < count; ++i) {
+    documents.push_back(
+        make_document(drill ? drill_spec(random) : training_spec(level, random), random));
+  }
+  return make_bidirectional_batch(documents, tokens_, questions, random);
 }
 
 at::Tensor Trainer::forward(const TrainingBatch& batch) const {

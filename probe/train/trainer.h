@@ -48,7 +48,7 @@ struct StepReport {
   std::int64_t step = 0;
   int level = 0;  // curriculum level of this batch
   std::int64_t context_length = 0;
-  std::int64_t block_length = 0;  // 0 for the backbone
+  std::int64_t block_length = 0;  // 0 for the backbone and for LLaDA's objective
   std::int64_t rows = 0;          // tokens that went through the model
   double loss = 0.0;              // what was minimised
   double answer_loss = 0.0;
@@ -89,6 +89,7 @@ class Trainer {
 
  private:
   TrainingBatch next_batch(StepReport& report) const;
+  TrainingBatch next_bidirectional_batch(bool drill, int level, TaskRandom& random) const;
   double learning_rate() const;
   double apply_gradient(double learning_rate);
 

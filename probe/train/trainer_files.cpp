@@ -57,10 +57,60 @@ nlohmann::ordered_json config_json(const ModelConfig& config, TrainStage stage,
   return json;
 }
 
+/// config.json in the form of `configuration_llada.py`, whose switches stand as LLaDA-8B's do.
+nlohmann::ordered_json llada_config_json(const ModelConfig& config, const TaskTokens& tokens) {
+  nlohmann::ordered_json json;
+  json["activation_type"] = "silu";
+  json["alibi"] = false;
+  json["architectures"] = {"LLaDAModelLM"};
+  json["attention_dropout"] = 0.0;
+  json["attention_layer_norm"] = false;
+  json["bias_for_layer_norm"] = false;
+  json["block_group_size"] = 1;
+  json["block_type"] = "llama";
+  json["d_model"] = config.hidden_size;
+  json["embedding_dropout"] = 0.0;
+  json["embedding_size"] = config.vocab_size;
+  json["eos_token_id"] = tokens.end;
+  json["include_bias"] = false;
+  json["include_qkv_bias"] = config.attention_bias;
+  json["init_std"] = 0.02;
+  json["input_emb_norm"] = false;
+  json["layer_norm_type"] = "rms";
+  json["layer_norm_with_affine"] = true;
+  json["mask_token_id"] = tokens.mask;
+  json["max_sequence_length"] = config.max_position_embeddings;
+  json["mlp_hidden_size"] = config.intermediate_size;
+  json["model_type"] = "llada";
+  json["multi_query_attention"] = nullptr;
+  json["n_heads"] = config.num_heads;
+  json["n_kv_heads"] = config.num_kv_heads;
+  json["n_layers"] = config.num_layers;
+  json["pad_token_id"] = tokens.end;
+  json["residual_dropout"] = 0.0;
+  json["rms_norm_eps"] = config.rms_norm_eps;
+  json["rope"] = true;
+  json["rope_full_precision"] = true;
+  json["rope_theta"] = config.rope.theta;
+  json["scale_logits"] = false;
+  json["torch_dtype"] = "bfloat16";
+  json["use_cache"] = false;
+  json["vocab_size"] = config.vocab_size;
+  json["weight_tying"] = config.tie_word_embeddings;
+  return json;
+}
+
 }  // namespace
 
 void Trainer::load_weights(const std::filesystem::path& folder) {
   const Checkpoint checkpoint = Checkpoint::open(folder);
+  const bool llada = config_.model_type == "llada";
+  if ((checkpoint.config().model_type == "llada") != llada) {
+    throw CheckpointError(folder.string() + ": expected weights of the family " +
+                          (llada ? "llada" : "sdar (or its backbone)") + ", got model_type " +
+                          checkpoint.config().model_type +
+                          ". HINT: --family names the family to train");
+  }
   checkpoint.check_tensors(expected_tensors(config_));
   const BlockDiffusionModel loaded = BlockDiffusionModel::load(checkpoint, at::kFloat);
   at::NoGradGuard no_grad;
@@ -156,7 +206,9 @@ void Trainer::export_checkpoint(const std::filesystem::path& folder,
     writer.write(tensor.name, host.const_data_ptr(), static_cast<std::size_t>(host.nbytes()));
   }
   writer.finish();
-  write_json(folder / "config.json", config_json(config_, options_.stage, tokens_));
+  write_json(folder / "config.json", config_.model_type == "llada"
+                                         ? llada_config_json(config_, tokens_)
+                                         : config_json(config_, options_.stage, tokens_));
   nlohmann::ordered_json generation;
   generation["eos_token_id"] = {tokens_.end};
   generation["pad_token_id"] = tokens_.end;

@@ -8,6 +8,10 @@
 // before it; clean tokens are block-causal; clean and noisy copies carry the same positions. Blocks
 // that take no part in the loss have no noisy copy, which leaves out terms of eq. 4 and changes
 // none.
+//
+// LLaDA (stage diffusion of the family llada; arXiv 2502.09992, SFT): everything sees everything.
+// The questions of a document stand one after another behind its context, all of them visible, and
+// the answers are masked.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -86,6 +90,11 @@ class BatchLayout {
   std::vector<Loss> losses_;
 };
 
+/// Sequences of clean and masked tokens in which every position sees all others of its sequence;
+/// without rows for the loss.
+TrainingBatch bidirectional_rows(const std::vector<std::vector<std::int64_t>>& sequences,
+                                 std::int64_t fill_token);
+
 TrainingBatch make_backbone_batch(const std::vector<TaskDocument>& documents,
                                   const TaskTokens& tokens);
 
@@ -97,5 +106,16 @@ struct NoiseSpec {
 TrainingBatch make_diffusion_batch(const std::vector<TaskDocument>& documents,
                                    const TaskTokens& tokens, const NoiseSpec& noise,
                                    TaskRandom& random);
+
+/// The longest answer with its end token fits: 4 keys of 4 words, or 3 operations.
+inline constexpr std::int64_t kMostGenerated = 32;
+
+/// The first `questions` of every document. An answer is followed by end tokens up to a length of
+/// 8, 16, 24 or 32, drawn, as decoding fills a given length; each is masked at its own level
+/// min(1, 1.2 U). An answer's masked words, with the first end token, weigh 1 together whatever
+/// their number (LLaDA's 1 / t by count), its other masked end tokens 0.3.
+TrainingBatch make_bidirectional_batch(const std::vector<TaskDocument>& documents,
+                                       const TaskTokens& tokens, std::size_t questions,
+                                       TaskRandom& random);
 
 }  // namespace blockscope

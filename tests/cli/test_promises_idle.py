@@ -89,6 +89,7 @@ class Idle(PromiseCase):
         train = ["train", "--out", self.root / "idle"]
         yield ([*train, "--stage", "backbone"],
                [["--diffusion-steps", 1], ["--diffusion-learning-rate", 1], ["--diffusion-advance-below", 1]])
+        yield ([*train, "--family", "llada"], [["--head-dim", 16]])
         yield ([*train, "--stage", "diffusion", "--init", model],
                [["--backbone-steps", 1], ["--learning-rate", 1], ["--advance-below", 1],
                 ["--last-context", 128, "--diffusion-advance-below", 1]])

@@ -63,16 +63,16 @@ class Resume(PromiseCase):
     def weights(self, out):
         return (self.root / out / "backbone" / "model.safetensors").read_bytes()
 
-    def cut_training(self, *arguments, out, work):
+    def cut_training(self, *arguments, out, work, stage="backbone"):
         """A run that a signal stopped after a few steps."""
         process = start(*self.train(*arguments, out=out, work=work))
-        log = self.root / work / "backbone.csv"
+        log = self.root / work / f"{stage}.csv"
         while process.poll() is None and not (log.exists() and log.read_text().count("\n") > 4):
             time.sleep(0.002)
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 128 + signal.SIGTERM, err)
-        return self.root / work / "backbone.safetensors"
+        return self.root / work / f"{stage}.safetensors"
 
     def test_a_resumed_training_equals_one_that_never_stopped(self):
         run_flags = [*TINY_TRAINING, "--steps", 150, "--seed", 7, "--learning-rate", 0.01, "--warmup", 5]
@@ -92,8 +92,9 @@ class Resume(PromiseCase):
                                    ("--last-context", 64, 128), ("--advance-below", 0.3, 0.5),
                                    ("--drill-share", 0.4, 0.5), ("--precision", '"float32"', "bfloat16"),
                                    ("--layers", 1, 2), ("--hidden", 32, 64), ("--ffn", 32, 64),
-                                   ("--heads", 2, 4), ("--kv-heads", 1, 2), ("--head-dim", 16, 32)):
-            shown = f'"{value}"' if option == "--precision" else value
+                                   ("--heads", 2, 4), ("--kv-heads", 1, 2), ("--head-dim", 16, 32),
+                                   ("--family", '"sdar"', "llada")):
+            shown = f'"{value}"' if isinstance(value, str) else value
             self.refused(USAGE, [f"was {was}, and is {shown} now", "leave it out", "--init"],
                          *self.train("--resume", "--tokenizer", NEEDLE, option, value, out="refused", work="refused-work"))
         other = self.root / "other-tokenizer"
@@ -121,6 +122,25 @@ class Resume(PromiseCase):
         flags[flags.index("--last-context") + 1] = 4096
         self.cut_training(*flags, "--steps", 5000, out="long", work="long-work")
         self.must(*self.train("--resume", "--tokenizer", NEEDLE, "--minutes", 0.01, out="long", work="long-work"))
+
+    def test_the_family_is_resumed_as_well(self):
+        head_dim = TINY_TRAINING.index("--head-dim")
+        flags = [*TINY_TRAINING[2:head_dim], *TINY_TRAINING[head_dim + 2:], "--family", "llada", "--warmup", 2]
+        self.must(*self.train(*flags, "--stage", "backbone", "--steps", 2, out="llada", work="llada-causal"))
+        init = ["--stage", "diffusion", "--init", self.root / "llada" / "backbone"]
+        whole = ["--steps", 60, "--diffusion-learning-rate", 0.01, "--seed", 3]
+        self.must(*self.train(*flags, *init, *whole, out="llada-whole", work="llada-whole-work"))
+        self.cut_training(*flags, *init, *whole, out="llada-cut", work="llada-cut-work", stage="diffusion")
+        self.must(*self.train("--resume", "--tokenizer", NEEDLE, "--evaluate-documents", 1, out="llada-cut",
+                              work="llada-cut-work"))
+        one, other = (self.root / out / "model.safetensors" for out in ("llada-whole", "llada-cut"))
+        self.assertEqual(one.read_bytes(), other.read_bytes())
+        self.assertNotEqual(one.read_bytes(), (self.root / "llada" / "backbone" / "model.safetensors").read_bytes())
+        self.assertEqual(json.loads((self.root / "llada-cut" / "config.json").read_text())["model_type"], "llada")
+        # Weights of the other family do not fit, and say so.
+        self.refused(FAILED, "expected weights of the family llada",
+                     *self.train(*flags, "--stage", "diffusion", "--init", NEEDLE, "--steps", 1,
+                                 out="unfit", work="unfit-work"))
 
     def test_a_new_training_leaves_no_state_of_another_to_resume(self):
         """--force begins anew: the diffusion state of an older run must not end the new one."""
