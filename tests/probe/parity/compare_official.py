@@ -22,14 +22,17 @@ def strategy_flags(family, method, parameters):
     """-> flags of our command for the parameters of an official call, or None: not run by us."""
     blocks = parameters["gen_length"] // parameters.get("block_length", parameters["gen_length"])
     steps = parameters["steps"] // blocks if "steps" in parameters else 0
-    if "factor" in parameters:
+    if "factor" in parameters and "variant" not in parameters:
         return ["--strategy", "factor", "--factor", parameters["factor"]]
     if "variant" in parameters:  # d2Cache: one token a step, or all above a threshold
         if set(parameters) & {"gamma", "sigma", "frequencies", "alg", "temperature"} and method == "vanilla":
             return None
+        due, size = parameters.get("num_transfer_tokens", 1), parameters["block_length"]
+        if "factor" in parameters or (due > 1 and ("threshold" in parameters or size % due)):
+            return None
         if "threshold" in parameters:
             return ["--strategy", "threshold", "--threshold", parameters["threshold"]]
-        return ["--strategy", "low_confidence_static"]
+        return ["--strategy", "low_confidence_static", "--denoising-steps", size // due]
     if family == "dream":
         if parameters["alg"] == "confidence_threshold":
             if method == "none":
