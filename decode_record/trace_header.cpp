@@ -32,6 +32,9 @@ constexpr std::array<IntField, 8> kModelInts{{{"num_layers", &TraceMeta::num_lay
 constexpr std::array<IntField, 3> kRunInts{{{"block_length", &TraceMeta::block_length},
                                             {"set_size", &TraceMeta::set_size},
                                             {"selected_size", &TraceMeta::selected_size}}};
+// At the root, only where router choices were recorded: other traces stay as schema 1 had them.
+constexpr std::array<IntField, 2> kRouterInts{{{"experts_per_token", &TraceMeta::experts_per_token},
+                                               {"num_experts", &TraceMeta::num_experts}}};
 
 struct SelectionField {
   const char* name;
@@ -167,6 +170,11 @@ void write_header_attributes(const h5::File& file, const TraceMeta& meta) {
   for (const IntField& field : kRunInts) {
     h5::write_attribute(file, "/", field.name, meta.*field.member);
   }
+  for (const IntField& field : kRouterInts) {
+    if (meta.experts_per_token > 0) {
+      h5::write_attribute(file, "/", field.name, meta.*field.member);
+    }
+  }
   for (const IntField& field : kModelInts) {
     h5::write_attribute(file, "/model", field.name, meta.*field.member);
   }
@@ -224,6 +232,9 @@ TraceMeta read_header(const h5::File& file) {
   for (const IntField& field : kRunInts) {
     meta.*field.member = required_int(file, "/", field.name);
   }
+  for (const IntField& field : kRouterInts) {
+    meta.*field.member = h5::read_int_attribute(file, "/", field.name).value_or(0);
+  }
   for (const IntField& field : kModelInts) {
     meta.*field.member = required_int(file, "/model", field.name);
   }
@@ -259,6 +270,9 @@ void check_same_layout(const TraceMeta& file, const TraceMeta& wanted, const std
     differs(field.name, file.*field.member, wanted.*field.member);
   }
   for (const IntField& field : kRunInts) {
+    differs(field.name, file.*field.member, wanted.*field.member);
+  }
+  for (const IntField& field : kRouterInts) {
     differs(field.name, file.*field.member, wanted.*field.member);
   }
   for (const SelectionField& selection : kSelections) {

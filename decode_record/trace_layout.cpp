@@ -18,6 +18,7 @@ constexpr std::array<std::string_view, static_cast<std::size_t>(Axis::count)> kA
     "selected_rank",
     "tau",
     "error_sum",
+    "per_token",
     "model_byte",
     "run_byte",
     "one",
@@ -78,6 +79,8 @@ bool exists_in(const DatasetSpec& spec, const TraceMeta& meta) {
       return at_least(RecordLevel::summary) && meta.has_shadow;
     case Exists::shadow_outputs:
       return at_least(RecordLevel::outputs) && meta.has_shadow;
+    case Exists::router:
+      return at_least(RecordLevel::summary) && meta.experts_per_token > 0;
   }
   return false;
 }
@@ -105,6 +108,8 @@ std::int64_t axis_length(Axis axis, const TraceMeta& meta) {
       return size(kReuseTaus);
     case Axis::error_sum:
       return 4;
+    case Axis::per_token:
+      return meta.experts_per_token;
     case Axis::model_byte:
       return size(meta.model_json);
     case Axis::run_byte:

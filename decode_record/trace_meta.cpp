@@ -74,6 +74,14 @@ void check_meta(const TraceMeta& meta) {
   check_size("block_length", meta.block_length, 1);
   check_size("set_size", meta.set_size, 0);
   check_size("selected_size", meta.selected_size, 0);
+  check_size("experts_per_token", meta.experts_per_token, 0);
+  check_size("num_experts", meta.num_experts, 0);
+  if (meta.experts_per_token > meta.num_experts ||
+      (meta.experts_per_token == 0) != (meta.num_experts == 0)) {
+    throw UsageError(fmt::format(
+        "trace meta: experts_per_token: expected up to the {} of num_experts, or 0 of both, got {}",
+        meta.num_experts, meta.experts_per_token));
+  }
   if (meta.num_heads % meta.num_kv_heads != 0) {
     throw UsageError(
         fmt::format("trace meta: num_heads: expected a multiple of num_kv_heads {}, "

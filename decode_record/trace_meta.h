@@ -48,9 +48,11 @@ struct TraceMeta {
   std::vector<std::int64_t> kv_heads;  ///< recorded KV heads, ascending
   std::int64_t set_size = 0;           ///< k of the top-k sets; 0: no set datasets
   SetNormaliser set_normaliser = SetNormaliser::prefix;
-  std::int64_t selected_size = 0;  ///< keys a sparse policy selects; 0: no /attention/selected
-  bool has_residual = false;       ///< the policy keeps a residual part
-  bool has_shadow = false;         ///< exact values are computed beside the policy
+  std::int64_t selected_size = 0;      ///< keys a sparse policy selects; 0: no /attention/selected
+  bool has_residual = false;           ///< the policy keeps a residual part
+  bool has_shadow = false;             ///< exact values are computed beside the policy
+  std::int64_t experts_per_token = 0;  ///< of recorded router choices; 0: no /router
+  std::int64_t num_experts = 0;        ///< that a router chooses from; 0 without /router
   ArrayType array_type = ArrayType::bf16;
 
   std::string model_json = "{}";  ///< resolved config, checkpoint digest, where each value is from

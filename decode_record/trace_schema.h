@@ -23,7 +23,7 @@ inline constexpr std::size_t kMaxRank = 5;
 enum class Field : std::uint8_t {
   // coordinates of the axes (dimension scales)
   row, layer, head, kv_head, block_position, channel, hidden_channel, rank, selected_rank, tau,
-  error_sum,
+  error_sum, per_token,
   // what ran
   model_json, run_json, run_complete, token_offset, token_bytes,
   // sequences; start and length count in /sequences/bytes or /sequences/prompt_token
@@ -55,6 +55,8 @@ enum class Field : std::uint8_t {
   // summaries
   similarity_external, similarity_internal, external_mass, hidden_gap, query_gap, query_block_gap,
   reuse_error,
+  // what the routers of experts chose
+  router_expert, router_weight,
   count
 };
 
@@ -67,7 +69,7 @@ enum class ElementType : std::uint8_t { u8, i32, i64, f32, array };
 /// Axis names are the names of the dimension scales at the root of the file.
 enum class Axis : std::uint8_t {
   row, layer, head, kv_head, block_position, channel, hidden_channel, rank, selected_rank, tau,
-  error_sum, model_byte, run_byte, one, piece_boundary, piece_byte, sequence, hash_byte,
+  error_sum, per_token, model_byte, run_byte, one, piece_boundary, piece_byte, sequence, hash_byte,
   prompt_element, text_byte, delta, insertion, deletion, keyframe, keyframe_element,
   prefix_element,
   count
@@ -90,12 +92,13 @@ enum class Exists : std::uint8_t {
   sets,  ///< level sets, and set_size > 0
   outputs,
   full,
-  sets_full,      ///< level full, and set_size > 0
-  selected,       ///< level summary, and selected_size > 0
-  residual,       ///< level outputs, and has_residual
-  lse_residual,   ///< level summary, and has_residual
-  shadow,         ///< level summary, and has_shadow
-  shadow_outputs  ///< level outputs, and has_shadow
+  sets_full,       ///< level full, and set_size > 0
+  selected,        ///< level summary, and selected_size > 0
+  residual,        ///< level outputs, and has_residual
+  lse_residual,    ///< level summary, and has_residual
+  shadow,          ///< level summary, and has_shadow
+  shadow_outputs,  ///< level outputs, and has_shadow
+  router           ///< level summary, and experts_per_token > 0
 };
 
 struct DatasetSpec {
@@ -132,6 +135,7 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
   constexpr Axes rlbc{A::row, A::layer, A::block_position, A::hidden_channel};
   constexpr Axes rlkbd{A::row, A::layer, A::kv_head, A::block_position, A::channel};
   constexpr Axes xlkd{A::prefix_element, A::layer, A::kv_head, A::channel};
+  constexpr Axes rlbp{A::row, A::layer, A::block_position, A::per_token};
   constexpr Axes rtlhe{A::row, A::tau, A::layer, A::head, A::error_sum};
   return std::array<DatasetSpec, kNumFields>{{
     // coordinates of the axes (dimension scales)
@@ -153,6 +157,8 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
     {F::tau, "/tau", f32, 1, {A::tau}, S::fixed, E::summary, "2, 3, 4, inf"},
     {F::error_sum, "/error_sum", i32, 1, {A::error_sum}, S::fixed, E::summary,
      "0: sum e^2, 1: sum |e|, 2: sum ref^2, 3: sum dot"},
+    {F::per_token, "/per_token", i32, 1, {A::per_token}, S::fixed, E::router,
+     "0 .. experts_per_token-1"},
     // what ran
     {F::model_json, "/model/json", u8, 1, {A::model_byte}, S::fixed, E::always, "UTF-8 JSON"},
     {F::run_json, "/run/json", u8, 1, {A::run_byte}, S::fixed, E::always, "UTF-8 JSON"},
@@ -331,6 +337,11 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      "S4 to step 1"},
     {F::reuse_error, "/summary/reuse_error", f32, 5, rtlhe, S::column, E::summary,
      "sums of the one-step reuse error"},
+    // what the routers of experts chose
+    {F::router_expert, "/router/expert", i32, 4, rlbp, S::row, E::router,
+     "chosen experts by falling weight, -1: the layer has none"},
+    {F::router_weight, "/router/weight", f32, 4, rlbp, S::row, E::router,
+     "what each expert's output is multiplied by"},
   }};
 }();
 // clang-format on

@@ -25,6 +25,8 @@ std::optional<ValueBounds> bounds_of(Field field, const TraceMeta& meta, std::in
       return ValueBounds{-1, positions - 1};
     case Field::set_union_size:
       return ValueBounds{-1, positions};
+    case Field::router_expert:
+      return ValueBounds{-1, meta.num_experts - 1};
     case Field::attention_reused:
       return ValueBounds{0, 1};
     default:

@@ -57,6 +57,11 @@ std::optional<ReportFigure> selection_over_steps(const MetricResult& result);
 /// The same per layer.
 std::optional<ReportTable> selection_by_layer(const MetricResult& result);
 
+/// How routers use their experts, layer by layer and from step to step. `result`: `router`.
+std::optional<ReportFigure> router_usage_map(const MetricResult& result);
+std::optional<ReportTable> router_by_layer(const MetricResult& result);
+std::optional<ReportFigure> router_agreement(const MetricResult& result);
+
 /// How the run decoded. `result`: `decoding`.
 std::optional<ReportTable> decoding_means(const MetricResult& result);
 std::optional<ReportFigure> decoding_over_steps(const MetricResult& result);

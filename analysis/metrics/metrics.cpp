@@ -10,6 +10,7 @@
 #include "analysis/metrics/query_statistics.h"
 #include "analysis/metrics/recall.h"
 #include "analysis/metrics/reuse_error.h"
+#include "analysis/metrics/router.h"
 #include "analysis/metrics/selection.h"
 #include "analysis/metrics/similarity_metric.h"
 #include "analysis/metrics/union_size.h"
@@ -57,6 +58,13 @@ const std::vector<MetricInfo>& all_metrics() {
        {},
        [](const MetricOptions&) { return std::make_unique<SelectionMetric>(); },
        Field::attention_selected},
+      {"router",
+       "how routers use their experts, and whether steps agree on them",
+       "summary",
+       true,
+       {},
+       [](const MetricOptions&) { return make_router_metric(); },
+       Field::router_expert},
       {"query_statistics",
        "five stages from predictions to top-k sets, against step 1",
        "summary",

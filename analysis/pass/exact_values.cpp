@@ -28,6 +28,8 @@ std::string_view level_of(Exists exists) {
       return "summary --policy mage --k 512";
     case Exists::shadow:
       return "summary --shadow";
+    case Exists::router:
+      return "summary --record-router";
     case Exists::sets:
       return "sets";
     case Exists::outputs:

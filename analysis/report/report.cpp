@@ -139,6 +139,9 @@ ReportPage build_page(const TraceGroup& traces, const ReportOptions& options) {
   if (metrics.find("selection") != nullptr || metrics.missing.count("selection") > 0) {
     page.sections.push_back(selection_section(metrics));
   }
+  if (metrics.find("router") != nullptr || metrics.missing.count("router") > 0) {
+    page.sections.push_back(router_section(metrics));
+  }
   page.sections.push_back(decoding_section(metrics));
   page.sections.push_back(methods_section(metrics));
   page.footer = "Made by blockscope report. Nothing on this page is loaded from elsewhere.";

@@ -133,6 +133,17 @@ ReportSection selection_section(const ReportMetrics& metrics) {
   return section.take();
 }
 
+ReportSection router_section(const ReportMetrics& metrics) {
+  SectionBuilder section(metrics, "router", "Which experts are chosen",
+                         "A router sends each position to a few of a layer's experts. Whether all "
+                         "are used, and whether a position keeps its experts while its block is "
+                         "denoised.");
+  section.add_from("router", router_usage_map);
+  section.add_from("router", router_by_layer);
+  section.add_from("router", router_agreement);
+  return section.take();
+}
+
 ReportSection decoding_section(const ReportMetrics& metrics) {
   SectionBuilder section(metrics, "decoding", "How it decoded",
                          "Tokens decided per step, how sure the model was, and when each position "

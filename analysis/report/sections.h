@@ -32,6 +32,8 @@ ReportSection reuse_section(const ReportMetrics& metrics, const ReuseResults& re
 ReportSection sets_section(const ReportMetrics& metrics);
 /// What a sparse policy's sets held, for traces of one.
 ReportSection selection_section(const ReportMetrics& metrics);
+/// Which experts the routers chose, for traces that recorded it.
+ReportSection router_section(const ReportMetrics& metrics);
 ReportSection decoding_section(const ReportMetrics& metrics);
 /// Definitions, sources and what was left out, for every metric on the page.
 ReportSection methods_section(const ReportMetrics& metrics);

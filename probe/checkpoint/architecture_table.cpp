@@ -90,6 +90,23 @@ ArchitectureFamily dream_family() {
   return family;
 }
 
+// Mask id, block length and mask token: `modeling_llada2_moe.py:generate` and the published
+// tokenizer; the published config.json holds neither.
+ArchitectureFamily llada2_moe_family() {
+  ArchitectureFamily family;
+  family.model_type = "llada2_moe";
+  family.architectures = {"LLaDA2MoeModelLM"};
+  family.qk_norm = true;
+  family.experts = true;
+  family.partial_rotary = true;
+  family.mask_keys = {"mask_token_id"};
+  family.block_length_keys = {"block_size", "block_length"};
+  family.mask_token = "<|mask|>";
+  family.default_mask_token_id = 156895;
+  family.default_block_length = 32;
+  return family;
+}
+
 ArchitectureFamily refused(std::string_view model_type, std::vector<std::string_view> architectures,
                            std::string_view why) {
   ArchitectureFamily family;
@@ -151,8 +168,11 @@ const std::vector<ArchitectureFamily>& architecture_table() {
       qwen3_moe_family(),
       llada_family(),
       dream_family(),
-      refused("llada2_moe", {"LLaDA2MoeModelLM"},
-              "its routed experts, fused qkv and partial RoPE are not run"),
+      llada2_moe_family(),
+      refused(
+          "llada2_moe_veomni", {},
+          "its experts are stacked for training; dFactory's scripts/moe_convertor.py writes one "
+          "tensor an expert (model_type \"llada2_moe\")"),
       refused("Fast_dLLM_Qwen", {"Fast_dLLM_QwenForCausalLM"},
               "its token shift and sub-blocks are not run"),
       refused("dflash", {"DFlashDraftModel"},

@@ -21,7 +21,8 @@ struct ArchitectureFamily {
   std::int64_t logit_shift = 0;  // 1: the logits of position p predict position p + 1
   bool qk_norm = false;
   bool qkv_bias = false;                            // always on q, k and v, never on o
-  bool experts = false;                             // the config has the keys of moe_config.h
+  bool experts = false;                             // layers may hold experts (moe_config.h)
+  bool partial_rotary = false;                      // partial_rotary_factor of a head turns
   std::int64_t default_head_dim = 0;                // of the config class, when the key is absent;
                                                     // 0: hidden_size / num_attention_heads
   std::vector<std::string_view> mask_keys;          // config.json keys of the mask id

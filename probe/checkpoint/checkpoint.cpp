@@ -123,11 +123,16 @@ std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config) {
     };
     add(names.input_norm, "weight", {hidden});
     add(names.post_norm, "weight", {hidden});
-    add(names.q, "weight", {query, hidden});
-    add(names.k, "weight", {key, hidden});
-    add(names.v, "weight", {key, hidden});
+    if (!names.qkv.empty()) {
+      add(names.qkv, "weight", {query + 2 * key, hidden});
+      if (config.attention_bias) add(names.qkv, "bias", {query + 2 * key});
+    } else {
+      add(names.q, "weight", {query, hidden});
+      add(names.k, "weight", {key, hidden});
+      add(names.v, "weight", {key, hidden});
+    }
     add(names.o, "weight", {hidden, query});
-    if (config.attention_bias) {
+    if (config.attention_bias && names.qkv.empty()) {
       add(names.q, "bias", {query});
       add(names.k, "bias", {key});
       add(names.v, "bias", {key});
@@ -148,6 +153,8 @@ std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config) {
       continue;
     }
     add(mlp + "gate", "weight", {config.moe->num_experts, hidden});
+    if (config.moe->sigmoid) add(mlp + "gate", "expert_bias", {config.moe->num_experts});
+    if (config.moe->shared_size > 0) add_mlp(mlp + "shared_experts.", config.moe->shared_size);
     for (std::int64_t expert = 0; expert < config.moe->num_experts; ++expert) {
       add_mlp(fmt::format("{}experts.{}.", mlp, expert), config.moe->intermediate_size);
     }

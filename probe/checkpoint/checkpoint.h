@@ -26,7 +26,8 @@ struct ExpectedTensor {
 ///   attention_output_bias)
 ///   model.layers.N.self_attn.{q,k}_norm.weight [head_dim]
 ///   model.layers.N.mlp.{gate,up,down}_proj.weight; in a layer with experts mlp.gate.weight
-///   [E, hidden] and mlp.experts.E.{gate,up,down}_proj.weight
+///   [E, hidden] and mlp.experts.E.{gate,up,down}_proj.weight; with sigmoid scores also
+///   mlp.gate.expert_bias [E], and mlp.shared_experts.{gate,up,down}_proj.weight
 std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config);
 
 /// Movable; every `TensorInfo` and its `data` stay valid as long as the checkpoint lives.

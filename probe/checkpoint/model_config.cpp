@@ -12,6 +12,7 @@
 #include "probe/checkpoint/architecture_table.h"
 #include "probe/checkpoint/block_diffusion_config.h"
 #include "probe/checkpoint/json_object.h"
+#include "probe/checkpoint/llada2_config.h"
 #include "probe/checkpoint/llada_config.h"
 #include "probe/checkpoint/rope_config.h"
 
@@ -173,7 +174,9 @@ void record_resolved(const JsonObject& file, const std::string& rope_source,
     config.resolved.push_back({key, value.dump(), source});
   };
   const bool llada = config.model_type == "llada";
+  const bool llada2 = config.model_type == "llada2_moe";
   const auto from = [&](const std::string& key) {
+    if (llada2 && key == "attention_bias") return key_source(file, "use_qkv_bias");
     return key_source(file, llada ? llada_key(key) : key);
   };
   add("model_type", config.model_type, from("model_type"));
@@ -210,11 +213,13 @@ void record_resolved(const JsonObject& file, const std::string& rope_source,
     add("rope_high_freq_factor", rope.high_freq_factor, rope_source);
   }
   add("tie_word_embeddings", config.tie_word_embeddings, from("tie_word_embeddings"));
+  if (rope.rotary_dim > 0) add("rotary_dim", rope.rotary_dim, "partial_rotary_factor");
   add("qk_norm", config.qk_norm, "architecture table");
   add("attention_bias", config.attention_bias, from("attention_bias"));
   // Only where it tells more: these entries make the digest that calibration files are bound to.
   if (config.attention_output_bias != config.attention_bias) {
-    add("attention_output_bias", config.attention_output_bias, "architecture table");
+    add("attention_output_bias", config.attention_output_bias,
+        llada2 ? from("use_bias") : "architecture table");
   }
   if (config.moe) {
     add("num_experts", config.moe->num_experts,
@@ -226,7 +231,15 @@ void record_resolved(const JsonObject& file, const std::string& rope_source,
     for (std::size_t layer = 0; layer < config.moe->sparse.size(); ++layer) {
       if (config.moe->sparse[layer]) layers.push_back(static_cast<std::int64_t>(layer));
     }
-    add("expert_layers", layers, "decoder_sparse_step and mlp_only_layers");
+    add("expert_layers", layers,
+        config.moe->sigmoid ? "first_k_dense_replace" : "decoder_sparse_step and mlp_only_layers");
+    if (config.moe->sigmoid) {
+      add("expert_scores", "sigmoid", "architecture table");
+      add("expert_groups", config.moe->num_groups, from("n_group"));
+      add("kept_expert_groups", config.moe->kept_groups, from("topk_group"));
+      add("routed_scaling_factor", config.moe->scaling, from("routed_scaling_factor"));
+      add("shared_expert_size", config.moe->shared_size, from("num_shared_experts"));
+    }
   }
   if (config.attention_bidirectional) {
     add("attention_bidirectional", true, "architecture table");
@@ -266,9 +279,13 @@ ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& o
     parse_shape(file, family, config);
   }
   refuse_unsupported(file, family);
-  if (family.experts) config.moe = parse_moe_config(file, config.num_layers, kMaxWidth);
   if (!llada) {
     config.tie_word_embeddings = file.optional_boolean("tie_word_embeddings").value_or(false);
+  }
+  if (config.model_type == "llada2_moe") {
+    parse_llada2(file, kMaxWidth, config);
+  } else if (!llada) {
+    if (family.experts) config.moe = parse_moe_config(file, config.num_layers, kMaxWidth);
     const bool bias_key = file.optional_boolean("attention_bias").value_or(false);
     config.attention_bias = family.qkv_bias || bias_key;
     config.attention_output_bias = !family.qkv_bias && bias_key;
@@ -277,7 +294,7 @@ ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& o
   config.logit_shift = family.logit_shift;
   config.rope_in_float32 = llada;
   std::string rope_source;
-  config.rope = parse_rope_config(file, config, rope_source);
+  config.rope = parse_rope_config(file, config, family.partial_rotary, rope_source);
   std::string dtype_source;
   config.dtype = parse_dtype(file, dtype_source);
   const std::string stop_source = resolve_stop_ids(texts, file, config);

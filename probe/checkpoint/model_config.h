@@ -44,7 +44,8 @@ enum class RopeType { kDefault, kLinear, kDynamic, kYarn, kLlama3 };
 struct RopeConfig {
   RopeType type = RopeType::kDefault;
   double theta = 10000.0;
-  double factor = 1.0;                                // every type but default
+  std::int64_t rotary_dim = 0;  // channels of a head that turn, the first ones, even; 0: all
+  double factor = 1.0;          // every type but default
   std::int64_t original_max_position_embeddings = 0;  // yarn, llama3, dynamic
   std::optional<double> attention_factor;             // yarn; multiplies cos and sin
   double beta_fast = 32.0;                            // yarn

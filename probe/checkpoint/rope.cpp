@@ -88,22 +88,23 @@ Frequencies llama3_frequencies(const RopeConfig& rope, std::int64_t head_dim) {
 
 RopeFrequencies rope_inverse_frequencies(const ModelConfig& config, std::int64_t seq_len) {
   const RopeConfig& rope = config.rope;
+  const std::int64_t dim = rope.rotary_dim > 0 ? rope.rotary_dim : config.head_dim;
   switch (rope.type) {
     case RopeType::kLinear: {
-      RopeFrequencies result{plain_frequencies(rope.theta, config.head_dim), 1.0};
+      RopeFrequencies result{plain_frequencies(rope.theta, dim), 1.0};
       for (double& frequency : result.inv_freq) frequency /= rope.factor;
       return result;
     }
     case RopeType::kDynamic:
-      return {dynamic_frequencies(rope, config.head_dim, seq_len), 1.0};
+      return {dynamic_frequencies(rope, dim, seq_len), 1.0};
     case RopeType::kYarn:
-      return {yarn_frequencies(rope, config.head_dim), yarn_attention_factor(rope)};
+      return {yarn_frequencies(rope, dim), yarn_attention_factor(rope)};
     case RopeType::kLlama3:
-      return {llama3_frequencies(rope, config.head_dim), 1.0};
+      return {llama3_frequencies(rope, dim), 1.0};
     case RopeType::kDefault:
       break;
   }
-  return {plain_frequencies(rope.theta, config.head_dim), 1.0};
+  return {plain_frequencies(rope.theta, dim), 1.0};
 }
 
 std::int64_t largest_position_count(const ModelConfig& config) {

@@ -12,7 +12,8 @@
 namespace blockscope {
 
 struct RopeFrequencies {
-  std::vector<double> inv_freq;   // [head_dim / 2]; angle of position p, pair i = p * inv_freq[i]
+  std::vector<double> inv_freq;   // [rotary channels / 2]; angle of position p, pair i =
+                                  // p * inv_freq[i]
   double attention_factor = 1.0;  // multiply both cos and sin by it (YaRN; 1 otherwise)
 };
 

@@ -56,8 +56,31 @@ RopeType parse_type(const JsonObject& rope) {
 void refuse_partial_rotary(const JsonObject& object) {
   const auto part = object.optional_number("partial_rotary_factor", 0.0, 1.0);
   if (part && *part != 1.0) {
-    object.fail("partial_rotary_factor", "1.0 or nothing", "partial RoPE is not supported");
+    object.fail("partial_rotary_factor", "1.0 or nothing",
+                "partial RoPE is not supported in this family");
   }
+}
+
+/// int(head_dim * partial_rotary_factor), as transformers has it; the factor lies beside the other
+/// keys or, from version 5 on, in rope_parameters. `rotary_dim` repeats the product.
+std::int64_t parse_rotary_dim(const JsonObject& config_json, const std::optional<JsonObject>& rope,
+                              std::int64_t head_dim) {
+  const std::string key = "partial_rotary_factor";
+  auto part = config_json.optional_number(key, 0.0, 1.0);
+  if (const auto inner = rope ? rope->optional_number(key, 0.0, 1.0) : std::nullopt) {
+    if (part && *part != *inner) rope->fail(key, fmt::format("{} as outside of it", *part));
+    part = inner;
+  }
+  if (!part) config_json.fail(key, "a number above 0, up to 1");
+  const auto dim = static_cast<std::int64_t>(static_cast<double>(head_dim) * *part);
+  if (dim < 2 || dim % 2 != 0) {
+    config_json.fail(key, fmt::format("an even number of the {} channels of a head", head_dim));
+  }
+  const auto named = config_json.optional_integer("rotary_dim", 0, kMaxPositions);
+  if (named && *named != dim) {
+    config_json.fail("rotary_dim", fmt::format("{}, head_dim times {}", dim, key));
+  }
+  return dim;
 }
 
 void refuse_unknown_keys(const JsonObject& rope, RopeType type) {
@@ -138,11 +161,12 @@ std::string_view rope_type_name(RopeType type) {
   return "default";
 }
 
-RopeConfig parse_rope_config(const JsonObject& config_json, const ModelConfig& config,
+RopeConfig parse_rope_config(const JsonObject& config_json, const ModelConfig& config, bool partial,
                              std::string& source) {
-  refuse_partial_rotary(config_json);
+  if (!partial) refuse_partial_rotary(config_json);
   const auto rope = find_rope_object(config_json);
   RopeConfig result;
+  if (partial) result.rotary_dim = parse_rotary_dim(config_json, rope, config.head_dim);
   result.theta = parse_theta(config_json, rope);
   source = "config.json:rope_theta";
   if (!rope) return result;
@@ -152,7 +176,7 @@ RopeConfig parse_rope_config(const JsonObject& config_json, const ModelConfig& c
 
   result.type = parse_type(*rope);
   refuse_unknown_keys(*rope, result.type);
-  refuse_partial_rotary(*rope);
+  if (!partial) refuse_partial_rotary(*rope);
   if (result.type == RopeType::kDefault) return result;
 
   const auto length = config.max_position_embeddings;
@@ -166,9 +190,10 @@ RopeConfig parse_rope_config(const JsonObject& config_json, const ModelConfig& c
                          : rope->number("factor", kSmallest, kMaxFactor);
   if (result.type == RopeType::kYarn) parse_yarn(*rope, result);
   if (result.type == RopeType::kLlama3) parse_llama3(*rope, result);
-  // The exponent is head_dim / (head_dim - 2).
-  if (result.type == RopeType::kDynamic && config.head_dim < 4) {
-    config_json.fail("head_dim", "at least 4 for dynamic RoPE scaling");
+  // The exponent is dim / (dim - 2).
+  const std::int64_t dim = result.rotary_dim > 0 ? result.rotary_dim : config.head_dim;
+  if (result.type == RopeType::kDynamic && dim < 4) {
+    config_json.fail("head_dim", "at least 4 turning channels for dynamic RoPE scaling");
   }
   return result;
 }

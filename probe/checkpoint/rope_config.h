@@ -11,8 +11,9 @@
 namespace blockscope {
 
 /// `max_position_embeddings` and `head_dim` of `config` must be set. `source` becomes the key that
-/// decided, e.g. "config.json:rope_parameters".
-RopeConfig parse_rope_config(const JsonObject& config_json, const ModelConfig& config,
+/// decided, e.g. "config.json:rope_parameters". `partial`: of a family in which only a part of a
+/// head's channels turn, which must then say how many.
+RopeConfig parse_rope_config(const JsonObject& config_json, const ModelConfig& config, bool partial,
                              std::string& source);
 
 std::string_view rope_type_name(RopeType type);

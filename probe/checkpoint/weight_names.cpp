@@ -44,6 +44,23 @@ constexpr WeightNames kLladaNames{
     .down = "ff_out",
 };
 
+constexpr WeightNames kLlada2Names{
+    .embed = "model.word_embeddings.weight",
+    .norm = "model.norm.weight",
+    .lm_head = "lm_head.weight",
+    .layer = "model.layers.{}.",
+    .input_norm = "input_layernorm",
+    .post_norm = "post_attention_layernorm",
+    .o = "attention.dense",
+    .q_norm = "attention.query_layernorm",
+    .k_norm = "attention.key_layernorm",
+    .qkv = "attention.query_key_value",
+    .mlp = "mlp.",
+    .gate = "gate_proj",
+    .up = "up_proj",
+    .down = "down_proj",
+};
+
 }  // namespace
 
 std::string WeightNames::layer_prefix(std::int64_t index) const {
@@ -51,7 +68,8 @@ std::string WeightNames::layer_prefix(std::int64_t index) const {
 }
 
 const WeightNames& weight_names(std::string_view model_type) {
-  return model_type == "llada" ? kLladaNames : kQwenNames;
+  if (model_type == "llada") return kLladaNames;
+  return model_type == "llada2_moe" ? kLlada2Names : kQwenNames;
 }
 
 }  // namespace blockscope

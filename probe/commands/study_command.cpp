@@ -38,10 +38,10 @@ constexpr uint64_t kMostPrompts = 10'000;
 
 /// Options that only some studies look at.
 constexpr std::array kStudyOptions{
-    "--k",        "--pages",        "--densities",   "--taus",       "--steps",   "--blocks",
-    "--repeats",  "--exact-layers", "--policy-seed", "--backbone",   "--depths",  "--tasks",
-    "--contexts", "--per-cell",     "--task-seed",   "--prompt",     "--prompts", "--input-ids",
-    "--metric",   "--limit",        "--chat",        "--no-thinking"};
+    "--k",        "--pages",        "--densities",   "--taus",        "--steps",   "--blocks",
+    "--repeats",  "--exact-layers", "--policy-seed", "--backbone",    "--depths",  "--tasks",
+    "--contexts", "--per-cell",     "--task-seed",   "--prompt",      "--prompts", "--input-ids",
+    "--metric",   "--limit",        "--chat",        "--no-thinking", "--caches",  "--strategies"};
 /// Of these, the ones that make prompts.
 constexpr std::array kGeneratorOptions{"--tasks", "--contexts", "--per-cell", "--task-seed",
                                        "--depths"};
@@ -73,7 +73,12 @@ void check_flags(const CLI::App& command, const StudyFlags& flags) {
   }
   refuse_idle_beside(command, "--denoising-steps", "--steps");
   refuse_idle(command, "--batch-size", false, "batches: a study decodes one prompt at a time");
-  check_decoding_flags(command, flags.decoding);
+  if (info.name == "caches") {
+    refuse_idle_beside(command, "--cache", "--caches");
+    refuse_idle_beside(command, "--strategy", "--strategies");
+  } else {
+    check_decoding_flags(command, flags.decoding);
+  }
   const bool draws = info.name != "time" && !flags.options.prompts.generated();
   if (draws) check_prompt_flags(command, flags.options.prompts.given);
   for (const std::string& task : flags.options.prompts.tasks) task_from_name(task);
@@ -119,6 +124,14 @@ nlohmann::json settings_of(const StudyFlags& flags, const StudyInfo& info, const
                              {"exact_layers", o.exact_layers},
                              {"policy_seed", o.policy_seed},
                              {"backbone", backbone_digest}};
+  if (info.name == "caches") {
+    settings["caches"] = o.caches;
+    settings["strategies"] = o.strategies;
+  }
+  const CacheOptions& cache = decode.cache;
+  settings["cache"] = {cache_name(cache.kind), cache.prompt_interval, cache.answer_interval,
+                       cache.transfer_ratio,   cache.current_k,       cache.sigma,
+                       cache.rollout_p,        cache.inflate_window,  cache.as_released};
   if (o.prompts.generated()) {
     settings["tasks"] = o.prompts.tasks;
     settings["contexts"] = o.prompts.contexts;
@@ -136,7 +149,8 @@ nlohmann::json settings_of(const StudyFlags& flags, const StudyInfo& info, const
                            given.no_thinking};
   }
   // Where times are the result, the threads are part of it.
-  if (info.name == "time" || info.name == "tau") settings["threads"] = at::get_num_threads();
+  if (info.name == "time" || info.name == "tau" || info.name == "caches")
+    settings["threads"] = at::get_num_threads();
   return nlohmann::json::parse(
       settings.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
@@ -352,6 +366,9 @@ void add_study_command(CLI::App& app, const Environment& environment,
   group->add_option("--policy-seed", options.policy_seed, "Seed of random keys")
       ->check(whole_number(0, std::numeric_limits<uint64_t>::max()))
       ->capture_default_str();
+  list("--caches", options.caches, "caches: those to compare (default: all that the model allows)");
+  list("--strategies", options.strategies,
+       "caches: strategies (default: low_confidence_static, threshold)");
   group->add_option("--backbone", options.backbone, "stages: the autoregressive checkpoint");
   CLI::App* generated = command->add_option_group("Generated prompts");
   generated->add_option("--tasks", options.prompts.tasks, "Kinds of question (default: needle)")

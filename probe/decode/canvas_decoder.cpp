@@ -132,6 +132,7 @@ class CanvasDecoder {
     }
     if (callbacks_.observer == nullptr) return;
     callbacks_.observer->on_pass({context, state_.block_length, state_.block_start,
+                                  seams_.computed_rows(),
                                   elapsed - seams_.observer_ns() - logits_observer_ns,
                                   seams_.attention_ns(), std::move(decisions)});
   }

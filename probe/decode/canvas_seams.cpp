@@ -52,6 +52,7 @@ void CanvasSeams::begin_pass(const PassContext& context, const std::vector<int64
   context_ = &context;
   rows_ = rows;
   observer_ns_ = attention_ns_ = 0;
+  layers_done_ = queries_done_ = 0;
   policy_.begin_pass(context);
 }
 
@@ -67,11 +68,18 @@ at::Tensor CanvasSeams::attention_block(int64_t layer, const AttentionLayer& wei
     return attend_rows(layer, weights.scale(), q, positions);
   };
   at::Tensor out = cache_.attention_block(layer, weights, x, rotary, keys_, attend, work);
+  ++layers_done_;
+  queries_done_ += std::ssize(work.queries);
   if (observer_ != nullptr) {
     const Stopwatch watch(observer_ns_);
     show_keys(layer, work);
   }
   return out;
+}
+
+double CanvasSeams::computed_rows() const {
+  return layers_done_ == 0 ? 0.0
+                           : static_cast<double>(queries_done_) / static_cast<double>(layers_done_);
 }
 
 at::Tensor CanvasSeams::attention(const AttentionInput& /*input*/) {

@@ -35,6 +35,9 @@ class CanvasSeams : public ForwardSeams {
                  const std::function<at::Tensor(const at::Tensor&)>& mlp) override;
   void before_layer(int64_t layer, const at::Tensor& hidden) override;
 
+  /// Positions whose attention and FFN the current pass computed, mean over its layers so far.
+  double computed_rows() const;
+
   /// Nanoseconds of the current pass spent in the observer, and in attention without it.
   int64_t observer_ns() const { return observer_ns_; }
   int64_t attention_ns() const { return attention_ns_; }
@@ -62,6 +65,8 @@ class CanvasSeams : public ForwardSeams {
     AttentionParts parts;
   };
   std::vector<Seen> seen_;
+  int64_t layers_done_ = 0;
+  int64_t queries_done_ = 0;
   int64_t observer_ns_ = 0;
   int64_t attention_ns_ = 0;
 };

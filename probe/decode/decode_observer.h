@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "probe/decode/unmasking.h"
+#include "probe/model/feed_forward.h"
 #include "probe/policies/attention_policy.h"
 #include "probe/policies/pass_context.h"
 
@@ -46,6 +47,8 @@ struct PassResult {
   const PassContext& context;
   int64_t length = 0;        // T, positions per sequence in this pass
   int64_t start = 0;         // absolute first position
+  double computed_rows = 0;  // positions whose attention and FFN were computed: mean over layers,
+                             // sum over sequences
   int64_t pass_ns = 0;       // wall time of the pass without the observer's own work
   int64_t attention_ns = 0;  // part of pass_ns spent in attention, all layers, and in waiting for
                              // what the policy does beside them
@@ -59,6 +62,9 @@ class DecodeObserver {
   /// Residual stream entering a layer, [S, B, hidden_size]; denoising and commit passes.
   virtual void on_hidden(const PassContext& /*context*/, int64_t /*layer*/,
                          const at::Tensor& /*hidden*/) {}
+  /// What a layer's router chose, [S, B, per_token]; denoising and commit passes.
+  virtual void on_router(const PassContext& /*context*/, int64_t /*layer*/,
+                         const RouterChoice& /*choice*/) {}
   virtual void on_committed_keys(const CommittedKeys& /*keys*/) {}
   /// logits [S', B, V]; entry i belongs to context.sequences[slots[i]] (denoising ones only).
   virtual void on_logits(const PassContext& /*context*/, const std::vector<int64_t>& /*slots*/,

@@ -101,6 +101,12 @@ at::Tensor DecodeSeams::block_attention(const AttentionInput& input) {
   return used.out;
 }
 
+void DecodeSeams::routed(int64_t layer, const RouterChoice& choice) {
+  if (observer_ == nullptr || prefill_slot_ >= 0) return;
+  const Stopwatch watch(observer_ns_);
+  observer_->on_router(*context_, layer, choice);
+}
+
 void DecodeSeams::before_layer(int64_t layer, const at::Tensor& hidden) {
   if (observer_ == nullptr || prefill_slot_ >= 0) return;
   const Stopwatch watch(observer_ns_);

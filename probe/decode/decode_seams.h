@@ -31,6 +31,7 @@ class DecodeSeams : public ForwardSeams {
   void end_pass();
 
   at::Tensor attention(const AttentionInput& input) override;
+  void routed(int64_t layer, const RouterChoice& choice) override;
   void before_layer(int64_t layer, const at::Tensor& hidden) override;
 
   /// Nanoseconds of the current pass spent in the observer, and in attention without it.

@@ -125,7 +125,13 @@ class BatchDecoder {
                        at::arange(begin, begin + length, at::kLong).unsqueeze(0), seams_);
         seams_.end_pass();
       }
-      report({context, length, begin, elapsed - seams_.observer_ns(), seams_.attention_ns(), {}});
+      report({context,
+              length,
+              begin,
+              static_cast<double>(length),
+              elapsed - seams_.observer_ns(),
+              seams_.attention_ns(),
+              {}});
       interrupted_ = callbacks_.interrupted && callbacks_.interrupted();
     }
   }
@@ -184,7 +190,8 @@ class BatchDecoder {
     for (size_t slot = 0; slot < active_.size(); ++slot) {
       advance(active_[slot], context.sequences[slot], decisions[slot]);
     }
-    report({context, block_length_, 0, elapsed - seams_.observer_ns() - logits_observer_ns,
+    const auto rows = static_cast<double>(static_cast<int64_t>(active_.size()) * block_length_);
+    report({context, block_length_, 0, rows, elapsed - seams_.observer_ns() - logits_observer_ns,
             seams_.attention_ns(), std::move(decisions)});
   }
 

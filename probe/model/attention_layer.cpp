@@ -12,8 +12,13 @@ at::Tensor heads_of(const at::Tensor& flat, int64_t heads, int64_t head_dim) {
   return flat.view({flat.size(0), flat.size(1), heads, head_dim}).transpose(1, 2);
 }
 
-/// Rotate-half RoPE over all channels: x [S, heads, T, D].
+/// Rotate-half RoPE over the first channels, as many as cos has: x [S, heads, T, D].
 at::Tensor rotated(const at::Tensor& x, const RotaryRows& rotary, bool in_float32) {
+  const int64_t turning = rotary.cos.size(-1);
+  if (turning < x.size(-1)) {
+    const at::Tensor rest = x.narrow(-1, turning, x.size(-1) - turning);
+    return at::cat({rotated(x.narrow(-1, 0, turning), rotary, in_float32), rest}, -1);
+  }
   if (in_float32 && x.scalar_type() != at::kFloat) {
     const RotaryRows exact{rotary.cos.to(at::kFloat), rotary.sin.to(at::kFloat)};
     return rotated(x.to(at::kFloat), exact, false).to(x.scalar_type());

@@ -8,11 +8,11 @@
 
 namespace blockscope {
 
-/// cos and sin of the rows' positions, [S, 1, T, D].
+/// cos and sin of the rows' positions, [S, 1, T, R]: the first R of a head's D channels turn.
 struct RotaryRows {
   at::Tensor cos, sin;
 
-  /// Those of the rows `index` [R] int64: [S, 1, R, D].
+  /// Those of the rows `index` [N] int64: [S, 1, N, R].
   RotaryRows rows(const at::Tensor& index) const;
 };
 

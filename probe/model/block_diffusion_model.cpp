@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "decode_record/error.h"
@@ -33,14 +34,17 @@ BlockDiffusionModel::BlockDiffusionModel(ModelConfig config, WeightMap weights)
     if (config_.moe && config_.moe->sparse[static_cast<size_t>(index)]) {
       ExpertMixture mixture;
       mixture.router = weight(mlp + "gate.weight");
+      mixture.config = *config_.moe;
+      if (config_.moe->sigmoid) mixture.bias = weight(mlp + "gate.expert_bias");
+      if (config_.moe->shared_size > 0) mixture.shared = swiglu(mlp + "shared_experts.");
       for (int64_t e = 0; e < config_.moe->num_experts; ++e) {
         mixture.experts.push_back(swiglu(mlp + "experts." + std::to_string(e) + "."));
       }
-      mixture.per_token = config_.moe->experts_per_token;
-      mixture.normalise = config_.moe->normalise;
       layer.feed_forward = std::move(mixture);
     } else {
-      layer.feed_forward = swiglu(mlp);
+      layer.feed_forward = [part = swiglu(mlp)](const at::Tensor& x, const RouterListener&) {
+        return part(x);
+      };
     }
     layers_.push_back(std::move(layer));
   }
@@ -60,14 +64,21 @@ AttentionLayer BlockDiffusionModel::attention_of(const std::string& prefix) cons
   layer.num_heads = config_.num_heads;
   layer.num_kv_heads = config_.num_kv_heads;
   layer.head_dim = config_.head_dim;
-  layer.q_proj = weight(part(names.q, ".weight"));
-  layer.k_proj = weight(part(names.k, ".weight"));
-  layer.v_proj = weight(part(names.v, ".weight"));
+  const auto projections = [&](const char* suffix) {
+    if (names.qkv.empty()) {
+      return std::tuple{weight(part(names.q, suffix)), weight(part(names.k, suffix)),
+                        weight(part(names.v, suffix))};
+    }
+    const at::Tensor rows = weight(part(names.qkv, suffix));
+    const int64_t query = config_.num_heads * config_.head_dim;
+    const int64_t key = config_.num_kv_heads * config_.head_dim;
+    return std::tuple{rows.narrow(0, 0, query), rows.narrow(0, query, key),
+                      rows.narrow(0, query + key, key)};
+  };
+  std::tie(layer.q_proj, layer.k_proj, layer.v_proj) = projections(".weight");
   layer.o_proj = weight(part(names.o, ".weight"));
   if (config_.attention_bias) {
-    layer.q_bias = weight(part(names.q, ".bias"));
-    layer.k_bias = weight(part(names.k, ".bias"));
-    layer.v_bias = weight(part(names.v, ".bias"));
+    std::tie(layer.q_bias, layer.k_bias, layer.v_bias) = projections(".bias");
   }
   if (config_.attention_output_bias) layer.o_bias = weight(part(names.o, ".bias"));
   if (config_.qk_norm) {
@@ -120,7 +131,9 @@ at::Tensor BlockDiffusionModel::forward(const at::Tensor& tokens, const at::Tens
     seams.before_layer(index, hidden);
     hidden =
         hidden + seams.attention_block(index, layer.attention, layer.input_norm(hidden), rotary);
-    hidden = hidden + seams.ffn(index, layer.post_norm(hidden), layer.feed_forward);
+    const RouterListener heard = [&](const RouterChoice& choice) { seams.routed(index, choice); };
+    hidden = hidden + seams.ffn(index, layer.post_norm(hidden),
+                                [&](const at::Tensor& x) { return layer.feed_forward(x, heard); });
   }
   return norm_(hidden);
 }

@@ -1,12 +1,11 @@
 // The decoder of all families (Qwen2, Qwen3, SDAR, TraDo and their mixtures of experts, LLaDA,
-// Dream), driven by ModelConfig: RMSNorm, QK-norm per head before RoPE, GQA, explicit head_dim,
-// rotate-half RoPE, SwiGLU or experts, tied or own LM head. What the queries may attend to is not
-// its business: that is ForwardSeams::attention.
+// Dream, LLaDA2 MoE), driven by ModelConfig: RMSNorm, QK-norm per head before RoPE, GQA, explicit
+// head_dim, rotate-half RoPE of all or the first channels, SwiGLU or experts, tied or own LM head.
+// What the queries may attend to is not its business: that is ForwardSeams::attention.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "probe/checkpoint/checkpoint.h"
 #include "probe/checkpoint/model_config.h"
 #include "probe/model/attention_layer.h"
+#include "probe/model/feed_forward.h"
 #include "probe/model/forward_seams.h"
 
 namespace blockscope {
@@ -54,7 +54,7 @@ class BlockDiffusionModel {
   struct Layer {
     RmsNorm input_norm, post_norm;  // over hidden_size
     AttentionLayer attention;
-    std::function<at::Tensor(const at::Tensor&)> feed_forward;
+    FeedForward feed_forward;
   };
 
   at::Tensor weight(const std::string& name) const;
@@ -68,7 +68,7 @@ class BlockDiffusionModel {
   at::Tensor embed_;                    // [vocab_size, hidden_size]
   RmsNorm norm_;                        // over hidden_size
   at::Tensor lm_head_;                  // [vocab_size, hidden_size], the embedding when tied
-  at::Tensor inverse_frequencies_;      // [head_dim / 2] float32
+  at::Tensor inverse_frequencies_;      // [rotary channels / 2] float32
   double rope_attention_factor_ = 1.0;  // multiplies cos and sin (yarn)
 };
 

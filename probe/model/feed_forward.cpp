@@ -2,38 +2,149 @@
 
 #include <ATen/ATen.h>
 
-#include <tuple>
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <span>
+#include <utility>
 
 namespace blockscope {
+namespace {
+
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+/// The sum of a group's two best: what the group is ranked by.
+float group_score(std::span<const float> scores) {
+  float best = kNone;
+  float second = kNone;
+  for (const float score : scores) {
+    second = std::max(second, std::min(best, score));
+    best = std::max(best, score);
+  }
+  return best + second;
+}
+
+/// The first `count` of `order` become those with the largest score, by falling score; equal ones
+/// in the order they had.
+void rank_first(std::vector<int64_t>& order, int64_t count, std::span<const float> score) {
+  const auto above = [&](int64_t a, int64_t b) {
+    const float left = score[static_cast<size_t>(a)];
+    const float right = score[static_cast<size_t>(b)];
+    return left > right || (left == right && a < b);
+  };
+  std::partial_sort(order.begin(), order.begin() + count, order.end(), above);
+}
+
+/// scores [R, E] float32 -> the chosen experts [R, per_token] int64.
+at::Tensor best_experts(const at::Tensor& scores, const MoeConfig& config) {
+  const at::Tensor table = at::nan_to_num(scores, kNone).contiguous();  // NaN: never chosen
+  const int64_t rows = table.size(0);
+  const auto experts = static_cast<size_t>(config.num_experts);
+  const size_t group_size = experts / static_cast<size_t>(config.num_groups);
+  at::Tensor chosen = at::empty({rows, config.experts_per_token}, at::kLong);
+  auto* out = chosen.data_ptr<int64_t>();
+  std::vector<float> group_scores(static_cast<size_t>(config.num_groups));
+  std::vector<int64_t> groups(group_scores.size());
+  std::vector<int64_t> candidates;
+  for (int64_t row = 0; row < rows; ++row) {
+    const std::span<const float> score(table.const_data_ptr<float>() + row * config.num_experts,
+                                       experts);
+    candidates.clear();
+    std::iota(groups.begin(), groups.end(), 0);
+    if (config.kept_groups < config.num_groups) {
+      for (size_t g = 0; g < groups.size(); ++g) {
+        group_scores[g] = group_score(score.subspan(g * group_size, group_size));
+      }
+      rank_first(groups, config.kept_groups, group_scores);
+    }
+    for (int64_t g = 0; g < config.kept_groups; ++g) {
+      const int64_t first = groups[static_cast<size_t>(g)] * static_cast<int64_t>(group_size);
+      for (size_t e = 0; e < group_size; ++e) {
+        candidates.push_back(first + static_cast<int64_t>(e));
+      }
+    }
+    rank_first(candidates, config.experts_per_token, score);
+    out = std::copy_n(candidates.begin(), config.experts_per_token, out);
+  }
+  return chosen;
+}
+
+/// The places of a choice, [R * per_token] in rows, by expert.
+struct ByExpert {
+  std::vector<int64_t> count;  // [E]
+  at::Tensor row;              // [R * per_token] of each place in its expert's order
+  at::Tensor back;             // [R * per_token] where a place stands in that order
+};
+
+ByExpert by_expert(const at::Tensor& chosen, size_t num_experts) {
+  const std::span<const int64_t> expert(chosen.const_data_ptr<int64_t>(),
+                                        static_cast<size_t>(chosen.numel()));
+  ByExpert result;
+  result.count.assign(num_experts, 0);
+  for (const int64_t e : expert) ++result.count[static_cast<size_t>(e)];
+  std::vector<int64_t> next(num_experts, 0);
+  std::exclusive_scan(result.count.begin(), result.count.end(), next.begin(), int64_t{0});
+  result.row = at::empty({chosen.numel()}, at::kLong);
+  result.back = at::empty({chosen.numel()}, at::kLong);
+  auto* row = result.row.data_ptr<int64_t>();
+  auto* back = result.back.data_ptr<int64_t>();
+  for (size_t place = 0; place < expert.size(); ++place) {
+    const int64_t at = next[static_cast<size_t>(expert[place])]++;
+    row[at] = static_cast<int64_t>(place) / chosen.size(1);
+    back[place] = at;
+  }
+  return result;
+}
+
+}  // namespace
 
 at::Tensor SwiGlu::operator()(const at::Tensor& x) const {
   return at::linear(at::silu(at::linear(x, gate)) * at::linear(x, up), down);
 }
 
-at::Tensor ExpertMixture::operator()(const at::Tensor& x) const {
+RouterChoice ExpertMixture::route(const at::Tensor& rows) const {
+  at::Tensor score;
+  RouterChoice choice;
+  if (config.sigmoid) {
+    score = at::sigmoid(at::linear(rows.to(at::kFloat), router.to(at::kFloat)));
+    choice.expert = best_experts(score + bias, config);
+  } else {
+    score = at::softmax(at::linear(rows, router), -1, at::kFloat);
+    choice.expert = best_experts(score, config);
+  }
+  choice.weight = score.gather(1, choice.expert);
+  if (config.normalise) {
+    const at::Tensor sum = choice.weight.sum(-1, true);
+    choice.weight = choice.weight / (config.sigmoid ? sum + 1e-20 : sum);
+  }
+  if (config.scaling != 1.0) choice.weight = choice.weight * config.scaling;
+  return choice;
+}
+
+at::Tensor ExpertMixture::operator()(const at::Tensor& x, const RouterListener& heard) const {
   const at::Tensor rows = x.reshape({-1, x.size(-1)});
-  const at::Tensor probability = at::softmax(at::linear(rows, router), -1, at::kFloat);
-  auto [weight, chosen] = probability.topk(per_token, -1);  // [rows, per_token]
-  if (normalise) weight = weight / weight.sum(-1, true);
-  weight = weight.to(x.scalar_type());
-  std::vector<std::vector<int64_t>> rows_of(experts.size()), places_of(experts.size());
-  const at::Tensor choice = chosen.contiguous();
-  const auto* expert = choice.const_data_ptr<int64_t>();
-  for (int64_t row = 0; row < rows.size(0); ++row) {
-    for (int64_t place = 0; place < per_token; ++place, ++expert) {
-      rows_of[static_cast<size_t>(*expert)].push_back(row);
-      places_of[static_cast<size_t>(*expert)].push_back(row * per_token + place);
-    }
+  const RouterChoice choice = route(rows);
+  if (heard) {
+    const std::vector<int64_t> shape{x.size(0), x.size(1), config.experts_per_token};
+    heard({choice.expert.view(shape), choice.weight.view(shape)});
   }
-  const at::Tensor flat_weight = weight.reshape({-1, 1});
-  at::Tensor out = at::zeros_like(rows);
+  const ByExpert places = by_expert(choice.expert, experts.size());
+  const at::Tensor input = rows.index_select(0, places.row);
+  std::vector<at::Tensor> made;
+  int64_t begin = 0;
   for (size_t e = 0; e < experts.size(); ++e) {
-    if (rows_of[e].empty()) continue;
-    const at::Tensor index = at::tensor(rows_of[e], at::kLong);
-    const at::Tensor scale = flat_weight.index_select(0, at::tensor(places_of[e], at::kLong));
-    out.index_add_(0, index, experts[e](rows.index_select(0, index)) * scale);
+    if (places.count[e] == 0) continue;
+    made.push_back(experts[e](input.narrow(0, begin, places.count[e])));
+    begin += places.count[e];
   }
-  return out.view(x.sizes());
+  const at::ScalarType type = config.sigmoid ? at::kFloat : x.scalar_type();
+  const at::Tensor by_row = at::cat(made)
+                                .index_select(0, places.back)
+                                .view({rows.size(0), config.experts_per_token, rows.size(1)});
+  const at::Tensor weighted = by_row.to(type) * choice.weight.to(type).unsqueeze(-1);
+  const at::Tensor out = weighted.sum(1).to(x.scalar_type()).view(x.sizes());
+  return shared ? out + (*shared)(x) : out;
 }
 
 }  // namespace blockscope

@@ -4,9 +4,23 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <vector>
 
+#include "probe/checkpoint/moe_config.h"
+
 namespace blockscope {
+
+/// What a layer's router decided, per_token experts a row.
+struct RouterChoice {
+  at::Tensor expert;  // [..., per_token] int64, by falling score
+  at::Tensor weight;  // [..., per_token] float32, that its expert's output is multiplied by
+};
+using RouterListener = std::function<void(const RouterChoice&)>;
+
+/// x [S, T, hidden] -> the same shape; the listener hears of every router that was asked.
+using FeedForward = std::function<at::Tensor(const at::Tensor& x, const RouterListener& heard)>;
 
 /// silu(x gate^T) * (x up^T), times down^T.
 struct SwiGlu {
@@ -15,17 +29,24 @@ struct SwiGlu {
   at::Tensor operator()(const at::Tensor& x) const;
 };
 
-/// Qwen3-MoE's sparse block (transformers, `Qwen3MoeSparseMoeBlock`; SDAR-MoE's is the same):
-/// softmax over all experts in float32, the largest `per_token` of them, optionally scaled to sum
-/// to 1, then in x's dtype the weighted sum of what these experts make of the row. Only chosen
-/// experts are computed, each once for all rows that chose it. Equal probabilities: either expert.
+/// A router's experts. Scores in float32:
+///   Qwen3-MoE (transformers, `Qwen3MoeSparseMoeBlock`; SDAR-MoE's is the same): softmax over all
+///   experts, the largest per_token of them, optionally scaled to sum to 1;
+///   LLaDA2 (dFactory, `modeling_llada2_moe.py:LLaDA2MoeGate`): sigmoid. Experts are chosen by
+///   score + bias from the groups whose two best sum highest; weights are the scores without bias,
+///   scaled to sum to 1 (+ 1e-20), times `scaling`. What the shared expert makes is added as it is.
+/// Only chosen experts are computed, each once for all rows that chose it, and summed by weight in
+/// x's dtype (LLaDA2: float32). Equal scores: the lower index.
 struct ExpertMixture {
+  MoeConfig config;
   at::Tensor router;  // [E, hidden]
+  at::Tensor bias;    // [E] float32, of sigmoid scores
   std::vector<SwiGlu> experts;
-  int64_t per_token = 0;
-  bool normalise = false;
+  std::optional<SwiGlu> shared;
 
-  at::Tensor operator()(const at::Tensor& x) const;
+  at::Tensor operator()(const at::Tensor& x, const RouterListener& heard) const;
+  /// rows [R, hidden] -> [R, per_token].
+  RouterChoice route(const at::Tensor& rows) const;
 };
 
 }  // namespace blockscope

@@ -9,6 +9,7 @@
 #include <functional>
 
 #include "probe/model/attention_layer.h"
+#include "probe/model/feed_forward.h"
 
 namespace blockscope {
 
@@ -44,6 +45,11 @@ class ForwardSeams {
                          const std::function<at::Tensor(const at::Tensor&)>& mlp) {
     return mlp(x);
   }
+
+  /// What the layer's router decided for the rows that its feed-forward part computed: [S, T,
+  /// per_token], fewer rows where `ffn` took others from earlier passes. Not called without
+  /// experts.
+  virtual void routed(int64_t /*layer*/, const RouterChoice& /*choice*/) {}
 
   /// The residual stream [S, T, hidden_size] that enters a layer (TransformerLens
   /// `hook_resid_pre`).

@@ -31,7 +31,9 @@ BlockDiffusionModel BlockDiffusionModel::load(const Checkpoint& checkpoint, at::
     auto* data =
         const_cast<std::byte*>(info.data);  // NOLINT(cppcoreguidelines-pro-type-const-cast)
     const at::Tensor mapped = at::from_blob(data, info.shape, at::dtype(scalar_type(info.dtype)));
-    weights.emplace(expected.name, mapped.to(dtype, /*non_blocking=*/false, /*copy=*/true));
+    // A bias rounded to bfloat16 chooses other experts; the official engines keep it as it is.
+    const at::ScalarType type = expected.name.ends_with(".expert_bias") ? at::kFloat : dtype;
+    weights.emplace(expected.name, mapped.to(type, /*non_blocking=*/false, /*copy=*/true));
   }
   return BlockDiffusionModel(checkpoint.config(), std::move(weights));
 }

@@ -125,6 +125,23 @@ void Recorder::record_selection(const AttentionView& view, size_t s, int64_t lay
   }
 }
 
+void Recorder::on_router(const PassContext& context, int64_t layer, const RouterChoice& choice) {
+  const int64_t index = layer_index(layer);
+  if (index < 0 || options_.meta.experts_per_token == 0) return;
+  for (size_t s = 0; s < context.sequences.size(); ++s) {
+    if (!records(context.sequences[s])) continue;
+    const auto row = static_cast<int64_t>(s);
+    const auto [weight, order] = choice.weight.select(0, row).sort(/*stable=*/true, -1, true);
+    const at::Tensor expert =
+        choice.expert.select(0, row).gather(-1, order).to(at::kInt).contiguous();
+    const at::Tensor values = weight.to(at::kFloat).contiguous();
+    const auto* chosen = expert.const_data_ptr<int32_t>();
+    put_ints(slot_at(s), Field::router_expert, index, {chosen, chosen + expert.numel()});
+    put_floats(slot_at(s), Field::router_weight, index, values.const_data_ptr<float>(),
+               static_cast<size_t>(values.numel()));
+  }
+}
+
 void Recorder::record_sets(const AttentionView& view, int64_t layer_index) {
   if (!options_.exact_known || view.exact == nullptr) return;
   const bool wanted = std::any_of(view.context.sequences.begin(), view.context.sequences.end(),

@@ -140,6 +140,7 @@ void add_record_flags(CLI::App& app, RecordFlags& flags) {
       ->capture_default_str();
   app.add_option("--array-type", flags.array_type, "Type of the large arrays: bf16 or f32")
       ->capture_default_str();
+  app.add_flag("--record-router", flags.router, "Record which experts the routers choose");
 }
 
 int64_t longest_prefix(const std::vector<RunPrompt>& prompts, const DecodeOptions& decode) {
@@ -190,6 +191,16 @@ RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy
       flags.set_normaliser == "prefix" ? SetNormaliser::prefix : SetNormaliser::prefix_and_block;
   meta.array_type = flags.array_type == "bf16" ? ArrayType::bf16 : ArrayType::f32;
   meta.has_shadow = decode.shadow;
+  if (flags.router) {
+    if (!config.moe) {
+      throw UsageError(fmt::format(
+          "--record-router: expected a model with experts, got model_type \"{}\" without. HINT: "
+          "leave the option out",
+          config.model_type));
+    }
+    meta.experts_per_token = config.moe->experts_per_token;
+    meta.num_experts = config.moe->num_experts;
+  }
   if (meta.level >= RecordLevel::summary) {
     meta.selected_size = policy.selected_size(longest);
     meta.has_residual = policy.keeps_residual();
@@ -227,6 +238,7 @@ void check_record_flags(const CLI::App& app, const RecordFlags& flags) {
   }
   refuse_idle(app, "--set-size", level >= RecordLevel::sets, "--record sets or above");
   refuse_idle(app, "--set-normaliser", level >= RecordLevel::sets, "--record sets or above");
+  refuse_idle(app, "--record-router", level >= RecordLevel::summary, "--record summary or above");
   refuse_idle(app, "--array-type", level >= RecordLevel::outputs, "--record outputs or above");
 }
 

@@ -20,6 +20,7 @@ struct RecordFlags {
   int64_t set_size = 32;
   std::string set_normaliser = "prefix";
   std::string array_type = "bf16";
+  bool router = false;  // what routers of experts choose
 };
 void add_record_flags(CLI::App& app, RecordFlags& flags);
 

@@ -102,7 +102,7 @@ std::vector<MethodRun> run_methods(const LoadedModel& model, const Tokenizer* to
                                    const std::vector<StudyMethod>& methods) {
   const ModelConfig& config = model.config;
   DecodeRequest request = prompt.prompt.request;
-  if (request.prefix == nullptr) {
+  if (request.prefix == nullptr && !options.bidirectional) {
     request.prefix = std::make_shared<const CommittedPrefix>(
         prefill_prompt(*model.model, options, request, interrupted));
     InterruptGuard::check();

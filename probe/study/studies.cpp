@@ -84,6 +84,13 @@ const std::vector<StudyInfo>& all_studies() {
          prompt_defaults(options, {256, 512, 1024}, 10);
        },
        make_tau_study},
+      {"caches", "What every cache computes, takes and answers, with every strategy",
+       "d2Cache, Table 1; Fast-dLLM, Table 1", with_prompts({"--caches", "--strategies"}),
+       [](StudyOptions& options) {
+         fill(options.strategies, {"low_confidence_static", "threshold"});
+         prompt_defaults(options, {256}, 10);
+       },
+       make_caches_study},
       {"time",
        "Time per output block by method, context length and steps per block",
        "MAGE, Figs. 5 to 7",

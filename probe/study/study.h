@@ -21,17 +21,19 @@ namespace blockscope {
 /// What a study may be told; each looks at some of it (StudyInfo::options).
 struct StudyOptions {
   StudyPromptFlags prompts;
-  std::vector<int64_t> set_sizes;  // --k
-  std::vector<int64_t> pages;      // --pages
-  std::vector<double> densities;   // --densities
-  std::vector<int64_t> taus;       // --taus
-  std::vector<int64_t> steps;      // --steps, denoising steps of a block
-  int64_t blocks = 2;              // --blocks to time
-  int64_t repeats = 3;             // --repeats of each time
-  int64_t exact_layers = 0;        // --exact-layers
-  uint64_t policy_seed = 0;        // --policy-seed
-  std::string backbone;            // --backbone
-  std::string folder;              // -o
+  std::vector<int64_t> set_sizes;       // --k
+  std::vector<int64_t> pages;           // --pages
+  std::vector<double> densities;        // --densities
+  std::vector<int64_t> taus;            // --taus
+  std::vector<int64_t> steps;           // --steps, denoising steps of a block
+  int64_t blocks = 2;                   // --blocks to time
+  int64_t repeats = 3;                  // --repeats of each time
+  int64_t exact_layers = 0;             // --exact-layers
+  uint64_t policy_seed = 0;             // --policy-seed
+  std::vector<std::string> caches;      // --caches
+  std::vector<std::string> strategies;  // --strategies
+  std::string backbone;                 // --backbone
+  std::string folder;                   // -o
 };
 
 struct StudyInput {
@@ -94,6 +96,7 @@ const std::vector<StudyInfo>& all_studies();
 const StudyInfo& study_by_name(const std::string& name);
 
 // The studies, one file each.
+std::unique_ptr<Study> make_caches_study(const StudyInput& input);
 std::unique_ptr<Study> make_union_study(const StudyInput& input);
 std::unique_ptr<Study> make_stages_study(const StudyInput& input);
 std::unique_ptr<Study> make_estimators_study(const StudyInput& input);

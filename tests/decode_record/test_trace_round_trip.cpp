@@ -108,6 +108,8 @@ TEST_P(TraceRoundTrip, EveryValueOfEveryDatasetComesBack) {
   meta.has_shadow = true;
   meta.has_residual = true;
   meta.selected_size = 6;
+  meta.experts_per_token = 2;
+  meta.num_experts = 4;
   TraceWriter writer(dir.file("x.h5"), meta);
   write_trace(writer, meta, 3, 5);
   writer.finish();

@@ -149,8 +149,7 @@ TEST(ModelConfig, StopIdsPreferGenerationConfigAndDropIdsOutsideTheVocabulary) {
 
 TEST(ModelConfig, KnownAndUnknownFamiliesAreRefusedWithTheReason) {
   const std::vector<std::pair<std::string, std::string>> families = {
-      {"llada2_moe", "LLaDA2MoeModelLM"},
-      {"Fast_dLLM_Qwen", "Fast_dLLM_QwenForCausalLM"}};
+      {"dflash", "DFlashDraftModel"}};
   for (const auto& [model_type, architecture] : families) {
     const json config = {{"model_type", model_type}, {"architectures", {architecture}}};
     EXPECT_THAT(checkpoint_error([&] { parse(config); }), HasSubstr("known and not supported"));

@@ -53,6 +53,7 @@ CASES = [
     Case("a prompt of several prefill passes", "sdar-g4-bf16-sharded", 5, [1103, 7], batch=2,
          overrides={"positions": 2048}, strategies=ALL[2:3]),
     Case("experts", "sdarmoe-16", 5, [6, 19, 40], strategies=ALL[1:4]),
+    Case("experts in groups", "llada2-groups", 5, [6, 19, 40], strategies=ALL[1:4]),
     Case("Qwen2 with SDAR's masks", "qwen2-g2", 4, [5, 14], as_diffusion=4, strategies=ALL[1:2]),
     Case("Qwen3 with SDAR's masks", "qwen3-g2", 6, [4, 13, 18], as_diffusion=6,
          strategies=ALL[:2]),

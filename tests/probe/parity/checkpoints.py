@@ -1,14 +1,15 @@
 """Random-weight checkpoints in the Hugging Face layout, of many shapes, for the parity tests.
 
-Every spec is built as transformers' own Qwen2, Qwen3 or Qwen3-MoE model with seeded weights that are far from the
-usual initialisation: large enough that attention and logits are not flat, norm weights not 1. The
-`sdar` and `sdar_moe` ones are written with the config keys of the published SDAR checkpoints; the
-`qwen` ones with transformers' save_pretrained.
+Every spec is built as transformers' own Qwen2, Qwen3 or Qwen3-MoE model, or as llada2_model.py, with seeded
+weights that are far from the usual initialisation: large enough that attention and logits are not flat, norm
+weights not 1. The `sdar`, `sdar_moe` and `llada2_moe` ones are written with the config keys of the published
+checkpoints; the `qwen` ones with transformers' save_pretrained.
 """
 
 import json
 import pathlib
 
+import llada2_model
 import torch
 import transformers
 from safetensors.torch import save_file
@@ -19,6 +20,7 @@ _DEFAULTS = dict(
     model_type="sdar", hidden=64, heads=4, kv_heads=2, head_dim=32, layers=2, intermediate=96,
     vocab=131, tied=False, bias=False, rope=None, theta=10000.0, positions=512, dtype="float32",
     experts=0, per_token=2, expert_width=40, normalise=True, sparse_step=1, dense_layers=(),
+    groups=1, kept_groups=1, shared=1, dense_first=1, partial=0.5, scaling=2.5,
     shards=1, block_length=4, std=0.25, norm_std=0.3, mask_bias=0.0, seed=1)
 
 # rope: the keys of transformers' rope_parameters without rope_theta
@@ -58,6 +60,15 @@ SPECS = {
     "sdarmoe-16": dict(model_type="sdar_moe", experts=16, per_token=4, layers=3, dense_layers=(1,),
                        block_length=8, seed=18),
     "sdarmoe-bf16": dict(model_type="sdar_moe", experts=6, per_token=2, dtype="bfloat16", seed=19),
+    "llada2-groups": dict(model_type="llada2_moe", experts=16, per_token=4, groups=4, kept_groups=2,
+                          layers=3, theta=6e5, block_length=8, seed=21),
+    "llada2-mqa-bias-sharded": dict(model_type="llada2_moe", experts=12, per_token=3, groups=3,
+                                    kept_groups=2, bias=True, heads=3, kv_heads=1, head_dim=24,
+                                    partial=0.25, shards=2, shared=2, seed=22),
+    "llada2-one-expert": dict(model_type="llada2_moe", experts=8, per_token=1, groups=2, kept_groups=1,
+                              dense_first=0, shared=0, partial=1.0, scaling=1.5, block_length=5, seed=23),
+    "llada2-tied-bf16": dict(model_type="llada2_moe", experts=6, per_token=2, tied=True, kv_heads=4,
+                             dtype="bfloat16", seed=24),
     "qwen3-dynamic": dict(model_type="qwen3", positions=32, seed=12,
                           rope=dict(rope_type="dynamic", factor=3.0)),
 }
@@ -118,6 +129,23 @@ def random_model(spec):
     return model
 
 
+def _random_llada2(spec):
+    """-> name: tensor, exactly representable in the spec's dtype; the bias is float32, as published."""
+    generator = torch.Generator().manual_seed(spec["seed"])
+    dtype = getattr(torch, spec["dtype"])
+    state = {}
+    for name, shape in sorted(llada2_model.weight_shapes(spec).items()):
+        noise = torch.randn(shape, generator=generator)
+        if "norm" in name:
+            weight = (1.6 if "query_" in name or "key_layer" in name else 1.0) + spec["norm_std"] * noise
+        elif "embed" in name:
+            weight = noise * (0.3 if spec["tied"] else 1.0)
+        else:
+            weight = noise * spec["std"]
+        state[name] = weight if name.endswith("expert_bias") else weight.to(dtype)
+    return state
+
+
 def _sdar_config(spec):
     experts = _experts(spec) if spec["experts"] else {}
     config = {
@@ -171,6 +199,12 @@ def write_checkpoint(folder, spec):
     """Writes the checkpoint and returns its model (float32)."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    if spec["model_type"] == "llada2_moe":
+        state = _random_llada2(spec)
+        _write_weights(folder, state, spec["shards"])
+        config = llada2_model.config_json(spec, mask_id(spec))
+        (folder / "config.json").write_text(json.dumps(config, indent=2))
+        return llada2_model.Llada2(spec, state)
     model = random_model(spec)
     dtype = getattr(torch, spec["dtype"])
     if spec["model_type"].startswith("qwen"):

@@ -9,6 +9,7 @@ code itself did not finish are left out and counted. Needs BLOCKSCOPE_BINARY, h5
 
 import json
 import pathlib
+import subprocess
 import sys
 
 import harness
@@ -23,6 +24,12 @@ def strategy_flags(family, method, parameters):
     steps = parameters["steps"] // blocks if "steps" in parameters else 0
     if "factor" in parameters:
         return ["--strategy", "factor", "--factor", parameters["factor"]]
+    if "variant" in parameters:  # d2Cache: one token a step, or all above a threshold
+        if set(parameters) & {"gamma", "sigma", "frequencies", "alg", "temperature"} and method == "vanilla":
+            return None
+        if "threshold" in parameters:
+            return ["--strategy", "threshold", "--threshold", parameters["threshold"]]
+        return ["--strategy", "low_confidence_static"]
     if family == "dream":
         if parameters["alg"] == "confidence_threshold":
             if method == "none":
@@ -38,30 +45,50 @@ def strategy_flags(family, method, parameters):
     return ["--strategy", "low_confidence_static", "--denoising-steps", steps]
 
 
-CACHES = {"none": "none", "gsai": "none", "prefix-cache": "prefix", "dual-cache": "dual"}
+CACHES = {"none": "none", "vanilla": "none", "gsai": "none", "prefix-cache": "prefix",
+          "dual-cache": "dual"}
+
+
+def cache_flags(method, parameters):
+    variant = parameters.get("variant")
+    if method == "dllm-cache":
+        return ["--cache", "dllm-cache", "--prompt-interval", parameters["kp"], "--answer-interval",
+                parameters["kr"], "--transfer-ratio", parameters["rou"]]
+    if method == "d2cache":
+        if variant == "published":  # decides positions that it did not compute
+            return None
+        return ["--cache", "d2cache", "--current-k", parameters["current_k"], "--certainty-sigma",
+                parameters["sigma"], "--rollout-p", parameters["rollout_p"], "--inflate-window",
+                parameters["inflate_w"], *(["--as-released"] if variant == "corrected" else [])]
+    return ["--cache", CACHES[method]] if method in CACHES else None
 
 
 class Comparison:
     def __init__(self):
         self.cases = self.passes = self.rows = self.skipped = 0
         self.largest = 0.0
+        self.refused = set()
 
     def case(self, folder, family, method, case):
         parameters = case["parameters"]
         flags = strategy_flags(family, method, parameters)
-        config = json.loads((folder / case["checkpoint"] / "config.json").read_text())
-        if flags is None or case.get("error") or config.get("include_bias") or config.get("bias_for_layer_norm"):
+        cache = cache_flags(method, parameters)
+        if flags is None or cache is None or case.get("error"):
             self.skipped += 1
             return
         block = parameters.get("block_length", parameters["gen_length"])
         prompt = case["prompt"]
         with harness.temporary_folder() as work:
             path = pathlib.Path(work) / "run.h5"
-            harness.run("capture", folder / case["checkpoint"], "--input-ids",
-                        ",".join(map(str, prompt)), "--gen-length", parameters["gen_length"],
-                        "--block-length", block, "--cache", CACHES[method], "--no-stop", "--dtype",
-                        "float32", "--record", "trajectory", "--threads", 1, "--quiet", "-o", path,
-                        *flags)
+            command = [harness.BINARY, "capture", folder / case["checkpoint"], "--input-ids",
+                       ",".join(map(str, prompt)), "--gen-length", parameters["gen_length"],
+                       "--block-length", block, *cache, "--no-stop", "--dtype", "float32",
+                       "--record", "trajectory", "--threads", 1, "--quiet", "-o", path, *flags]
+            result = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+            if result.returncode == 1 and "config.json: key" in result.stderr:
+                self.refused.add(case["checkpoint"])
+                return
+            harness.require(result.returncode == 0, f"{command}: {result.stderr}")
             self.compare(case, Trace(path), block, 1 if family == "dream" else 0, method)
         self.cases += 1
 
@@ -113,7 +140,8 @@ def main():
             comparison.case(path.parent, oracle["family"], oracle["method"], case)
         print(f"{path.name}: {comparison.cases} cases, {comparison.passes} passes, {comparison.rows} "
               f"predictions equal; largest difference of a probability {comparison.largest:.1e}; "
-              f"{comparison.skipped} left out")
+              f"{comparison.skipped} left out" + (f"; refused: {', '.join(sorted(comparison.refused))}"
+                                           if comparison.refused else ""))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,233 @@
+// Every cache with every strategy on one set of prompts: accuracy, forward passes, rows computed,
+// tokens per second and agreement with the reference (bidirectional models: no cache). The shape of
+// d2Cache's Table 1 and Fast-dLLM's Table 1.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "analysis/figures/bar_chart.h"
+#include "analysis/figures/line_chart.h"
+#include "command_line/interrupt.h"
+#include "decode_record/error.h"
+#include "probe/policies/exact_policy.h"
+#include "probe/study/study.h"
+
+namespace blockscope {
+namespace {
+
+struct CacheMethod {
+  std::string cache, strategy;
+  DecodeOptions decode;
+};
+
+/// One run, and sums of them.
+struct CacheRun {
+  int64_t prompts = 0, scored = 0;
+  double score = 0.0;
+  int64_t tokens = 0;     // decided
+  int64_t positions = 0;  // compared with the reference
+  int64_t equal = 0;      // decided as there
+  int64_t passes = 0;
+  double rows = 0.0;     // computed, mean over layers
+  double whole = 0.0;    // that passes without any cache compute
+  double seconds = 0.0;  // of all passes
+
+  void add(const nlohmann::json& run) {
+    ++prompts;
+    if (!run.at("score").is_null()) {
+      ++scored;
+      score += run.at("score").get<double>();
+    }
+    tokens += run.at("tokens").get<int64_t>();
+    positions += run.at("positions").get<int64_t>();
+    equal += run.at("equal").get<int64_t>();
+    passes += run.at("passes").get<int64_t>();
+    rows += run.at("rows").get<double>();
+    whole += run.at("whole").get<double>();
+    seconds += run.at("seconds").get<double>();
+  }
+  double accuracy() const {
+    return scored == 0 ? std::numeric_limits<double>::quiet_NaN()
+                       : score / static_cast<double>(scored);
+  }
+  double tokens_per_pass() const {
+    return static_cast<double>(tokens) / static_cast<double>(std::max<int64_t>(passes, 1));
+  }
+  double saved() const { return whole > 0.0 ? 1.0 - rows / whole : 0.0; }
+  double speed() const { return static_cast<double>(tokens) / std::max(seconds, 1e-9); }
+  double agreement() const {
+    return static_cast<double>(equal) / static_cast<double>(std::max<int64_t>(positions, 1));
+  }
+};
+
+/// Without what enhanced text would make of an underscore.
+std::string plain(std::string text) {
+  std::ranges::replace(text, '_', ' ');
+  return text;
+}
+
+/// Counts the passes of one run of one sequence.
+class PassCounter : public DecodeObserver {
+ public:
+  PassCounter(bool bidirectional, int64_t length) : whole_(bidirectional ? length : 0) {}
+
+  void on_pass(const PassResult& result) override {
+    ++passes;
+    rows += result.computed_rows;
+    // Block-causal models see nothing behind the block: there the pass would end with it.
+    const int64_t end = result.context.sequences.front().block_start + result.length;
+    whole += static_cast<double>(whole_ > 0 ? whole_ : end);
+    seconds += static_cast<double>(result.pass_ns) * 1e-9;
+  }
+
+  int64_t passes = 0;
+  double rows = 0.0, whole = 0.0, seconds = 0.0;
+
+ private:
+  int64_t whole_;
+};
+
+std::vector<std::string> caches_of(const StudyInput& input) {
+  if (!input.options.caches.empty()) return input.options.caches;
+  if (!input.decode.bidirectional) return {"commit"};
+  return {"none", "prefix", "dual", "dllm-cache", "d2cache"};
+}
+
+class CachesStudy : public PromptStudy {
+ public:
+  explicit CachesStudy(const StudyInput& input) : PromptStudy(input) {
+    for (const std::string& strategy : input.options.strategies) {
+      for (const std::string& cache : caches_of(input)) {
+        CacheMethod method{cache, strategy, input.decode};
+        method.decode.cache.kind = parse_cache(cache);
+        method.decode.unmasking.strategy = parse_strategy(strategy);
+        check_decode_options(method.decode, input.model.config);
+        methods_.push_back(std::move(method));
+      }
+    }
+  }
+
+  nlohmann::json measure(size_t cell) override {
+    nlohmann::json runs = nlohmann::json::array();
+    std::vector<int64_t> reference;  // of the strategy's first cache
+    for (size_t m = 0; m < methods_.size(); ++m) {
+      if (m == 0 || methods_[m].strategy != methods_[m - 1].strategy) reference.clear();
+      runs.push_back(run(prompts_[cell].prompt, methods_[m].decode, reference));
+    }
+    return runs;
+  }
+
+  StudyReport report(const std::vector<nlohmann::json>& values) const override;
+
+ private:
+  nlohmann::json run(const RunPrompt& prompt, const DecodeOptions& decode,
+                     std::vector<int64_t>& reference) const {
+    const auto policy = make_exact_policy();
+    const int64_t length = cache_positions(static_cast<int64_t>(prompt.request.prompt.size()),
+                                           prompt.request.gen_length, decode);
+    PassCounter counter(decode.bidirectional, length);
+    DecodeCallbacks callbacks;
+    callbacks.observer = &counter;
+    callbacks.interrupted = [] { return InterruptGuard::signal() != 0; };
+    int64_t next_pass = 0;
+    const DecodeOutcome outcome =
+        decode_batch(*input_.model.model, *policy, decode, {prompt.request}, next_pass, callbacks)
+            .front();
+    InterruptGuard::check();
+    const std::vector<int64_t>& tokens = outcome.generated;
+    if (reference.empty()) reference = tokens;
+    int64_t equal = 0;
+    for (size_t i = 0; i < std::min(tokens.size(), reference.size()); ++i) {
+      equal += tokens[i] == reference[i] ? 1 : 0;
+    }
+    nlohmann::json score;
+    if (prompt.metric.has_value()) {
+      score = blockscope::score(*prompt.metric, generated_text(tokens, decode, input_.tokenizer),
+                                prompt.answers);
+    }
+    const int64_t masks = std::count(tokens.begin(), tokens.end(), decode.mask_token_id);
+    return {{"score", score},
+            {"tokens", std::ssize(tokens) - masks},
+            {"positions", std::ssize(reference)},
+            {"equal", equal},
+            {"passes", counter.passes},
+            {"rows", counter.rows},
+            {"whole", counter.whole},
+            {"seconds", counter.seconds}};
+  }
+
+  std::vector<CacheMethod> methods_;
+};
+
+StudyReport CachesStudy::report(const std::vector<nlohmann::json>& values) const {
+  std::vector<CacheRun> totals(methods_.size());
+  for (const nlohmann::json& runs : values) {
+    for (size_t m = 0; m < methods_.size(); ++m) totals[m].add(runs.at(m));
+  }
+  StudyReport report;
+  ReportTable table{"caches",
+                    "Caches by strategy",
+                    fmt::format("n = {} prompts. Passes and rows: means over prompts; a row is a "
+                                "position whose attention and FFN a pass computed, mean over "
+                                "layers. Saved: of the rows that these passes would compute "
+                                "without any cache. Equal: tokens as with the strategy's first "
+                                "cache. Tokens/s: decided tokens over the time of the passes, one "
+                                "prompt at a time.",
+                                prompts_.size()),
+                    {{"strategy", "cache", "accuracy", "passes", "tokens/pass", "rows", "saved",
+                      "tokens/s", "equal"},
+                     {}}};
+  report.csv_header = {"strategy", "cache",        "prompts",       "accuracy", "passes",
+                       "tokens",   "rows",         "rows_uncached", "seconds",  "tokens_per_pass",
+                       "saved",    "tokens_per_s", "equal"};
+  for (size_t m = 0; m < methods_.size(); ++m) {
+    const CacheRun& total = totals[m];
+    const auto n = static_cast<double>(std::max<int64_t>(total.prompts, 1));
+    table.table.rows.push_back({methods_[m].strategy, methods_[m].cache, percent(total.accuracy()),
+                                fmt::format("{:.1f}", static_cast<double>(total.passes) / n),
+                                fmt::format("{:.2f}", total.tokens_per_pass()),
+                                fmt::format("{:.0f}", total.rows / n), percent(total.saved()),
+                                fmt::format("{:.1f}", total.speed()), percent(total.agreement())});
+    report.csv.push_back(
+        {methods_[m].strategy, methods_[m].cache, std::to_string(total.prompts),
+         fmt::format("{:.6g}", total.accuracy()), std::to_string(total.passes),
+         std::to_string(total.tokens), fmt::format("{:.6g}", total.rows),
+         fmt::format("{:.6g}", total.whole), fmt::format("{:.6g}", total.seconds),
+         fmt::format("{:.6g}", total.tokens_per_pass()), fmt::format("{:.6g}", total.saved()),
+         fmt::format("{:.6g}", total.speed()), fmt::format("{:.6g}", total.agreement())});
+  }
+  report.tables = {std::move(table)};
+  const auto draw = [&](const char* name, const char* title, const char* axis, auto value) {
+    BarChart chart{.x_label = "cache", .y_label = axis};
+    double most = 0.0;
+    for (size_t m = 0; m < methods_.size(); ++m) {
+      const bool first = m == 0 || methods_[m].strategy != methods_[m - 1].strategy;
+      if (first) chart.series.push_back({plain(methods_[m].strategy), {}});
+      if (chart.series.size() == 1) chart.groups.push_back(methods_[m].cache);
+      chart.series.back().values.push_back(value(totals[m]));
+      most = std::max(most, value(totals[m]));
+    }
+    chart.y_upper = round_up_to(most);
+    Figure& figure = report.figures.emplace_back();
+    figure.name = name;
+    figure.title = title;
+    figure.caption = fmt::format("{} prompts, one at a time.", prompts_.size());
+    draw_bars(chart, figure);
+  };
+  draw("caches-speed", "Decoded tokens a second by cache and strategy", "tokens/s",
+       [](const CacheRun& run) { return run.speed(); });
+  draw("caches-rows", "Rows computed, of those that the passes would compute without a cache",
+       "rows computed (%)", [](const CacheRun& run) { return 100.0 * (1.0 - run.saved()); });
+  return report;
+}
+
+}  // namespace
+
+std::unique_ptr<Study> make_caches_study(const StudyInput& input) {
+  return std::make_unique<CachesStudy>(input);
+}
+
+}  // namespace blockscope
