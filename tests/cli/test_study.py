@@ -19,6 +19,7 @@ STUDIES = {
     "needle": ["--k", "4,8", "--depths", 2],
     "residual": ["--densities", "0.1,0.4"],
     "tau": ["--taus", "1,2", "--repeats", 1],
+    "caches": ["--strategies", "low_confidence_static,low_confidence_dynamic,threshold,factor"],
 }
 
 
@@ -45,6 +46,26 @@ class Study(PromiseCase):
                 if name != "tau":  # one context length makes no curve
                     self.assertTrue(list(self.out.glob(f"{name}*.svg")), name)
                     self.assertTrue(list(self.out.glob(f"{name}*.pdf")), name)
+
+    def test_caches_of_a_bidirectional_model_are_set_beside_none(self):
+        model = NEEDLE.parent / "needle-bidirectional"
+        self.must("study", "caches", model, *SMALL, "--block-length", 16, "--strategies", "low_confidence_static",
+                  "--current-k", 8, "-o", self.out, "--no-figures")
+        found = {row["cache"]: row for row in rows(self.out / "caches.csv")}
+        self.assertEqual(list(found), ["none", "prefix", "dual", "dllm-cache", "d2cache"])
+        passes = int(found["none"]["passes"])
+        whole = float(found["none"]["rows"])
+        for name, row in found.items():
+            self.assertEqual(float(row["rows_uncached"]) / int(row["passes"]), whole / passes, name)
+        self.assertEqual((found["none"]["saved"], found["none"]["equal"]), ("0", "1"))
+        blocks = passes // 16  # a whole canvas at the first of 16 passes, else 16 rows
+        self.assertEqual(float(found["dual"]["rows"]), blocks * (whole / passes + 15 * 16))
+        for name in ("prefix", "dllm-cache", "d2cache"):
+            self.assertLess(float(found[name]["rows"]), whole, name)
+        self.refused(USAGE, "block-causal", "study", "caches", NEEDLE, *SMALL, "--caches", "dual", "-o", self.root / "n")
+        self.refused(USAGE, "bidirectional", "study", "caches", model, *SMALL, "--caches", "commit", "-o", self.root / "n")
+        self.refused(USAGE, "--caches", "study", "caches", model, *SMALL, "--caches", "dual", "--cache", "dual", "-o",
+                     self.root / "n")
 
     def test_time_counts_keys_by_the_rules_of_the_methods(self):
         self.must("study", "time", NEEDLE, "--contexts", 256, "--k", 32, "--pages", 16, "--steps", 8, "--blocks", 2,

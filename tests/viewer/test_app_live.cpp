@@ -63,7 +63,7 @@ TEST_F(LiveTest, RowsAppearAndTheSelectionStays) {
   EXPECT_EQ(model().overview()->blocks.size(), 4U);
   EXPECT_TRUE(model().documents().front().live);
   EXPECT_TRUE(settle());
-  EXPECT_TRUE(model().problems().empty());
+  EXPECT_THAT(model().problems(), ::testing::IsEmpty());
 }
 
 TEST_F(LiveTest, TheEndOfTheRunIsNoticed) {
