@@ -15,7 +15,9 @@ constexpr CanvasShape kShape{2, 3, 5, 17, 4};  // layers, KV heads, head_dim, le
 /// What the store should hold: [K, L, D] by layer.
 struct Mirror {
   std::vector<at::Tensor> key, value;
-  Mirror() : key(2, at::zeros({3, 17, 5})), value(2, at::zeros({3, 17, 5})) {}
+  Mirror() {
+    for (auto* side : {&key, &value}) *side = {at::zeros({3, 17, 5}), at::zeros({3, 17, 5})};
+  }
 };
 
 void write(CanvasKeys& keys, Mirror& mirror, const std::vector<int64_t>& positions) {
