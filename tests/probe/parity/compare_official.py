@@ -25,7 +25,7 @@ def strategy_flags(family, method, parameters):
     if "factor" in parameters and "variant" not in parameters:
         return ["--strategy", "factor", "--factor", parameters["factor"]]
     if "variant" in parameters:  # d2Cache: one token a step, or all above a threshold
-        if set(parameters) & {"gamma", "sigma", "frequencies", "alg", "temperature"} and method == "vanilla":
+        if set(parameters) & {"gamma", "sigma", "frequencies", "alg", "debias", "temperature"} and method == "vanilla":
             return None
         due, size = parameters.get("num_transfer_tokens", 1), parameters["block_length"]
         if "factor" in parameters or (due > 1 and ("threshold" in parameters or size % due)):
