@@ -155,6 +155,8 @@ def test_a_wrong_axis_is_told_before_the_pass(folder):
     # Every metric over no step has the axes that it has over all of them.
     made = make(folder / "a.h5")
     for name in [line.split()[0] for line in analyze("--list").splitlines()[1:]]:
+        if name == "router":  # no shipped model has experts: probe.parity.router asks for each of its axes
+            continue
         path = sparse_trace(folder) if name == "selection" else made
         if path is None:
             continue

@@ -66,6 +66,8 @@ def check_analysis(folder, trace_path, trace, experts):
     harness.run("analyze", trace_path, "--metric", "router", "--json", out, "--force", "--quiet")
     result = json.loads(out.read_text())["metrics"][0]
     arrays = {array["name"]: array for array in result["arrays"]}
+    for axis in {axis["name"] for array in result["arrays"] for axis in array["axes"]}:
+        harness.run("analyze", trace_path, "--metric", "router", "--by", axis)
     rows = np.flatnonzero(trace.rows("/steps/kind") == 1)
     chosen = trace.rows("/router/expert")[rows]  # [row, layer, position, k]
     k = chosen.shape[-1]
