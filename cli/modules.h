@@ -35,13 +35,14 @@ struct ModuleCommand {
   const Module* module;
 };
 
-inline constexpr std::array<ModuleCommand, 8> kModuleCommands{{
+inline constexpr std::array<ModuleCommand, 9> kModuleCommands{{
     {"capture", "Decode prompts with a checkpoint and record a trace", &kRuntimeModule},
     {"check", "Compare our logits with logits saved by another implementation", &kRuntimeModule},
     {"train", "Train a small block-diffusion model from scratch", &kRuntimeModule},
     {"eval", "Score a checkpoint on generated tasks", &kRuntimeModule},
     {"study", "Make a table or figure of the papers", &kRuntimeModule},
     {"verify", "Measure what an attention policy saves and what it costs", &kRuntimeModule},
+    {"frequencies", "Count a vocabulary's tokens in texts, for pc_sampler", &kRuntimeModule},
     {"bench", "Time decoding, recording and the kernels", &kRuntimeModule},
     {"view", "Look at traces in a window, or make pictures of them", &kViewerModule},
 }};

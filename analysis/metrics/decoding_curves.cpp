@@ -23,7 +23,10 @@ const std::map<std::string, std::string>& parameter_of_strategy() {
       {"factor", "factor"},
       {"entropy_bounded", "eb_threshold"},
       {"sequential", "denoising_steps"},
-      {"low_confidence_static", "denoising_steps"}};
+      {"low_confidence_static", "denoising_steps"},
+      {"prefix_ordered", "threshold"},
+      {"klass", "threshold"},
+      {"pc_sampler", "denoising_steps"}};
   return names;
 }
 
@@ -52,7 +55,11 @@ RunParameter run_parameter(const TraceReader& trace) {
     throw TraceError(where + "expected a number \"" + found->second + "\", the parameter of " +
                      found->first);
   }
-  RunParameter result{found->first, found->second, value->get<double>()};
+  // Two runs of one strategy that differ in more than its parameter are no points of one curve.
+  const auto text = json.find("strategy_text");
+  const bool told = text != json.end() && text->is_string();
+  RunParameter result{told ? text->get<std::string>() : found->first, found->second,
+                      value->get<double>()};
   if (result.name == "denoising_steps" && result.value == 0.0) {
     result.value = static_cast<double>(meta.block_length);
   }

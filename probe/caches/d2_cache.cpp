@@ -110,7 +110,7 @@ class D2Cache : public CanvasCache {
     for (int64_t i = 0; i < length; ++i) {
       known.push_back(!state.masked[static_cast<size_t>(state.prompt_length + i)]);
     }
-    const std::vector<float> density = certainty_density(known, options_.sigma);
+    const std::vector<float> density = certainty_density(known, options_.sigma, {0, length});
     const int64_t begin = state.block_start - state.prompt_length;
     int64_t last = length - 1;
     int64_t masks = 0;

@@ -65,4 +65,8 @@ class Checkpoint {
   std::unordered_map<std::string_view, const TensorInfo*> by_name_;
 };
 
+/// What token ids mean: SHA-256 of the folder's tokenizer.json, 64 hex digits. Throws
+/// CheckpointError where there is none.
+std::string tokenizer_digest(const std::filesystem::path& folder);
+
 }  // namespace blockscope

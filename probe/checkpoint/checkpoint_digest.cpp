@@ -9,6 +9,7 @@
 
 #include "decode_record/sha256.h"
 #include "probe/checkpoint/checkpoint.h"
+#include "probe/checkpoint/json_object.h"
 
 namespace blockscope {
 
@@ -25,6 +26,11 @@ void update(Sha256& hash, const std::string& text) {
 }
 
 }  // namespace
+
+std::string tokenizer_digest(const std::filesystem::path& folder) {
+  constexpr std::uintmax_t kMostBytes = std::uintmax_t{256} << 20U;
+  return sha256_hex(read_checkpoint_text(folder / "tokenizer.json", kMostBytes));
+}
 
 std::string Checkpoint::digest() const {
   Sha256 hash;

@@ -198,7 +198,7 @@ void run_bench(const CLI::App& command, const BenchFlags& flags, const Environme
   }
   const InterruptGuard guard;  // a signal must not leave a trace behind
   const LoadedModel model = load_model(flags.model, environment);
-  const DecodeOptions decode = decode_options(flags.decoding, model.config);
+  const DecodeOptions decode = decode_options(flags.decoding, model);
   check_decoding_fits(command, decode);
   if (flags.context_length > largest_position_count(model.config)) {
     throw UsageError(

@@ -155,6 +155,7 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   CommandFiles files;
   files.reads(flags.prompts.file);
   files.reads(flags.policy.reuse_file);
+  files.reads(flags.decoding.frequencies);
   files.reads_trace(flags.replay);
   files.reads_checkpoint(
       resolve_model(flags.model.model, flags.model.revision, environment.hub).folder);
@@ -173,7 +174,7 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
     }
   }
   const LoadedModel model = load_model(flags.model, environment);
-  DecodeOptions decode = decode_options(flags.decoding, model.config);
+  DecodeOptions decode = decode_options(flags.decoding, model);
   decode.shadow = flags.shadow;
   if (flags.replay.empty()) check_decoding_fits(command, decode);
   check_policy_fits(flags.policy, decode);

@@ -102,7 +102,7 @@ EvalReport evaluate_model(const CLI::App* command, const EvalFlags& flags, Model
   if (!tokenizer.has_value()) {
     throw CheckpointError(fmt::format("{}: expected tokenizer.json, got none", model_flags.model));
   }
-  const DecodeOptions decode = decode_options(flags.decoding, model.config);
+  const DecodeOptions decode = decode_options(flags.decoding, model);
   if (command != nullptr) {
     check_decoding_fits(*command, decode);
     check_policy_fits(flags.policy, decode);
@@ -222,6 +222,7 @@ void run_eval(const CLI::App& command, const EvalFlags& flags, const Environment
   std::optional<OutputFile> output;
   CommandFiles files;
   files.reads(flags.policy.reuse_file);
+  files.reads(flags.decoding.frequencies);
   for (const std::string& model : {flags.model.model, flags.backbone}) {
     if (model.empty()) continue;
     files.reads_checkpoint(resolve_model(model, flags.model.revision, environment.hub).folder);

@@ -24,6 +24,7 @@
 #include "decode_record/reuse_file.h"
 #include "decode_record/sha256.h"
 #include "probe/checkpoint/checkpoint.h"
+#include "probe/run/run_description.h"
 #include "probe/study/study.h"
 #include "probe/study/study_store.h"
 #include "probe/tasks/task_generator.h"
@@ -102,17 +103,6 @@ nlohmann::json settings_of(const StudyFlags& flags, const StudyInfo& info, const
   nlohmann::json settings = {{"study", info.name},
                              {"model", model.digest},
                              {"dtype", flags.model.dtype},
-                             {"block_length", decode.block_length()},
-                             {"strategy", flags.decoding.strategy},
-                             {"denoising_steps", decode.unmasking.denoising_steps},
-                             {"threshold", flags.decoding.threshold},
-                             {"eb_threshold", flags.decoding.eb_threshold},
-                             {"factor", flags.decoding.factor},
-                             {"temperature", flags.decoding.sampling.temperature},
-                             {"top_k", flags.decoding.sampling.top_k},
-                             {"top_p", flags.decoding.sampling.top_p},
-                             {"seed", flags.decoding.sampling.seed},
-                             {"stop_ids", decode.stop_ids},
                              {"gen_length", flags.decoding.gen_length},
                              {"k", o.set_sizes},
                              {"pages", o.pages},
@@ -124,6 +114,7 @@ nlohmann::json settings_of(const StudyFlags& flags, const StudyInfo& info, const
                              {"exact_layers", o.exact_layers},
                              {"policy_seed", o.policy_seed},
                              {"backbone", backbone_digest}};
+  settings.update(nlohmann::json::parse(decoding_json(decode)));
   if (info.name == "caches") {
     settings["caches"] = o.caches;
     settings["strategies"] = o.strategies;
@@ -265,6 +256,7 @@ void run_study(const CLI::App& command, StudyFlags flags, const Environment& env
   }
   CommandFiles files;
   files.reads(flags.options.prompts.given.file);
+  files.reads(flags.decoding.frequencies);
   for (const std::string& model : {flags.model.model, flags.options.backbone}) {
     if (model.empty()) continue;
     files.reads_checkpoint(resolve_model(model, flags.model.revision, environment.hub).folder);
@@ -272,8 +264,9 @@ void run_study(const CLI::App& command, StudyFlags flags, const Environment& env
   for (const char* ending : {".csv", ".txt"}) {
     check_output_name((folder / (info.name + ending)).string(), flags.resume || flags.force);
   }
+  flags.options.threshold = flags.decoding.threshold;
   const LoadedModel model = load_model(flags.model, environment);
-  const DecodeOptions decode = decode_options(flags.decoding, model.config);
+  const DecodeOptions decode = decode_options(flags.decoding, model);
   if (decode.autoregressive()) {
     throw UsageError(fmt::format(
         "study: {}: expected a block-diffusion model, got an autoregressive one: it has no "

@@ -18,6 +18,7 @@
 #include "decode_record/command_files.h"
 #include "decode_record/error.h"
 #include "kernels/ops.h"
+#include "probe/run/run_description.h"
 #include "probe/verify/verify_figure.h"
 #include "probe/verify/verify_report.h"
 #include "probe/verify/verify_run.h"
@@ -108,6 +109,7 @@ VerifyOutputs open_outputs(const VerifyFlags& flags, const GnuplotPlace& place,
   files.reads(flags.setting.policy.reuse_file);
   files.reads(flags.reference.reuse_file);
   files.reads(flags.prompts.file);
+  files.reads(flags.decoding.frequencies);
   files.reads_checkpoint(model_folder.string());
   VerifyOutputs outputs;
   if (!flags.output.empty()) outputs.json = files.open(flags.output, flags.force);
@@ -135,7 +137,7 @@ std::vector<OutputFile*> draw_figures(VerifyOutputs& outputs, const std::vector<
 
 std::string decoding_line(const DecodingFlags& flags, const DecodeOptions& decode) {
   return fmt::format("{}, B {}, at most {} steps a block, gen length {}, {}, seed {}",
-                     strategy_name(decode.unmasking.strategy), decode.block_length(),
+                     strategy_text(decode.unmasking), decode.block_length(),
                      decode.unmasking.denoising_steps, flags.gen_length,
                      flags.sampling.temperature == 0.0
                          ? "greedy"
@@ -180,7 +182,7 @@ void verify(const VerifyFlags& flags, const Environment& environment, const Gnup
   VerifyOutputs outputs = open_outputs(
       flags, place, resolve_model(flags.model.model, flags.model.revision, environment.hub).folder);
   LoadedModel model = load_model(flags.model, environment);
-  const DecodeOptions decode = decode_options(flags.decoding, model.config);
+  const DecodeOptions decode = decode_options(flags.decoding, model);
   check_policy_fits(flags.setting.policy, decode);
   check_policy_fits(flags.reference, decode, "--against");
   if (decode.autoregressive()) {

@@ -158,33 +158,12 @@ class CanvasDecoder {
 
   /// logits [1, B, V]; `exists`: positions that this pass predicts. No other is decided.
   StepDecision decide(const SequencePass& pass, const at::Tensor& logits,
-                      const std::vector<bool>& exists) const {
-    const StreamId stream{request_.prompt_hash, pass.block, pass.step};
-    const bool with_entropy = options_.unmasking.strategy == Strategy::kEntropyBounded;
-    BlockPrediction prediction =
-        std::move(predict_tokens(logits, options_.sampling, {stream}, with_entropy).front());
-    check_finite(pass, prediction);
-    SequencePass open = pass;
-    for (size_t p = 0; p < exists.size(); ++p) {
-      if (exists[p]) continue;
-      open.masked[p] = false;
-      prediction.token[p] = prediction.top1[p] = -1;
-      prediction.confidence[p] = prediction.top1_confidence[p] = kNaN;
-    }
-    if (request_.replayed) {
-      return replayed_tokens(request_.replay[replay_cursor_], state_.block_start,
-                             std::move(prediction));
-    }
-    if (!cache_->decides_first_position_only(state_)) {
-      return choose_tokens(options_, open, std::move(prediction));
-    }
-    StepDecision decision;
-    decision.prediction = std::move(prediction);
-    if (open.masked.front()) decision.selected = {0};
-    if (decision.prediction.token.front() != options_.mask_token_id) {
-      decision.transferred = decision.selected;
-    }
-    return decision;
+                      std::vector<bool> exists) {
+    const ReplayStep* replay = request_.replayed ? &request_.replay[replay_cursor_] : nullptr;
+    const StepInput input{
+        pass,   tokens_, state_.prompt_length, state_.block_start,
+        replay, memory_, std::move(exists),    cache_->decides_first_position_only(state_)};
+    return std::move(decide_tokens(options_, logits, {input}).front());
   }
 
   void take(const StepDecision& decision, const std::vector<int64_t>& rows,
@@ -214,7 +193,7 @@ class CanvasDecoder {
     const PredictingRows predicting = predicting_rows(rows, state_.prompt_length, state_.length);
     const at::Tensor logits = model_.logits(hidden.index_select(1, predicting.index));
     std::vector<float> confidence =
-        predict_tokens(logits, {}, {StreamId{}}, false).front().top1_confidence;
+        predict_tokens(logits, {}, {StreamId{}}).front().top1_confidence;
     for (size_t i = 0; i < confidence.size(); ++i) {
       if (!predicting.exists[i]) confidence[i] = kNaN;
     }
@@ -266,6 +245,7 @@ class CanvasDecoder {
   CanvasSeams seams_;
   CanvasState state_;
   DecodeOutcome outcome_;
+  ChoiceMemory memory_;
   std::vector<int64_t> last_input_;  // [B] input of the block's previous step
   int64_t block_ = 0;                // from the prompt's end
   int64_t step_ = 0;                 // denoising steps done in this block

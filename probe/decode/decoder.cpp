@@ -26,6 +26,7 @@ struct SequenceState {
   int64_t block = 0;
   int64_t step = 0;  // denoising steps done in this block
   size_t replay_cursor = 0;
+  ChoiceMemory memory;
 };
 
 class BatchDecoder {
@@ -151,13 +152,9 @@ class BatchDecoder {
     std::vector<int64_t> ids;
     std::vector<int64_t> positions;
     std::vector<int64_t> denoising;
-    std::vector<StreamId> streams;
     for (size_t slot = 0; slot < active_.size(); ++slot) {
       const SequencePass pass = plan(active_[slot], static_cast<int64_t>(slot));
-      if (pass.kind == PassKind::denoise) {
-        denoising.push_back(static_cast<int64_t>(slot));
-        streams.push_back({active_[slot].request->prompt_hash, pass.block, pass.step});
-      }
+      if (pass.kind == PassKind::denoise) denoising.push_back(static_cast<int64_t>(slot));
       const int64_t begin = pass.block * block_length_;
       for (int64_t i = 0; i < block_length_; ++i) {
         ids.push_back(active_[slot].tokens[static_cast<size_t>(begin + i)]);
@@ -184,7 +181,7 @@ class BatchDecoder {
           const Stopwatch observer_watch(logits_observer_ns);
           callbacks_.observer->on_logits(context, denoising, logits);
         }
-        decide(context, denoising, logits, streams, decisions);
+        decide(context, denoising, logits, decisions);
       }
     }
     for (size_t slot = 0; slot < active_.size(); ++slot) {
@@ -236,21 +233,19 @@ class BatchDecoder {
   }
 
   void decide(const PassContext& context, const std::vector<int64_t>& denoising,
-              const at::Tensor& logits, const std::vector<StreamId>& streams,
-              std::vector<StepDecision>& decisions) const {
-    const bool with_entropy = options_.unmasking.strategy == Strategy::kEntropyBounded;
-    std::vector<BlockPrediction> predictions =
-        predict_tokens(logits, options_.sampling, streams, with_entropy);
+              const at::Tensor& logits, std::vector<StepDecision>& decisions) {
+    std::vector<StepInput> inputs;
+    for (const int64_t slot : denoising) {
+      SequenceState& state = active_[static_cast<size_t>(slot)];
+      const bool replayed = !options_.autoregressive() && state.request->replayed;
+      inputs.push_back({context.sequences[static_cast<size_t>(slot)], state.tokens,
+                        state.prompt_length, state.block * block_length_,
+                        replayed ? &state.request->replay[state.replay_cursor] : nullptr,
+                        state.memory});
+    }
+    std::vector<StepDecision> decided = decide_tokens(options_, logits, inputs);
     for (size_t i = 0; i < denoising.size(); ++i) {
-      const size_t slot = static_cast<size_t>(denoising[i]);
-      const SequencePass& pass = context.sequences[slot];
-      const SequenceState& state = active_[slot];
-      check_finite(pass, predictions[i]);
-      decisions[slot] =
-          !options_.autoregressive() && state.request->replayed
-              ? replayed_tokens(state.request->replay[state.replay_cursor],
-                                state.block * block_length_, std::move(predictions[i]))
-              : choose_tokens(options_, pass, std::move(predictions[i]));
+      decisions[static_cast<size_t>(denoising[i])] = std::move(decided[i]);
     }
   }
 

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <tuple>
@@ -76,6 +77,21 @@ at::Tensor draw_tokens(const at::Tensor& logits, const SamplingOptions& options,
   return tokens;
 }
 
+/// [rows] float32 of probabilities [rows, V]; undefined where the confidence is the score.
+at::Tensor scores_of(const at::Tensor& probs, RankBy rank_by) {
+  switch (rank_by) {
+    case RankBy::kConfidence:
+      return {};
+    case RankBy::kMargin: {
+      const at::Tensor two = std::get<0>(probs.topk(std::min<int64_t>(2, probs.size(-1)), -1));
+      return two.select(-1, 0) - two.select(-1, two.size(-1) - 1);
+    }
+    case RankBy::kNegativeEntropy:
+      return (probs * (probs + 1e-10).log()).sum(-1);
+  }
+  return {};
+}
+
 template <typename Element>
 std::vector<Element> slice(const at::Tensor& flat, int64_t begin, int64_t count) {
   const Element* data = flat.const_data_ptr<Element>() + begin;
@@ -107,10 +123,17 @@ double uniform_draw(uint64_t seed, const StreamId& stream, int64_t position) {
   return static_cast<double>(state >> 11U) * 0x1.0p-53;
 }
 
+PredictionNeeds prediction_needs(const UnmaskingOptions& options) {
+  return {options.strategy == Strategy::kEntropyBounded,
+          heeds_rank_by(options.strategy) ? options.rank_by : RankBy::kConfidence,
+          options.strategy == Strategy::kKlass};
+}
+
 std::vector<BlockPrediction> predict_tokens(const at::Tensor& logits,
                                             const SamplingOptions& options,
                                             const std::vector<StreamId>& streams,
-                                            bool with_entropy) {
+                                            const PredictionNeeds& needs,
+                                            at::Tensor* distributions) {
   const int64_t sequences = logits.size(0);
   const int64_t block_length = logits.size(1);
   at::Tensor rows = logits.reshape({sequences * block_length, -1}).to(at::kCPU, at::kFloat);
@@ -120,12 +143,16 @@ std::vector<BlockPrediction> predict_tokens(const at::Tensor& logits,
   if (options.temperature != 0.0 && options.temperature != 1.0) {
     rows = divided(rows, options.temperature);
   }
-  const at::Tensor probs = at::softmax(rows, -1);
+  const at::Tensor probs = at::softmax(needs.distributions ? rows.to(at::kDouble) : rows, -1);
   const at::Tensor tokens = greedy ? top1 : draw_tokens(rows, options, streams, block_length);
-  const at::Tensor confidence = probs.gather(-1, tokens.unsqueeze(-1)).contiguous();
-  const at::Tensor top1_confidence = probs.gather(-1, top1.unsqueeze(-1)).contiguous();
+  const at::Tensor chosen = probs.gather(-1, tokens.unsqueeze(-1)).contiguous();
+  const at::Tensor confidence = chosen.to(at::kFloat);
+  const at::Tensor top1_confidence =
+      probs.gather(-1, top1.unsqueeze(-1)).to(at::kFloat).contiguous();
+  const at::Tensor score = needs.distributions ? chosen : scores_of(probs, needs.rank_by);
+  if (needs.distributions && distributions != nullptr) *distributions = probs.view(logits.sizes());
   at::Tensor entropy;
-  if (with_entropy) {
+  if (needs.entropy) {
     const at::Tensor clamped = probs.clamp_min(1e-12);
     entropy = (clamped * clamped.log()).sum(-1).neg();
   }
@@ -137,7 +164,10 @@ std::vector<BlockPrediction> predict_tokens(const at::Tensor& logits,
     out.confidence = slice<float>(confidence, begin, block_length);
     out.top1 = slice<int64_t>(top1, begin, block_length);
     out.top1_confidence = slice<float>(top1_confidence, begin, block_length);
-    if (with_entropy) out.entropy = slice<float>(entropy, begin, block_length);
+    if (needs.entropy) out.entropy = slice<float>(entropy, begin, block_length);
+    if (score.defined()) {
+      out.score = slice<double>(score.to(at::kDouble), begin, block_length);
+    }
   }
   return predictions;
 }

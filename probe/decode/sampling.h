@@ -33,11 +33,21 @@ struct StreamId {
 /// Uniform in [0, 1) of a stream at a position of the block (SplitMix64 over the identifiers).
 double uniform_draw(uint64_t seed, const StreamId& stream, int64_t position);
 
+/// What a strategy looks at beside the token and its probability.
+struct PredictionNeeds {
+  bool entropy = false;  // BlockPrediction::entropy, p clamped at 1e-12
+  RankBy rank_by = RankBy::kConfidence;
+  bool distributions = false;  // klass: a float64 softmax, whose probabilities are returned too
+};
+PredictionNeeds prediction_needs(const UnmaskingOptions& options);
+
 /// logits [S, B, V] of any floating dtype -> one prediction per sequence; `streams` has S entries.
-/// The softmax is float32. Entropy (p clamped at 1e-12) is computed when `with_entropy`.
+/// The softmax is float32, with needs.distributions float64: then the scores are the confidences
+/// before they are rounded, and `distributions`, where it is given, becomes [S, B, V] of them.
 std::vector<BlockPrediction> predict_tokens(const at::Tensor& logits,
                                             const SamplingOptions& options,
                                             const std::vector<StreamId>& streams,
-                                            bool with_entropy);
+                                            const PredictionNeeds& needs = {},
+                                            at::Tensor* distributions = nullptr);
 
 }  // namespace blockscope

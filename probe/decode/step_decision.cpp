@@ -1,13 +1,52 @@
 #include "probe/decode/step_decision.h"
 
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "decode_record/error.h"
+#include "probe/caches/certainty_density.h"
 
 namespace blockscope {
+namespace {
+
+/// Factors of the block's scores; empty where the run has none.
+std::vector<float> density_of(const DecodeOptions& options, const StepInput& input, int64_t rows) {
+  if (options.autoregressive() || options.unmasking.density_sigma == 0.0) return {};
+  std::vector<bool> decided;
+  for (size_t i = static_cast<size_t>(input.prompt_length); i < input.tokens.size(); ++i) {
+    decided.push_back(input.tokens[i] != options.mask_token_id);
+  }
+  return certainty_density(decided, options.unmasking.density_sigma,
+                           {input.block_start - input.prompt_length, rows});
+}
+
+/// The pass with the positions alone that it predicts; the others lose their prediction.
+SequencePass without_unpredicted(const StepInput& input, BlockPrediction& prediction) {
+  SequencePass open = input.pass;
+  for (size_t p = 0; p < input.predicted.size(); ++p) {
+    if (input.predicted[p]) continue;
+    open.masked[p] = false;
+    prediction.token[p] = prediction.top1[p] = -1;
+    prediction.confidence[p] = prediction.top1_confidence[p] =
+        std::numeric_limits<float>::quiet_NaN();
+  }
+  return open;
+}
+
+StepDecision first_token(const DecodeOptions& options, const SequencePass& pass,
+                         BlockPrediction prediction) {
+  StepDecision decision;
+  decision.prediction = std::move(prediction);
+  if (pass.masked.front()) decision.selected = {0};
+  if (decision.prediction.token.front() != options.mask_token_id) {
+    decision.transferred = decision.selected;
+  }
+  return decision;
+}
 
 void check_finite(const SequencePass& pass, const BlockPrediction& prediction) {
   for (size_t p = 0; p < prediction.top1_confidence.size(); ++p) {
@@ -21,7 +60,7 @@ void check_finite(const SequencePass& pass, const BlockPrediction& prediction) {
 }
 
 StepDecision choose_tokens(const DecodeOptions& options, const SequencePass& pass,
-                           BlockPrediction prediction) {
+                           BlockPrediction prediction, const std::vector<float>& density) {
   StepDecision decision;
   decision.prediction = std::move(prediction);
   if (options.autoregressive()) {
@@ -29,7 +68,7 @@ StepDecision choose_tokens(const DecodeOptions& options, const SequencePass& pas
     return decision;
   }
   decision.transferred =
-      select_transfers(options.unmasking, pass.step - 1, decision.prediction, pass.masked);
+      select_transfers(options.unmasking, pass.step - 1, decision.prediction, pass.masked, density);
   decision.selected = decision.transferred;
   std::erase_if(decision.transferred, [&](int64_t p) {
     return decision.prediction.token[static_cast<size_t>(p)] == options.mask_token_id;
@@ -48,6 +87,44 @@ StepDecision replayed_tokens(const ReplayStep& step, int64_t block_start,
     decision.prediction.confidence[static_cast<size_t>(position)] = step.confidence[i];
   }
   return decision;
+}
+
+}  // namespace
+
+std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::Tensor& logits,
+                                        const std::vector<StepInput>& inputs) {
+  std::vector<StreamId> streams;
+  for (const StepInput& input : inputs) {
+    streams.push_back({input.pass.prompt_hash, input.pass.block, input.pass.step});
+  }
+  const UnmaskingOptions& unmasking = options.unmasking;
+  const PredictionNeeds needs =
+      options.autoregressive() ? PredictionNeeds{} : prediction_needs(unmasking);
+  at::Tensor distributions;
+  std::vector<BlockPrediction> predictions =
+      predict_tokens(logits, options.sampling, streams, needs, &distributions);
+  std::vector<StepDecision> decisions;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const StepInput& input = inputs[i];
+    BlockPrediction& prediction = predictions[i];
+    check_finite(input.pass, prediction);
+    if (needs.distributions) {
+      KlassMemory& memory = input.memory.klass;
+      prediction.kl =
+          memory.update(input.pass.block, distributions[static_cast<int64_t>(i)], input.predicted);
+      prediction.stable = memory.stable(unmasking.kl_threshold, unmasking.kl_history);
+    }
+    const SequencePass open = without_unpredicted(input, prediction);
+    if (input.replay != nullptr) {
+      decisions.push_back(replayed_tokens(*input.replay, input.block_start, std::move(prediction)));
+    } else if (input.first_only) {
+      decisions.push_back(first_token(options, open, std::move(prediction)));
+    } else {
+      decisions.push_back(choose_tokens(options, open, std::move(prediction),
+                                        density_of(options, input, logits.size(1))));
+    }
+  }
+  return decisions;
 }
 
 }  // namespace blockscope

@@ -1,23 +1,42 @@
-// From a step's predictions to what it decides for one sequence: its own choice, or the recorded
-// one of a replay.
+// From a denoising pass's logits to what it decides for each sequence: the strategy's choice, or
+// the recorded one of a replay. Everything that chooses tokens is behind decide_tokens, so that
+// every decoding loop chooses alike.
 #pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
 
 #include "probe/decode/decode_observer.h"
 #include "probe/decode/decoder.h"
+#include "probe/decode/klass.h"
 #include "probe/policies/pass_context.h"
 
 namespace blockscope {
 
-/// Throws CheckpointError when a prediction rests on NaN or infinity: such logits decide tokens all
-/// the same, and all of them mean nothing.
-void check_finite(const SequencePass& pass, const BlockPrediction& prediction);
+/// What a sequence's choices remember from step to step; the loop keeps one for each sequence.
+struct ChoiceMemory {
+  KlassMemory klass;
+};
 
-/// What the run's strategy takes. A selected position whose token is [MASK] stays masked.
-StepDecision choose_tokens(const DecodeOptions& options, const SequencePass& pass,
-                           BlockPrediction prediction);
+/// One sequence of a denoising pass. What it refers to outlives the call.
+struct StepInput {
+  const SequencePass& pass;            // kind denoise
+  const std::vector<int64_t>& tokens;  // the whole sequence as it went in, prompt and answer
+  int64_t prompt_length = 0;           // the answer is everything behind it
+  int64_t block_start = 0;             // position in `tokens` of the logits' first row
+  const ReplayStep* replay = nullptr;  // the recorded step to repeat; null: own choice
+  ChoiceMemory& memory;
+  std::vector<bool> predicted = {};  // [B] positions that the pass predicts, no other is decided;
+                                     // empty: all. The others have token -1 and confidence NaN
+  bool first_only = false;           // take the block's first position, whatever the strategy
+};
 
-/// What a recorded step took; `block_start` is the absolute position of the block's first token.
-StepDecision replayed_tokens(const ReplayStep& step, int64_t block_start,
-                             BlockPrediction prediction);
+/// logits [S, B, V], an entry of `inputs` for each sequence -> what each decides. A selected
+/// position whose token is [MASK] stays masked. Throws CheckpointError when a prediction rests on
+/// NaN or infinity: such logits decide tokens all the same, and all of them mean nothing.
+std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::Tensor& logits,
+                                        const std::vector<StepInput>& inputs);
 
 }  // namespace blockscope

@@ -9,17 +9,28 @@
 #include <utility>
 
 #include "decode_record/error.h"
+#include "probe/decode/choice_names.h"
+#include "probe/decode/klass.h"
 
 namespace blockscope {
 namespace {
 
-constexpr std::array<std::pair<Strategy, const char*>, 6> kStrategyNames{{
+constexpr std::array<std::pair<Strategy, const char*>, 9> kStrategyNames{{
     {Strategy::kSequential, "sequential"},
     {Strategy::kLowConfidenceStatic, "low_confidence_static"},
     {Strategy::kLowConfidenceDynamic, "low_confidence_dynamic"},
     {Strategy::kEntropyBounded, "entropy_bounded"},
     {Strategy::kThreshold, "threshold"},
     {Strategy::kFactor, "factor"},
+    {Strategy::kPrefixOrdered, "prefix_ordered"},
+    {Strategy::kKlass, "klass"},
+    {Strategy::kPcSampler, "pc_sampler"},
+}};
+
+constexpr std::array<std::pair<RankBy, const char*>, 3> kRankByNames{{
+    {RankBy::kConfidence, "confidence"},
+    {RankBy::kMargin, "margin"},
+    {RankBy::kNegativeEntropy, "negative_entropy"},
 }};
 
 std::vector<int64_t> masked_positions(const std::vector<bool>& masked) {
@@ -30,10 +41,28 @@ std::vector<int64_t> masked_positions(const std::vector<bool>& masked) {
   return positions;
 }
 
-/// Masked positions by falling confidence, ties to the lower position.
-std::vector<int64_t> ranked(const std::vector<float>& confidence, std::vector<int64_t> positions) {
+/// What the strategy ranks and compares with its threshold, for every position of the block.
+std::vector<double> scores_of(const UnmaskingOptions& options, const BlockPrediction& prediction,
+                              const std::vector<float>& density) {
+  std::vector<double> score = prediction.score;
+  if (options.strategy == Strategy::kPcSampler) {
+    const std::vector<float> scores =
+        pc_scores(prediction.token, prediction.confidence, options.frequencies->share,
+                  options.pc_lambda, options.pc_alpha);
+    score.assign(scores.begin(), scores.end());
+  } else if (score.empty()) {
+    score.assign(prediction.confidence.begin(), prediction.confidence.end());
+  }
+  for (size_t i = 0; i < density.size(); ++i) {
+    score[i] = static_cast<float>(score[i]) * density[i];  // in float32, as scores are
+  }
+  return score;
+}
+
+/// Masked positions by falling score, ties to the lower position.
+std::vector<int64_t> ranked(const std::vector<double>& score, std::vector<int64_t> positions) {
   std::stable_sort(positions.begin(), positions.end(), [&](int64_t a, int64_t b) {
-    return confidence[static_cast<size_t>(a)] > confidence[static_cast<size_t>(b)];
+    return score[static_cast<size_t>(a)] > score[static_cast<size_t>(b)];
   });
   return positions;
 }
@@ -53,16 +82,16 @@ size_t count_entropy_bounded(const UnmaskingOptions& options, const BlockPredict
   return std::clamp<size_t>(count, 1, order.size());
 }
 
-size_t count_factor(double factor, const std::vector<float>& confidence,
+size_t count_factor(double factor, const std::vector<double>& score,
                     const std::vector<int64_t>& order) {
-  // Fast-dLLM's loop: rank i (from 0) needs confidence >= 1 - factor/(i + 2), rank 0 nothing; it
+  // Fast-dLLM's loop: rank i (from 0) needs a score >= 1 - factor/(i + 2), rank 0 nothing; it
   // stops at the first that fails or at the last rank, and a stop at 0 or at the last takes one
   // more.
   const size_t last = order.size() - 1;
   size_t stop = last;
   for (size_t i = 1; i < order.size(); ++i) {
     const double needed = 1.0 - factor / static_cast<double>(i + 2);
-    if (static_cast<double>(confidence[static_cast<size_t>(order[i])]) < needed) {
+    if (score[static_cast<size_t>(order[i])] < needed) {
       stop = i;
       break;
     }
@@ -70,32 +99,56 @@ size_t count_factor(double factor, const std::vector<float>& confidence,
   return stop == 0 || stop == last ? stop + 1 : stop;
 }
 
-/// Length of the leading run of `order` whose confidence passes.
+/// Length of the leading run of `order` whose score passes.
 template <typename Passes>
-size_t leading(const std::vector<float>& confidence, const std::vector<int64_t>& order,
-               Passes passes) {
+size_t leading(const std::vector<double>& score, const std::vector<int64_t>& order, Passes passes) {
   size_t count = 0;
-  while (count < order.size() && passes(confidence[static_cast<size_t>(order[count])])) ++count;
+  while (count < order.size() && passes(score[static_cast<size_t>(order[count])])) ++count;
+  return count;
+}
+
+/// Length of the run of neighbours that `positions`, ascending, begins with.
+size_t unbroken(const std::vector<int64_t>& positions) {
+  size_t count = 1;
+  while (count < positions.size() && positions[count] == positions[count - 1] + 1) ++count;
   return count;
 }
 
 }  // namespace
 
 Strategy parse_strategy(const std::string& name) {
-  std::string known;
-  for (const auto& [strategy, text] : kStrategyNames) {
-    if (name == text) return strategy;
-    known += known.empty() ? text : std::string(", ") + text;
-  }
-  throw UsageError("--strategy: expected one of " + known + ", got '" + name + "'");
+  return parse_choice(kStrategyNames, "--strategy", name);
 }
 
-std::string strategy_name(Strategy strategy) {
-  for (const auto& [value, text] : kStrategyNames) {
-    if (value == strategy) return text;
-  }
-  return "unknown";
+RankBy parse_rank_by(const std::string& name) {
+  return parse_choice(kRankByNames, "--rank-by", name);
 }
+
+std::string strategy_name(Strategy strategy) { return choice_name(kStrategyNames, strategy); }
+
+std::string rank_by_name(RankBy rank_by) { return choice_name(kRankByNames, rank_by); }
+
+bool heeds_rank_by(Strategy strategy) {
+  return strategy == Strategy::kLowConfidenceStatic ||
+         strategy == Strategy::kLowConfidenceDynamic || strategy == Strategy::kThreshold ||
+         strategy == Strategy::kFactor || strategy == Strategy::kPrefixOrdered;
+}
+
+bool heeds_threshold(Strategy strategy) {
+  return strategy == Strategy::kLowConfidenceDynamic || strategy == Strategy::kThreshold ||
+         strategy == Strategy::kPrefixOrdered || strategy == Strategy::kKlass;
+}
+
+bool heeds_density(Strategy strategy) {
+  return heeds_rank_by(strategy) || strategy == Strategy::kPcSampler;
+}
+
+bool heeds_quota(Strategy strategy) {
+  return strategy != Strategy::kEntropyBounded && strategy != Strategy::kThreshold &&
+         strategy != Strategy::kFactor;
+}
+
+double default_threshold(Strategy strategy) { return strategy == Strategy::kKlass ? 0.9 : 0.85; }
 
 void check_unmasking_options(const UnmaskingOptions& options) {
   if (options.block_length < 1) {
@@ -108,7 +161,15 @@ void check_unmasking_options(const UnmaskingOptions& options) {
         "positions would leave steps without a token",
         options.block_length, options.denoising_steps));
   }
-  if (!(options.threshold >= 0.0 && options.threshold <= 1.0)) {
+  if (options.rank_by == RankBy::kNegativeEntropy && heeds_rank_by(options.strategy) &&
+      heeds_threshold(options.strategy)) {
+    if (!(options.threshold <= 0.0) || !std::isfinite(options.threshold)) {
+      throw UsageError(fmt::format(
+          "--threshold: expected a negative entropy in nats, at most 0, got {}. HINT: --rank-by "
+          "negative_entropy compares it with sum p log p: -0.5 takes what is surer than 0.5 nats",
+          options.threshold));
+    }
+  } else if (!(options.threshold >= 0.0 && options.threshold <= 1.0)) {
     throw UsageError(
         fmt::format("--threshold: expected a probability in [0, 1], got {}", options.threshold));
   }
@@ -119,52 +180,93 @@ void check_unmasking_options(const UnmaskingOptions& options) {
   if (!(options.factor > 0.0) || !std::isfinite(options.factor)) {
     throw UsageError(fmt::format("--factor: expected a finite number > 0, got {}", options.factor));
   }
+  if (!(options.density_sigma >= 0.0) || !std::isfinite(options.density_sigma)) {
+    throw UsageError(
+        fmt::format("--density-sigma: expected a finite number of positions > 0, got {}",
+                    options.density_sigma));
+  }
+  if (!(options.kl_threshold > 0.0) || !std::isfinite(options.kl_threshold)) {
+    throw UsageError(fmt::format("--kl-threshold: expected a finite number of nats > 0, got {}",
+                                 options.kl_threshold));
+  }
+  if (options.kl_history < 1) {
+    throw UsageError(
+        fmt::format("--kl-history: expected at least one step, got {}", options.kl_history));
+  }
+  if (!(options.pc_lambda >= 0.0) || !std::isfinite(options.pc_lambda)) {
+    throw UsageError(
+        fmt::format("--pc-lambda: expected a finite number >= 0, got {}", options.pc_lambda));
+  }
+  if (!(options.pc_alpha > 0.0) || !std::isfinite(options.pc_alpha)) {
+    throw UsageError(
+        fmt::format("--pc-alpha: expected a finite number > 0, got {}", options.pc_alpha));
+  }
+  if (options.strategy == Strategy::kPcSampler && options.frequencies == nullptr) {
+    throw UsageError(
+        "--strategy pc_sampler: expected --frequencies with how often each token occurs, got none. "
+        "HINT: blockscope frequencies MODEL text.txt -o frequencies.json counts them");
+  }
 }
 
-int64_t num_transfer_tokens(const UnmaskingOptions& options, int64_t step) {
-  const int64_t base = options.block_length / options.denoising_steps;
-  return base + (step < options.block_length % options.denoising_steps ? 1 : 0);
+int64_t num_transfer_tokens(const UnmaskingOptions& options, int64_t step, int64_t masks) {
+  if (options.quota == Quota::kLinear) {
+    return linear_quota(masks, options.denoising_steps, step);
+  }
+  return even_quota(options.block_length, options.denoising_steps, step);
 }
 
 std::vector<int64_t> select_transfers(const UnmaskingOptions& options, int64_t step,
                                       const BlockPrediction& prediction,
-                                      const std::vector<bool>& masked) {
+                                      const std::vector<bool>& masked,
+                                      const std::vector<float>& density) {
   std::vector<int64_t> order = masked_positions(masked);
   if (order.empty()) return order;
-  const size_t due =
-      std::min(static_cast<size_t>(num_transfer_tokens(options, step)), order.size());
-  const auto& confidence = prediction.confidence;
-  const float threshold = static_cast<float>(options.threshold);
+  const auto masks = static_cast<int64_t>(order.size());
+  const int64_t quota = num_transfer_tokens(options, step, masks);
+  const size_t due = static_cast<size_t>(std::min(quota, masks));
+  const std::vector<double> score = scores_of(options, prediction, density);
+  const double threshold = static_cast<float>(options.threshold);  // as scores are rounded
   size_t count = 0;
   switch (options.strategy) {
     case Strategy::kSequential: {
       // n consecutive positions from the first mask; a hole in the run is not overwritten.
-      const int64_t end = order.front() + num_transfer_tokens(options, step);
+      const int64_t end = order.front() + quota;
       count = static_cast<size_t>(
           std::count_if(order.begin(), order.end(), [&](int64_t p) { return p < end; }));
       break;
     }
     case Strategy::kLowConfidenceStatic:
-      order = ranked(confidence, std::move(order));
+    case Strategy::kPcSampler:
+      order = ranked(score, std::move(order));
       count = due;
       break;
     case Strategy::kLowConfidenceDynamic:
-      order = ranked(confidence, std::move(order));
-      count = std::max(due, leading(confidence, order, [&](float c) { return c > threshold; }));
+      order = ranked(score, std::move(order));
+      count = std::max(due, leading(score, order, [&](double s) { return s > threshold; }));
       break;
     case Strategy::kEntropyBounded:
       count = count_entropy_bounded(options, prediction, order);
       break;
     case Strategy::kThreshold:
-      order = ranked(confidence, std::move(order));
-      count = leading(confidence, order, [&](float c) { return c >= threshold; });
+      order = ranked(score, std::move(order));
+      count = leading(score, order, [&](double s) { return s >= threshold; });
+      count = std::max<size_t>(count, 1);
       break;
     case Strategy::kFactor:
-      order = ranked(confidence, std::move(order));
-      count = count_factor(options.factor, confidence, order);
+      order = ranked(score, std::move(order));
+      count = count_factor(options.factor, score, order);
       break;
+    case Strategy::kPrefixOrdered: {
+      order.resize(unbroken(order));
+      count = leading(score, order, [&](double s) { return s >= threshold; });
+      count = std::min(std::max(due, count), order.size());
+      break;
+    }
+    case Strategy::kKlass:
+      return select_klass(score, prediction.stable, masked, options.threshold,
+                          static_cast<int64_t>(due));
   }
-  order.resize(std::max<size_t>(count, 1));
+  order.resize(count);
   std::sort(order.begin(), order.end());
   return order;
 }

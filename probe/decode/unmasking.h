@@ -2,15 +2,20 @@
 // sequence's predictions, so every rule is tested without a model.
 // Rules: SDAR `generate.py:block_diffusion_generate` (sequential, low_confidence_static,
 // low_confidence_dynamic), dLLM-RL `scheduler.py:postprocess` (entropy_bounded), Fast-dLLM
-// `llada/generate.py` (threshold, factor). Where the official code overwrites tokens that are
-// already there, only masked positions are ever chosen here.
+// `llada/generate.py` (threshold, factor), d2Cache `generation/ar.py` (prefix_ordered); klass.h and
+// pc_sampler.h name theirs. Where the official code overwrites tokens that are
+// already there, only masked positions are ever chosen here. docs/strategies.md has the formulas.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
+
+#include "probe/decode/pc_sampler.h"
+#include "probe/decode/quota.h"
 
 namespace blockscope {
 
@@ -21,40 +26,73 @@ enum class Strategy {
   kEntropyBounded,
   kThreshold,
   kFactor,
+  kPrefixOrdered,
+  kKlass,
+  kPcSampler,
 };
 
-/// Throws UsageError for an unknown name, listing the known ones.
+/// What the strategies that rank positions rank them by: the token's probability, p1 - p2 of the
+/// two most probable tokens, or sum p log(p + 1e-10) (Dream `generation_utils.py:sample_tokens`,
+/// alg maskgit_plus, topk_margin, entropy).
+enum class RankBy { kConfidence, kMargin, kNegativeEntropy };
+
+/// Both throw UsageError for an unknown name, listing the known ones.
 Strategy parse_strategy(const std::string& name);
+RankBy parse_rank_by(const std::string& name);
 std::string strategy_name(Strategy strategy);
+std::string rank_by_name(RankBy rank_by);
+
+/// Which options a strategy heeds: RankBy; the threshold; the certainty density; the quota.
+bool heeds_rank_by(Strategy strategy);
+bool heeds_threshold(Strategy strategy);
+bool heeds_density(Strategy strategy);
+bool heeds_quota(Strategy strategy);
+/// The threshold where none is given.
+double default_threshold(Strategy strategy);
 
 struct UnmaskingOptions {
   Strategy strategy = Strategy::kLowConfidenceStatic;
+  RankBy rank_by = RankBy::kConfidence;
+  Quota quota = Quota::kEven;
   int64_t block_length = 0;
   int64_t denoising_steps = 0;  // T: at most this many denoising steps a block
-  double threshold = 0.85;      // confidence: dynamic takes `>`, threshold `>=`
+  double threshold = 0.85;      // of the score: dynamic and klass take `>`, the others `>=`
   double eb_threshold = 0.35;   // nats of summed entropy
   double factor = 1.0;          // Fast-dLLM's f
+  double density_sigma = 0.0;   // positions; scores are times the certainty density; 0: off
+  double kl_threshold = 0.01;   // nats; klass takes `<`
+  int64_t kl_history = 2;       // klass: steps whose KL must be below
+  double pc_lambda = 0.25;      // pc_sampler: decay per position
+  double pc_alpha = 10.0;       // pc_sampler: largest debiased confidence
+  std::shared_ptr<const TokenFrequencies> frequencies;  // pc_sampler
 };
 
-/// Throws UsageError when a value makes no sense (steps > block length, threshold outside [0, 1]).
+/// Throws UsageError when a value makes no sense (steps > block length, a threshold that no score
+/// or every score passes).
 void check_unmasking_options(const UnmaskingOptions& options);
 
-/// Tokens due at step `step` (from 0): block_length // T, plus 1 for the first block_length % T.
-int64_t num_transfer_tokens(const UnmaskingOptions& options, int64_t step);
+/// Tokens due at step `step` (from 0) with `masks` left, by the quota.
+int64_t num_transfer_tokens(const UnmaskingOptions& options, int64_t step, int64_t masks);
 
 /// One sequence's block at one step; all vectors have block_length entries.
 struct BlockPrediction {
   std::vector<int64_t> token;          // sampled or argmax token; the [MASK] id takes part
   std::vector<float> confidence;       // softmax probability of `token`, before top-k/top-p
+  std::vector<double> score;           // by RankBy, or klass's float64 confidence; empty: the
+                                       // confidence is the score
+  std::vector<double> kl;              // klass: nats from the step before to this one
+  std::vector<bool> stable;            // klass: the last KLs were all below the threshold
   std::vector<float> entropy;          // nats over the vocabulary; only for kEntropyBounded
   std::vector<int64_t> top1;           // argmax token; equals `token` when greedy
   std::vector<float> top1_confidence;  // its softmax probability
 };
 
-/// -> positions in the block to transfer, ascending; only masked ones, at least one if any is.
-/// Ties go to the lower position.
+/// -> positions in the block to transfer, ascending; only masked ones, and at least one if any is,
+/// but where the quota is due nothing. Ties go to the lower position. `density`: factors of the
+/// scores, [B]; empty: none.
 std::vector<int64_t> select_transfers(const UnmaskingOptions& options, int64_t step,
                                       const BlockPrediction& prediction,
-                                      const std::vector<bool>& masked);
+                                      const std::vector<bool>& masked,
+                                      const std::vector<float>& density = {});
 
 }  // namespace blockscope

@@ -1,9 +1,12 @@
 #include "probe/run/run_description.h"
 
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 
 #include "cmake/build_info/build_info.h"
 #include "decode_record/sha256.h"
+#include "decode_record/text.h"
 #include "kernels/ops.h"
 
 namespace blockscope {
@@ -25,34 +28,30 @@ std::string digest_of(const std::vector<RunPrompt>& prompts) {
 
 }  // namespace
 
-std::string run_json(const RunDescription& run) {
-  const DecodeOptions& decode = run.decode;
-  const auto& build = build_info();
+std::string decoding_json(const DecodeOptions& decode) {
+  const UnmaskingOptions& unmasking = decode.unmasking;
   nlohmann::json json = {
-      {"command_line", run.command_line},
-      {"version", build.version},
-      {"git", build.git_describe},
-      {"libtorch", build.torch_pin},
-      {"instruction_set", instruction_set()},
-      {"decoding", decode.autoregressive() ? "autoregressive" : "block_diffusion"},
-      {"strategy", strategy_name(decode.unmasking.strategy)},
+      {"strategy", strategy_name(unmasking.strategy)},
+      {"strategy_text", strategy_text(unmasking)},
+      {"rank_by", rank_by_name(unmasking.rank_by)},
+      {"quota", quota_name(unmasking.quota)},
       {"block_length", decode.block_length()},
-      {"denoising_steps", decode.unmasking.denoising_steps},
-      {"threshold", decode.unmasking.threshold},
-      {"eb_threshold", decode.unmasking.eb_threshold},
-      {"factor", decode.unmasking.factor},
+      {"denoising_steps", unmasking.denoising_steps},
+      {"threshold", unmasking.threshold},
+      {"eb_threshold", unmasking.eb_threshold},
+      {"factor", unmasking.factor},
+      {"density_sigma", unmasking.density_sigma},
+      {"kl_threshold", unmasking.kl_threshold},
+      {"kl_history", unmasking.kl_history},
+      {"pc_lambda", unmasking.pc_lambda},
+      {"pc_alpha", unmasking.pc_alpha},
+      {"frequencies_digest", unmasking.frequencies ? unmasking.frequencies->digest : ""},
       {"temperature", decode.sampling.temperature},
       {"top_k", decode.sampling.top_k},
       {"top_p", decode.sampling.top_p},
       {"seed", decode.sampling.seed},
       {"stop_ids", decode.stop_ids},
-      {"gen_length", run.decoding.gen_length},
       {"cache", cache_name(decode.cache.kind)},
-      {"batch_size", run.decoding.batch_size},
-      {"shadow", decode.shadow},
-      {"replay", run.replay},
-      {"rank", run.environment.rank},
-      {"world_size", run.environment.world_size},
   };
   if (decode.cache.kind == CacheKind::kDllm) {
     json["prompt_interval"] = decode.cache.prompt_interval;
@@ -66,6 +65,44 @@ std::string run_json(const RunDescription& run) {
     json["inflate_window"] = decode.cache.inflate_window;
     json["as_released"] = decode.cache.as_released;
   }
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::string strategy_text(const UnmaskingOptions& unmasking) {
+  std::string text = strategy_name(unmasking.strategy);
+  if (unmasking.rank_by != RankBy::kConfidence) text += " by " + rank_by_name(unmasking.rank_by);
+  if (unmasking.strategy == Strategy::kKlass) {
+    text += fmt::format(", KL below {:g} for {}", unmasking.kl_threshold,
+                        plural(unmasking.kl_history, "step"));
+  }
+  if (unmasking.strategy == Strategy::kPcSampler) {
+    text += fmt::format(", lambda {:g}, alpha {:g}", unmasking.pc_lambda, unmasking.pc_alpha);
+  }
+  if (unmasking.density_sigma > 0.0) {
+    text += fmt::format(", density sigma {:g}", unmasking.density_sigma);
+  }
+  if (unmasking.quota != Quota::kEven) text += ", " + quota_name(unmasking.quota) + " quota";
+  return text;
+}
+
+std::string run_json(const RunDescription& run) {
+  const DecodeOptions& decode = run.decode;
+  const auto& build = build_info();
+  nlohmann::json json = {
+      {"command_line", run.command_line},
+      {"version", build.version},
+      {"git", build.git_describe},
+      {"libtorch", build.torch_pin},
+      {"instruction_set", instruction_set()},
+      {"decoding", decode.autoregressive() ? "autoregressive" : "block_diffusion"},
+      {"gen_length", run.decoding.gen_length},
+      {"batch_size", run.decoding.batch_size},
+      {"shadow", decode.shadow},
+      {"replay", run.replay},
+      {"rank", run.environment.rank},
+      {"world_size", run.environment.world_size},
+  };
+  json.update(nlohmann::json::parse(decoding_json(decode)));
   json.update(nlohmann::json::parse(run.policy.settings));
   json["recorded_steps"] = run.filter.steps;
   json["recorded_blocks"] = run.filter.blocks;

@@ -25,6 +25,13 @@ struct RunDescription {
   std::string command_line;
 };
 
+/// JSON object: everything that decides which positions of a block take a token, and which one.
+std::string decoding_json(const DecodeOptions& decode);
+
+/// The strategy for people, with what is not its default but its main number: "threshold by
+/// margin".
+std::string strategy_text(const UnmaskingOptions& unmasking);
+
 /// JSON text. Bytes that are no UTF-8 (of a file name) are replaced.
 std::string run_json(const RunDescription& run);
 

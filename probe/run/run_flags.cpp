@@ -11,6 +11,7 @@
 
 #include "command_line/options.h"
 #include "decode_record/error.h"
+#include "probe/run/frequencies_file.h"
 
 namespace blockscope {
 namespace {
@@ -90,15 +91,37 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
       "Positions to generate; the last block is always completed");
   app.add_option("--strategy,--remasking", flags.strategy,
                  "sequential, low_confidence_static, low_confidence_dynamic, entropy_bounded, "
-                 "threshold or factor")
+                 "threshold, factor, prefix_ordered, klass or pc_sampler")
       ->capture_default_str();
   add("--denoising-steps", flags.denoising_steps, whole_number(0),
       "At most this many denoising steps a block (0: the block length)");
-  add("--threshold", flags.threshold, real_number(0.0, 1.0),
-      "Confidence for low_confidence_dynamic (>) and threshold (>=)");
+  app.add_option("--rank-by", flags.rank_by,
+                 "What low_confidence_*, threshold, factor and prefix_ordered rank positions by "
+                 "and compare: confidence, margin (p1 - p2) or negative_entropy (nats)")
+      ->capture_default_str();
+  app.add_option("--threshold", flags.threshold,
+                 "Score for low_confidence_dynamic, klass (>), threshold and prefix_ordered (>=); "
+                 "default 0.85, klass 0.9")
+      ->check(real_number(-kAnyReal, 1.0));
+  app.add_option("--quota", flags.quota,
+                 "Tokens due at a step: even (of the block length) or linear (of the masks left, "
+                 "Dream's)")
+      ->capture_default_str();
+  app.add_option("--density-sigma", flags.density_sigma,
+                 "Multiply scores by the certainty density of the answer, a Gaussian of this width "
+                 "in positions")
+      ->check(real_number(0.0, kAnyReal, false));
   add("--eb-threshold", flags.eb_threshold, real_number(0.0, kAnyReal),
       "Summed entropy in nats, entropy_bounded");
   add("--factor", flags.factor, real_number(0.0, kAnyReal, false), "Fast-dLLM's factor f");
+  add("--kl-threshold", flags.kl_threshold, real_number(0.0, kAnyReal, false),
+      "klass: nats that a position may have moved at a step");
+  add("--kl-history", flags.kl_history, whole_number(1), "klass: steps that must be below it");
+  add("--pc-lambda", flags.pc_lambda, real_number(0.0, kAnyReal), "pc_sampler: decay per position");
+  add("--pc-alpha", flags.pc_alpha, real_number(0.0, kAnyReal, false),
+      "pc_sampler: the largest debiased confidence");
+  app.add_option("--frequencies", flags.frequencies,
+                 "pc_sampler: the file that `blockscope frequencies` wrote for this vocabulary");
   app.add_option("--cache", flags.cache,
                  "commit (block-causal models); none, prefix, dual, dllm-cache or d2cache "
                  "(bidirectional models)");
@@ -131,9 +154,22 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
 
 void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags, bool draws) {
   const Strategy strategy = parse_strategy(flags.strategy);
-  refuse_idle(app, "--threshold",
-              strategy == Strategy::kLowConfidenceDynamic || strategy == Strategy::kThreshold,
-              "--strategy low_confidence_dynamic or threshold");
+  refuse_idle(app, "--rank-by", heeds_rank_by(strategy),
+              "--strategy low_confidence_static, low_confidence_dynamic, threshold, factor or "
+              "prefix_ordered");
+  refuse_idle(app, "--threshold", heeds_threshold(strategy),
+              "--strategy low_confidence_dynamic, threshold, prefix_ordered or klass");
+  refuse_idle(app, "--density-sigma", heeds_density(strategy),
+              "a strategy that ranks: low_confidence_static, low_confidence_dynamic, threshold, "
+              "factor, prefix_ordered or pc_sampler");
+  refuse_idle(app, "--quota", heeds_quota(strategy),
+              "a strategy with a schedule: not entropy_bounded, threshold or factor");
+  for (const char* option : {"--kl-threshold", "--kl-history"}) {
+    refuse_idle(app, option, strategy == Strategy::kKlass, "--strategy klass");
+  }
+  for (const char* option : {"--pc-lambda", "--pc-alpha", "--frequencies"}) {
+    refuse_idle(app, option, strategy == Strategy::kPcSampler, "--strategy pc_sampler");
+  }
   refuse_idle(app, "--eb-threshold", strategy == Strategy::kEntropyBounded,
               "--strategy entropy_bounded");
   refuse_idle(app, "--factor", strategy == Strategy::kFactor, "--strategy factor");
@@ -154,23 +190,36 @@ void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags, bool 
 
 void check_decoding_fits(const CLI::App& app, const DecodeOptions& options) {
   constexpr const char* kBlocks = "a block-diffusion model, and this one decodes token by token";
-  refuse_idle(app, "--strategy", !options.autoregressive(), kBlocks);
-  refuse_idle(app, "--denoising-steps", !options.autoregressive(), kBlocks);
-  refuse_idle(app, "--cache", !options.autoregressive(), kBlocks);
+  for (const char* option :
+       {"--strategy", "--denoising-steps", "--rank-by", "--quota", "--density-sigma", "--cache"}) {
+    refuse_idle(app, option, !options.autoregressive(), kBlocks);
+  }
 }
 
-DecodeOptions decode_options(const DecodingFlags& flags, const ModelConfig& config) {
+DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& model) {
+  const ModelConfig& config = model.config;
   DecodeOptions options;
   const bool blocks = !config.attention_causal || config.mask_token_id.has_value();
   options.mask_token_id = blocks ? require_mask_token_id(config) : -1;
   UnmaskingOptions& unmasking = options.unmasking;
   unmasking.block_length = blocks ? require_block_length(config) : 1;
   unmasking.strategy = parse_strategy(flags.strategy);
+  unmasking.rank_by = parse_rank_by(flags.rank_by);
   unmasking.denoising_steps =
       flags.denoising_steps == 0 ? unmasking.block_length : flags.denoising_steps;
-  unmasking.threshold = flags.threshold;
+  unmasking.quota = parse_quota(flags.quota);
+  unmasking.threshold = flags.threshold.value_or(default_threshold(unmasking.strategy));
   unmasking.eb_threshold = flags.eb_threshold;
   unmasking.factor = flags.factor;
+  unmasking.density_sigma = flags.density_sigma;
+  unmasking.kl_threshold = flags.kl_threshold;
+  unmasking.kl_history = flags.kl_history;
+  unmasking.pc_lambda = flags.pc_lambda;
+  unmasking.pc_alpha = flags.pc_alpha;
+  if (blocks && !flags.frequencies.empty()) {
+    unmasking.frequencies =
+        read_frequencies(flags.frequencies, vocabulary_id(model.source.folder, config.vocab_size));
+  }
   options.bidirectional = config.attention_bidirectional;
   options.cache = flags.cache_options;
   options.cache.kind = !flags.cache.empty()    ? parse_cache(flags.cache)

@@ -39,10 +39,18 @@ LoadedModel load_model(const ModelFlags& flags, const Environment& environment);
 
 struct DecodingFlags {
   std::string strategy = "low_confidence_static";
-  int64_t denoising_steps = 0;  // 0: the block length
-  double threshold = 0.85;
+  std::string rank_by = "confidence";
+  std::string quota = "even";
+  int64_t denoising_steps = 0;      // 0: the block length
+  std::optional<double> threshold;  // unset: the strategy's
   double eb_threshold = 0.35;
   double factor = 1.0;
+  double density_sigma = 0.0;  // 0: off
+  double kl_threshold = 0.01;
+  int64_t kl_history = 2;
+  double pc_lambda = 0.25;
+  double pc_alpha = 10.0;
+  std::string frequencies;  // file; pc_sampler
   SamplingOptions sampling;
   std::vector<int64_t> stop_ids;  // empty: the checkpoint's
   bool no_stop = false;
@@ -52,14 +60,14 @@ struct DecodingFlags {
   int64_t batch_size = 1;
 };
 void add_decoding_flags(CLI::App& app, DecodingFlags& flags);
-/// Throws UsageError for an option that the strategy or greedy decoding would ignore.
+/// Throws UsageError for an option that the strategy or greedy decoding would ignore or misses.
 /// `draws`: the command draws from the seed itself.
 void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags, bool draws = false);
 /// Throws UsageError for an option that only block-by-block decoding heeds, and this run has none.
 void check_decoding_fits(const CLI::App& app, const DecodeOptions& options);
 
-/// Block by block when the model has a mask id and a block length, else autoregressive.
-/// Throws UsageError / CheckpointError.
-DecodeOptions decode_options(const DecodingFlags& flags, const ModelConfig& config);
+/// Block by block when the model has a mask id and a block length, else autoregressive. Reads the
+/// file of --frequencies where the strategy needs it. Throws UsageError / CheckpointError.
+DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& model);
 
 }  // namespace blockscope

@@ -103,7 +103,10 @@ class CachesStudy : public PromptStudy {
       for (const std::string& cache : caches_of(input)) {
         CacheMethod method{cache, strategy, input.decode};
         method.decode.cache.kind = parse_cache(cache);
-        method.decode.unmasking.strategy = parse_strategy(strategy);
+        UnmaskingOptions& unmasking = method.decode.unmasking;
+        unmasking.strategy = parse_strategy(strategy);
+        unmasking.threshold =
+            input.options.threshold.value_or(default_threshold(unmasking.strategy));
         check_decode_options(method.decode, input.model.config);
         methods_.push_back(std::move(method));
       }

@@ -4,15 +4,13 @@
 
 #include <array>
 #include <bit>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <vector>
 
 #include "decode_record/error.h"
-#include "decode_record/sha256.h"
+#include "probe/checkpoint/checkpoint.h"
 #include "probe/checkpoint/safetensors.h"
 
 namespace blockscope {
@@ -110,12 +108,6 @@ bool runs(const TrainRunOptions& options, Part part) {
   return part == Part::kBoth || (part == Part::kBackbone ? options.backbone : options.diffusion);
 }
 
-std::string tokenizer_digest(const TrainRunOptions& options) {
-  std::ifstream file(options.tokenizer / "tokenizer.json", std::ios::binary);
-  return sha256_hex(
-      std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()));
-}
-
 /// The settings in a state; null when there is no state.
 json recorded(const fs::path& state) {
   if (!fs::exists(state)) return {};
@@ -153,7 +145,7 @@ std::string settings_json(const TrainRunOptions& options) {
   all["stage"] = options.backbone && options.diffusion ? "all"
                  : options.backbone                    ? "backbone"
                                                        : "diffusion";
-  all["tokenizer"] = tokenizer_digest(options);
+  all["tokenizer"] = tokenizer_digest(options.tokenizer);
   return all.dump();
 }
 
@@ -192,7 +184,8 @@ void take_settings(TrainRunOptions& options, const GivenOptions& given) {
                given(option) ? "leave it out to go on as it was" : "resume one --stage at a time");
       }
     }
-    if (const json is = tokenizer_digest(options); is != record.value("tokenizer", json())) {
+    if (const json is = tokenizer_digest(options.tokenizer);
+        is != record.value("tokenizer", json())) {
       refuse(state, "the sha256 of tokenizer.json", record.value("tokenizer", json()), is,
              "--tokenizer names the folder of the first run");
     }

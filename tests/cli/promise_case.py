@@ -64,6 +64,7 @@ class PromiseCase(CheckpointCase):
         yield (["capture", model, "--prompts", prompts, "--policy", "flashblock", "--reuse", reuse],
                "-o", [reuse])
         yield ["eval", model, "--per-cell", 1], "--json", weights
+        yield ["frequencies", model, prompts], "-o", [prompts, *weights]
         for flag in ("-o", "--csv"):
             yield (["verify", model, "--reuse", reuse, "--prompts", prompts, *decode], flag,
                    [reuse, prompts, *weights])

@@ -14,7 +14,13 @@ TURNS = ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['cont
          "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
 SWITCH = "{% if enable_thinking is defined and not enable_thinking %}{{ '<think></think>' }}{% endif %}"
 DECODING = (["--threshold", 0.5], ["--eb-threshold", 1], ["--factor", 2], ["--top-k", 2], ["--top-p", 0.5],
-            ["--strategy", "factor", "--threshold", 0.5], ["--strategy", "threshold", "--factor", 1])
+            ["--strategy", "factor", "--threshold", 0.5], ["--strategy", "threshold", "--factor", 1],
+            ["--kl-threshold", 0.1], ["--kl-history", 3], ["--pc-lambda", 1], ["--pc-alpha", 1],
+            ["--frequencies", "x.json"], ["--strategy", "klass", "--rank-by", "margin"],
+            ["--strategy", "sequential", "--rank-by", "margin"], ["--strategy", "entropy_bounded", "--rank-by", "margin"],
+            ["--strategy", "klass", "--density-sigma", 2], ["--strategy", "sequential", "--density-sigma", 2],
+            ["--strategy", "threshold", "--quota", "linear"], ["--strategy", "factor", "--quota", "linear"],
+            ["--strategy", "entropy_bounded", "--quota", "linear"])
 SEED = (["--seed", 1], ["--temperature", 0, "--seed", 1])
 POLICY = (["--tau", 2], ["--reuse", "x.json"], ["--k", 4], ["--density", 0.5], ["--page", 8],
           ["--exact-layers", 1], ["--per-block"], ["--policy-seed", 1])
@@ -22,7 +28,8 @@ SPARSE = ["--policy", "recent", "--k", 4]
 OF_OTHER_POLICIES = (["--tau", 2], ["--reuse", "x.json"], ["--page", 8], ["--per-block"], ["--policy-seed", 1])
 WITHIN_BLOCKS = (["--policy", "flashblock"], ["--policy", "mage", "--k", 2],
                  ["--policy", "sparsed", "--k", 2, "--per-block"])
-TOKEN_BY_TOKEN = (["--strategy", "factor"], ["--remasking", "factor"], ["--denoising-steps", 1])
+TOKEN_BY_TOKEN = (["--strategy", "factor"], ["--remasking", "factor"], ["--denoising-steps", 1],
+                  ["--rank-by", "margin"], ["--quota", "linear"], ["--density-sigma", 2])
 
 
 def write_reference(path, **metadata):

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "decode_record/error.h"
@@ -23,6 +24,12 @@ DecodeOptions options_with(Strategy strategy) {
   options.unmasking.strategy = strategy;
   options.unmasking.threshold = 0.3;
   options.unmasking.eb_threshold = 2.0;
+  options.unmasking.kl_threshold = 2.0;  // a random model's distributions move a lot
+  auto table = std::make_shared<TokenFrequencies>();
+  for (int64_t id = 0; id < kTinyVocab; ++id) {
+    table->share.push_back(1.0F / static_cast<float>(2 + 5 * id));
+  }
+  options.unmasking.frequencies = table;
   return options;
 }
 
@@ -40,7 +47,8 @@ INSTANTIATE_TEST_SUITE_P(Strategies, EveryStrategy,
                          ::testing::Values(Strategy::kSequential, Strategy::kLowConfidenceStatic,
                                            Strategy::kLowConfidenceDynamic,
                                            Strategy::kEntropyBounded, Strategy::kThreshold,
-                                           Strategy::kFactor),
+                                           Strategy::kFactor, Strategy::kPrefixOrdered,
+                                           Strategy::kKlass, Strategy::kPcSampler),
                          [](const auto& strategy) { return strategy_name(strategy.param); });
 
 TEST_P(EveryStrategy, LeavesMasksOnlyWhereItSaysSoAndNeverTouchesATokenTwice) {
@@ -64,6 +72,20 @@ TEST_P(EveryStrategy, LeavesMasksOnlyWhereItSaysSoAndNeverTouchesATokenTwice) {
       }
     }
     EXPECT_EQ(std::count(decided.begin(), decided.end(), false), got.masks_left);
+  }
+}
+
+TEST_P(EveryStrategy, DecidesForEachSequenceOfABatchAsForItAlone) {
+  const BlockDiffusionModel model = tiny_model(25);
+  DecodeOptions options = options_with(GetParam());
+  options.unmasking.density_sigma = heeds_density(GetParam()) ? 3.0 : 0.0;
+  std::vector<DecodeRequest> requests;
+  for (int64_t i = 0; i < 4; ++i) requests.push_back(tiny_request(i, 3 + 4 * i, 21 - 5 * i));
+  const auto together = decode_exact(model, options, requests);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const auto alone = decode_exact(model, options, {requests[i]})[0];
+    EXPECT_EQ(together[i].generated, alone.generated) << "sequence " << i;
+    EXPECT_EQ(together[i].denoising_steps, alone.denoising_steps) << "sequence " << i;
   }
 }
 
@@ -113,6 +135,57 @@ TEST_P(EveryStrategy, FlashBlockWithTauOneOrWithoutHeadsEqualsExact) {
       EXPECT_EQ(got[i].generated, exact[i].generated);
     }
   }
+}
+
+/// The tokens that each denoising step of one sequence took.
+std::vector<size_t> taken_by_step(const PassLog& log) {
+  std::vector<size_t> counts;
+  for (const ReplayStep& step : log.steps_of(0, kTinyBlock)) counts.push_back(step.tokens.size());
+  return counts;
+}
+
+TEST(DecoderQuota, LinearTakesDreamsCountsInEveryBlock) {
+  DecodeOptions options = options_with(Strategy::kLowConfidenceStatic);
+  options.unmasking.quota = Quota::kLinear;
+  PassLog log;
+  const auto got = decode_exact(tiny_model(26), options, {tiny_request(0, 8, 8)}, &log)[0];
+  // 4 masks: int(.999), int(4 * 1/3), int(3 * 1/2), the rest.
+  EXPECT_EQ(taken_by_step(log), (std::vector<size_t>{0, 1, 1, 2, 0, 1, 1, 2}));
+  EXPECT_EQ(got.masks_left, 0);
+}
+
+TEST(DecoderKlass, HasAKlForEveryPositionAndStepAndStableOnlyWithAHistory) {
+  DecodeOptions options = options_with(Strategy::kKlass);
+  options.unmasking.kl_threshold = 1e6;  // everything that has a history is stable
+  options.unmasking.threshold = 0.0;
+  PassLog log;
+  decode_exact(tiny_model(27), options, {tiny_request(0, 8, 8)}, &log);
+  // Step 1 falls back on the schedule, step 2 takes all that are left: in each block anew.
+  EXPECT_EQ(taken_by_step(log), (std::vector<size_t>{1, 3, 1, 3}));
+  for (const PassLog::Entry& pass : log.passes) {
+    const SequencePass& sequence = pass.context.sequences[0];
+    if (sequence.kind != PassKind::denoise) continue;
+    const BlockPrediction& prediction = pass.decisions[0].prediction;
+    ASSERT_EQ(prediction.kl.size(), static_cast<size_t>(kTinyBlock));
+    for (const double kl : prediction.kl) {
+      EXPECT_EQ(kl > 20.0, sequence.step == 1) << "a block's first step has none before it";
+    }
+  }
+}
+
+TEST(DecoderDensity, CountsWhatIsDecidedInTheWholeAnswer) {
+  // All predictions are equally likely: the density alone ranks, and it is largest beside the
+  // decided blocks and the prompt.
+  DecodeOptions options = options_with(Strategy::kLowConfidenceStatic);
+  options.unmasking.density_sigma = 2.0;
+  PassLog log;
+  decode_exact(indifferent_model(), options, {tiny_request(0, 6, 10)}, &log);
+  int64_t next = 6;
+  for (const ReplayStep& step : log.steps_of(0, kTinyBlock)) {
+    EXPECT_EQ(step.positions, std::vector<int64_t>{next});
+    ++next;
+  }
+  EXPECT_EQ(next, 16);
 }
 
 TEST(DecoderMasks, AMaskAsPredictionStaysMaskedAndIsReported) {

@@ -48,7 +48,7 @@ std::vector<double> softmax_reference(const at::Tensor& logits, double temperatu
 
 TEST(Sampling, GreedyIsArgmaxWithItsPlainSoftmaxProbabilityAndTheEntropy) {
   const at::Tensor logits = random_logits(1, 2, 3, 11);
-  const auto predictions = predict_tokens(logits, {}, streams_of(2), /*with_entropy=*/true);
+  const auto predictions = predict_tokens(logits, {}, streams_of(2), {.entropy = true});
   ASSERT_EQ(predictions.size(), 2U);
   for (int64_t s = 0; s < 2; ++s) {
     for (int64_t i = 0; i < 3; ++i) {
@@ -72,17 +72,17 @@ TEST(Sampling, GreedyIsArgmaxWithItsPlainSoftmaxProbabilityAndTheEntropy) {
 
 TEST(Sampling, GreedyTiesGoToTheLowerId) {
   at::Tensor logits = at::zeros({1, 1, 70});
-  EXPECT_EQ(predict_tokens(logits, {}, streams_of(1), false)[0].token[0], 0);
+  EXPECT_EQ(predict_tokens(logits, {}, streams_of(1))[0].token[0], 0);
   logits[0][0][33] = 4.0;
   logits[0][0][34] = 4.0;
   logits[0][0][65] = 4.0;
-  EXPECT_EQ(predict_tokens(logits, {}, streams_of(1), false)[0].token[0], 33);
+  EXPECT_EQ(predict_tokens(logits, {}, streams_of(1))[0].token[0], 33);
 }
 
 TEST(Sampling, EntropyOfACertainPredictionIsFinite) {
   at::Tensor logits = at::full({1, 1, 4}, -std::numeric_limits<float>::infinity());
   logits[0][0][2] = 1.0;
-  const auto prediction = predict_tokens(logits, {}, streams_of(1), true)[0];
+  const auto prediction = predict_tokens(logits, {}, streams_of(1), {.entropy = true})[0];
   EXPECT_EQ(prediction.confidence[0], 1.0F);
   EXPECT_NEAR(prediction.entropy[0], 0.0, 1e-9);
 }
@@ -92,7 +92,7 @@ TEST(Sampling, ConfidenceIsTheProbabilityBeforeTopKAndTopPAndAfterTemperature) {
   options.temperature = 0.7;
   options.top_k = 1;
   const at::Tensor logits = random_logits(2, 1, 4, 9);
-  const auto prediction = predict_tokens(logits, options, streams_of(1), false)[0];
+  const auto prediction = predict_tokens(logits, options, streams_of(1))[0];
   for (int64_t i = 0; i < 4; ++i) {
     const auto p = softmax_reference(logits[0][i], 0.7);
     const size_t token = static_cast<size_t>(prediction.token[static_cast<size_t>(i)]);
@@ -106,8 +106,8 @@ TEST(Sampling, TopKOneTakesTheGreedyTokens) {
   SamplingOptions options;
   options.temperature = 1.3;
   options.top_k = 1;
-  const auto sampled = predict_tokens(logits, options, streams_of(3), false);
-  const auto greedy = predict_tokens(logits, {}, streams_of(3), false);
+  const auto sampled = predict_tokens(logits, options, streams_of(3));
+  const auto greedy = predict_tokens(logits, {}, streams_of(3));
   for (size_t s = 0; s < 3; ++s) EXPECT_EQ(sampled[s].token, greedy[s].token);
 }
 
@@ -116,8 +116,8 @@ TEST(Sampling, TopPKeepsTheBestTokenHoweverSmallPIs) {
   SamplingOptions options;
   options.temperature = 1.0;
   options.top_p = 1e-9;
-  const auto sampled = predict_tokens(logits, options, streams_of(2), false);
-  const auto greedy = predict_tokens(logits, {}, streams_of(2), false);
+  const auto sampled = predict_tokens(logits, options, streams_of(2));
+  const auto greedy = predict_tokens(logits, {}, streams_of(2));
   for (size_t s = 0; s < 2; ++s) EXPECT_EQ(sampled[s].token, greedy[s].token);
 }
 
@@ -128,7 +128,7 @@ TEST(Sampling, NeverDrawsOutsideTopKOrTopP) {
   const auto drawn = [&](const SamplingOptions& options) {
     std::set<int64_t> tokens;
     for (uint64_t prompt = 0; prompt < 30; ++prompt) {
-      const auto prediction = predict_tokens(logits, options, {{prompt, 0, 1}}, false)[0];
+      const auto prediction = predict_tokens(logits, options, {{prompt, 0, 1}})[0];
       tokens.insert(prediction.token.begin(), prediction.token.end());
     }
     return tokens;
@@ -152,7 +152,7 @@ TEST(Sampling, DrawsFollowTheDistribution) {
   options.temperature = 1.0;
   std::vector<double> counts(3, 0.0);
   for (uint64_t prompt = 0; prompt < 200; ++prompt) {
-    const auto prediction = predict_tokens(logits, options, {{prompt, 0, 1}}, false)[0];
+    const auto prediction = predict_tokens(logits, options, {{prompt, 0, 1}})[0];
     for (const int64_t token : prediction.token) counts[static_cast<size_t>(token)] += 1.0 / 20000;
   }
   // Standard deviation of each share is below 0.0035.
@@ -167,13 +167,12 @@ TEST(Sampling, ADrawDoesNotDependOnThePlaceInTheBatch) {
   SamplingOptions options;
   options.temperature = 1.0;
   options.seed = 9;
-  const auto together = predict_tokens(logits, options, streams, false);
+  const auto together = predict_tokens(logits, options, streams);
   const at::Tensor turned = logits.flip({0}).contiguous();
-  const auto reversed =
-      predict_tokens(turned, options, {streams[2], streams[1], streams[0]}, false);
+  const auto reversed = predict_tokens(turned, options, {streams[2], streams[1], streams[0]});
   for (int64_t s = 0; s < 3; ++s) {
     const size_t at = static_cast<size_t>(s);
-    const auto alone = predict_tokens(logits.narrow(0, s, 1), options, {streams[at]}, false);
+    const auto alone = predict_tokens(logits.narrow(0, s, 1), options, {streams[at]});
     EXPECT_EQ(together[at].token, alone[0].token);
     EXPECT_EQ(together[at].token, reversed[2 - at].token);
     EXPECT_EQ(together[at].confidence, alone[0].confidence);
@@ -208,7 +207,7 @@ TEST(Sampling, UniformDrawsFillTheUnitInterval) {
 
 TEST(Sampling, ReadsHalfPrecisionLogitsInFloat32) {
   const at::Tensor logits = random_logits(6, 1, 4, 17).to(at::kBFloat16);
-  const auto prediction = predict_tokens(logits, {}, streams_of(1), false)[0];
+  const auto prediction = predict_tokens(logits, {}, streams_of(1))[0];
   for (int64_t i = 0; i < 4; ++i) {
     const auto p = softmax_reference(logits[0][i].to(at::kDouble), 1.0);
     const size_t at = static_cast<size_t>(i);
@@ -247,7 +246,7 @@ TEST(Sampling, TopKOfOneIsGreedyEvenWhereLogitsTie) {
   // One unit in the last place apart: a division by the temperature makes them equal.
   logits.select(1, 0).fill_(1.0F);
   logits.select(1, 0).select(-1, 5).fill_(std::nextafter(1.0F, 2.0F));
-  const auto greedy = predict_tokens(logits, {}, streams_of(2), false);
+  const auto greedy = predict_tokens(logits, {}, streams_of(2));
   EXPECT_EQ(greedy[0].token[0], 5);
   for (const double temperature : {0.7, 1.0, 3.0}) {
     for (uint64_t seed = 0; seed < 20; ++seed) {
@@ -255,7 +254,7 @@ TEST(Sampling, TopKOfOneIsGreedyEvenWhereLogitsTie) {
       options.temperature = temperature;
       options.top_k = 1;
       options.seed = seed;
-      const auto sampled = predict_tokens(logits, options, streams_of(2), false);
+      const auto sampled = predict_tokens(logits, options, streams_of(2));
       for (size_t s = 0; s < 2; ++s) EXPECT_EQ(sampled[s].token, greedy[s].token);
     }
   }

@@ -50,7 +50,7 @@ TEST(UnmaskingSchedule, GivesTheRemainderToTheFirstStepsAndSumsToTheBlock) {
       const UnmaskingOptions options = options_of(Strategy::kLowConfidenceStatic, block, steps);
       int64_t sum = 0;
       for (int64_t step = 0; step < steps; ++step) {
-        const int64_t count = num_transfer_tokens(options, step);
+        const int64_t count = num_transfer_tokens(options, step, block);
         EXPECT_EQ(count, block / steps + (step < block % steps ? 1 : 0));
         sum += count;
       }
@@ -238,7 +238,7 @@ TEST(UnmaskingRules, ChooseDistinctMaskedPositionsInOrderForAnyInput) {
     }
     BlockPrediction prediction = with_confidence(values);
     prediction.entropy = values;
-    for (int strategy = 0; strategy < 6; ++strategy) {
+    for (int strategy = 0; strategy < 7; ++strategy) {
       UnmaskingOptions options = options_of(static_cast<Strategy>(strategy), block, steps);
       options.threshold = random.uniform();
       const auto chosen =
@@ -280,7 +280,7 @@ TEST(UnmaskingOptionsCheck, NamesTheFlagThatMakesNoSense) {
 }
 
 TEST(UnmaskingStrategyNames, AreReadBackAndAnUnknownOneListsThem) {
-  for (int strategy = 0; strategy < 6; ++strategy) {
+  for (int strategy = 0; strategy < 9; ++strategy) {
     const Strategy value = static_cast<Strategy>(strategy);
     EXPECT_EQ(parse_strategy(strategy_name(value)), value);
   }

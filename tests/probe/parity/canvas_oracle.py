@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 import torch
-from oracle_decoder import _Margin, _select
+from oracle_rules import Margin, Rules
 
 
 @dataclasses.dataclass
@@ -197,11 +197,13 @@ def decode(model, prompt, options, cache, shift):
     size, start = options.block_length, len(prompt)
     tokens = list(prompt) + [options.mask_id] * options.gen_length
     length = len(tokens)
-    state, margin, logit_margin = State(model, length), _Margin(), _Margin()
+    state, margin, logit_margin = State(model, length), Margin(), Margin()
     steps, planned = [], None
     certainty = np.full(options.gen_length, np.nan)
     for block in range(options.gen_length // size):
         begin, end = start + block * size, start + (block + 1) * size
+        rules = Rules(options, margin)
+        answer = lambda p, sigma: ([t != options.mask_id for t in tokens[start:]], sigma, begin + p - start)
         for step in range(options.steps):
             if options.mask_id not in tokens[begin:end]:
                 break
@@ -227,10 +229,12 @@ def decode(model, prompt, options, cache, shift):
                 logit_margin.of(float(two[0] - two[1]))
             confidence = [float(top[p].values) if p in top else float("nan") for p in block_positions]
             top1 = [int(top[p].indices) if p in top else -1 for p in block_positions]
+            nothing = torch.full_like(logits[0], 1 / logits.shape[-1])
+            rows_of_block = torch.stack([best[p].softmax(-1) if p in best else nothing for p in block_positions])
+            picked = rules.select(step, eligible, rows_of_block, top1, answer,
+                                  [p - begin for p in block_positions if p in best])
             if shift and step == 0 and cache.kind in ("prefix", "dual"):
                 picked = [p for p in eligible if p == 0]
-            else:
-                picked = _select(options, step, eligible, confidence, None, margin) if eligible else []
             chosen = [p for p in picked if top1[p] != options.mask_id]
             for p in chosen:
                 tokens[begin + p] = top1[p]

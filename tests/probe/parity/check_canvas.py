@@ -15,7 +15,10 @@ from trace_file import Trace  # noqa: E402
 
 # prompt length, gen length, block length, steps a block
 SHAPES = [(7, 16, 8, 8), (1, 12, 4, 2), (19, 10, 5, 5), (5, 24, 24, 6)]
-STRATEGIES = [("low_confidence_static", {}), ("threshold", {"threshold": 0.3}), ("factor", {"factor": 1.4})]
+STRATEGIES = [("low_confidence_static", {}), ("threshold", {"threshold": 0.3}), ("factor", {"factor": 1.4}),
+              ("klass", {"threshold": 0.15, "kl_threshold": 0.5}),
+              ("prefix_ordered", {"threshold": 0.25, "rank_by": "margin"}),
+              ("low_confidence_static", {"quota": "linear", "density_sigma": 3.0})]
 CACHES = [oracle.Cache("none"), oracle.Cache("prefix"), oracle.Cache("dual"),
           oracle.Cache("dllm-cache", prompt_interval=5, answer_interval=3, transfer_ratio=0.3),
           oracle.Cache("dllm-cache", prompt_interval=4, answer_interval=4, transfer_ratio=0.0),
@@ -79,7 +82,7 @@ def run(work, name, model, shape, strategy, cache, seed):
         Totals.near += 1
         return False
     path = work / "run.h5"
-    extra = [x for key, value in values.items() for x in (f"--{key}", value)]
+    extra = [x for key, value in values.items() for x in (f"--{key.replace('_', '-')}", value)]
     harness.run("capture", work / name, "--input-ids", ",".join(map(str, prompt)), "--gen-length", gen_length,
                 "--block-length", block_length, "--denoising-steps", steps, "--strategy", kind, *extra,
                 *cache_flags(cache), "--no-stop", "--dtype", "float32", "--record", "trajectory", "--threads", 1,

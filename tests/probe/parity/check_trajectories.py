@@ -6,6 +6,7 @@ probable token of every position, the final sequence and why it ended.
 """
 
 import dataclasses
+import hashlib
 import json
 import pathlib
 
@@ -24,6 +25,31 @@ REASONS = {1: "length", 2: "stop"}
 ALL = [("sequential", {}), ("low_confidence_static", {}),
        ("low_confidence_dynamic", {"threshold": 0.4}), ("entropy_bounded", {"eb_threshold": 4.0}),
        ("threshold", {"threshold": 0.3}), ("factor", {"factor": 1.6})]
+BY_SCORE = [("low_confidence_static", {"rank_by": "margin"}),
+            ("low_confidence_static", {"rank_by": "negative_entropy"}),
+            ("low_confidence_dynamic", {"rank_by": "margin", "threshold": 0.2}),
+            ("low_confidence_dynamic", {"rank_by": "negative_entropy", "threshold": -2.0}),
+            ("threshold", {"rank_by": "margin", "threshold": 0.15}),
+            ("threshold", {"rank_by": "negative_entropy", "threshold": -2.5}),
+            ("factor", {"rank_by": "margin", "factor": 1.8})]
+KLASS = [("klass", {"threshold": 0.15, "kl_threshold": 0.6}),
+         ("klass", {"threshold": 0.1, "kl_threshold": 1.5, "kl_history": 1}),
+         ("klass", {"threshold": 0.1, "kl_threshold": 2.0, "kl_history": 3})]
+PREFIX = [("prefix_ordered", {"threshold": 0.35}),
+          ("prefix_ordered", {"threshold": 0.2, "rank_by": "margin"})]
+LINEAR = [("low_confidence_static", {"quota": "linear"}),
+          ("low_confidence_dynamic", {"quota": "linear", "threshold": 0.4}),
+          ("sequential", {"quota": "linear"}),
+          ("prefix_ordered", {"quota": "linear", "threshold": 0.3}),
+          ("klass", {"quota": "linear", "threshold": 0.2, "kl_threshold": 0.8})]
+DENSITY = [("low_confidence_static", {"density_sigma": 3.0}),
+           ("threshold", {"density_sigma": 8.0, "threshold": 0.15}),
+           ("prefix_ordered", {"density_sigma": 1.5, "threshold": 0.15}),
+           ("pc_sampler", {"density_sigma": 5.0, "pc_lambda": 0.0, "frequencies": "table"})]
+PC = [("pc_sampler", {"frequencies": "table"}),
+      ("pc_sampler", {"frequencies": "table", "pc_lambda": 0.0}),
+      ("pc_sampler", {"frequencies": "table", "pc_lambda": 0.05, "pc_alpha": 0.9})]
+NEW = [*KLASS, *PREFIX, *LINEAR, *DENSITY, *PC]
 
 
 @dataclasses.dataclass
@@ -57,6 +83,16 @@ CASES = [
     Case("Qwen2 with SDAR's masks", "qwen2-g2", 4, [5, 14], as_diffusion=4, strategies=ALL[1:2]),
     Case("Qwen3 with SDAR's masks", "qwen3-g2", 6, [4, 13, 18], as_diffusion=6,
          strategies=ALL[:2]),
+    Case("margins and entropies", "sdar-g3-tied", 3, [7, 12, 25], strategies=BY_SCORE),
+    Case("margins and entropies, block of 5", "sdar-g4-bf16-sharded", 2, [5, 4, 21], batch=2,
+         strategies=BY_SCORE),
+    Case("newer strategies", "sdar-g3-tied", 8, [3, 17, 30], strategies=NEW),
+    Case("newer strategies, uneven", "sdar-g3-tied", 3, [9, 6, 16], strategies=NEW),
+    Case("newer strategies, block of 5", "sdar-g4-bf16-sharded", 4, [5, 4, 12], batch=2,
+         strategies=NEW),
+    Case("newer strategies, [MASK]", "sdar-g2", 6, [5, 11, 16], strategies=NEW,
+         overrides={"mask_bias": 2.5, "block_length": 8}),
+    Case("newer strategies, block of 32", "sdar-d128-b32", 12, [5, 77], batch=2, strategies=NEW),
 ]
 
 
@@ -69,16 +105,39 @@ def make_prompts(spec, case):
     return prompts
 
 
-def our_run(folder, case, checkpoint, prompts, options):
+def label(strategy, values):
+    """What is counted apart: the strategy and what it is combined with."""
+    names = [str(values.get("rank_by", "")), "linear" if "quota" in values else "",
+             "density" if "density_sigma" in values else ""]
+    return " ".join([strategy, *filter(None, names)])
+
+
+def write_table(checkpoint, vocab):
+    """Token counts for pc_sampler, bound to a tokenizer that this checkpoint then has."""
+    tokenizer = json.dumps({"version": "1.0", "added_tokens": [], "normalizer": None,
+                            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False,
+                                              "trim_offsets": True, "use_regex": True},
+                            "post_processor": None, "decoder": {"type": "ByteLevel"},
+                            "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}})
+    (checkpoint / "tokenizer.json").write_text(tokenizer)
+    generator = torch.Generator().manual_seed(vocab)
+    counts = (torch.rand(vocab, generator=generator) ** 4 * 5000).int().tolist()
+    path = checkpoint / "table.json"
+    path.write_text(json.dumps({
+        "format": "blockscope-frequencies", "format_version": 1, "vocab_size": vocab,
+        "tokenizer": hashlib.sha256(tokenizer.encode()).hexdigest(), "tokens": sum(counts),
+        "texts": 1, "counts": [[i, count] for i, count in enumerate(counts) if count]}))
+    return str(path)
+
+
+def our_run(folder, case, checkpoint, prompts, options, values):
     trace = folder / "run.h5"
     lines = folder / "prompts.jsonl"
     lines.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     flags = ["--strategy", options.strategy, "--denoising-steps", options.steps,
              "--batch-size", case.batch]
-    number = {"low_confidence_dynamic": "threshold", "threshold": "threshold",
-              "entropy_bounded": "eb_threshold", "factor": "factor"}.get(options.strategy)
-    if number is not None:
-        flags += [f"--{number.replace('_', '-')}", getattr(options, number)]
+    for name, value in values.items():
+        flags += [f"--{name.replace('_', '-')}", value]
     for token in options.stop_ids:
         flags += ["--stop-id", token]
     if case.as_diffusion:
@@ -166,13 +225,16 @@ def check_case(folder, case, counts):
     model = write_checkpoint(checkpoint, spec)
     prompts = make_prompts(spec, case)
     worst = 0.0
+    table = write_table(checkpoint, spec["vocab"])
     for strategy, values in case.strategies:
-        where = f"{case.name}, {strategy}"
+        if "frequencies" in values:
+            values = {**values, "frequencies": table}
+        where = f"{case.name}, {label(strategy, values)}"
         options = Options(strategy, mask_id(spec), case.as_diffusion or spec["block_length"],
                           case.steps, 0, **values)
         if case.stop:
             options.stop_ids = stop_ids_of(model, prompts, options)
-        trace = our_run(checkpoint, case, checkpoint, prompts, options)
+        trace = our_run(checkpoint, case, checkpoint, prompts, options, values)
         for prompt in prompts:
             oracle = decode(model, prompt["input_ids"],
                             dataclasses.replace(options, gen_length=prompt["gen_length"]))
@@ -185,7 +247,7 @@ def check_case(folder, case, counts):
             worst = max(worst, compare_sequence(trace, trace.names().index(prompt["id"]),
                                                 prompt["input_ids"], oracle, counts,
                                                 f"{where}, {prompt['id']}"))
-            count(counts, oracle, strategy)
+            count(counts, oracle, label(strategy, values))
     return worst
 
 
@@ -212,9 +274,9 @@ def main():
           f"stop id, {counts['masks committed']} masks committed")
     print(f"nearest decision: {counts['logit margin']:.1e} in logits, "
           f"{counts['choice margin']:.1e} in confidence or entropy")
-    for strategy, _ in ALL:
-        print(f"  {strategy}: tokens per step {sorted(counts[strategy])}")
-        harness.require(len(counts[strategy]) > 1, f"{strategy}: every step took the same number")
+    for name in {label(*chosen): None for case in CASES for chosen in case.strategies}:
+        print(f"  {name}: tokens per step {sorted(counts[name])}")
+        harness.require(len(counts[name]) > 1, f"{name}: every step took the same number")
     harness.require(counts["prefill passes"] > 2, "no prompt took several prefill passes")
     harness.require(counts["stopped"] > 0 and counts["masks committed"] > 0,
                     "the cases reach no stop id or leave no mask")

@@ -10,6 +10,7 @@ import dataclasses
 
 import torch
 from checkpoints import block_causal_mask
+from oracle_rules import Margin, Rules
 
 PREFILL, DENOISE, COMMIT = 0, 1, 2
 
@@ -24,6 +25,14 @@ class Options:
     threshold: float = 0.85
     eb_threshold: float = 0.35
     factor: float = 1.0
+    rank_by: str = "confidence"
+    quota: str = "even"
+    density_sigma: float = 0.0
+    kl_threshold: float = 0.01
+    kl_history: int = 2
+    pc_lambda: float = 0.25
+    pc_alpha: float = 10.0
+    frequencies: str = ""       # a file
     stop_ids: tuple = ()
 
 
@@ -51,56 +60,6 @@ class Outcome:
     choice_margin: float  # smallest distance of a selection from another one
 
 
-class _Margin:
-    """Remembers the smallest distance between what was compared."""
-
-    def __init__(self):
-        self.value = float("inf")
-
-    def of(self, *distances):
-        self.value = min([self.value, *[abs(d) for d in distances]])
-
-
-def _select(options, step, masked, confidence, entropy, margin):
-    """-> the positions in the block that the strategy chooses."""
-    base, rest = divmod(options.block_length, options.steps)
-    due = base + (1 if step < rest else 0)
-    left = len(masked)
-    if options.strategy == "sequential":
-        end = min(masked[0] + due, options.block_length)
-        return [p for p in masked if p < end]
-    if options.strategy == "entropy_bounded":
-        ranked = sorted(masked, key=lambda p: (entropy[p], p))
-        sums = torch.cumsum(torch.tensor([entropy[p] for p in ranked], dtype=torch.float64), 0)
-        count = max(1, int((sums < options.eb_threshold).sum()))
-        margin.of(*[float(s) - options.eb_threshold for s in sums])
-        score = entropy
-    else:
-        ranked = sorted(masked, key=lambda p: (-confidence[p], p))
-        score = confidence
-        if options.strategy == "low_confidence_static":
-            count = min(due, left)
-        elif options.strategy == "low_confidence_dynamic":
-            sure = sum(confidence[p] > options.threshold for p in masked)
-            count = sure if sure >= due else min(due, left)
-            margin.of(*[confidence[p] - options.threshold for p in masked])
-        elif options.strategy == "threshold":
-            count = max(1, sum(confidence[p] >= options.threshold for p in masked))
-            margin.of(*[confidence[p] - options.threshold for p in masked])
-        elif options.strategy == "factor":
-            needed = [-1.0] + [1.0 - options.factor / (n + 1) for n in range(2, left + 1)]
-            failing = [i for i in range(left) if confidence[ranked[i]] < needed[i]]
-            count = failing[0] if failing else left - 1
-            if count in (0, left - 1):
-                count += 1
-            margin.of(*[confidence[p] - n for p, n in list(zip(ranked, needed))[1:]])
-        else:
-            raise ValueError(options.strategy)
-    if count < left:
-        margin.of(score[ranked[count - 1]] - score[ranked[count]])
-    return sorted(ranked[:count])
-
-
 def _block_logits(model, tokens, begin, end, block_length):
     ids = torch.tensor([tokens[:end]])
     with torch.no_grad():
@@ -124,10 +83,18 @@ def decode_with(logits_of, prompt, options, replay=None):
     tokens = list(prompt) + [options.mask_id] * (num_blocks * size - len(prompt))
     first_block = len(prompt) // size
     rows, reason = [], "length"
-    logit_margin, choice_margin = _Margin(), _Margin()
+    logit_margin, choice_margin = Margin(), Margin()
     for block in range(first_block, num_blocks):
         begin, end = block * size, (block + 1) * size
         before = None  # the input of the step before
+        rules = Rules(options, choice_margin)
+
+        def answer(p, sigma):
+            if begin + p < len(prompt):
+                return None
+            decided = [token != options.mask_id for token in tokens[len(prompt):]]
+            return decided, sigma, begin + p - len(prompt)
+
         for step in range(options.steps + 1):
             now = tokens[begin:end]
             changed = 0 if before is None else sum(a != b for a, b in zip(now, before))
@@ -141,9 +108,7 @@ def decode_with(logits_of, prompt, options, replay=None):
             logit_margin.of(float((best[:, 0] - best[:, 1]).min()))
             probability = logits.softmax(-1)
             confidence, top1 = [x.tolist() for x in probability.max(-1)]
-            clamped = probability.clamp_min(1e-12)
-            entropy = (-(clamped * clamped.log()).sum(-1)).tolist()
-            chosen = _select(options, step, masked, confidence, entropy, choice_margin)
+            chosen = rules.select(step, masked, probability, top1, answer)
             chosen = [p for p in chosen if top1[p] != options.mask_id]
             taken = [top1[p] for p in chosen]
             if replay is not None:

@@ -1,0 +1,38 @@
+#include "probe/decode/quota.h"
+
+#include <ATen/ATen.h>
+
+#include <array>
+#include <utility>
+
+#include "probe/decode/choice_names.h"
+
+namespace blockscope {
+namespace {
+
+constexpr std::array<std::pair<Quota, const char*>, 2> kQuotaNames{{
+    {Quota::kEven, "even"},
+    {Quota::kLinear, "linear"},
+}};
+
+constexpr double kLastTimestep = 1e-3;  // Dream's eps
+
+}  // namespace
+
+Quota parse_quota(const std::string& name) { return parse_choice(kQuotaNames, "--quota", name); }
+
+std::string quota_name(Quota quota) { return choice_name(kQuotaNames, quota); }
+
+int64_t even_quota(int64_t block_length, int64_t steps, int64_t step) {
+  return block_length / steps + (step < block_length % steps ? 1 : 0);
+}
+
+int64_t linear_quota(int64_t masks, int64_t steps, int64_t step) {
+  if (step + 1 >= steps) return masks;
+  const at::Tensor timesteps = at::linspace(1.0, kLastTimestep, steps + 1, at::kFloat);
+  const float* time = timesteps.const_data_ptr<float>();
+  const float share = 1.0F - time[step + 1] / time[step];
+  return static_cast<int64_t>(static_cast<float>(masks) * share);
+}
+
+}  // namespace blockscope

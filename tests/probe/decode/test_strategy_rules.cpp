@@ -1,0 +1,228 @@
+// The newer rules where their authors' functions say nothing: edges, memory, and what a schedule
+// that is due nothing means.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "decode_record/error.h"
+#include "probe/caches/certainty_density.h"
+#include "probe/decode/klass.h"
+#include "probe/decode/quota.h"
+#include "probe/decode/unmasking.h"
+#include "probe/decode/wino.h"
+
+namespace blockscope {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+BlockPrediction with_confidence(std::vector<float> confidence) {
+  BlockPrediction prediction;
+  prediction.token.assign(confidence.size(), 1);
+  prediction.confidence = std::move(confidence);
+  return prediction;
+}
+
+UnmaskingOptions options_of(Strategy strategy, int64_t block_length, int64_t steps) {
+  UnmaskingOptions options;
+  options.strategy = strategy;
+  options.block_length = block_length;
+  options.denoising_steps = steps;
+  return options;
+}
+
+TEST(LinearQuota, TruncatesAndTakesEverythingAtTheLastStep) {
+  // t = 1, 0.75025, 0.5005, ...: 8 masks are due 8 * 0.24975 = 1.998.
+  EXPECT_EQ(linear_quota(8, 4, 0), 1);
+  EXPECT_EQ(linear_quota(3, 4, 0), 0);
+  EXPECT_EQ(linear_quota(7, 4, 3), 7);
+  EXPECT_EQ(linear_quota(0, 4, 3), 0);
+  EXPECT_EQ(linear_quota(5, 1, 0), 5);
+}
+
+TEST(LinearQuota, MayGiveAStepNothingUnlessAThresholdIsPassed) {
+  const std::vector<bool> masked(4, true);
+  const BlockPrediction prediction = with_confidence({.2F, .9F, .4F, .95F});
+  for (const Strategy strategy :
+       {Strategy::kSequential, Strategy::kLowConfidenceStatic, Strategy::kPrefixOrdered}) {
+    UnmaskingOptions options = options_of(strategy, 4, 4);
+    options.quota = Quota::kLinear;
+    EXPECT_THAT(select_transfers(options, 0, prediction, {true, false, true, true}), IsEmpty())
+        << strategy_name(strategy);
+    EXPECT_THAT(select_transfers(options, 3, prediction, masked), ElementsAre(0, 1, 2, 3))
+        << strategy_name(strategy);
+  }
+  UnmaskingOptions options = options_of(Strategy::kLowConfidenceDynamic, 4, 4);
+  options.quota = Quota::kLinear;
+  EXPECT_THAT(select_transfers(options, 0, prediction, {true, true, false, true}),
+              ElementsAre(1, 3));
+  options.threshold = 0.99;
+  EXPECT_THAT(select_transfers(options, 0, prediction, {true, true, false, true}), IsEmpty());
+}
+
+TEST(PrefixOrdered, EndsAtTheFirstHoleHoweverMuchIsDue) {
+  UnmaskingOptions options = options_of(Strategy::kPrefixOrdered, 6, 2);  // 3 due
+  const BlockPrediction prediction = with_confidence({.9F, .9F, .9F, .9F, .9F, .9F});
+  EXPECT_THAT(select_transfers(options, 0, prediction, {false, true, true, false, true, true}),
+              ElementsAre(1, 2));
+  options.threshold = 0.9;  // equal passes
+  EXPECT_THAT(select_transfers(options, 0, prediction, std::vector<bool>(6, true)),
+              ElementsAre(0, 1, 2, 3, 4, 5));
+}
+
+TEST(PrefixOrdered, StopsAtTheFirstThatFailsAndTakesWhatIsDue) {
+  UnmaskingOptions options = options_of(Strategy::kPrefixOrdered, 5, 5);  // 1 due
+  options.threshold = 0.5;
+  const std::vector<bool> masked(5, true);
+  EXPECT_THAT(select_transfers(options, 0, with_confidence({.6F, .7F, .4F, .9F, .9F}), masked),
+              ElementsAre(0, 1));
+  EXPECT_THAT(select_transfers(options, 0, with_confidence({.1F, .7F, .4F, .9F, .9F}), masked),
+              ElementsAre(0));
+}
+
+at::Tensor distributions(const std::vector<std::vector<double>>& rows) {
+  at::Tensor result = at::empty({static_cast<int64_t>(rows.size()), 2}, at::kDouble);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    for (size_t j = 0; j < 2; ++j) {
+      result.data_ptr<double>()[2 * i + j] = rows[i][j];
+    }
+  }
+  return result;
+}
+
+TEST(KlassMemory, KnowsTheDivergenceFromTheStepBefore) {
+  KlassMemory memory;
+  memory.update(3, distributions({{.5, .5}, {1.0, 0.0}}));
+  const auto kl = memory.update(3, distributions({{.25, .75}, {1.0, 0.0}}));
+  EXPECT_NEAR(kl[0], .25 * std::log(.5) + .75 * std::log(1.5), 1e-9);
+  EXPECT_NEAR(kl[1], 0.0, 1e-12);
+  EXPECT_THAT(memory.stable(.01, 1), ElementsAre(false, true));
+  EXPECT_THAT(memory.stable(.01, 2), ElementsAre(false, false)) << "the first step is never stable";
+}
+
+TEST(KlassMemory, BeginsANewBlockWithoutTheOldOne) {
+  KlassMemory memory;
+  const at::Tensor same = distributions({{.5, .5}});
+  for (int i = 0; i < 3; ++i) memory.update(0, same);
+  EXPECT_THAT(memory.stable(.01, 2), ElementsAre(true));
+  EXPECT_NEAR(memory.update(1, same)[0], std::log(.5) + 12 * std::log(10.0), 1e-6);
+  EXPECT_THAT(memory.stable(.01, 1), ElementsAre(false));
+  EXPECT_THAT(memory.stable(.01, 2), ElementsAre(false));
+  memory.update(1, same);
+  EXPECT_THAT(memory.stable(.01, 1), ElementsAre(true));
+  EXPECT_THAT(memory.stable(.01, 2), ElementsAre(false));
+}
+
+TEST(KlassMemory, KeepsWhatAPassDoesNotPredict) {
+  KlassMemory memory;
+  const at::Tensor half = distributions({{.5, .5}, {.5, .5}});
+  memory.update(0, half);
+  const auto kl = memory.update(0, distributions({{.9, .1}, {.5, .5}}), {false, true});
+  EXPECT_TRUE(std::isnan(kl[0]));
+  EXPECT_NEAR(kl[1], 0.0, 1e-12);
+  EXPECT_THAT(memory.stable(30.0, 2), ElementsAre(false, true)) << "predicted once, and twice";
+  EXPECT_NEAR(memory.update(0, half)[0], 0.0, 1e-12) << "from the step that predicted it last";
+}
+
+TEST(KlassChoice, NeedsBothAndFallsBackOnTheMostConfident) {
+  const std::vector<bool> masked{true, true, true, false};
+  const std::vector<double> confidence{.95, .99, .9, 1.0};
+  EXPECT_THAT(select_klass(confidence, {true, false, true, true}, masked, .9, 2), ElementsAre(0));
+  EXPECT_THAT(select_klass(confidence, {false, false, true, true}, masked, .9, 2),
+              ElementsAre(0, 1));
+  EXPECT_THAT(select_klass(confidence, {false, false, true, true}, masked, .9, 0), IsEmpty());
+  // Two that float32 can't tell apart.
+  EXPECT_THAT(
+      select_klass({1 - 2e-9, 1 - 1e-9, .5, 1}, {false, false, false, false}, masked, .9, 1),
+      ElementsAre(1));
+}
+
+TEST(CertaintyDensity, IsOneBesideDecidedNeighboursAndFallsWithDistance) {
+  std::vector<bool> decided(40, false);
+  const auto density = certainty_density(decided, 2.0, {0, 40});
+  for (size_t i = 1; i < density.size(); ++i) EXPECT_LE(density[i], density[i - 1]);
+  EXPECT_NEAR(density[0], .5, .11);  // the prompt's side counts as decided
+  EXPECT_NEAR(density[39], 0.0, 1e-6);
+  decided.assign(40, true);
+  for (const float value : certainty_density(decided, 2.0, {0, 40})) EXPECT_NEAR(value, 1.0, 1e-6);
+  decided.front() = false;
+  EXPECT_NEAR(certainty_density(decided, 1e-3, {0, 1})[0], 0.0, 1e-6);
+}
+
+TEST(CertaintyDensity, OfARangeIsThatOfTheAnswerAndOneOutsideIt) {
+  std::vector<bool> decided(12, false);
+  decided[3] = decided[7] = true;
+  const auto whole = certainty_density(decided, 3.0, {0, 12});
+  const auto part = certainty_density(decided, 3.0, {-2, 6});
+  EXPECT_THAT(std::vector<float>(part.begin(), part.begin() + 2), ElementsAre(1.0F, 1.0F));
+  EXPECT_EQ(std::vector<float>(part.begin() + 2, part.end()),
+            std::vector<float>(whole.begin(), whole.begin() + 4));
+}
+
+TEST(CertaintyDensity, WeighsTheScoreBeforeRankingAndThreshold) {
+  UnmaskingOptions options = options_of(Strategy::kThreshold, 3, 3);
+  options.threshold = 0.5;
+  const BlockPrediction prediction = with_confidence({.9F, .8F, .6F});
+  EXPECT_THAT(select_transfers(options, 0, prediction, {true, true, true}, {.1F, .9F, .9F}),
+              ElementsAre(1, 2));
+  options.strategy = Strategy::kLowConfidenceStatic;
+  EXPECT_THAT(select_transfers(options, 0, prediction, {true, true, true}, {.1F, .5F, .9F}),
+              ElementsAre(2));
+}
+
+TEST(PcSampler, PrefersRareTokensAndEarlyPositions) {
+  UnmaskingOptions options = options_of(Strategy::kPcSampler, 3, 3);
+  EXPECT_THROW(check_unmasking_options(options), UsageError);
+  auto table = std::make_shared<TokenFrequencies>();
+  table->share = {.5F, .001F};
+  options.frequencies = table;
+  EXPECT_NO_THROW(check_unmasking_options(options));
+  BlockPrediction prediction = with_confidence({.9F, .9F, .9F});
+  prediction.token = {0, 1, 1};
+  const std::vector<bool> masked(3, true);
+  EXPECT_THAT(select_transfers(options, 0, prediction, masked), ElementsAre(1));
+  options.pc_alpha = 0.1;  // both are cut off: the position decides
+  EXPECT_THAT(select_transfers(options, 0, prediction, masked), ElementsAre(0));
+  options.pc_alpha = 10;
+  options.pc_lambda = 5;
+  EXPECT_THAT(select_transfers(options, 0, prediction, masked), ElementsAre(0));
+}
+
+TEST(Wino, TakesTheBestWhereNoneIsSureAndRevokesNothingForASingleOne) {
+  EXPECT_THAT(wino_wide_in({.1, .5, .5}, {true, true, true}, .6), ElementsAre(1));
+  EXPECT_THAT(wino_narrow_out({.1, .1}, {true, true}, .9, 1, 30), IsEmpty());
+  EXPECT_THAT(wino_narrow_out({.1, .95}, {true, true}, .9, 2, 30), ElementsAre(0));
+  EXPECT_THAT(wino_narrow_out({.3, .1, .2}, {true, true, true}, .9, 2, 3), ElementsAre(1, 2));
+  EXPECT_THAT(wino_narrow_out({.3, .1, .2}, {true, true, true}, .9, 2, 1), IsEmpty());
+}
+
+TEST(NewOptions, AreRefusedOutOfRangeByName) {
+  const auto refused = [](auto change) {
+    UnmaskingOptions options = options_of(Strategy::kLowConfidenceStatic, 8, 8);
+    change(options);
+    try {
+      check_unmasking_options(options);
+    } catch (const UsageError& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  using O = UnmaskingOptions;
+  EXPECT_THAT(refused([](O& o) { o.density_sigma = -1; }), HasSubstr("--density-sigma"));
+  EXPECT_THAT(refused([](O& o) { o.kl_threshold = 0; }), HasSubstr("--kl-threshold"));
+  EXPECT_THAT(refused([](O& o) { o.kl_history = 0; }), HasSubstr("--kl-history"));
+  EXPECT_THAT(refused([](O& o) { o.pc_lambda = -1; }), HasSubstr("--pc-lambda"));
+  EXPECT_THAT(refused([](O& o) { o.pc_alpha = 0; }), HasSubstr("--pc-alpha"));
+  EXPECT_THROW(parse_quota("cosine"), UsageError);
+  EXPECT_EQ(parse_quota(quota_name(Quota::kLinear)), Quota::kLinear);
+}
+
+}  // namespace
+}  // namespace blockscope
