@@ -107,6 +107,21 @@ ArchitectureFamily llada2_moe_family() {
   return family;
 }
 
+// Mask id and block length: `modeling.py:generate`, `config.json:bd_size` of Fast_dLLM_v2_7B.
+ArchitectureFamily fast_dllm_qwen_family() {
+  ArchitectureFamily family;
+  family.model_type = "Fast_dLLM_Qwen";
+  family.architectures = {"Fast_dLLM_QwenForCausalLM"};
+  family.logit_shift = 1;
+  family.qkv_bias = true;
+  family.mask_keys = {"mask_token_id"};
+  family.block_length_keys = {"bd_size", "block_size", "block_length"};
+  family.mask_token = "|<MASK>|";
+  family.default_mask_token_id = 151665;
+  family.default_block_length = 32;
+  return family;
+}
+
 ArchitectureFamily refused(std::string_view model_type, std::vector<std::string_view> architectures,
                            std::string_view why) {
   ArchitectureFamily family;
@@ -173,8 +188,7 @@ const std::vector<ArchitectureFamily>& architecture_table() {
           "llada2_moe_veomni", {},
           "its experts are stacked for training; dFactory's scripts/moe_convertor.py writes one "
           "tensor an expert (model_type \"llada2_moe\")"),
-      refused("Fast_dLLM_Qwen", {"Fast_dLLM_QwenForCausalLM"},
-              "its token shift and sub-blocks are not run"),
+      fast_dllm_qwen_family(),
       refused("dflash", {"DFlashDraftModel"},
               "a DFlash draft needs the hidden states of its target model"),
   };

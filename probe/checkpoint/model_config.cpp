@@ -241,8 +241,8 @@ void record_resolved(const JsonObject& file, const std::string& rope_source,
       add("shared_expert_size", config.moe->shared_size, from("num_shared_experts"));
     }
   }
-  if (config.attention_bidirectional) {
-    add("attention_bidirectional", true, "architecture table");
+  if (config.attention_bidirectional) add("attention_bidirectional", true, "architecture table");
+  if (config.attention_bidirectional || config.logit_shift != 0) {
     add("logit_shift", config.logit_shift, "architecture table");
   }
   add("attention_causal", config.attention_causal, "architecture table and overrides");

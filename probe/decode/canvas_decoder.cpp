@@ -160,9 +160,9 @@ class CanvasDecoder {
   StepDecision decide(const SequencePass& pass, const at::Tensor& logits,
                       std::vector<bool> exists) {
     const ReplayStep* replay = request_.replayed ? &request_.replay[replay_cursor_] : nullptr;
-    const StepInput input{
-        pass,   tokens_, state_.prompt_length, state_.block_start,
-        replay, memory_, std::move(exists),    cache_->decides_first_position_only(state_)};
+    StepInput input{pass, tokens_, state_.prompt_length, state_.block_start, replay, memory_};
+    input.predicted = std::move(exists);
+    input.first_only = cache_->decides_first_position_only(state_);
     return std::move(decide_tokens(options_, logits, {input}).front());
   }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "probe/checkpoint/model_config.h"
+#include "probe/decode/decode_observer.h"
 
 namespace blockscope {
 
@@ -15,6 +16,7 @@ struct CommittedPrefix {
   int64_t length = 0;             // positions, from 0
   std::vector<at::Tensor> key;    // by layer [1, K, length, D], after QK-norm and RoPE
   std::vector<at::Tensor> value;  // by layer [1, K, length, D]
+  NextToken next_token;           // behind it, where decoding has sub-blocks
 };
 
 /// Keys and values from a normal distribution with standard deviation 1, the norm that QK-norm

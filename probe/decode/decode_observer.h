@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "probe/decode/unmasking.h"
@@ -15,7 +16,8 @@
 namespace blockscope {
 
 /// One layer of one denoising or commit pass. Entry s of the tensors belongs to
-/// context.sequences[s].
+/// context.sequences[s]; rows of q and of the parts that the pass did not compute
+/// (SequencePass::computed) hold NaN.
 struct AttentionView {
   const PassContext& context;
   const AttentionInput& input;   // q, k, v of the block, after QK-norm and RoPE
@@ -36,11 +38,19 @@ struct CommittedKeys {
   at::Tensor value;  // [K, T, D]
 };
 
+/// The first token of a block, known from the pass that stored what stands before it.
+struct NextToken {
+  int64_t token = 0;
+  float confidence = 0.0F;  // its softmax probability
+};
+
 /// What a denoising step decided for one sequence, in positions of its block.
 struct StepDecision {
   BlockPrediction prediction;        // [B] each
   std::vector<int64_t> transferred;  // positions in the block that took a token, ascending
   std::vector<int64_t> selected;     // that were chosen, also where the token was [MASK] itself
+  std::optional<NextToken> next;     // of a commit or the last prefill, with sub-blocks: the token
+                                     // behind what it stored
 };
 
 struct PassResult {
@@ -52,7 +62,7 @@ struct PassResult {
   int64_t pass_ns = 0;       // wall time of the pass without the observer's own work
   int64_t attention_ns = 0;  // part of pass_ns spent in attention, all layers, and in waiting for
                              // what the policy does beside them
-  std::vector<StepDecision> decisions;  // [S]; empty ones for commit; empty vector for prefill
+  std::vector<StepDecision> decisions;  // [S]; for commit only `next`; prefill: none, or [1]
 };
 
 class DecodeObserver {

@@ -22,12 +22,17 @@ int64_t generated_positions(int64_t prompt_length, int64_t gen_length,
                             const DecodeOptions& options) {
   if (options.autoregressive() || options.bidirectional) return gen_length;
   const int64_t block_length = options.block_length();
+  if (options.sub_blocks()) {
+    const int64_t blocks = prompt_length / block_length + gen_length / block_length;
+    return blocks * block_length + 1 - prompt_length;
+  }
   const int64_t blocks = (prompt_length + gen_length + block_length - 1) / block_length;
   return blocks * block_length - prompt_length;
 }
 
 int64_t cache_positions(int64_t prompt_length, int64_t gen_length, const DecodeOptions& options) {
-  return prompt_length + generated_positions(prompt_length, gen_length, options);
+  return prompt_length + generated_positions(prompt_length, gen_length, options) -
+         (options.sub_blocks() ? 1 : 0);
 }
 
 int64_t longest_sequence(const std::vector<DecodeRequest>& requests, const DecodeOptions& options) {
@@ -47,7 +52,7 @@ KvCacheShape cache_shape(const ModelConfig& config, const std::vector<DecodeRequ
 
 void check_decode_options(const DecodeOptions& options, const ModelConfig& config) {
   check_sampling_options(options.sampling);
-  const bool commits = options.cache.kind == CacheKind::kCommit;
+  const bool commits = options.cache.kind == CacheKind::kCommit || options.block_cache();
   if (options.bidirectional == commits) {
     const std::string name = cache_name(options.cache.kind);
     throw UsageError(
@@ -75,6 +80,17 @@ void check_decode_options(const DecodeOptions& options, const ModelConfig& confi
                       config.vocab_size, options.mask_token_id));
     }
   }
+  if (options.block_cache() && !options.sub_blocks()) {
+    throw UsageError(
+        "--cache block: keeps the keys of a block's other sub-blocks, and only Fast_dLLM_Qwen has "
+        "sub-blocks. HINT: leave the option out");
+  }
+  if (options.sub_blocks() && options.block_length() % options.sub_block_length != 0) {
+    throw UsageError(
+        fmt::format("--sub-block-length: expected a divisor of the block length {}, got "
+                    "{}",
+                    options.block_length(), options.sub_block_length));
+  }
   for (const int64_t id : options.stop_ids) {
     if (id < 0 || id >= config.vocab_size) {
       throw UsageError(
@@ -89,9 +105,10 @@ void check_decode_options(const DecodeOptions& options, const ModelConfig& confi
 namespace {
 
 /// Fits the recorded steps to this run: same blocks, positions inside them, only masks overwritten.
-void check_replay(const DecodeRequest& request, const DecodeOptions& options, int64_t total,
-                  int64_t vocab_size) {
+void check_replay(const DecodeRequest& request, const DecodeOptions& options, int64_t vocab_size) {
   const int64_t prompt_length = static_cast<int64_t>(request.prompt.size());
+  const int64_t end =
+      prompt_length + generated_positions(prompt_length, request.gen_length, options);
   const auto refuse = [&](const ReplayStep& step, const std::string& what) {
     throw PromptError(
         fmt::format("--replay: sequence {}, block {}, step {}: {}. HINT: replay needs "
@@ -110,7 +127,7 @@ void check_replay(const DecodeRequest& request, const DecodeOptions& options, in
       const int64_t position = step.positions[i];
       if (position < block_start(prompt_length, step.block, options) ||
           position >= block_start(prompt_length, step.block + 1, options) ||
-          position < prompt_length || position >= total) {
+          position < prompt_length || position >= end) {
         refuse(step, fmt::format("position {} is not a generated position of the block", position));
       }
       if (!filled.insert(position).second) {
@@ -142,6 +159,12 @@ void check_request(const DecodeRequest& request, const DecodeOptions& options,
         where, options.block_length(), request.gen_length,
         (request.gen_length / options.block_length() + 1) * options.block_length()));
   }
+  if (options.sub_blocks() && request.gen_length < options.block_length()) {
+    throw UsageError(fmt::format(
+        "{}: expected a gen length of at least the block length {}, got {}: this family generates "
+        "whole blocks only. HINT: raise --gen-length",
+        where, options.block_length(), request.gen_length));
+  }
   for (size_t i = 0; i < request.prompt.size(); ++i) {
     const int64_t id = request.prompt[i];
     if (id < 0 || id >= config.vocab_size) {
@@ -162,7 +185,7 @@ void check_request(const DecodeRequest& request, const DecodeOptions& options,
         where, length, request.gen_length, total, largest_position_count(config),
         dynamic ? " times the factor of its dynamic RoPE scaling" : ""));
   }
-  if (request.replayed) check_replay(request, options, total, config.vocab_size);
+  if (request.replayed) check_replay(request, options, config.vocab_size);
 }
 
 }  // namespace blockscope

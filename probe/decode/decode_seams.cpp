@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <limits>
 #include <optional>
 
 #include "kernels/ops.h"
@@ -21,8 +22,9 @@ void DecodeSeams::begin_prefill(const PassContext& context, int64_t slot, int64_
   observer_ns_ = attention_ns_ = 0;
 }
 
-void DecodeSeams::begin_blocks(const PassContext& context) {
+void DecodeSeams::begin_blocks(const PassContext& context, const RowRange& rows) {
   context_ = &context;
+  rows_ = rows;
   prefill_slot_ = -1;
   observer_ns_ = attention_ns_ = 0;
   policy_.begin_pass(context);
@@ -79,7 +81,26 @@ at::Tensor DecodeSeams::prefill_attention_of(const AttentionInput& input) {
                            options_.block_length, input.scale, committed);
 }
 
-at::Tensor DecodeSeams::block_attention(const AttentionInput& input) {
+/// The input with the keys of the whole block: a pass over all of it leaves them behind, one over a
+/// part replaces its own among them, in place.
+AttentionInput DecodeSeams::with_block_keys(const AttentionInput& input) {
+  const auto layer = static_cast<size_t>(input.layer);
+  if (block_key_.size() <= layer) {
+    block_key_.resize(layer + 1);
+    block_value_.resize(layer + 1);
+  }
+  if (rows_.count == options_.block_length) {
+    block_key_[layer] = input.k;
+    block_value_[layer] = input.v;
+  } else {
+    block_key_[layer].narrow(2, rows_.first, rows_.count).copy_(input.k);
+    block_value_[layer].narrow(2, rows_.first, rows_.count).copy_(input.v);
+  }
+  return {input.layer, input.q, block_key_[layer], block_value_[layer], input.scale};
+}
+
+at::Tensor DecodeSeams::block_attention(const AttentionInput& pass_input) {
+  const AttentionInput input = options_.block_cache ? with_block_keys(pass_input) : pass_input;
   const ExternalKeys external{cache_.key(input.layer), cache_.value(input.layer), cache_.lengths()};
   const AttentionParts used = policy_.attend(input, external);
   for (size_t slot = 0; slot < context_->sequences.size(); ++slot) {
@@ -96,9 +117,35 @@ at::Tensor DecodeSeams::block_attention(const AttentionInput& input) {
       shadow = make_exact_policy()->attend(input, external);
       exact = &*shadow;
     }
-    observer_->on_attention({*context_, input, external, used, exact});
+    show(input, external, used, exact);
   }
   return used.out;
+}
+
+/// `part` of the computed rows at their place in the block, NaN elsewhere.
+at::Tensor DecodeSeams::among_block(const at::Tensor& part, int64_t dim) const {
+  std::vector<int64_t> shape = part.sizes().vec();
+  shape[static_cast<size_t>(dim)] = options_.block_length;
+  at::Tensor block = at::full(shape, std::numeric_limits<double>::quiet_NaN(), part.options());
+  block.narrow(dim, rows_.first, rows_.count).copy_(part);
+  return block;
+}
+
+void DecodeSeams::show(const AttentionInput& input, const ExternalKeys& external,
+                       const AttentionParts& used, const AttentionParts* exact) {
+  if (rows_.count == options_.block_length) {
+    observer_->on_attention({*context_, input, external, used, exact});
+    return;
+  }
+  AttentionParts parts = used;  // of the exact policy: no other runs with a block cache
+  parts.out = among_block(used.out, 2);
+  parts.external = among_block(used.external, 2);
+  parts.lse_external = among_block(used.lse_external, 2);
+  parts.internal = among_block(used.internal, 2);
+  parts.lse_internal = among_block(used.lse_internal, 2);
+  const at::Tensor q = among_block(input.q, 2);
+  const AttentionInput whole{input.layer, q, input.k, input.v, input.scale};
+  observer_->on_attention({*context_, whole, external, parts, exact == nullptr ? nullptr : &parts});
 }
 
 void DecodeSeams::routed(int64_t layer, const RouterChoice& choice) {
@@ -110,7 +157,8 @@ void DecodeSeams::routed(int64_t layer, const RouterChoice& choice) {
 void DecodeSeams::before_layer(int64_t layer, const at::Tensor& hidden) {
   if (observer_ == nullptr || prefill_slot_ >= 0) return;
   const Stopwatch watch(observer_ns_);
-  observer_->on_hidden(*context_, layer, hidden);
+  const bool whole = rows_.count == options_.block_length;
+  observer_->on_hidden(*context_, layer, whole ? hidden : among_block(hidden, 1));
 }
 
 }  // namespace blockscope

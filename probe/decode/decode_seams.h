@@ -6,6 +6,7 @@
 
 #include "probe/decode/decode_observer.h"
 #include "probe/decode/kv_cache.h"
+#include "probe/decode/sub_blocks.h"
 #include "probe/model/forward_seams.h"
 #include "probe/policies/attention_policy.h"
 #include "probe/policies/pass_context.h"
@@ -16,6 +17,7 @@ struct DecodeSeamsOptions {
   int64_t block_length = 1;
   bool store_denoising = false;  // autoregressive: every pass commits its token
   bool shadow = false;           // compute the exact values beside the policy
+  bool block_cache = false;      // one sequence, whose denoising passes may compute a part of B
 };
 
 class DecodeSeams : public ForwardSeams {
@@ -25,8 +27,8 @@ class DecodeSeams : public ForwardSeams {
 
   /// The pass to come: a prefill of `slot` with `length` positions, ...
   void begin_prefill(const PassContext& context, int64_t slot, int64_t length);
-  /// ... or a denoising / commit pass of all active slots.
-  void begin_blocks(const PassContext& context);
+  /// ... or a denoising / commit pass of all active slots, over these rows of their blocks.
+  void begin_blocks(const PassContext& context, const RowRange& rows);
   /// Makes what the pass stored visible.
   void end_pass();
 
@@ -41,6 +43,10 @@ class DecodeSeams : public ForwardSeams {
  private:
   at::Tensor prefill_attention_of(const AttentionInput& input);
   at::Tensor block_attention(const AttentionInput& input);
+  AttentionInput with_block_keys(const AttentionInput& input);
+  void show(const AttentionInput& input, const ExternalKeys& external, const AttentionParts& used,
+            const AttentionParts* exact);
+  at::Tensor among_block(const at::Tensor& part, int64_t dim) const;
   bool stores(const SequencePass& sequence) const;
   void store(const AttentionInput& input, int64_t row, int64_t slot);
 
@@ -51,6 +57,8 @@ class DecodeSeams : public ForwardSeams {
   const PassContext* context_ = nullptr;
   int64_t prefill_slot_ = -1;
   int64_t prefill_length_ = 0;
+  RowRange rows_;                                    // of the block that this pass computes
+  std::vector<at::Tensor> block_key_, block_value_;  // by layer [1, K, B, D], with a block cache
   int64_t observer_ns_ = 0;
   int64_t attention_ns_ = 0;
 };

@@ -4,30 +4,29 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <limits>
+#include <optional>
 #include <utility>
 
 #include "probe/decode/canvas_decoder.h"
 #include "probe/decode/decode_seams.h"
 #include "probe/decode/kv_cache.h"
+#include "probe/decode/sequence_state.h"
 #include "probe/decode/step_decision.h"
+#include "probe/decode/sub_blocks.h"
 #include "probe/model/stopwatch.h"
 #include "probe/policies/exact_policy.h"
 
 namespace blockscope {
 namespace {
 
-/// Where one sequence stands.
-struct SequenceState {
-  const DecodeRequest* request = nullptr;
-  DecodeOutcome outcome;
-  std::vector<int64_t> tokens;      // [total positions]
-  std::vector<int64_t> last_input;  // [B] input of the block's previous step
-  int64_t prompt_length = 0;
-  int64_t block = 0;
-  int64_t step = 0;  // denoising steps done in this block
-  size_t replay_cursor = 0;
-  ChoiceMemory memory;
-};
+/// Logits [S', n, V] of `rows`, which predict themselves, at their places among the B of the block.
+at::Tensor among_block(const at::Tensor& logits, const RowRange& rows, int64_t block_length) {
+  if (rows.count == block_length) return logits;
+  at::Tensor result = at::zeros({logits.size(0), block_length, logits.size(2)}, logits.options());
+  result.narrow(1, rows.first, rows.count).copy_(logits);
+  return result;
+}
 
 class BatchDecoder {
  public:
@@ -41,9 +40,11 @@ class BatchDecoder {
         callbacks_(callbacks),
         next_pass_(next_pass),
         cache_(cache_shape(model.config(), requests, options), model.dtype()),
-        seams_({block_length_, options.autoregressive(), options.shadow}, policy, cache_,
-               callbacks.observer) {
-    for (const DecodeRequest& request : requests) active_.push_back(initial_state(request));
+        seams_({block_length_, options.autoregressive(), options.shadow, options.block_cache()},
+               policy, cache_, callbacks.observer) {
+    for (const DecodeRequest& request : requests) {
+      active_.push_back(initial_state(request, options));
+    }
   }
 
   std::vector<DecodeOutcome> run() {
@@ -51,7 +52,7 @@ class BatchDecoder {
     for (size_t slot = 0; slot < active_.size() && !interrupted_; ++slot) {
       prefill(static_cast<int64_t>(slot));
     }
-    retire();  // a replay may hold no step at all
+    retire();  // a replay may hold no step at all, and a prefill may find the stop token
     while (!active_.empty() && !interrupted_) {
       block_pass();
       retire();
@@ -67,10 +68,11 @@ class BatchDecoder {
   /// The committed keys after the prefill of the only request.
   CommittedPrefix prefill_only() {
     const c10::InferenceMode guard;
-    prefill(0);
+    const std::optional<NextToken> next = prefill(0);
     CommittedPrefix prefix;
     if (interrupted_) return prefix;
     prefix.length = cache_.length(0);
+    if (next) prefix.next_token = *next;
     for (int64_t layer = 0; layer < model_.config().num_layers; ++layer) {
       prefix.key.push_back(cache_.key(layer).clone());
       prefix.value.push_back(cache_.value(layer).clone());
@@ -79,31 +81,18 @@ class BatchDecoder {
   }
 
  private:
-  SequenceState initial_state(const DecodeRequest& request) const {
-    SequenceState state;
-    state.request = &request;
-    state.outcome.sequence = request.sequence;
-    state.prompt_length = static_cast<int64_t>(request.prompt.size());
-    const int64_t total = state.prompt_length +
-                          generated_positions(state.prompt_length, request.gen_length, options_);
-    state.tokens.assign(static_cast<size_t>(total), options_.mask_token_id);
-    std::copy(request.prompt.begin(), request.prompt.end(), state.tokens.begin());
-    state.block = prefill_length(state) / block_length_;
-    return state;
-  }
-
-  /// Whole prompt blocks; autoregressive: all but the last prompt token, which is the first input.
-  int64_t prefill_length(const SequenceState& state) const {
-    if (options_.autoregressive()) return state.prompt_length - 1;
-    return state.prompt_length / block_length_ * block_length_;
-  }
-
-  void prefill(int64_t slot) {
-    const SequenceState& state = active_[static_cast<size_t>(slot)];
-    const int64_t total = prefill_length(state);
+  /// Returns the token that the first block begins with, where the prefill decides it.
+  std::optional<NextToken> prefill(int64_t slot) {
+    SequenceState& state = active_[static_cast<size_t>(slot)];
+    const int64_t total = prefill_length(state, options_);
+    // Only a block without prompt tokens of its own begins with one that the prefill predicts.
+    const bool predicts = options_.sub_blocks() && total > 0 && total == state.prompt_length;
+    StepDecision known;
     if (state.request->prefix != nullptr) {
       load_prefix(*state.request->prefix, slot, total);
-      return;
+      if (predicts) known.next = first_token(state, state.request->prefix->next_token);
+      take_first_token(state, known, options_);
+      return known.next;
     }
     const int64_t chunk =
         std::max<int64_t>(1, options_.prefill_chunk / block_length_) * block_length_;
@@ -116,25 +105,45 @@ class BatchDecoder {
       pass.block = begin / block_length_;
       pass.block_start = begin;
       pass.context_length = begin;
+      std::vector<StepDecision> decisions;
       int64_t elapsed = 0;
       {
         const Stopwatch watch(elapsed);
         seams_.begin_prefill(context, slot, length);
         const std::vector<int64_t> ids(state.tokens.begin() + begin,
                                        state.tokens.begin() + begin + length);
-        model_.forward(at::tensor(ids, at::kLong).unsqueeze(0),
-                       at::arange(begin, begin + length, at::kLong).unsqueeze(0), seams_);
+        const at::Tensor hidden =
+            model_.forward(at::tensor(ids, at::kLong).unsqueeze(0),
+                           at::arange(begin, begin + length, at::kLong).unsqueeze(0), seams_);
         seams_.end_pass();
+        if (predicts && begin + length == total) {
+          known.next = first_token(state, next_tokens(hidden.narrow(1, length - 1, 1)).front());
+          decisions = {known};
+        }
       }
-      report({context,
-              length,
-              begin,
-              static_cast<double>(length),
-              elapsed - seams_.observer_ns(),
-              seams_.attention_ns(),
-              {}});
+      report({context, length, begin, static_cast<double>(length), elapsed - seams_.observer_ns(),
+              seams_.attention_ns(), std::move(decisions)});
       interrupted_ = callbacks_.interrupted && callbacks_.interrupted();
     }
+    take_first_token(state, known, options_);
+    return known.next;
+  }
+
+  /// A replay's, where there is one; none where the model predicts [MASK], which stays a mask.
+  std::optional<NextToken> first_token(const SequenceState& state, const NextToken& own) const {
+    if (state.request->replayed) return replayed_first_token(state, state.block);
+    if (own.token == options_.mask_token_id) return std::nullopt;
+    return own;
+  }
+
+  /// hidden [n, 1, hidden_size] -> the most probable tokens behind these rows.
+  std::vector<NextToken> next_tokens(const at::Tensor& hidden) const {
+    const std::vector<StreamId> streams(static_cast<size_t>(hidden.size(0)));
+    std::vector<NextToken> result;
+    for (const BlockPrediction& row : predict_tokens(model_.logits(hidden), {}, streams)) {
+      result.push_back({row.top1.front(), row.top1_confidence.front()});
+    }
+    return result;
   }
 
   void load_prefix(const CommittedPrefix& prefix, int64_t slot, int64_t length) {
@@ -149,150 +158,132 @@ class BatchDecoder {
   /// One forward pass over every active sequence's block: denoising for some, commit for others.
   void block_pass() {
     PassContext context{next_pass_++, {}};
-    std::vector<int64_t> ids;
-    std::vector<int64_t> positions;
-    std::vector<int64_t> denoising;
-    for (size_t slot = 0; slot < active_.size(); ++slot) {
-      const SequencePass pass = plan(active_[slot], static_cast<int64_t>(slot));
-      if (pass.kind == PassKind::denoise) denoising.push_back(static_cast<int64_t>(slot));
-      const int64_t begin = pass.block * block_length_;
-      for (int64_t i = 0; i < block_length_; ++i) {
-        ids.push_back(active_[slot].tokens[static_cast<size_t>(begin + i)]);
-        positions.push_back(begin + i);
-      }
-      context.sequences.push_back(pass);
-    }
-    const std::vector<int64_t> shape{static_cast<int64_t>(active_.size()), block_length_};
+    Planned planned;
+    for (size_t slot = 0; slot < active_.size(); ++slot) plan(slot, context, planned);
+    const std::vector<int64_t> shape{std::ssize(active_), planned.rows.count};
     std::vector<StepDecision> decisions(active_.size());
     int64_t elapsed = 0;
     int64_t logits_observer_ns = 0;
     {
       const Stopwatch watch(elapsed);
-      seams_.begin_blocks(context);
-      at::Tensor hidden = model_.forward(at::tensor(ids, at::kLong).view(shape),
-                                         at::tensor(positions, at::kLong).view(shape), seams_);
+      seams_.begin_blocks(context, planned.rows);
+      const at::Tensor hidden =
+          model_.forward(at::tensor(planned.ids, at::kLong).view(shape),
+                         at::tensor(planned.positions, at::kLong).view(shape), seams_);
       seams_.end_pass();
-      if (!denoising.empty()) {
-        if (denoising.size() < active_.size()) {
-          hidden = hidden.index_select(0, at::tensor(denoising, at::kLong));
-        }
-        const at::Tensor logits = model_.logits(hidden);
-        if (callbacks_.observer != nullptr) {
-          const Stopwatch observer_watch(logits_observer_ns);
-          callbacks_.observer->on_logits(context, denoising, logits);
-        }
-        decide(context, denoising, logits, decisions);
+      if (!planned.denoising.empty()) {
+        decide(context, planned, of_slots(hidden, planned.denoising), decisions,
+               logits_observer_ns);
+      }
+      if (options_.sub_blocks() && !planned.committing.empty()) {
+        const at::Tensor last =
+            of_slots(hidden, planned.committing).narrow(1, block_length_ - 1, 1);
+        begin_blocks(planned.committing, next_tokens(last), decisions);
       }
     }
     for (size_t slot = 0; slot < active_.size(); ++slot) {
-      advance(active_[slot], context.sequences[slot], decisions[slot]);
+      advance(active_[slot], context.sequences[slot], decisions[slot], options_);
     }
-    const auto rows = static_cast<double>(static_cast<int64_t>(active_.size()) * block_length_);
+    const auto rows = static_cast<double>(std::ssize(active_) * planned.rows.count);
     report({context, block_length_, 0, rows, elapsed - seams_.observer_ns() - logits_observer_ns,
             seams_.attention_ns(), std::move(decisions)});
   }
 
-  SequencePass plan(SequenceState& state, int64_t slot) const {
-    SequencePass pass;
-    pass.sequence = state.outcome.sequence;
-    pass.block = state.block;
-    pass.block_start = state.block * block_length_;
-    pass.context_length = cache_.length(slot);
-    const auto begin = state.tokens.begin() + state.block * block_length_;
-    const std::vector<int64_t> input(begin, begin + block_length_);
-    for (const int64_t token : input) pass.masked.push_back(token == options_.mask_token_id);
-    pass.masks_left = std::count(pass.masked.begin(), pass.masked.end(), true);
-    if (!state.last_input.empty()) {
-      for (size_t i = 0; i < input.size(); ++i) pass.changed += input[i] != state.last_input[i];
+  struct Planned {
+    RowRange rows;  // of the blocks: all, or of the one sequence the sub-block that is filled
+    std::vector<int64_t> ids, positions;         // [S * rows.count]
+    std::vector<int64_t> denoising, committing;  // slots
+  };
+
+  void plan(size_t slot, PassContext& context, Planned& planned) {
+    SequenceState& state = active_[slot];
+    const SequencePass pass = plan_pass(state, options_, cache_.length(static_cast<int64_t>(slot)));
+    planned.rows = {0, block_length_};
+    if (!pass.computed.empty()) {
+      planned.rows = rows_to_compute(pass.masked, options_.sub_block_length, /*cached=*/true);
     }
-    pass.kind = wants_commit(state, pass.masks_left) ? PassKind::commit : PassKind::denoise;
     if (pass.kind == PassKind::denoise) {
-      pass.step = state.step + 1;
-      pass.run_step = state.outcome.denoising_steps + 1;
+      planned.denoising.push_back(static_cast<int64_t>(slot));
+    } else {
+      planned.committing.push_back(static_cast<int64_t>(slot));
     }
-    pass.planned_steps = planned_steps(state);
-    pass.prompt_hash = state.request->prompt_hash;
-    state.last_input = input;
-    return pass;
-  }
-
-  int64_t planned_steps(const SequenceState& state) const {
-    const auto positions = static_cast<int64_t>(state.tokens.size()) - prefill_length(state);
-    if (options_.autoregressive()) return positions - 1;  // the last token is never an input
-    return positions / block_length_ * options_.unmasking.denoising_steps;
-  }
-
-  bool wants_commit(const SequenceState& state, int64_t masks_left) const {
-    if (options_.autoregressive()) return false;
-    if (state.request->replayed) {
-      const auto& replay = state.request->replay;
-      return state.replay_cursor >= replay.size() ||
-             replay[state.replay_cursor].block != state.block;
+    const int64_t begin = pass.block * block_length_ + planned.rows.first;
+    for (int64_t position = begin; position < begin + planned.rows.count; ++position) {
+      planned.ids.push_back(state.tokens[static_cast<size_t>(position)]);
+      planned.positions.push_back(position);
     }
-    return masks_left == 0 || state.step >= options_.unmasking.denoising_steps;
+    context.sequences.push_back(pass);
   }
 
-  void decide(const PassContext& context, const std::vector<int64_t>& denoising,
-              const at::Tensor& logits, std::vector<StepDecision>& decisions) {
+  at::Tensor of_slots(const at::Tensor& hidden, const std::vector<int64_t>& slots) const {
+    if (slots.size() == active_.size()) return hidden;
+    return hidden.index_select(0, at::tensor(slots, at::kLong));
+  }
+
+  void decide(const PassContext& context, const Planned& planned, const at::Tensor& hidden,
+              std::vector<StepDecision>& decisions, int64_t& observer_ns) {
+    at::Tensor predicting = hidden;
+    if (options_.sub_blocks()) {
+      predicting = hidden.index_select(1, at::tensor(predicting_rows(planned.rows), at::kLong));
+    }
+    const at::Tensor logits = among_block(model_.logits(predicting), planned.rows, block_length_);
     std::vector<StepInput> inputs;
-    for (const int64_t slot : denoising) {
+    for (const int64_t slot : planned.denoising) {
+      const SequencePass& pass = context.sequences[static_cast<size_t>(slot)];
       SequenceState& state = active_[static_cast<size_t>(slot)];
       const bool replayed = !options_.autoregressive() && state.request->replayed;
-      inputs.push_back({context.sequences[static_cast<size_t>(slot)], state.tokens,
-                        state.prompt_length, state.block * block_length_,
-                        replayed ? &state.request->replay[state.replay_cursor] : nullptr,
-                        state.memory});
+      StepInput& input = inputs.emplace_back(StepInput{
+          pass, state.tokens, state.prompt_length, pass.block * block_length_,
+          replayed ? &state.request->replay[state.replay_cursor] : nullptr, state.memory});
+      if (options_.sub_blocks()) {
+        input.predicted = predicted_positions(pass.masked, planned.rows);
+        input.open = open_positions(pass.masked, options_.sub_block_length);
+      }
+    }
+    if (callbacks_.observer != nullptr) {
+      const Stopwatch watch(observer_ns);
+      callbacks_.observer->on_logits(context, planned.denoising, predicted_logits(logits, inputs));
     }
     std::vector<StepDecision> decided = decide_tokens(options_, logits, inputs);
-    for (size_t i = 0; i < denoising.size(); ++i) {
-      decisions[static_cast<size_t>(denoising[i])] = std::move(decided[i]);
+    for (size_t i = 0; i < decided.size(); ++i) {
+      decisions[static_cast<size_t>(planned.denoising[i])] = std::move(decided[i]);
     }
   }
 
-  void advance(SequenceState& state, const SequencePass& pass, const StepDecision& decision) {
-    if (pass.kind == PassKind::commit) {
-      state.outcome.masks_left += pass.masks_left;
-      ++state.block;
-      state.step = 0;
-      state.last_input.clear();
-      state.outcome.reason = finish_reason(state);
-      return;
+  /// The same logits, NaN at the positions that the pass does not predict.
+  static at::Tensor predicted_logits(const at::Tensor& logits,
+                                     const std::vector<StepInput>& inputs) {
+    at::Tensor shown = logits;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const std::vector<bool>& predicted = inputs[i].predicted;
+      for (size_t p = 0; p < predicted.size(); ++p) {
+        if (predicted[p]) continue;
+        if (shown.is_same(logits)) shown = logits.clone();
+        shown.select(0, static_cast<int64_t>(i))
+            .select(0, static_cast<int64_t>(p))
+            .fill_(std::numeric_limits<double>::quiet_NaN());
+      }
     }
-    ++state.step;
-    ++state.replay_cursor;
-    ++state.outcome.denoising_steps;
-    const int64_t shift = options_.autoregressive() ? 1 : 0;
-    for (const int64_t p : decision.transferred) {
-      state.tokens[static_cast<size_t>(state.block * block_length_ + p + shift)] =
-          decision.prediction.token[static_cast<size_t>(p)];
-    }
-    if (options_.autoregressive()) {
-      ++state.block;
-      state.step = 0;
-      state.last_input.clear();
-      state.outcome.reason = finish_reason(state);
-    }
+    return shown;
   }
 
-  FinishReason finish_reason(const SequenceState& state) const {
-    if (state.request->replayed) {
-      return state.replay_cursor >= state.request->replay.size() ? FinishReason::replayed
-                                                                 : FinishReason::unfinished;
+  /// What the blocks behind the committed ones begin with.
+  void begin_blocks(const std::vector<int64_t>& slots, const std::vector<NextToken>& own,
+                    std::vector<StepDecision>& decisions) const {
+    for (size_t i = 0; i < slots.size(); ++i) {
+      const auto slot = static_cast<size_t>(slots[i]);
+      const SequenceState& state = active_[slot];
+      if (state.request->replayed) {
+        decisions[slot].next = replayed_first_token(state, state.block + 1);
+      } else if (own[i].token != options_.mask_token_id) {
+        decisions[slot].next = own[i];
+      }
     }
-    const auto generated = state.tokens.begin() + state.prompt_length;
-    const bool stopped = std::any_of(generated, state.tokens.end(), [&](int64_t token) {
-      return std::find(options_.stop_ids.begin(), options_.stop_ids.end(), token) !=
-             options_.stop_ids.end();
-    });
-    if (stopped) return FinishReason::stop;
-    const int64_t last = options_.autoregressive() ? 1 : 0;  // the last token is never an input
-    const int64_t end = static_cast<int64_t>(state.tokens.size()) - last;
-    return state.block * block_length_ >= end ? FinishReason::length : FinishReason::unfinished;
   }
 
   /// Takes finished sequences out of the batch, last slot first so that moves stay valid.
   void retire() {
-    for (int64_t slot = static_cast<int64_t>(active_.size()) - 1; slot >= 0; --slot) {
+    for (int64_t slot = std::ssize(active_) - 1; slot >= 0; --slot) {
       SequenceState& state = active_[static_cast<size_t>(slot)];
       if (state.request->replayed && state.request->replay.empty()) {
         state.outcome.reason = FinishReason::replayed;
@@ -330,28 +321,43 @@ class BatchDecoder {
   bool interrupted_ = false;
 };
 
+/// Requests that are decoded together. A bidirectional model, and the block cache, compute other
+/// rows in every sequence, so each is a batch of its own.
+std::vector<std::vector<DecodeRequest>> batches_of(const std::vector<DecodeRequest>& requests,
+                                                   const DecodeOptions& options) {
+  if (!options.bidirectional && !options.block_cache()) return {requests};
+  std::vector<std::vector<DecodeRequest>> batches;
+  for (const DecodeRequest& request : requests) batches.push_back({request});
+  return batches;
+}
+
 }  // namespace
 
 std::vector<DecodeOutcome> decode_batch(const BlockDiffusionModel& model, AttentionPolicy& policy,
                                         const DecodeOptions& options,
                                         const std::vector<DecodeRequest>& requests,
                                         int64_t& next_pass, const DecodeCallbacks& callbacks) {
-  if (options.bidirectional) {
-    std::vector<DecodeOutcome> outcomes;
-    for (const DecodeRequest& request : requests) {
-      const bool stop = callbacks.interrupted && callbacks.interrupted();
-      if (!stop) {
-        outcomes.push_back(decode_canvas(model, policy, options, request, next_pass, callbacks));
-        continue;
-      }
+  std::vector<DecodeOutcome> outcomes;
+  bool interrupted = false;
+  for (const std::vector<DecodeRequest>& batch : batches_of(requests, options)) {
+    if (interrupted) {
       outcomes.emplace_back();
-      outcomes.back().sequence = request.sequence;
+      outcomes.back().sequence = batch.front().sequence;
       outcomes.back().reason = FinishReason::interrupted;
+      continue;
     }
-    return outcomes;
+    std::vector<DecodeOutcome> ended;
+    if (options.bidirectional) {
+      ended = {decode_canvas(model, policy, options, batch.front(), next_pass, callbacks)};
+    } else {
+      ended = BatchDecoder(model, policy, options, batch, next_pass, callbacks).run();
+    }
+    for (DecodeOutcome& outcome : ended) {
+      interrupted = interrupted || outcome.reason == FinishReason::interrupted;
+      outcomes.push_back(std::move(outcome));
+    }
+    interrupted = interrupted || (callbacks.interrupted && callbacks.interrupted());
   }
-  std::vector<DecodeOutcome> outcomes =
-      BatchDecoder(model, policy, options, requests, next_pass, callbacks).run();
   // Sequences end in any order; the caller gets them in the order of the requests.
   std::vector<DecodeOutcome> ordered;
   for (const DecodeRequest& request : requests) {

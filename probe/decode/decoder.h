@@ -1,6 +1,7 @@
 // The decoding loop: prefill, then block by block at most T denoising steps and a commit pass
 // (SDAR `generate.py:block_diffusion_generate`), for a batch of sequences of different length and
-// speed; or one token at a time for an autoregressive model. Blocks are absolute: block i covers
+// speed; or one token at a time for an autoregressive model; or sub-block by sub-block with a token
+// shift (Fast-dLLM v2, sub_blocks.h). Blocks are absolute: block i covers
 // positions [i * B, (i + 1) * B) counted from the prompt's first token; prompt tokens left over
 // behind the last whole block sit unmasked in the first decoded block. Bidirectional models have a
 // loop of their own, canvas_decoder.h.
@@ -31,16 +32,19 @@ struct DecodeOptions {
   CacheOptions cache;
   std::vector<int64_t> stop_ids;  // looked for after each block, in everything after the prompt
   bool shadow = false;
-  int64_t prefill_chunk = 512;  // positions per prefill pass, rounded down to whole blocks
+  int64_t prefill_chunk = 512;   // positions per prefill pass, rounded down to whole blocks
+  int64_t sub_block_length = 0;  // Fast-dLLM v2 (sub_blocks.h): a divisor of B; 0: no token shift
 
   bool autoregressive() const { return mask_token_id < 0; }
+  bool sub_blocks() const { return sub_block_length > 0; }
+  bool block_cache() const { return cache.kind == CacheKind::kBlock; }
   int64_t block_length() const { return unmasking.block_length; }
 };
 
 /// One recorded denoising step, for replay.
 struct ReplayStep {
   int64_t block = 0;
-  int64_t step = 0;                // from 1
+  int64_t step = 0;                // from 1; 0: what the block began with (sub-blocks)
   std::vector<int64_t> positions;  // absolute
   std::vector<int64_t> tokens;
   std::vector<float> confidence;
@@ -69,11 +73,13 @@ int64_t block_start(int64_t prompt_length, int64_t block, const DecodeOptions& o
 int64_t first_block(int64_t prompt_length, const DecodeOptions& options);
 
 /// Positions after the prompt that a run fills: up to the end of the last block, so it can exceed
-/// gen_length (autoregressive and bidirectional: gen_length).
+/// gen_length (autoregressive and bidirectional: gen_length). With sub-blocks: gen_length / B
+/// blocks, the one that the prompt ends in counted, and the token behind them, as Fast-dLLM v2 has
+/// it.
 int64_t generated_positions(int64_t prompt_length, int64_t gen_length,
                             const DecodeOptions& options);
 
-/// KV positions a sequence needs.
+/// KV positions a sequence needs (the token behind the last sub-block is never an input).
 int64_t cache_positions(int64_t prompt_length, int64_t gen_length, const DecodeOptions& options);
 
 /// KV positions of the longest of a batch's requests: the length its rotary embeddings are scaled

@@ -24,8 +24,8 @@ std::vector<float> density_of(const DecodeOptions& options, const StepInput& inp
                            {input.block_start - input.prompt_length, rows});
 }
 
-/// The pass with the positions alone that it predicts; the others lose their prediction.
-SequencePass without_unpredicted(const StepInput& input, BlockPrediction& prediction) {
+/// The pass with the masks alone that it predicts and may fill; the others lose their prediction.
+SequencePass open_masks(const StepInput& input, BlockPrediction& prediction) {
   SequencePass open = input.pass;
   for (size_t p = 0; p < input.predicted.size(); ++p) {
     if (input.predicted[p]) continue;
@@ -33,6 +33,9 @@ SequencePass without_unpredicted(const StepInput& input, BlockPrediction& predic
     prediction.token[p] = prediction.top1[p] = -1;
     prediction.confidence[p] = prediction.top1_confidence[p] =
         std::numeric_limits<float>::quiet_NaN();
+  }
+  for (size_t p = 0; p < input.open.size(); ++p) {
+    if (!input.open[p]) open.masked[p] = false;
   }
   return open;
 }
@@ -114,7 +117,7 @@ std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::
           memory.update(input.pass.block, distributions[static_cast<int64_t>(i)], input.predicted);
       prediction.stable = memory.stable(unmasking.kl_threshold, unmasking.kl_history);
     }
-    const SequencePass open = without_unpredicted(input, prediction);
+    const SequencePass open = open_masks(input, prediction);
     if (input.replay != nullptr) {
       decisions.push_back(replayed_tokens(*input.replay, input.block_start, std::move(prediction)));
     } else if (input.first_only) {

@@ -30,6 +30,7 @@ struct StepInput {
   ChoiceMemory& memory;
   std::vector<bool> predicted = {};  // [B] positions that the pass predicts, no other is decided;
                                      // empty: all. The others have token -1 and confidence NaN
+  std::vector<bool> open = {};       // [B] positions that may be chosen; empty: all
   bool first_only = false;           // take the block's first position, whatever the strategy
 };
 

@@ -255,6 +255,15 @@ void Recorder::on_remove(int64_t slot) {
   slots_.pop_back();
 }
 
+FrameDelta Recorder::first_token_delta(const SequencePass& pass, const PassResult& result,
+                                       const NextToken& next) const {
+  const int64_t stored = pass.kind == PassKind::prefill
+                             ? result.start + result.length
+                             : (pass.block + 1) * options_.meta.block_length;
+  return make_transfer({stored - traced_.at(pass.sequence).prompt_length}, {next.token},
+                       {next.confidence});
+}
+
 FrameDelta Recorder::frame_delta(const SequencePass& pass, const StepDecision& decision) const {
   std::vector<int64_t> positions;
   std::vector<int64_t> tokens;
@@ -320,6 +329,12 @@ void Recorder::on_pass(const PassResult& result) {
       counters_.transferred += static_cast<int64_t>(result.decisions[s].transferred.size());
       add_prediction(result.decisions[s], row);
       row.delta = frame_delta(pass, result.decisions[s]);
+      if (!options_.meta.bidirectional) {  // whose rows that are not computed keep earlier values
+        row.valid.assign(pass.computed.begin(), pass.computed.end());
+      }
+    } else if (s < result.decisions.size() && result.decisions[s].next) {
+      ++counters_.transferred;
+      row.delta = first_token_delta(pass, result, *result.decisions[s].next);
     }
     if (pass.kind != PassKind::prefill && s < slots_.size()) finish_slot(slots_[s], row);
     const auto prefix = prefix_.find(pass.sequence);

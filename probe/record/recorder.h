@@ -109,6 +109,8 @@ class Recorder : public DecodeObserver {
   at::Tensor recorded_kv_heads(const at::Tensor& rows) const;  // [K, ...] -> [kv_heads, ...]
   void add_prediction(const StepDecision& decision, TraceRow& row) const;
   FrameDelta frame_delta(const SequencePass& pass, const StepDecision& decision) const;
+  FrameDelta first_token_delta(const SequencePass& pass, const PassResult& result,
+                               const NextToken& next) const;
   void finish_slot(Slot& slot, TraceRow& row);
 
   RecorderOptions options_;

@@ -17,6 +17,15 @@ namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
+/// [R] int64, the rows of its block that a pass computes; undefined: all of them.
+at::Tensor computed_rows(const SequencePass& pass) {
+  std::vector<int64_t> rows;
+  for (size_t p = 0; p < pass.computed.size(); ++p) {
+    if (pass.computed[p]) rows.push_back(static_cast<int64_t>(p));
+  }
+  return rows.empty() ? at::Tensor() : at::tensor(rows, at::kLong);
+}
+
 }  // namespace
 
 at::Tensor Recorder::recorded_heads(const at::Tensor& rows) const {
@@ -153,11 +162,25 @@ void Recorder::record_sets(const AttentionView& view, int64_t layer_index) {
   if (!wanted) return;
   const AttentionInput& input = view.input;
   const int64_t k = options_.meta.set_size;
-  const at::Tensor lse = options_.meta.set_normaliser == SetNormaliser::prefix
-                             ? view.exact->lse_external
-                             : at::logaddexp(view.exact->lse_external, view.exact->lse_internal);
-  const TopKSets sets = topk_sets(input.q, view.external.key, view.external.length, lse, k,
-                                  input.scale, /*with_tokens=*/at_least(RecordLevel::full));
+  at::Tensor lse = options_.meta.set_normaliser == SetNormaliser::prefix
+                       ? view.exact->lse_external
+                       : at::logaddexp(view.exact->lse_external, view.exact->lse_internal);
+  // The set of a pass is the set of the queries that it has.
+  const at::Tensor rows =
+      options_.meta.bidirectional ? at::Tensor() : computed_rows(view.context.sequences.front());
+  at::Tensor queries = input.q;
+  if (rows.defined()) {
+    queries = queries.index_select(2, rows);
+    lse = lse.index_select(2, rows);
+  }
+  TopKSets sets = topk_sets(queries, view.external.key, view.external.length, lse, k, input.scale,
+                            /*with_tokens=*/at_least(RecordLevel::full));
+  if (rows.defined() && sets.token_index.defined()) {
+    std::vector<int64_t> shape = sets.token_index.sizes().vec();
+    shape[2] = options_.meta.block_length;
+    sets.token_index =
+        at::full(shape, -1, sets.token_index.options()).index_copy_(2, rows, sets.token_index);
+  }
   for (size_t s = 0; s < view.context.sequences.size(); ++s) {
     const SequencePass& pass = view.context.sequences[s];
     if (pass.kind != PassKind::denoise || !traced(pass)) continue;

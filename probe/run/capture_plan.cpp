@@ -76,7 +76,7 @@ TraceExtent longest_trace(const RecorderOptions& recorder, const DecodeOptions& 
   for (const RunPrompt& prompt : prompts) {
     const int64_t length = static_cast<int64_t>(prompt.request.prompt.size());
     const int64_t total = cache_positions(length, prompt.request.gen_length, decode);
-    const int64_t generated = total - length;
+    const int64_t generated = generated_positions(length, prompt.request.gen_length, decode);
     const int64_t first = first_block(length, decode);
     const int64_t blocks = (total - block_start(length, first, decode)) / block_length;
     const int64_t beside = decode.bidirectional ? 0 : 1;  // the prefill, and a commit a block

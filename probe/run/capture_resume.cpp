@@ -94,6 +94,8 @@ void check_same_run(const std::string& partial, const TraceMeta& meta) {
            "threshold",
            "eb_threshold",
            "factor",
+           "cache",
+           "sub_block_length",
            "temperature",
            "top_k",
            "top_p",

@@ -236,6 +236,11 @@ void check_policy_fits(const PolicyFlags& flags, const DecodeOptions& options,
         "none, prefix or dual",
         cache_name(cache)));
   }
+  if (options.block_cache() && flags.policy != "exact") {
+    refuse(
+        "works on whole blocks, and --cache block computes single sub-blocks of them. HINT: leave "
+        "one of the two out");
+  }
   const bool within_block = flags.policy == "flashblock" || flags.policy.starts_with("mage") ||
                             (flags.policy.starts_with("sparsed") && flags.per_block);
   if (!within_block || !options.autoregressive()) return;

@@ -11,12 +11,15 @@
 namespace blockscope {
 namespace {
 
+/// Denoising steps, and as step 0 the token that a prefill or commit decided, which the block
+/// behind it begins with.
 std::vector<ReplayStep> read_steps(const TraceReader& reader, int64_t sequence,
                                    int64_t prompt_length) {
+  const int64_t block_length = reader.info().meta.block_length;
   std::vector<ReplayStep> steps;
   for (const int64_t row : reader.rows_of(sequence)) {
     const StepColumns columns = reader.steps(row, 1);
-    if (columns.kind[0] != static_cast<uint8_t>(PassKind::denoise)) continue;
+    const bool denoising = columns.kind[0] == static_cast<uint8_t>(PassKind::denoise);
     ReplayStep step;
     step.block = columns.block[0];
     step.step = columns.step[0];
@@ -31,6 +34,10 @@ std::vector<ReplayStep> read_steps(const TraceReader& reader, int64_t sequence,
                              changes.confidence.end());
     }
     step.confidence.resize(step.tokens.size(), 0.0F);
+    if (!denoising) {
+      if (step.positions.empty()) continue;
+      step.block = step.positions.front() / block_length;
+    }
     steps.push_back(std::move(step));
   }
   return steps;

@@ -53,6 +53,7 @@ std::string decoding_json(const DecodeOptions& decode) {
       {"stop_ids", decode.stop_ids},
       {"cache", cache_name(decode.cache.kind)},
   };
+  if (decode.sub_blocks()) json["sub_block_length"] = decode.sub_block_length;
   if (decode.cache.kind == CacheKind::kDllm) {
     json["prompt_interval"] = decode.cache.prompt_interval;
     json["answer_interval"] = decode.cache.answer_interval;

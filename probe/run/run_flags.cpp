@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <utility>
 
 #include "command_line/options.h"
@@ -16,6 +17,7 @@
 namespace blockscope {
 namespace {
 
+constexpr int64_t kSubBlockLength = 8;  // as generate() of Fast-dLLM v2
 constexpr uint64_t kLargestSeed = std::numeric_limits<uint64_t>::max();
 
 at::ScalarType resolve_dtype(const std::string& flag, const std::string& config_dtype) {
@@ -123,7 +125,8 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
   app.add_option("--frequencies", flags.frequencies,
                  "pc_sampler: the file that `blockscope frequencies` wrote for this vocabulary");
   app.add_option("--cache", flags.cache,
-                 "commit (block-causal models); none, prefix, dual, dllm-cache or d2cache "
+                 "commit (block-causal models); block (Fast-dLLM v2); none, prefix, dual, "
+                 "dllm-cache or d2cache "
                  "(bidirectional models)");
   CacheOptions& cache = flags.cache_options;
   add("--prompt-interval", cache.prompt_interval, whole_number(1),
@@ -142,6 +145,10 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
       "d2cache: gaps up to this wide between computed rows are filled; 0: none");
   app.add_flag("--as-released", cache.as_released,
                "d2cache: rank masks by their first confidence, as the released code does");
+  add("--sub-block-length", flags.sub_block_length, whole_number(0),
+      "Fast-dLLM v2: positions filled before the next ones, a divisor of the block length (0: 8, "
+      "or "
+      "what of it divides)");
   add("--temperature", flags.sampling.temperature, real_number(0.0, kAnyReal), "0 is greedy");
   add("--top-k", flags.sampling.top_k, whole_number(0), "0: off");
   add("--top-p", flags.sampling.top_p, real_number(0.0, 1.0, false), "1: off");
@@ -194,6 +201,8 @@ void check_decoding_fits(const CLI::App& app, const DecodeOptions& options) {
        {"--strategy", "--denoising-steps", "--rank-by", "--quota", "--density-sigma", "--cache"}) {
     refuse_idle(app, option, !options.autoregressive(), kBlocks);
   }
+  refuse_idle(app, "--sub-block-length", options.sub_blocks(),
+              "a model with sub-blocks (Fast_dLLM_Qwen)");
 }
 
 DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& model) {
@@ -225,6 +234,11 @@ DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& mode
   options.cache.kind = !flags.cache.empty()    ? parse_cache(flags.cache)
                        : options.bidirectional ? CacheKind::kNone
                                                : CacheKind::kCommit;
+  if (blocks && !options.bidirectional && config.logit_shift == 1) {
+    options.sub_block_length = flags.sub_block_length > 0
+                                   ? flags.sub_block_length
+                                   : std::gcd(kSubBlockLength, unmasking.block_length);
+  }
   options.sampling = flags.sampling;
   if (flags.no_stop && !flags.stop_ids.empty()) {
     throw UsageError("--no-stop and --stop-id contradict each other: give one of them");

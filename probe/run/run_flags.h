@@ -51,6 +51,7 @@ struct DecodingFlags {
   double pc_lambda = 0.25;
   double pc_alpha = 10.0;
   std::string frequencies;  // file; pc_sampler
+  int64_t sub_block_length = 0;
   SamplingOptions sampling;
   std::vector<int64_t> stop_ids;  // empty: the checkpoint's
   bool no_stop = false;

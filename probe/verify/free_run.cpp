@@ -9,6 +9,16 @@ void FreeRunObserver::on_attention(const AttentionView& view) { add_measured(vie
 
 void FreeRunObserver::on_pass(const PassResult& result) {
   total_ns += result.pass_ns;
+  for (size_t s = 0; s < result.decisions.size(); ++s) {
+    const auto& next = result.decisions[s].next;
+    if (!next) continue;
+    const SequencePass& pass = result.context.sequences[s];
+    const int64_t begin = pass.kind == PassKind::prefill ? result.start + result.length
+                                                         : (pass.block + 1) * block_length_;
+    sequences[pass.sequence].steps.push_back(
+        {begin / block_length_, 0, {begin}, {next->token}, {next->confidence}});
+    ++tokens;
+  }
   if (result.context.sequences.front().kind == PassKind::prefill) return;
   attention_ns += result.attention_ns;
   ++block_passes;

@@ -3,8 +3,8 @@
 
     python scripts/bench/make_random_checkpoint.py build/qwen3-0.6b-random
 
-The default shape is Qwen3-0.6B with model_type `sdar`; needs torch and safetensors
-(tests/requirements.txt).
+The default shape is Qwen3-0.6B with model_type `sdar`, with --experts `sdar_moe`; needs torch and
+safetensors (tests/requirements.txt).
 """
 
 import argparse
@@ -26,6 +26,9 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--vocab", type=int, default=151936)
     parser.add_argument("--block-length", type=int, default=16)
+    parser.add_argument("--experts", type=int, default=0)
+    parser.add_argument("--per-token", type=int, default=4)
+    parser.add_argument("--expert-width", type=int, default=512)
     args = parser.parse_args()
 
     torch.manual_seed(0)
@@ -44,10 +47,17 @@ def main() -> None:
             p + "self_attn.o_proj.weight": (args.hidden, args.heads * args.head_dim),
             p + "self_attn.q_norm.weight": (args.head_dim,),
             p + "self_attn.k_norm.weight": (args.head_dim,),
-            p + "mlp.gate_proj.weight": (args.intermediate, args.hidden),
-            p + "mlp.up_proj.weight": (args.intermediate, args.hidden),
-            p + "mlp.down_proj.weight": (args.hidden, args.intermediate),
         }
+        parts = {p + "mlp.": args.intermediate}
+        if args.experts:
+            weights[p + "mlp.gate.weight"] = (args.experts, args.hidden)
+            parts = {f"{p}mlp.experts.{e}.": args.expert_width for e in range(args.experts)}
+        for name, width in parts.items():
+            weights |= {
+                name + "gate_proj.weight": (width, args.hidden),
+                name + "up_proj.weight": (width, args.hidden),
+                name + "down_proj.weight": (args.hidden, width),
+            }
     tensors = {
         name: torch.ones(shape, dtype=torch.bfloat16)
         if len(shape) == 1
@@ -79,6 +89,11 @@ def main() -> None:
         "eos_token_id": 0,
         "use_sliding_window": False,
     }
+    if args.experts:
+        config |= {"architectures": ["SDARMoeForCausalLM"], "model_type": "sdar_moe",
+                   "num_experts": args.experts, "num_experts_per_tok": args.per_token,
+                   "moe_intermediate_size": args.expert_width, "norm_topk_prob": True}
+    print(f"{sum(t.numel() for t in tensors.values()) / 1e6:.1f} million parameters")
     (args.folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 

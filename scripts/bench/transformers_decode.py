@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times SDAR's block-by-block decoding on transformers' Qwen3 modelling code, to stand beside
+"""Times SDAR's block-by-block decoding on transformers' Qwen3 or Qwen3-MoE modelling code, to stand beside
 `blockscope bench` on the same checkpoint, context and machine.
 
     python scripts/bench/transformers_decode.py models/needle --context 1024 --gen-length 64
@@ -15,16 +15,35 @@ import statistics
 import time
 
 import torch
-from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
+from transformers import (DynamicCache, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig,
+                          Qwen3MoeForCausalLM)
 
 
-def load(folder: pathlib.Path, dtype: torch.dtype) -> tuple[Qwen3ForCausalLM, dict]:
+def stacked(weights: dict, config: dict) -> dict:
+    """One tensor an expert, as published, to transformers' tensors of all experts."""
+    result = {name: tensor for name, tensor in weights.items() if ".experts." not in name}
+    for layer in range(config["num_hidden_layers"]):
+        p = f"model.layers.{layer}.mlp.experts."
+        part = lambda e, name: weights.pop(f"{p}{e}.{name}_proj.weight")
+        experts = range(config["num_experts"])
+        result[p + "gate_up_proj"] = torch.stack([torch.cat([part(e, "gate"), part(e, "up")]) for e in experts])
+        result[p + "down_proj"] = torch.stack([part(e, "down") for e in experts])
+    return result
+
+
+def load(folder: pathlib.Path, dtype: torch.dtype) -> tuple[torch.nn.Module, dict]:
     from safetensors.torch import load_file
 
     config = json.loads((folder / "config.json").read_text())
     known = {k: v for k, v in config.items() if k not in ("architectures", "model_type", "torch_dtype")}
-    model = Qwen3ForCausalLM(Qwen3Config(**known, attn_implementation="sdpa")).to(dtype)
-    missing, unexpected = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    weights = load_file(folder / "model.safetensors")
+    if "num_experts" in config:
+        weights = stacked(weights, config)
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(
+            **known, attn_implementation="sdpa", experts_implementation="eager")).to(dtype)
+    else:
+        model = Qwen3ForCausalLM(Qwen3Config(**known, attn_implementation="sdpa")).to(dtype)
+    missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     model.tie_weights()
     return model.eval(), config

@@ -97,13 +97,21 @@ struct PassLog : DecodeObserver {
     passes.push_back({result.context, result.length, result.start, result.decisions});
   }
 
-  /// The denoising passes of one sequence, as a replay takes them.
+  /// The denoising passes of one sequence, as a replay takes them, and what blocks began with.
   std::vector<ReplayStep> steps_of(int64_t sequence, int64_t block_length) const {
     std::vector<ReplayStep> steps;
     for (const Entry& entry : passes) {
       for (size_t s = 0; s < entry.context.sequences.size(); ++s) {
         const SequencePass& pass = entry.context.sequences[s];
-        if (pass.sequence != sequence || pass.kind != PassKind::denoise) continue;
+        if (pass.sequence != sequence) continue;
+        if (s < entry.decisions.size() && entry.decisions[s].next) {
+          const bool prefill = pass.kind == PassKind::prefill;
+          const int64_t begin =
+              prefill ? entry.start + entry.length : (pass.block + 1) * block_length;
+          const NextToken& next = *entry.decisions[s].next;
+          steps.push_back({begin / block_length, 0, {begin}, {next.token}, {next.confidence}});
+        }
+        if (pass.kind != PassKind::denoise) continue;
         ReplayStep step{pass.block, pass.step, {}, {}, {}};
         for (const int64_t p : entry.decisions[s].transferred) {
           const size_t at = static_cast<size_t>(p);

@@ -2,7 +2,7 @@
 
 Every spec is built as transformers' own Qwen2, Qwen3 or Qwen3-MoE model, or as llada2_model.py, with seeded
 weights that are far from the usual initialisation: large enough that attention and logits are not flat, norm
-weights not 1. The `sdar`, `sdar_moe` and `llada2_moe` ones are written with the config keys of the published
+weights not 1. The `sdar`, `sdar_moe`, `llada2_moe` and `Fast_dLLM_Qwen` ones are written with the config keys of the published
 checkpoints; the `qwen` ones with transformers' save_pretrained.
 """
 
@@ -69,6 +69,11 @@ SPECS = {
                               dense_first=0, shared=0, partial=1.0, scaling=1.5, block_length=5, seed=23),
     "llada2-tied-bf16": dict(model_type="llada2_moe", experts=6, per_token=2, tied=True, kv_heads=4,
                              dtype="bfloat16", seed=24),
+    "v2-gqa": dict(model_type="Fast_dLLM_Qwen", head_dim=16, block_length=8, std=0.35, seed=31),
+    "v2-tied-mqa-bf16": dict(model_type="Fast_dLLM_Qwen", tied=True, kv_heads=1, head_dim=16, theta=1e6,
+                             dtype="bfloat16", block_length=8, std=0.35, seed=32),
+    "v2-mha-sharded": dict(model_type="Fast_dLLM_Qwen", hidden=48, heads=3, kv_heads=3, head_dim=16, layers=3,
+                           shards=3, block_length=32, std=0.35, seed=33),
     "qwen3-dynamic": dict(model_type="qwen3", positions=32, seed=12,
                           rope=dict(rope_type="dynamic", factor=3.0)),
 }
@@ -90,7 +95,7 @@ def _experts(spec):
 
 def model_config(spec):
     """Of the class whose arithmetic the checkpoint has; SDAR's is Qwen3's."""
-    kinds = {"qwen2": (transformers.Qwen2Config, {}),
+    kinds = {"qwen2": (transformers.Qwen2Config, {}), "Fast_dLLM_Qwen": (transformers.Qwen2Config, {}),
              "moe": (transformers.Qwen3MoeConfig,
                      dict(head_dim=spec["head_dim"], attention_bias=spec["bias"], **_experts(spec)))}
     kind, own = kinds.get("moe" if spec["experts"] else spec["model_type"], (
@@ -148,9 +153,12 @@ def _random_llada2(spec):
 
 def _sdar_config(spec):
     experts = _experts(spec) if spec["experts"] else {}
+    own = {"sdar": ("SDARForCausalLM", {"block_size": spec["block_length"]}),
+           "sdar_moe": ("SDARMoeForCausalLM", {"block_size": spec["block_length"]}),
+           "Fast_dLLM_Qwen": ("Fast_dLLM_QwenForCausalLM", {"bd_size": spec["block_length"]})}
+    architecture, keys = own[spec["model_type"]]
     config = {
-        **experts, "architectures": ["SDARMoeForCausalLM" if experts else "SDARForCausalLM"],
-        "model_type": spec["model_type"], "hidden_act": "silu",
+        **experts, **keys, "architectures": [architecture], "model_type": spec["model_type"], "hidden_act": "silu",
         "vocab_size": spec["vocab"], "hidden_size": spec["hidden"],
         "intermediate_size": spec["intermediate"], "num_hidden_layers": spec["layers"],
         "num_attention_heads": spec["heads"], "num_key_value_heads": spec["kv_heads"],
@@ -158,7 +166,7 @@ def _sdar_config(spec):
         "rms_norm_eps": 1e-6, "rope_theta": spec["theta"], "rope_scaling": spec["rope"],
         "tie_word_embeddings": spec["tied"], "attention_bias": spec["bias"],
         "torch_dtype": spec["dtype"], "use_sliding_window": False, "sliding_window": None,
-        "mask_token_id": mask_id(spec), "block_size": spec["block_length"],
+        "mask_token_id": mask_id(spec),
     }
     return config
 

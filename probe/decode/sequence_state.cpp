@@ -1,0 +1,151 @@
+#include "probe/decode/sequence_state.h"
+
+#include <algorithm>
+
+#include "probe/decode/sub_blocks.h"
+
+namespace blockscope {
+namespace {
+
+int64_t planned_steps(const SequenceState& state, const DecodeOptions& options) {
+  const auto positions = static_cast<int64_t>(state.tokens.size()) - prefill_length(state, options);
+  if (options.autoregressive()) return positions - 1;  // the last token is never an input
+  return positions / options.block_length() * options.unmasking.denoising_steps;
+}
+
+bool wants_commit(const SequenceState& state, int64_t masks_left, const DecodeOptions& options) {
+  if (options.autoregressive()) return false;
+  if (state.request->replayed) {
+    const auto& replay = state.request->replay;
+    return state.replay_cursor >= replay.size() || replay[state.replay_cursor].block != state.block;
+  }
+  return masks_left == 0 || state.step >= options.unmasking.denoising_steps;
+}
+
+FinishReason finish_reason(const SequenceState& state, const DecodeOptions& options) {
+  if (state.request->replayed) {
+    return state.replay_cursor >= state.request->replay.size() ? FinishReason::replayed
+                                                               : FinishReason::unfinished;
+  }
+  const auto generated = state.tokens.begin() + state.prompt_length;
+  const bool stopped = std::any_of(generated, state.tokens.end(), [&](int64_t token) {
+    return std::find(options.stop_ids.begin(), options.stop_ids.end(), token) !=
+           options.stop_ids.end();
+  });
+  if (stopped) return FinishReason::stop;
+  // The last token is never an input: of an autoregressive run, and behind the last sub-block.
+  const int64_t last = options.autoregressive() || options.sub_blocks() ? 1 : 0;
+  const int64_t end = static_cast<int64_t>(state.tokens.size()) - last;
+  return state.block * options.block_length() >= end ? FinishReason::length
+                                                     : FinishReason::unfinished;
+}
+
+void begin_next_block(SequenceState& state) {
+  ++state.block;
+  state.step = 0;
+  state.last_input.clear();
+  state.block_cached = false;
+}
+
+}  // namespace
+
+SequenceState initial_state(const DecodeRequest& request, const DecodeOptions& options) {
+  SequenceState state;
+  state.request = &request;
+  state.outcome.sequence = request.sequence;
+  state.prompt_length = static_cast<int64_t>(request.prompt.size());
+  const int64_t total =
+      state.prompt_length + generated_positions(state.prompt_length, request.gen_length, options);
+  state.tokens.assign(static_cast<size_t>(total), options.mask_token_id);
+  std::copy(request.prompt.begin(), request.prompt.end(), state.tokens.begin());
+  state.block = prefill_length(state, options) / options.block_length();
+  return state;
+}
+
+int64_t prefill_length(const SequenceState& state, const DecodeOptions& options) {
+  if (options.autoregressive()) return state.prompt_length - 1;
+  return state.prompt_length / options.block_length() * options.block_length();
+}
+
+SequencePass plan_pass(SequenceState& state, const DecodeOptions& options, int64_t context_length) {
+  const int64_t block_length = options.block_length();
+  SequencePass pass;
+  pass.sequence = state.outcome.sequence;
+  pass.block = state.block;
+  pass.block_start = state.block * block_length;
+  pass.context_length = context_length;
+  const auto begin = state.tokens.begin() + state.block * block_length;
+  const std::vector<int64_t> input(begin, begin + block_length);
+  for (const int64_t token : input) pass.masked.push_back(token == options.mask_token_id);
+  pass.masks_left = std::count(pass.masked.begin(), pass.masked.end(), true);
+  if (!state.last_input.empty()) {
+    for (size_t i = 0; i < input.size(); ++i) pass.changed += input[i] != state.last_input[i];
+  }
+  pass.kind = wants_commit(state, pass.masks_left, options) ? PassKind::commit : PassKind::denoise;
+  if (pass.kind == PassKind::denoise) {
+    pass.step = state.step + 1;
+    pass.run_step = state.outcome.denoising_steps + 1;
+    if (options.block_cache()) {
+      const RowRange rows =
+          rows_to_compute(pass.masked, options.sub_block_length, state.block_cached);
+      if (rows.count < block_length) {
+        pass.computed.assign(pass.masked.size(), false);
+        std::fill_n(pass.computed.begin() + rows.first, rows.count, true);
+      }
+      state.block_cached = true;
+    }
+  }
+  pass.planned_steps = planned_steps(state, options);
+  pass.prompt_hash = state.request->prompt_hash;
+  state.last_input = input;
+  return pass;
+}
+
+void advance(SequenceState& state, const SequencePass& pass, const StepDecision& decision,
+             const DecodeOptions& options) {
+  if (pass.kind == PassKind::commit) {
+    state.outcome.masks_left += pass.masks_left;
+    begin_next_block(state);
+    take_first_token(state, decision, options);
+    state.outcome.reason = finish_reason(state, options);
+    return;
+  }
+  ++state.step;
+  ++state.replay_cursor;
+  ++state.outcome.denoising_steps;
+  const int64_t shift = options.autoregressive() ? 1 : 0;
+  for (const int64_t p : decision.transferred) {
+    state.tokens[static_cast<size_t>(state.block * options.block_length() + p + shift)] =
+        decision.prediction.token[static_cast<size_t>(p)];
+  }
+  if (options.autoregressive()) {
+    begin_next_block(state);
+    state.outcome.reason = finish_reason(state, options);
+  } else if (options.sub_blocks() && !state.request->replayed &&
+             stop_reached(state.tokens, state.prompt_length, options.stop_ids,
+                          options.mask_token_id)) {
+    state.outcome.reason = FinishReason::stop;
+  }
+}
+
+void take_first_token(SequenceState& state, const StepDecision& decision,
+                      const DecodeOptions& options) {
+  if (!decision.next) return;
+  state.tokens[static_cast<size_t>(state.block * options.block_length())] = decision.next->token;
+  if (state.request->replayed) {
+    ++state.replay_cursor;
+  } else if (stop_reached(state.tokens, state.prompt_length, options.stop_ids,
+                          options.mask_token_id)) {
+    state.outcome.reason = FinishReason::stop;
+  }
+}
+
+std::optional<NextToken> replayed_first_token(const SequenceState& state, int64_t block) {
+  const auto& replay = state.request->replay;
+  if (state.replay_cursor >= replay.size()) return std::nullopt;
+  const ReplayStep& step = replay[state.replay_cursor];
+  if (step.step != 0 || step.block != block) return std::nullopt;
+  return NextToken{step.tokens.front(), step.confidence.front()};
+}
+
+}  // namespace blockscope
