@@ -19,6 +19,8 @@ void add_info_command(CLI::App& app);
 void add_diff_command(CLI::App& app);
 /// The decoding trajectory as CSV or JSON.
 void add_export_command(CLI::App& app);
+/// A trajectory that another tool wrote, as a trace.
+void add_import_command(CLI::App& app);
 /// The heads that may reuse external attention, chosen from traces.
 void add_calibrate_command(CLI::App& app);
 /// One self-contained page of figures, tables and text.

@@ -1,5 +1,6 @@
 // `blockscope export`: the decoding trajectory of a trace for other tools. One sequence at a time
 // is in memory. Numbers JSON has no word for (a confidence of -inf: never touched) become null.
+// The forms of other tools are in export_frames.cpp and export_klass.cpp.
 #include <fmt/format.h>
 
 #include <CLI/App.hpp>
@@ -8,17 +9,20 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "analysis/results/export_csv.h"
 #include "cli/commands.h"
+#include "cli/export_formats.h"
 #include "command_line/interrupt.h"
 #include "command_line/options.h"
 #include "command_line/standard_streams.h"
 #include "command_line/text_output.h"
 #include "decode_record/error.h"
+#include "decode_record/index_set.h"
 #include "decode_record/text.h"
 #include "decode_record/trace_reader.h"
 
@@ -31,7 +35,8 @@ struct ExportFlags {
   std::string trace;
   std::string output;
   std::string format = "csv";
-  std::string aborted;  // keep, drop, or empty: as the format's readers expect
+  std::string sequences;  // an index list, empty: all
+  std::string aborted;    // keep, drop, or empty: as the format's readers expect
   bool force = false;
 };
 
@@ -41,11 +46,17 @@ std::vector<std::int64_t> chosen_sequences(const TraceReader& reader, const Expo
   const bool marks = flags.format == "csv" || flags.format == "json";
   const bool keep = flags.aborted.empty() ? marks : flags.aborted == "keep";
   const std::vector<std::uint8_t> aborted = reader.aborted();
-  std::vector<std::int64_t> result;
-  for (std::size_t i = 0; i < aborted.size(); ++i) {
-    if (keep || aborted[i] == 0) result.push_back(static_cast<std::int64_t>(i));
+  std::vector<std::int64_t> asked =
+      parse_index_set(flags.sequences, "--sequence", 0, static_cast<std::int64_t>(aborted.size()));
+  if (flags.sequences.empty()) {
+    asked.resize(aborted.size());
+    std::iota(asked.begin(), asked.end(), std::int64_t{0});
   }
-  const auto left = static_cast<std::int64_t>(aborted.size() - result.size());
+  std::vector<std::int64_t> result;
+  for (const std::int64_t i : asked) {
+    if (keep || aborted[static_cast<std::size_t>(i)] == 0) result.push_back(i);
+  }
+  const auto left = static_cast<std::int64_t>(asked.size() - result.size());
   if (left > 0) {
     note("note: {}: {} left out. HINT: --aborted keep writes them too\n", reader.info().path,
          plural(left, "aborted sequence"));
@@ -57,30 +68,10 @@ std::string dump(const ordered_json& value) {
   return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
-ordered_json number(float value) {
-  return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr);
-}
-
 ordered_json numbers(const std::vector<float>& values) {
   auto list = ordered_json::array();
-  for (const float value : values) list.push_back(number(value));
+  for (const float value : values) list.push_back(json_number(value));
   return list;
-}
-
-const char* finish_reason(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::unfinished:
-      return "unfinished";
-    case FinishReason::length:
-      return "length";
-    case FinishReason::stop:
-      return "stop";
-    case FinishReason::replayed:
-      return "replayed";
-    case FinishReason::interrupted:
-      return "interrupted";
-  }
-  return "unfinished";
 }
 
 const char* pass_kind(std::uint8_t kind) {
@@ -131,16 +122,6 @@ ordered_json delta_json(const SequenceDelta& delta) {
       {"insert_step", delta.insert_step}};
 }
 
-ordered_json sequence_head(const TraceReader& reader, std::int64_t index) {
-  const SequenceInfo info = reader.sequence(index);
-  return {{"sequence", index},
-          {"name", info.name},
-          {"prompt_hash", to_hex(info.prompt_hash)},
-          {"finish_reason", finish_reason(info.finish_reason)},
-          {"aborted", info.aborted},
-          {"text", info.text}};
-}
-
 /// Row by row: what each pass of the sequence decided.
 void write_csv(const TraceReader& reader, const std::vector<std::int64_t>& sequences,
                std::ostream& out) {
@@ -167,7 +148,7 @@ ordered_json trajectory_json(const TraceReader& reader, std::int64_t index) {
   item["gen_length"] = info.gen_length;
   item["answer"] = info.answer;
   item["metric"] = info.metric;
-  item["score"] = number(info.score);
+  item["score"] = json_number(info.score);
   item["rows"] = ordered_json::array();
   for (const std::int64_t row : reader.rows_of(index)) {
     const StepColumns step = reader.steps(row, 1);
@@ -188,46 +169,63 @@ ordered_json trajectory_json(const TraceReader& reader, std::int64_t index) {
   return item;
 }
 
-/// d2Cache's DecodeRecord: the initial Frame and one FrameDelta per denoising step.
-ordered_json frames_json(const TraceReader& reader, std::int64_t index) {
-  const DecodeRecord record = reader.decode_record(index);
-  const Frame& first = record.initial_frame();
-  ordered_json item = sequence_head(reader, index);
-  item["block_length"] = record.block_length();
-  item["mask_token_id"] = first.mask_token_id;
-  item["initial_frame"] = {{"prompts", first.prompts.at(0)},
-                           {"generated_tokens", first.generated_tokens},
-                           {"confidence", numbers(first.confidence)},
-                           {"steps", first.steps}};
-  item["deltas"] = ordered_json::array();
-  for (std::size_t t = 0; t < record.num_deltas(); ++t) {
-    item["deltas"].push_back(delta_json(record.delta(t).rows.at(0)));
-  }
-  return item;
+}  // namespace
+
+ordered_json json_number(float value) {
+  return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr);
 }
 
-/// TraDo's view: the step at which each generated token was decided, -1 where a mask is left.
-ordered_json step_map_json(const TraceReader& reader, std::int64_t index) {
-  const Frame last = reader.decode_record(index).last_frame();
-  ordered_json item = sequence_head(reader, index);
-  item["prompt_ids"] = last.prompts.at(0);
-  item["token_ids"] = last.generated_tokens;
-  item["step_map"] = last.steps;
-  return item;
+ordered_json sequence_head(const TraceReader& reader, std::int64_t index) {
+  const SequenceInfo info = reader.sequence(index);
+  return {{"sequence", index},
+          {"name", info.name},
+          {"prompt_hash", to_hex(info.prompt_hash)},
+          {"finish_reason", to_string(info.finish_reason)},
+          {"aborted", info.aborted},
+          {"text", info.text}};
 }
+
+namespace {
 
 using SequenceWriter = ordered_json (*)(const TraceReader&, std::int64_t);
 
 void write_json(const TraceReader& reader, const std::vector<std::int64_t>& sequences,
                 const std::string& format, SequenceWriter sequence, std::ostream& out) {
-  out << "{\"format\": \"blockscope-" << format
-      << "\", \"format_version\": 1, \"block_length\": " << reader.info().meta.block_length
-      << ", \"mask_token_id\": " << reader.info().meta.mask_token_id << ", \"sequences\": [";
+  const TraceMeta& meta = reader.info().meta;
+  // 2: steps of step_map count from 1, and frames have the form that d2Cache gives them.
+  const int version = format == "trajectory" ? 1 : 2;
+  ordered_json head = {{"format", "blockscope-" + format},
+                       {"format_version", version},
+                       {"block_length", meta.block_length},
+                       {"mask_token_id", meta.mask_token_id}};
+  if (format == "frames") {
+    head["vocab_size"] = meta.vocab_size;
+    head["bidirectional"] = meta.bidirectional;
+  }
+  const std::string text = head.dump(-1, ' ');
+  out << text.substr(0, text.size() - 1) << ",\"sequences\":[";
   const char* separator = "\n";
   for (const std::int64_t index : sequences) {
     out << std::exchange(separator, ",\n") << dump(sequence(reader, index));
   }
   out << "\n]}\n";
+}
+
+/// The array of one sequence's steps, as KLASS writes it: nothing around it.
+void write_klass(const TraceReader& reader, const std::vector<std::int64_t>& sequences,
+                 std::ostream& out) {
+  if (sequences.size() != 1) {
+    throw UsageError(
+        fmt::format("--format klass: expected one sequence, which is what KLASS's files hold, got "
+                    "{}. HINT: --sequence 0",
+                    sequences.size()));
+  }
+  out << "[";
+  const char* separator = "\n";
+  for (const ordered_json& step : klass_json(reader, sequences.front())) {
+    out << std::exchange(separator, ",\n") << dump(step);
+  }
+  out << "\n]\n";
 }
 
 void write_format(const TraceReader& reader, const ExportFlags& flags, std::ostream& out) {
@@ -236,6 +234,8 @@ void write_format(const TraceReader& reader, const ExportFlags& flags, std::ostr
       {"trajectory", trajectory_json}, {"frames", frames_json}, {"step_map", step_map_json}};
   if (flags.format == "csv") {
     write_csv(reader, sequences, out);
+  } else if (flags.format == "klass") {
+    write_klass(reader, sequences, out);
   } else {
     const std::string name = flags.format == "json" ? "trajectory" : flags.format;
     write_json(reader, sequences, name, writers.at(name), out);
@@ -264,17 +264,21 @@ void add_export_command(CLI::App& app) {
   command
       ->add_option("--format", flags->format,
                    "csv, json: what each pass decided; frames: d2Cache's initial frame and deltas; "
-                   "step_map: TraDo's step per generated token")
-      ->check(CLI::IsMember({"csv", "json", "frames", "step_map"}))
+                   "step_map: TraDo's step per generated token; klass: KLASS's --save_steps of one "
+                   "sequence")
+      ->check(CLI::IsMember({"csv", "json", "frames", "step_map", "klass"}))
       ->capture_default_str();
+  command->add_option("--sequence", flags->sequences, "Only these: 0-3,7");
   command
       ->add_option("--aborted", flags->aborted,
                    "keep or drop sequences that a kill cut and a resume decoded again (default: "
-                   "keep them, marked, in csv and json; drop them in frames and step_map)")
+                   "keep them, marked, in csv and json; drop them in the others)")
       ->check(CLI::IsMember({"keep", "drop"}));
   command->add_option("-o,--output", flags->output, "File (default, and -: standard output)");
   command->add_flag("--force", flags->force, "Replace an existing output");
-  command->footer("Example: blockscope export run.h5 --format step_map -o run.json");
+  command->footer(
+      "Example: blockscope export run.h5 --format step_map -o run.json\n"
+      "`blockscope import` reads frames and klass again.");
   command->callback([flags, command] {
     const bool file = !flags->output.empty() && flags->output != kStandardOutput;
     refuse_idle(*command, "--force", file, "a file as --output");

@@ -18,6 +18,7 @@
 #include "command_line/options.h"
 #include "command_line/printable.h"
 #include "decode_record/error.h"
+#include "decode_record/imported_trajectory.h"
 #include "decode_record/text.h"
 #include "decode_record/trace_inventory.h"
 #include "decode_record/trace_reader.h"
@@ -280,9 +281,13 @@ void print_table(const TraceInfo& info, const Summary& summary) {
   line("trace", fmt::format("{} (schema {}, {})", info.path, info.format_version,
                             mebibytes(info.file_bytes)));
   line("state", state_of(info));
-  line("model", fmt::format("{}, {}, {}, head_dim {}, vocabulary {}",
-                            plural(meta.num_layers, "layer"), plural(meta.num_heads, "query head"),
-                            plural(meta.num_kv_heads, "KV head"), meta.head_dim, meta.vocab_size));
+  const std::string shape =
+      knows_model_shape(meta)
+          ? fmt::format("{}, {}, {}, head_dim {}", plural(meta.num_layers, "layer"),
+                        plural(meta.num_heads, "query head"), plural(meta.num_kv_heads, "KV head"),
+                        meta.head_dim)
+          : "its shape is not in the file that it was imported from";
+  line("model", fmt::format("{}, vocabulary {}", shape, meta.vocab_size));
   line("mask token", meta.mask_token_id < 0 ? "none" : std::to_string(meta.mask_token_id));
   line("block length", std::to_string(meta.block_length));
   line("level", fmt::format("{}, {}, {}", to_string(meta.level),

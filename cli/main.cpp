@@ -22,7 +22,8 @@ constexpr void (*kAddCommand[])(CLI::App&) = {
     blockscope::add_info_command,      blockscope::add_diff_command,
     blockscope::add_export_command,    blockscope::add_analyze_command,
     blockscope::add_calibrate_command, blockscope::add_report_command,
-    blockscope::add_repack_command,    blockscope::add_doctor_command,
+    blockscope::add_import_command,    blockscope::add_repack_command,
+    blockscope::add_doctor_command,
 };
 
 int run(CLI::App& app, int argc, char** argv) {

@@ -46,6 +46,12 @@ class CalibrationError : public Error {
   using Error::Error;
 };
 
+/// A trajectory file of another tool that can't be taken over.
+class TrajectoryError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// A trace file that can't be read or written; the subclasses let a caller act differently.
 class TraceError : public Error {
  public:

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <cstdlib>
 
 #include "decode_record/error.h"
 
@@ -21,9 +22,17 @@ std::string excerpt(const nlohmann::json& value) {
 
 }  // namespace
 
+void refuse_calibration(const std::string& message) { throw CalibrationError(message); }
+
+void refuse_trajectory(const std::string& message) { throw TrajectoryError(message); }
+
+void JsonNode::complain(const std::string& what) const {
+  refusal_(fmt::format("{}: {}: {}", *file_, where_.empty() ? "file" : where_, what));
+  std::abort();  // a refusal throws
+}
+
 void JsonNode::refuse(const std::string& expected) const {
-  throw CalibrationError(fmt::format("{}: {}: expected {}, got {}", *file_,
-                                     where_.empty() ? "file" : where_, expected, excerpt(*value_)));
+  complain(fmt::format("expected {}, got {}", expected, excerpt(*value_)));
 }
 
 bool JsonNode::has(const char* key) const {
@@ -33,10 +42,16 @@ bool JsonNode::has(const char* key) const {
 
 JsonNode JsonNode::member(const char* key) const {
   const std::string where = where_.empty() ? key : where_ + "." + key;
-  if (!has(key)) {
-    throw CalibrationError(fmt::format("{}: {}: expected a value, got none", *file_, where));
-  }
-  return {(*value_)[key], *file_, where};
+  static const nlohmann::json kNone;
+  if (!has(key)) child(kNone, where).complain("expected a value, got none");
+  return child((*value_)[key], where);
+}
+
+std::vector<std::string> JsonNode::keys() const {
+  if (!value_->is_object()) refuse("an object");
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : value_->items()) keys.push_back(key);
+  return keys;
 }
 
 std::vector<JsonNode> JsonNode::elements(std::int64_t count) const {
@@ -46,7 +61,7 @@ std::vector<JsonNode> JsonNode::elements(std::int64_t count) const {
   std::vector<JsonNode> nodes;
   nodes.reserve(value_->size());
   for (std::size_t i = 0; i < value_->size(); ++i) {
-    nodes.push_back(JsonNode((*value_)[i], *file_, fmt::format("{}[{}]", where_, i)));
+    nodes.push_back(child((*value_)[i], fmt::format("{}[{}]", where_, i)));
   }
   return nodes;
 }

@@ -11,13 +11,21 @@
 
 namespace blockscope {
 
+/// Throws the message of a refusal as the error of the document's kind.
+using JsonRefusal = void (*)(const std::string& message);
+[[noreturn]] void refuse_calibration(const std::string& message);  ///< CalibrationError
+[[noreturn]] void refuse_trajectory(const std::string& message);   ///< TrajectoryError
+
 class JsonNode {
  public:
   /// The root. Both must outlive every node. `file` names the document in messages.
-  JsonNode(const nlohmann::json& value, const std::string& file) : value_(&value), file_(&file) {}
+  JsonNode(const nlohmann::json& value, const std::string& file,
+           JsonRefusal refusal = refuse_calibration)
+      : value_(&value), file_(&file), refusal_(refusal) {}
 
   bool has(const char* key) const;  ///< a member with this name; refuses what is no object
   JsonNode member(const char* key) const;
+  std::vector<std::string> keys() const;  ///< of its members; refuses what is no object
   /// Elements of an array of `count` (any number if negative).
   std::vector<JsonNode> elements(std::int64_t count = -1) const;
 
@@ -29,17 +37,24 @@ class JsonNode {
   double number_or_null(double least, double most) const;
   std::string text() const;
   bool is_null() const { return value_->is_null(); }
+  bool is_text() const { return value_->is_string(); }
 
-  /// "…: expected <expected>, got <this value>" as CalibrationError.
+  /// "…: expected <expected>, got <this value>" as the document's kind of error.
   [[noreturn]] void refuse(const std::string& expected) const;
+  /// The same with words of the caller's own: "…: <what>".
+  [[noreturn]] void complain(const std::string& what) const;
   const std::string& where() const { return where_; }
 
  private:
-  JsonNode(const nlohmann::json& value, const std::string& file, std::string where)
-      : value_(&value), file_(&file), where_(std::move(where)) {}
+  JsonNode child(const nlohmann::json& value, std::string where) const {
+    JsonNode node(value, *file_, refusal_);
+    node.where_ = std::move(where);
+    return node;
+  }
 
   const nlohmann::json* value_;
   const std::string* file_;
+  JsonRefusal refusal_;
   std::string where_;  ///< "reuse[3][1]"; empty for the root
 };
 

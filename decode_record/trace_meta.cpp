@@ -17,6 +17,8 @@ namespace {
 
 constexpr std::array<std::string_view, 5> kLevelNames{"trajectory", "summary", "sets", "outputs",
                                                       "full"};
+constexpr std::array<std::string_view, 5> kReasonNames{"unfinished", "length", "stop", "replayed",
+                                                       "interrupted"};
 // No model comes near; keeps products of sizes in range when they come from a damaged file.
 constexpr std::int64_t kLargestSize = std::int64_t{1} << 24;
 
@@ -47,6 +49,16 @@ std::vector<std::int64_t> count_up(std::int64_t count) {
 
 std::string_view to_string(RecordLevel level) {
   return kLevelNames.at(static_cast<std::size_t>(level));
+}
+
+std::string_view to_string(FinishReason reason) {
+  return kReasonNames.at(static_cast<std::size_t>(reason));
+}
+
+std::optional<FinishReason> parse_finish_reason(std::string_view name) {
+  const auto found = std::ranges::find(kReasonNames, name);
+  if (found == kReasonNames.end()) return std::nullopt;
+  return static_cast<FinishReason>(found - kReasonNames.begin());
 }
 
 RecordLevel parse_record_level(std::string_view name) {

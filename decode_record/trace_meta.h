@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -82,5 +83,9 @@ enum class FinishReason : std::uint8_t {
   replayed = 3,    ///< the replayed trajectory ended
   interrupted = 4  ///< a signal or an error ended the run
 };
+
+std::string_view to_string(FinishReason reason);
+/// The reason of this name, if it is one.
+std::optional<FinishReason> parse_finish_reason(std::string_view name);
 
 }  // namespace blockscope

@@ -9,6 +9,7 @@
 
 #include "analysis/figures/terms.h"
 #include "analysis/report/html.h"
+#include "decode_record/imported_trajectory.h"
 
 namespace blockscope {
 namespace {
@@ -134,24 +135,31 @@ std::vector<std::pair<std::string, std::string>> run_facts(const TraceGroup& tra
   const json run = parsed(meta.run_json);
   std::vector<std::pair<std::string, std::string>> facts;
   const std::string digest = text_of(model, "digest");
+  const std::string shape =
+      knows_model_shape(meta)
+          ? fmt::format("{} layers, {} query heads, {} KV heads, head dimension {}",
+                        meta.num_layers, meta.num_heads, meta.num_kv_heads, meta.head_dim)
+          : "its shape is not in the file that the trace was imported from";
   facts.emplace_back(
       "Model",
-      fmt::format("{}{}: {} layers, {} query heads, {} KV heads, head dimension {}",
-                  model_name(traces),
+      fmt::format("{}{}: {}", model_name(traces),
                   digest.empty() ? "" : fmt::format(" (checkpoint {})", digest.substr(0, 12)),
-                  meta.num_layers, meta.num_heads, meta.num_kv_heads, meta.head_dim));
+                  shape));
   const std::string policy = text_of(run, "policy");
   facts.emplace_back("Attention",
                      policy.empty() ? "unknown policy" : fmt::format("policy {}", policy));
   facts.emplace_back("Decoding",
                      fmt::format("block length {}, {}", meta.block_length, decoding_text(run)));
+  const std::string arrays =
+      knows_model_shape(meta) ? fmt::format(", {} of {} layers, {} of {} heads", meta.layers.size(),
+                                            meta.num_layers, meta.heads.size(), meta.num_heads)
+                              : "";
   facts.emplace_back(
-      "Recorded", fmt::format("{}, {}, {}; level {}, {} of {} layers, {} of {} heads",
-                              counted(counts.sequences, "sequence", "sequences"),
-                              counted(counts.blocks, "block", "blocks"),
-                              counted(counts.steps, "denoising step", "denoising steps"),
-                              to_string(lowest_level(traces)), meta.layers.size(), meta.num_layers,
-                              meta.heads.size(), meta.num_heads));
+      "Recorded",
+      fmt::format("{}, {}, {}; level {}{}", counted(counts.sequences, "sequence", "sequences"),
+                  counted(counts.blocks, "block", "blocks"),
+                  counted(counts.steps, "denoising step", "denoising steps"),
+                  to_string(lowest_level(traces)), arrays));
   facts.emplace_back(traces.size() == 1 ? "Trace" : "Traces", trace_list(traces));
   if (!backbone.empty()) {
     const TraceGroup other({backbone});

@@ -193,11 +193,12 @@ TEST(Export, FramesReplayWithTheRulesOfD2Cache) {
     EXPECT_EQ(tokens, std::vector<std::int64_t>(8, 99));
     EXPECT_EQ(item["initial_frame"]["confidence"][0], nullptr) << "-inf has no JSON number";
     for (const json& delta : item["deltas"]) {
-      const auto index = delta["transfer_index"].get<std::vector<std::size_t>>();
-      const auto source = delta["transfer_src_index"].get<std::vector<std::size_t>>();
-      for (std::size_t i = 0; i < index.size(); ++i) {
-        const std::size_t from = source.empty() ? index[i] : source[i];
-        tokens.at(index[i]) = delta["decoded_tokens"].at(from).get<std::int64_t>();
+      EXPECT_EQ(delta["transfer_src_index"], nullptr) << "the source is the position itself";
+      EXPECT_EQ(delta["insert_index"], nullptr);
+      EXPECT_EQ(delta["decoded_tokens"].size(), tokens.size());
+      for (const auto& index : delta["transfer_index"]) {
+        const auto at = index.get<std::size_t>();
+        tokens.at(at) = delta["decoded_tokens"].at(at).get<std::int64_t>();
       }
     }
     const Frame last = reader.decode_record(static_cast<std::int64_t>(s)).last_frame();
@@ -210,8 +211,8 @@ TEST(Export, StepMapHasOneStepPerGeneratedToken) {
   const TempDir folder;
   write_run(folder.file("a.h5"));
   const json root = run_json({"export", folder.file("a.h5"), "--format", "step_map"});
-  // Two tokens a step, left to right.
-  EXPECT_EQ(root["sequences"][1]["step_map"], json({0, 0, 1, 1, 2, 2, 3, 3}));
+  // Two tokens a step, left to right; steps count from 1.
+  EXPECT_EQ(root["sequences"][1]["step_map"], json({1, 1, 2, 2, 3, 3, 4, 4}));
   EXPECT_EQ(root["sequences"][1]["token_ids"].size(), 8u);
   EXPECT_EQ(root["sequences"][0]["text"], "text, \"of\" 0");
 }

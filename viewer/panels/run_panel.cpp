@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "decode_record/imported_trajectory.h"
 #include "decode_record/text.h"
 #include "viewer/panels/panels.h"
 
@@ -29,12 +30,25 @@ bool begin_table(const char* title) {
   return true;
 }
 
+/// What an import keeps of its file can be long; this is drawn anew in every frame.
+std::string cut(std::string text) {
+  constexpr std::size_t kMost = 2000;
+  if (text.size() <= kMost) return text;
+  return fmt::format("{}... ({} bytes; info --json has all)", text.substr(0, kMost), text.size());
+}
+
 void json_table(const char* title, const std::string& text) {
-  const auto json = nlohmann::ordered_json::parse(text, nullptr, false);
+  constexpr std::size_t kMostParsed = std::size_t{256} << 10;
   if (!begin_table(title)) return;
+  if (text.size() > kMostParsed) {
+    row("text", cut(text));
+    ImGui::EndTable();
+    return;
+  }
+  const auto json = nlohmann::ordered_json::parse(text, nullptr, false);
   if (json.is_object()) {
     for (const auto& [name, value] : json.items()) {
-      row(name.c_str(), value.is_string() ? value.get<std::string>() : value.dump());
+      row(name.c_str(), cut(value.is_string() ? value.get<std::string>() : value.dump()));
     }
   } else {
     row("text", text);
@@ -67,10 +81,14 @@ void draw_run_panel(PanelContext& context) {
     ImGui::EndTable();
   }
   if (begin_table("Shape")) {
-    row("layers", fmt::format("{} recorded of {}", meta.layers.size(), meta.num_layers));
-    row("query heads", fmt::format("{} recorded of {}", meta.heads.size(), meta.num_heads));
-    row("KV heads", fmt::format("{} recorded of {}", meta.kv_heads.size(), meta.num_kv_heads));
-    row("head_dim", fmt::format("{}, hidden size {}", meta.head_dim, meta.hidden_size));
+    if (knows_model_shape(meta)) {
+      row("layers", fmt::format("{} recorded of {}", meta.layers.size(), meta.num_layers));
+      row("query heads", fmt::format("{} recorded of {}", meta.heads.size(), meta.num_heads));
+      row("KV heads", fmt::format("{} recorded of {}", meta.kv_heads.size(), meta.num_kv_heads));
+      row("head_dim", fmt::format("{}, hidden size {}", meta.head_dim, meta.hidden_size));
+    } else {
+      row("layers, heads", "not in the file that the trace was imported from");
+    }
     row("vocabulary", fmt::format("{}, mask token {}", meta.vocab_size, meta.mask_token_id));
     row("block length", std::to_string(meta.block_length));
     row("top-k sets", meta.set_size > 0 ? fmt::format("k = {}", meta.set_size) : "none");

@@ -1,0 +1,30 @@
+// The formats of `blockscope export` that other tools read, a sequence at a time, and what they
+// share. docs/interchange.md has their fields.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "decode_record/trace_reader.h"
+
+namespace blockscope {
+
+/// The value, or null where JSON has no word for it (NaN, an infinity).
+nlohmann::ordered_json json_number(float value);
+
+/// What every format of ours says of a sequence: its number, name, prompt hash, how it ended, text.
+nlohmann::ordered_json sequence_head(const TraceReader& reader, std::int64_t index);
+
+/// d2Cache's DecodeRecord of a sequence, in its own form: decoded_tokens has an element for every
+/// position, -100 where the step's prediction is not known.
+nlohmann::ordered_json frames_json(const TraceReader& reader, std::int64_t index);
+
+/// TraDo's view: for each token of the response the step, from 1, that decided it; 0: none did.
+nlohmann::ordered_json step_map_json(const TraceReader& reader, std::int64_t index);
+
+/// KLASS's array of steps. Throws TraceError for a sequence that its form has no words for: tokens
+/// taken back, inserted or deleted, or decided outside of a denoising step, or no mask token.
+nlohmann::ordered_json klass_json(const TraceReader& reader, std::int64_t index);
+
+}  // namespace blockscope

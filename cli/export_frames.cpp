@@ -1,0 +1,165 @@
+// Frames for d2Cache and step maps for TraDo.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "cli/export_formats.h"
+#include "decode_record/import_frames.h"
+
+namespace blockscope {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr float kRevokedConfidence = 1.0F;  // what WINO says of a mask that comes back
+
+ordered_json numbers(const std::vector<float>& values) {
+  auto list = ordered_json::array();
+  for (const float value : values) list.push_back(json_number(value));
+  return list;
+}
+
+ordered_json or_null(const std::vector<std::int64_t>& values) {
+  return values.empty() ? ordered_json(nullptr) : ordered_json(values);
+}
+
+/// The denoising rows of a sequence, in the order of its deltas.
+std::vector<std::int64_t> denoising_rows(const TraceReader& reader, std::int64_t index) {
+  std::vector<std::int64_t> rows = reader.rows_of(index);
+  std::erase_if(rows, [&](std::int64_t row) {
+    return static_cast<PassKind>(reader.steps(row, 1).kind[0]) != PassKind::denoise;
+  });
+  return rows;
+}
+
+/// decoded_tokens and confidence of one step, [gen_length + insertions].
+struct Decoded {
+  std::vector<std::int64_t> tokens;
+  std::vector<float> confidence;
+};
+
+/// The best tokens of the masks in the row's block.
+Decoded predictions(const TraceReader& reader, std::int64_t row, const Frame& before) {
+  Decoded decoded{std::vector<std::int64_t>(before.gen_length, kInvalidToken),
+                  std::vector<float>(before.gen_length, kUntouchedConfidence)};
+  if (before.mask_token_id < 0) return decoded;
+  const std::vector<std::int32_t> tokens = reader.read_ints(Field::prediction_token, row, 1);
+  const std::vector<float> sure = reader.read_floats(Field::prediction_confidence, row, 1);
+  const std::int64_t first =
+      reader.steps(row, 1).block_start[0] - static_cast<std::int64_t>(before.prompts[0].size());
+  for (std::size_t b = 0; b < tokens.size(); ++b) {
+    const std::int64_t position = first + static_cast<std::int64_t>(b);
+    if (position < 0 || position >= static_cast<std::int64_t>(before.gen_length)) continue;
+    const auto at = static_cast<std::size_t>(position);
+    if (tokens[b] < 0 || before.generated_tokens[at] != before.mask_token_id) continue;
+    decoded.tokens[at] = tokens[b];
+    decoded.confidence[at] = sure[b];
+  }
+  return decoded;
+}
+
+/// Steps that do not follow from d2Cache's rule (the largest one, plus 1; a mask that comes back
+/// has none).
+ordered_json explicit_steps(const SequenceDelta& delta, const Frame& before) {
+  const std::int64_t next = before.current_step() + 1;
+  bool follows = std::ranges::all_of(delta.insert_step, [&](auto step) { return step == next; });
+  for (std::size_t i = 0; i < delta.transfer_index.size(); ++i) {
+    const auto at = static_cast<std::size_t>(delta.transfer_index[i]);
+    const auto source = static_cast<std::size_t>(delta.transfer_src_index[i]);
+    const bool revoked = delta.decoded_tokens[source] == before.mask_token_id &&
+                         before.generated_tokens[at] != before.mask_token_id;
+    follows = follows && delta.transfer_step[i] == (revoked ? kUndecodedStep : next);
+  }
+  if (follows) return ordered_json::object();
+  return {{"transfer_step", delta.transfer_step}, {"insert_step", delta.insert_step}};
+}
+
+ordered_json delta_json(const TraceReader& reader, std::int64_t row, const Frame& before,
+                        const SequenceDelta& delta) {
+  Decoded decoded = predictions(reader, row, before);
+  bool any = delta.transfer_index.empty() && delta.insert_index.empty();
+  for (std::size_t i = 0; i < delta.transfer_index.size(); ++i) {
+    const auto at = static_cast<std::size_t>(delta.transfer_index[i]);
+    const auto source = static_cast<std::size_t>(delta.transfer_src_index[i]);
+    const bool revoked = delta.decoded_tokens[source] == before.mask_token_id &&
+                         before.generated_tokens[at] != before.mask_token_id;
+    decoded.tokens[at] = delta.decoded_tokens[source];
+    decoded.confidence[at] = revoked ? kRevokedConfidence : delta.confidence[source];
+    any = any || !std::isnan(decoded.confidence[at]);
+  }
+  std::vector<std::int64_t> insert_source;
+  for (const std::int64_t source : delta.insert_src_index) {
+    insert_source.push_back(static_cast<std::int64_t>(decoded.tokens.size()));
+    decoded.tokens.push_back(delta.decoded_tokens[static_cast<std::size_t>(source)]);
+    decoded.confidence.push_back(delta.confidence[static_cast<std::size_t>(source)]);
+    any = any || !std::isnan(decoded.confidence.back());
+  }
+  return {{"transfer_index", delta.transfer_index},
+          {"transfer_src_index", nullptr},
+          {"insert_index", or_null(delta.insert_index)},
+          {"insert_src_index", or_null(insert_source)},
+          {"delete_index", or_null(delta.delete_index)},
+          {"decoded_tokens", decoded.tokens},
+          {"confidence", any ? numbers(decoded.confidence) : ordered_json(nullptr)},
+          {"extra", explicit_steps(delta, before)}};
+}
+
+/// Tokens of the response: up to its first stop token, or to the last position that was decided.
+std::size_t response_length(const TraceReader& reader, const SequenceInfo& info,
+                            const Frame& last) {
+  std::size_t length = last.gen_length;
+  while (length > 0 && last.generated_tokens[length - 1] == last.mask_token_id) --length;
+  if (info.finish_reason != FinishReason::stop) return length;
+  const auto run = nlohmann::json::parse(reader.info().meta.run_json, nullptr, false);
+  if (!run.is_object() || !run.contains("stop_ids") || !run["stop_ids"].is_array()) return length;
+  std::set<std::int64_t> stops;
+  for (const auto& id : run["stop_ids"]) {
+    if (id.is_number_integer()) stops.insert(id.get<std::int64_t>());
+  }
+  for (std::size_t i = 0; i < length; ++i) {
+    if (stops.count(last.generated_tokens[i]) != 0) return i + 1;
+  }
+  return length;
+}
+
+}  // namespace
+
+ordered_json frames_json(const TraceReader& reader, std::int64_t index) {
+  const DecodeRecord record = reader.decode_record(index);
+  const std::vector<std::int64_t> rows = denoising_rows(reader, index);
+  const Frame& first = record.initial_frame();
+  ordered_json item = sequence_head(reader, index);
+  item["block_length"] = record.block_length();
+  item["mask_token_id"] = first.mask_token_id;
+  item["initial_frame"] = {{"prompts", first.prompts.at(0)},
+                           {"generated_tokens", first.generated_tokens},
+                           {"confidence", numbers(first.confidence)},
+                           {"steps", first.steps}};
+  item["deltas"] = ordered_json::array();
+  for (auto frame = record.begin(); frame.index() < record.num_deltas(); ++frame) {
+    item["deltas"].push_back(
+        delta_json(reader, rows.at(frame.index()), *frame, record.delta(frame.index()).rows.at(0)));
+  }
+  return item;
+}
+
+ordered_json step_map_json(const TraceReader& reader, std::int64_t index) {
+  const Frame last = reader.decode_record(index).last_frame();
+  const std::size_t length = response_length(reader, reader.sequence(index), last);
+  ordered_json item = sequence_head(reader, index);
+  item["prompt_ids"] = last.prompts.at(0);
+  item["token_ids"] = ordered_json::array();
+  item["step_map"] = ordered_json::array();
+  for (std::size_t i = 0; i < length; ++i) {
+    item["token_ids"].push_back(last.generated_tokens[i]);
+    item["step_map"].push_back(last.generated_tokens[i] == last.mask_token_id ? 0
+                                                                              : last.steps[i] + 1);
+  }
+  return item;
+}
+
+}  // namespace blockscope

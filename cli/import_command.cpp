@@ -1,0 +1,191 @@
+// `blockscope import`: a decoding trajectory that another tool wrote becomes a trace of level
+// `trajectory`. The whole file is read and checked before the trace is begun.
+#include <fmt/format.h>
+
+#include <CLI/App.hpp>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "cli/commands.h"
+#include "cmake/build_info/build_info.h"
+#include "command_line/interrupt.h"
+#include "command_line/options.h"
+#include "command_line/printable.h"
+#include "command_line/standard_streams.h"
+#include "decode_record/command_files.h"
+#include "decode_record/error.h"
+#include "decode_record/import_frames.h"
+#include "decode_record/import_klass.h"
+#include "decode_record/imported_trajectory.h"
+#include "decode_record/json_document.h"
+#include "decode_record/sha256.h"
+#include "decode_record/text.h"
+#include "probe/text/tokenizer.h"
+
+namespace blockscope {
+namespace {
+
+struct ImportFlags {
+  std::string input;
+  std::string output;
+  std::string tokenizer;
+  std::string input_ids;
+  ImportFacts facts;
+  bool force = false;
+};
+
+std::vector<std::int64_t> parse_ids(const std::string& text) {
+  std::vector<std::int64_t> ids;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    const std::string part = text.substr(at, end - at);
+    if (part.empty() || part.size() > 9 ||
+        part.find_first_not_of("0123456789") != std::string::npos) {
+      throw UsageError(
+          fmt::format("--input-ids: expected ids separated by commas, got '{}'", part));
+    }
+    ids.push_back(std::stoll(part));
+    at = end + 1;
+  }
+  return ids;
+}
+
+std::optional<Tokenizer> load_tokenizer(const std::string& path) {
+  if (path.empty()) return std::nullopt;
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return Tokenizer::from_directory(path);
+  return Tokenizer::from_file(path);
+}
+
+/// KLASS's file is an array of steps; d2Cache's record, alone or with ours around it, an object.
+bool is_klass(const std::string& text) {
+  const std::size_t first = text.find_first_not_of(" \t\r\n");
+  return first != std::string::npos && text[first] == '[';
+}
+
+ImportedTrajectory parse(const CLI::App& command, const ImportFlags& flags,
+                         const std::string& text) {
+  if (is_klass(text)) return parse_klass(text, flags.input, flags.facts);
+  for (const char* option : {"--prompt-length", "--input-ids"}) {
+    refuse_idle(command, option, false, "a file of KLASS: others hold their prompts");
+  }
+  return parse_frames(text, flags.input, flags.facts);
+}
+
+TraceMeta meta_of(const ImportedTrajectory& trajectory, const ImportFlags& flags,
+                  const std::string& text) {
+  TraceMeta meta = imported_meta(trajectory);
+  const nlohmann::ordered_json run = {
+      {"version", build_info().version},
+      {"imported",
+       {{"tool", trajectory.tool},
+        {"file", std::filesystem::path(flags.input).filename().string()},
+        {"sha256", sha256_hex(text)},
+        {"kept", nlohmann::ordered_json::parse(trajectory.kept)}}}};
+  meta.run_json = run.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  if (const auto tokenizer = load_tokenizer(flags.tokenizer)) {
+    for (std::int64_t id = 0; id < meta.vocab_size; ++id) {
+      meta.pieces.push_back(tokenizer->token_bytes(static_cast<TokenId>(id)));
+    }
+  }
+  return meta;
+}
+
+/// The whole trace or nothing: unlike a run, an import has nothing to go on with.
+void write_trace(const ImportedTrajectory& trajectory, const TraceMeta& meta,
+                 const ImportFlags& flags) {
+  const InterruptGuard guard;
+  std::string partial;
+  try {
+    TraceWriterOptions options;
+    options.force = flags.force;
+    TraceWriter writer(flags.output, meta, options);
+    partial = writer.partial_path();
+    write_imported(trajectory, writer, [] { InterruptGuard::check(); });
+    InterruptGuard::check();
+    writer.finish();
+  } catch (...) {
+    std::error_code ignored;
+    if (!partial.empty()) std::filesystem::remove(partial, ignored);
+    throw;
+  }
+}
+
+void run_import(const CLI::App& command, ImportFlags flags) {
+  check_trace_target(flags.output, flags.force);
+  CommandFiles files;
+  files.reads(flags.input);
+  std::error_code error;
+  if (std::filesystem::is_directory(flags.tokenizer, error)) {
+    files.reads_checkpoint(flags.tokenizer);
+  } else {
+    files.reads(flags.tokenizer);
+  }
+  for (const std::string& name : {flags.output, flags.output + ".partial"}) {
+    files.reserve(name, true);
+  }
+  if (!flags.input_ids.empty()) {
+    flags.facts.prompt = parse_ids(flags.input_ids);
+    flags.facts.prompt_length = static_cast<std::int64_t>(flags.facts.prompt.size());
+    for (const std::int64_t id : flags.facts.prompt) {
+      if (!flags.facts.vocab_size || id < *flags.facts.vocab_size) continue;
+      throw UsageError(fmt::format("--input-ids: expected ids below --vocab-size {}, got {}",
+                                   *flags.facts.vocab_size, id));
+    }
+  }
+  const std::string text = read_document(flags.input);
+  const ImportedTrajectory trajectory = parse(command, flags, text);
+  write_trace(trajectory, meta_of(trajectory, flags, text), flags);
+  for (const std::string& what : trajectory.notes) note("note: {}: {}\n", flags.input, what);
+  std::int64_t steps = 0;
+  for (const ImportedSequence& sequence : trajectory.sequences) {
+    steps += static_cast<std::int64_t>(sequence.steps.size());
+  }
+  say("{}: {} of {}, {}\n", flags.output,
+      plural(static_cast<std::int64_t>(trajectory.sequences.size()), "sequence"), trajectory.tool,
+      plural(steps, "denoising step"));
+}
+
+}  // namespace
+
+void add_import_command(CLI::App& app) {
+  auto* command =
+      app.add_subcommand("import", "Make a trace of a trajectory that another tool wrote");
+  auto flags = std::make_shared<ImportFlags>();
+  command
+      ->add_option("file", flags->input,
+                   "JSON: KLASS's --save_steps, or d2Cache's record (docs/interchange.md)")
+      ->required();
+  command->add_option("-o,--output", flags->output, "Trace to write")->required();
+  const auto number = [&](const char* name, std::optional<std::int64_t>& value, const char* text,
+                          std::int64_t least) {
+    command->add_option(name, value, text)->check(whole_number(least, kLargestLength));
+  };
+  number("--vocab-size", flags->facts.vocab_size, "Tokens of the model, where the file is silent",
+         1);
+  number("--mask-token-id", flags->facts.mask_token_id, "The mask, where the file is silent", 0);
+  number("--block-length", flags->facts.block_length,
+         "Positions of a block (default: the file's; KLASS: those of its first step)", 1);
+  number("--prompt-length", flags->facts.prompt_length,
+         "KLASS: tokens of the prompt, to be compared with the file's first position", 0);
+  command->add_option("--input-ids", flags->input_ids,
+                      "KLASS: the prompt's token ids separated by commas (default: masks)");
+  command->add_flag("--block-causal", flags->facts.block_causal,
+                    "Blocks count from position 0, as in SDAR, not from the prompt's end");
+  command->add_option("--tokenizer", flags->tokenizer,
+                      "tokenizer.json, or the folder of a checkpoint: the texts of tokens");
+  command->add_flag("--force", flags->force, "Replace an existing trace");
+  command->footer(
+      "Example: blockscope import all_steps_q0_s0.json --vocab-size 126464 \\\n"
+      "           --mask-token-id 126336 -o run.h5");
+  command->callback([flags, command] {
+    refuse_idle_beside(*command, "--prompt-length", "--input-ids");
+    run_import(*command, *flags);
+  });
+}
+
+}  // namespace blockscope
