@@ -90,7 +90,7 @@ def decode(model, prompt: torch.Tensor, gen_length: int, block: int, mask_id: in
         passes += 1
         x[:, start : start + block] = current
     return {"prefill_s": prefill, "blocks_s": time.perf_counter() - begin, "tokens": tokens,
-            "denoising_passes": denoising, "block_passes": passes}
+            "denoising_passes": denoising, "block_passes": passes, "sequence": x[0].tolist()}
 
 
 def main() -> None:
@@ -111,7 +111,7 @@ def main() -> None:
     block = config["block_size"]
     runs = [decode(model, prompt, args.gen_length, block, config["mask_token_id"])
             for _ in range(args.runs + 1)][1:]  # the first run warms up
-    middle = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+    middle = {key: statistics.median(run[key] for run in runs) for key in runs[0] if key != "sequence"}
     print(f"transformers: context {args.context}, gen length {args.gen_length}, B {block}, "
           f"{torch.get_num_threads()} threads, median of {args.runs}")
     print(f"prefill {middle['prefill_s']:.3f} s, {middle['tokens'] / middle['blocks_s']:.1f} "

@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""Tokens a second of `--cache dual` (or none, prefix) beside NVlabs/Fast-dLLM's own code, on the same CPU,
+checkpoint and prompt, with the same threshold.
+
+    python scripts/bench/make_random_checkpoint.py build/llada-150m --family llada
+    python scripts/bench/fast_dllm_pair.py FAST_DLLM build/llada-150m --dtype float32
+
+FAST_DLLM is a work tree of the repository; needs torch, transformers 4.52 and h5py. In float32 all tokens and the
+number of passes must be equal, or the exit code is 1.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import pathlib
+import sys
+import time
+import types
+
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+import pairs
+import torch
+from safetensors.torch import load_file
+
+
+class Llada:
+    def __init__(self, repository, folder, config, dtype):
+        sys.path.insert(0, str(repository / "llada"))
+        import generate
+        from model.modeling_llada import LLaDAConfig, LLaDAModelLM
+        self.generate = {"none": generate.generate, "prefix": generate.generate_with_prefix_cache,
+                         "dual": generate.generate_with_dual_cache}
+        self.mask = config["mask_token_id"]
+        self.model = LLaDAModelLM(LLaDAConfig(**config)).eval()
+        self.model.load_state_dict(load_file(folder / "model.safetensors"))
+        self.model.to(dtype)
+
+    def decode(self, prompt, a):
+        tokens, passes = self.generate[a.cache](
+            self.model, torch.tensor([prompt]), steps=a.gen_length, gen_length=a.gen_length,
+            block_length=a.block_length, mask_id=self.mask, threshold=a.threshold)
+        return tokens[0].tolist()
+
+
+class Dream:
+    def __init__(self, repository, folder, config, dtype):
+        sys.path.insert(0, str(repository / "dream"))
+        from model import generation_utils_block
+        from model.configuration_dream import DreamConfig
+        from model.modeling_dream import DreamModel
+        self.module, self.config = generation_utils_block, config
+        self.model = DreamModel(DreamConfig(**config)).eval()
+        self.model.load_state_dict(load_file(folder / "model.safetensors"))
+        self.model.to(dtype)
+        for function in ("diffusion_generate", "_sample"):
+            bound = types.MethodType(getattr(generation_utils_block.DreamGenerationMixin, function), self.model)
+            setattr(self.model, function, bound)
+
+    def decode(self, prompt, a):
+        ids = {key: self.config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        generation = self.module.DreamGenerationConfig(
+            temperature=0.0, steps=a.gen_length, alg="confidence_threshold", max_new_tokens=a.gen_length,
+            mask_token_id=self.config["mask_token_id"], **ids)
+        with contextlib.redirect_stdout(io.StringIO()):
+            tokens = self.model.diffusion_generate(
+                torch.tensor([prompt]), generation_config=generation, attention_mask=torch.ones(1, len(prompt)),
+                threshold=a.threshold, block_length=a.block_length, dual_cache=a.cache == "dual")
+        return tokens[0].tolist()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("repository", type=pathlib.Path, help="work tree of NVlabs/Fast-dLLM")
+    parser.add_argument("model", type=pathlib.Path)
+    parser.add_argument("--cache", choices=("none", "prefix", "dual"), default="dual")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--gen-length", type=int, default=256)
+    parser.add_argument("--block-length", type=int, default=32)
+    parser.add_argument("--threshold", type=float, default=0.5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    a = parser.parse_args()
+    torch.set_num_threads(a.threads)
+    print(pairs.machine(a.threads))
+    config = json.loads((a.model / "config.json").read_text())
+    kind = Dream if config["model_type"] == "Dream" else Llada
+    with contextlib.redirect_stdout(io.StringIO()):
+        theirs = kind(a.repository, a.model, dict(config), getattr(torch, a.dtype))
+    prompt = pairs.bench_prompt(a.context, config["vocab_size"], config["mask_token_id"], a.seed)
+    flags = ["--gen-length", a.gen_length, "--block-length", a.block_length, "--cache", a.cache, "--strategy",
+             "threshold", "--threshold", a.threshold, "--dtype", a.dtype, "--threads", a.threads]
+    passes = []
+    theirs.model.register_forward_hook(lambda *_: passes.append(1))
+
+    def run_theirs():
+        passes.clear()
+        begin = time.perf_counter()
+        tokens = theirs.decode(prompt, a)
+        return dict(seconds=time.perf_counter() - begin, tokens=tokens, passes=len(passes))
+
+    def run_ours():
+        timing = pairs.time_ours(a.model, [*flags, "--context", a.context, "--seed", a.seed])
+        return dict(seconds=timing["blocks_s"], passes=timing["denoising_passes"])
+
+    expected = run_theirs()  # warms up too
+    steps, tokens = pairs.decode_ours(a.model, prompt, flags)
+    equal = sum(tokens.get(a.context + i) == expected["tokens"][a.context + i] for i in range(a.gen_length))
+    ours, other = pairs.by_turns(a.rounds, run_ours, run_theirs)
+    name = f"{config['model_type']}, {a.dtype}, cache {a.cache}, prompt {a.context}, gen {a.gen_length}, B {a.block_length}"
+    print(f"{name}, threshold {a.threshold}: {equal} of {a.gen_length} tokens equal; passes {len(steps)} ours, "
+          f"{expected['passes']} theirs")
+    mine, his = ([run["seconds"] for run in side] for side in (ours, other))
+    for label, seconds, count in (("blockscope", mine, len(steps)), ("Fast-dLLM", his, expected["passes"])):
+        speed = [a.gen_length / s for s in seconds]
+        print(f"  {label}: tokens/s least / median / most {pairs.spread(speed)}; "
+              f"ms a pass {pairs.spread([1e3 * s / count for s in seconds])}")
+    print(f"  tokens/s, ours over theirs: {pairs.ratios([1 / s for s in mine], [1 / s for s in his])}")
+    if len(steps) != ours[0]["passes"]:
+        sys.exit(f"bench made {ours[0]['passes']} passes, capture {len(steps)}: not the same run")
+    if a.dtype == "float32" and equal < a.gen_length:
+        sys.exit("tokens differ")
+
+
+if __name__ == "__main__":
+    main()

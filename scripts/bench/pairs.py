@@ -1,0 +1,119 @@
+"""Shared by the scripts that time `blockscope` beside another implementation: the same prompt, the same number of
+threads, the two sides by turns, so that both meet the same load.
+
+BLOCKSCOPE_BINARY names the binary. A run of ours is one process: `bench --runs 1`, which warms up with a whole run.
+"""
+
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+BINARY = os.environ.get("BLOCKSCOPE_BINARY", "build/release/bin/blockscope")
+_MASK64 = (1 << 64) - 1
+
+
+def _mix(x):
+    x = (x + 0x9E3779B97F4A7C15) & _MASK64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return x ^ (x >> 31)
+
+
+def bench_prompt(context, vocab, mask_id, seed=0):
+    """The token ids that `blockscope bench --context --seed` draws for its first sequence."""
+    ids = []
+    for position in range(context):
+        state = _mix(seed)
+        for part in (0, 0, 0, position):
+            state = _mix(state ^ part)
+        token = int((state >> 11) * 2.0 ** -53 * vocab)
+        ids.append(token if token != mask_id else max(token - 1, 0) or 1)
+    return ids
+
+
+def _run(*arguments):
+    result = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True)
+    if result.returncode:
+        sys.exit(f"{BINARY} {' '.join(map(str, arguments))}: exit code {result.returncode}\n{result.stderr}")
+    return result.stdout
+
+
+def time_ours(model, flags):
+    """-> the JSON of one timed run without a recorder."""
+    return json.loads(_run("bench", model, "--levels", "off", "--runs", 1, "--json", *flags))[0]
+
+
+def decode_ours(model, prompt, flags):
+    """-> every denoising step as {"decided": {position: token}, "block_rows": computed positions of the block},
+    and the tokens at the end; positions count from the prompt's first."""
+    import h5py
+    import numpy as np
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "run.h5"
+        _run("capture", model, "--input-ids", ",".join(map(str, prompt)), "--record", "trajectory", "--no-stop", "--quiet",
+             "-o", path, *flags)
+        with h5py.File(path) as file:
+            count = int(file["/steps/committed"][0])
+            ends = file["/frames/delta_end"][:count]
+            starts = np.concatenate([[0], ends[:-1]])
+            position, token = file["/frames/position"][:], file["/frames/token"][:]
+            kind, block_start = file["/steps/kind"][:count], file["/steps/block_start"][:count]
+            predicted = file["/prediction/token"][:count]
+    steps, tokens = [], {}
+    for row in range(count):
+        decided = {len(prompt) + int(p): int(t) for p, t in
+                   zip(position[starts[row]:ends[row]], token[starts[row]:ends[row]])}
+        tokens |= decided
+        if kind[row] == 1:
+            rows = [int(block_start[row]) + i for i, t in enumerate(predicted[row]) if t >= 0]
+            steps.append(dict(decided=decided, block_rows=rows))
+    return steps, tokens
+
+
+def rows_ours(model, prompt, cache, strategy, flags):
+    """-> forward passes and the positions that they computed in all (mean over the layers)."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder) / "caches"
+        _run("study", "caches", model, "--input-ids", ",".join(map(str, prompt)), "--caches", cache, "--strategies",
+             strategy, "--no-stop", "--no-figures", "--quiet", "-o", out, *flags)
+        cells = next(out.glob("*.cells.jsonl")).read_text().splitlines()
+        run = next(value for value in map(_find_run, map(json.loads, cells)) if value)
+    return run["passes"], run["rows"]
+
+
+def _find_run(value):
+    """The first object with passes and rows inside a line of the study's store."""
+    if isinstance(value, dict):
+        if "passes" in value and "rows" in value:
+            return value
+        value = list(value.values())
+    return next((found for found in map(_find_run, value) if found), None) if isinstance(value, list) else None
+
+
+def by_turns(rounds, ours, theirs):
+    """Ours, theirs, ours, theirs ...: two lists of what they return."""
+    pairs = [(ours(), theirs()) for _ in range(rounds)]
+    return [a for a, _ in pairs], [b for _, b in pairs]
+
+
+def spread(values):
+    """least / median / most, for a line of text."""
+    return f"{min(values):.4g} / {statistics.median(values):.4g} / {max(values):.4g}"
+
+
+def ratios(ours, theirs):
+    """ours over theirs: of the medians, of the least, and pair by pair."""
+    pairs = sorted(a / b for a, b in zip(ours, theirs))
+    return (f"{statistics.median(ours) / statistics.median(theirs):.3f} (least {min(ours) / min(theirs):.3f}, "
+            f"pairs {pairs[0]:.3f} to {pairs[-1]:.3f})")
+
+
+def machine(threads):
+    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
+    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
+    policy = os.environ.get("OMP_WAIT_POLICY", "each side's own")
+    return f"{model}, {os.cpu_count()} cores, {threads} threads, load before {load}, OMP_WAIT_POLICY: {policy}"
