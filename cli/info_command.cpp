@@ -67,6 +67,9 @@ struct Summary {
   std::int64_t denoise_without_prefix = 0;  // N = 0: left out of the means
   std::int64_t transferred = 0;             // tokens decided
   std::int64_t pass_time_ns = 0;            // summed over rows; a batch's pass counts once per row
+  std::int64_t taken_back = 0;              // tokens (has_revocations)
+  std::int64_t computed = 0;                // positions, over all layers and denoising rows
+  std::int64_t canvases = 0;                // positions, likewise, had none been kept (has_cache)
   std::int64_t blocks = 0;                  // distinct (sequence, block)
   Mean score;                               // over scored sequences that were not aborted
   std::vector<LayerMeans> layers;
@@ -114,9 +117,24 @@ bool denoises(const StepColumns& steps, std::size_t i) {
 std::int64_t decided(const TraceReader& reader, std::int64_t row) {
   std::int64_t tokens = 0;
   for (const SequenceDelta& delta : reader.delta(row).rows) {
-    tokens += static_cast<std::int64_t>(delta.transfer_index.size());
+    tokens += static_cast<std::int64_t>(delta.transfer_index.size()) -
+              2 * std::ranges::count(delta.transfer_step, kUndecodedStep);
   }
   return tokens;
+}
+
+/// Positions that a row computed, all layers together, and that a whole pass would have.
+void add_computed(const TraceReader& reader, std::int64_t row, std::int64_t length,
+                  Summary& summary) {
+  for (const LayerRanges& layer : reader.cache(row)) {
+    for (const PositionRange& range : layer.query) summary.computed += range.stop - range.start;
+    summary.canvases += length;
+  }
+}
+
+std::int64_t positions_of(const TraceReader& reader, std::int64_t sequence) {
+  const SequenceInfo info = reader.sequence(sequence);
+  return static_cast<std::int64_t>(info.prompt.size()) + info.gen_length;
 }
 
 Summary summarise(const TraceReader& reader) {
@@ -124,6 +142,7 @@ Summary summarise(const TraceReader& reader) {
   Summary summary;
   for (const std::int64_t layer : info.meta.layers) summary.layers.push_back({layer, {}});
   std::vector<std::int64_t> last_block(static_cast<std::size_t>(info.num_sequences), -1);
+  std::vector<std::int64_t> lengths(last_block.size(), -1);  // of canvases
   const std::vector<std::uint8_t> aborted = reader.aborted();
   summary.aborted.sequences = info.num_sequences - std::ranges::count(aborted, 0);
   summary.sequences = info.num_sequences - summary.aborted.sequences;
@@ -145,6 +164,12 @@ Summary summarise(const TraceReader& reader) {
       if (last_block.at(sequence) != steps.block[i]) summary.blocks += 1;
       last_block.at(sequence) = steps.block[i];
       summary.transferred += tokens;
+      const std::int64_t row = first + static_cast<std::int64_t>(i);
+      summary.taken_back += std::ssize(reader.revoked(row));
+      if (!info.meta.has_cache) continue;
+      std::int64_t& length = lengths.at(sequence);
+      if (length < 0) length = positions_of(reader, steps.sequence[i]);
+      add_computed(reader, row, length, summary);
     }
   }
   add_means(info.path, summary);
@@ -155,6 +180,13 @@ Summary summarise(const TraceReader& reader) {
     }
   }
   return summary;
+}
+
+/// Share of all whole passes that was not computed.
+double share_saved(const Summary& summary) {
+  return summary.canvases == 0
+             ? 0.0
+             : 1.0 - static_cast<double>(summary.computed) / static_cast<double>(summary.canvases);
 }
 
 double tokens_per_step(const Summary& summary) {
@@ -226,6 +258,12 @@ ordered_json to_json(const TraceInfo& info, const Summary& summary,
                      {"tokens", summary.aborted.tokens}};
   root["tokens_decided"] = summary.transferred;
   root["tokens_per_step"] = tokens_per_step(summary);
+  if (info.meta.has_revocations) root["tokens_taken_back"] = summary.taken_back;
+  if (info.meta.has_cache) {
+    root["cache"] = {{"positions_computed", summary.computed},
+                     {"positions_of_whole_passes", summary.canvases},
+                     {"saved", share_saved(summary)}};
+  }
   root["score"] = mean_json(summary.score);
   root["recorded_layers"] = info.meta.layers;
   root["recorded_heads"] = info.meta.heads;
@@ -299,6 +337,12 @@ void print_table(const TraceInfo& info, const Summary& summary) {
                            summary.denoise_without_prefix, summary.rows_by_kind[2]));
   line("tokens", fmt::format("{} decided, {:.2f} a denoising step", summary.transferred,
                              tokens_per_step(summary)));
+  if (meta.has_revocations) line("taken back", plural(summary.taken_back, "token"));
+  if (meta.has_cache) {
+    line("cache", fmt::format("{:.1f} % of a whole pass saved: {} of {} computed, all layers",
+                              100.0 * share_saved(summary), summary.computed,
+                              plural(summary.canvases, "position")));
+  }
   const Aborted& aborted = summary.aborted;
   if (aborted.sequences > 0) {
     line("left out", fmt::format("{} ({}, {})", plural(aborted.sequences, "aborted sequence"),

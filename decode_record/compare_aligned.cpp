@@ -86,12 +86,10 @@ AlignedComparison::AlignedComparison(const RawTrace& a, const RawTrace& b,
   match_sequences();
   match_prompts();
   match_rows();
-  match_ranges(Axis::delta, Field::delta_end, Axis::row);
-  match_ranges(Axis::insertion, Field::insert_end, Axis::row);
-  match_ranges(Axis::deletion, Field::delete_end, Axis::row);
   match_ranges(Axis::keyframe_element, Field::keyframe_end, Axis::keyframe);
-  if (a.has(Field::prefix_end) && b.has(Field::prefix_end)) {
-    match_ranges(Axis::prefix_element, Field::prefix_end, Axis::row);
+  for (const RangeSpec& range : kRowRanges) {
+    const bool both = a.has(range.end) && b.has(range.end);
+    if (both) match_ranges(range.axis, range.end, Axis::row);
   }
 }
 
@@ -104,17 +102,13 @@ bool AlignedComparison::is_place(Field field) {
     case Field::step_sequence:
     case Field::step_pass:
     case Field::step_previous:
-    case Field::delta_end:
-    case Field::insert_end:
-    case Field::delete_end:
     case Field::row_keyframe:
     case Field::keyframe_row:
     case Field::keyframe_end:
-    case Field::prefix_end:
     case Field::prefix_sequence:
       return true;
     default:
-      return false;
+      return std::ranges::find(kRowRanges, field, &RangeSpec::end) != kRowRanges.end();
   }
 }
 
@@ -227,7 +221,11 @@ void AlignedComparison::match_ranges(Axis axis, Field end_field, Axis owner) {
   const auto begin = [](const std::vector<std::int64_t>& ends, std::int64_t i) {
     return i == 0 ? 0 : ends[static_cast<std::size_t>(i - 1)];
   };
-  for (const Part& part : parts(owner)) {
+  // Each model layer of a row has a range of its own.
+  const auto width = static_cast<std::int64_t>(a_.row_bytes(end_field) / sizeof(std::int64_t));
+  if (a_.row_bytes(end_field) != b_.row_bytes(end_field)) return;  // another shape: told elsewhere
+  for (Part part : parts(owner)) {
+    part = {part.a * width, part.b * width, part.count * width};
     for (std::int64_t i = 0; i < part.count; ++i) {
       const std::int64_t a = begin(in_a, part.a + i);
       const std::int64_t b = begin(in_b, part.b + i);
@@ -238,8 +236,8 @@ void AlignedComparison::match_ranges(Axis axis, Field end_field, Axis owner) {
         continue;
       }
       problem(std::string(spec_of(end_field).path),
-              fmt::format("{} {} of the first trace: {} against {}", to_string(owner), part.a + i,
-                          plural(here, "element"), there));
+              fmt::format("{} {} of the first trace: {} against {}", to_string(owner),
+                          (part.a + i) / width, plural(here, "element"), there));
     }
   }
 }

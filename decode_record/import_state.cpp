@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "decode_record/error.h"
 #include "decode_record/trace_meta.h"
@@ -127,13 +128,14 @@ void ImportState::add_step(const JsonNode& node, FrameDelta delta, std::vector<B
     if (masked && there != facts_.mask_token_id) {
       step.delta.confidence[source] = kUntouchedConfidence;
       step.delta.transfer_step[i] = kUndecodedStep;
-      step.revoked.push_back({position, there});
+      step.revoked.push_back({position, there, std::numeric_limits<float>::quiet_NaN()});
     } else if (step.delta.transfer_step[i] < (masked ? kUndecodedStep : 0) ||
                step.delta.transfer_step[i] > next) {
       node.complain(fmt::format("transfer_step: expected {} to {}, got {}",
                                 masked ? kUndecodedStep : 0, next, step.delta.transfer_step[i]));
     }
   }
+  std::ranges::sort(step.revoked, {}, &RevokedToken::position);
   for (std::size_t i = 0; i < step.delta.insert_index.size(); ++i) {
     const auto source = static_cast<std::size_t>(step.delta.insert_src_index[i]);
     const bool masked = step.delta.decoded_tokens[source] == facts_.mask_token_id;

@@ -49,9 +49,9 @@ class RowWriter {
     std::fill_n(row.valid.begin(), end - row.block_start, std::uint8_t{1});
     count(row, end);
     add_best(step, row);
-    // KLASS's divergences are in `kept` until a trace made here can have /prediction/kl; they would
-    // be filled in add_best(). The events of step.revoked (/frames/revoke_end, revoke_position,
-    // revoke_token) belong here, once a trace has them: each is (position, token that stood there).
+    // KLASS's divergences stay in `kept`: they are of single positions, and text as the file has
+    // it.
+    row.revoked = step.revoked;
     append(std::move(row), step.delta, pass);
   }
 
@@ -117,6 +117,11 @@ TraceMeta imported_meta(const ImportedTrajectory& trajectory) {
   meta.mask_token_id = trajectory.mask_token_id;
   meta.bidirectional = !trajectory.block_causal;
   meta.block_length = trajectory.block_length;
+  for (const ImportedSequence& sequence : trajectory.sequences) {
+    for (const ImportedStep& step : sequence.steps) {
+      meta.has_revocations = meta.has_revocations || !step.revoked.empty();
+    }
+  }
   meta.level = RecordLevel::trajectory;
   meta.record_everything();
   const nlohmann::ordered_json model = {{kImportedKey, trajectory.tool}};

@@ -21,17 +21,11 @@ struct BestToken {
   float confidence = 0.0F;
 };
 
-/// A token that a step took back: its position holds the mask again.
-struct RevokedToken {
-  std::int64_t position = 0;
-  std::int64_t token = 0;
-};
-
 struct ImportedStep {
   std::int64_t block = 0;  ///< index in the grid of blocks (ImportedTrajectory::block_causal)
   SequenceDelta delta;     ///< resolved: compact, with explicit steps
   std::vector<BestToken> best;
-  std::vector<RevokedToken> revoked;  ///< in the order of delta's transfers
+  std::vector<RevokedToken> revoked;  ///< by position
 };
 
 struct ImportedSequence {

@@ -103,7 +103,7 @@ void RawTrace::set_length(Axis axis, Field by, std::int64_t value) {
 }
 
 void RawTrace::set_from_end(Axis axis, Field end, std::int64_t rows) {
-  set_length(axis, end, rows == 0 ? 0 : read_integers(end, rows - 1, 1).front());
+  set_length(axis, end, rows == 0 ? 0 : read_integers(end, rows - 1, 1).back());
 }
 
 void RawTrace::find_lengths() {
@@ -112,11 +112,10 @@ void RawTrace::find_lengths() {
   const std::int64_t rows = length(Axis::row);
   const std::int64_t sequences = length(Axis::sequence);
   set_length(Axis::keyframe, Field::row_keyframe, largest(Field::row_keyframe, rows) + 1);
-  set_from_end(Axis::delta, Field::delta_end, rows);
-  set_from_end(Axis::insertion, Field::insert_end, rows);
-  set_from_end(Axis::deletion, Field::delete_end, rows);
+  for (const RangeSpec& range : kRowRanges) {
+    if (has(range.end)) set_from_end(range.axis, range.end, rows);
+  }
   set_from_end(Axis::keyframe_element, Field::keyframe_end, length(Axis::keyframe));
-  if (has(Field::prefix_end)) set_from_end(Axis::prefix_element, Field::prefix_end, rows);
   std::int64_t prompt = 0;
   if (sequences > 0) {
     prompt = read_integers(Field::sequence_prompt_start, sequences - 1, 1).front() +

@@ -48,7 +48,7 @@ class RawTrace {
   /// The same of one layer, for datasets whose second axis is the layer.
   std::vector<std::byte> read_layer(Field field, std::int64_t first, std::int64_t count,
                                     std::int64_t layer) const;
-  /// Integers of a one-axis dataset (u8, i32 or i64), widened.
+  /// Integers (u8, i32 or i64) of rows of a dataset, widened.
   std::vector<std::int64_t> read_integers(Field field, std::int64_t first,
                                           std::int64_t count) const;
 

@@ -30,21 +30,16 @@ std::optional<Axis> counted_axis(Field field) {
     case Field::sequence_metric_start:
     case Field::sequence_text_start:
       return Axis::text_byte;
-    case Field::delta_end:
-      return Axis::delta;
-    case Field::insert_end:
-      return Axis::insertion;
-    case Field::delete_end:
-      return Axis::deletion;
     case Field::row_keyframe:
       return Axis::keyframe;
     case Field::keyframe_end:
       return Axis::keyframe_element;
-    case Field::prefix_end:
-      return Axis::prefix_element;
     default:
-      return std::nullopt;
+      break;
   }
+  const auto range = std::ranges::find(kRowRanges, field, &RangeSpec::end);
+  if (range == kRowRanges.end()) return std::nullopt;
+  return range->axis;
 }
 
 void add_to_elements(std::vector<std::byte>& bytes, h5::Element element, std::int64_t shift) {

@@ -93,7 +93,7 @@ void TraceCheck::sequences(std::int64_t count) {
     check_texts(first, part);
     check_prompts(least, end);
     for (std::size_t i = 0; i < start.size(); ++i) {
-      sequences_.push_back({.prompt_length = length[i], .length = gen_length[i]});
+      sequences_.push_back({.prompt_length = length[i], .length = gen_length[i], .tokens = {}});
     }
   }
 }
@@ -138,7 +138,7 @@ void TraceCheck::check_texts(std::int64_t first, std::int64_t count) const {
 /// Where the elements of the rows before `row` end.
 std::int64_t TraceCheck::end_of(Field end_field, Field elements, std::int64_t row) const {
   if (row == 0) return 0;
-  const std::int64_t end = column(end_field, row - 1, 1).at(0);
+  const std::int64_t end = column(end_field, row - 1, 1).back();
   check(end_field, "row", row - 1, end, 0, trace_->extent(elements));
   return end;
 }
@@ -160,10 +160,23 @@ void TraceCheck::rows(std::int64_t count) {
     limit(Field::prefix_end, Field::prefix_position, elements.prefix_sequence,
           elements.prefix_position);
   }
+  const bool revokes = trace_->has(Field::revoke_end);
+  if (revokes) {
+    limit(Field::revoke_end, Field::revoke_position, elements.revoke_position,
+          elements.revoke_token, elements.revoke_confidence);
+  }
+  const bool cache = trace_->has(Field::query_end);
+  for (std::size_t k = 0; cache && k < kCacheFields.size(); ++k) {
+    limit(kCacheFields[k].end, kCacheFields[k].start, elements.cache_start[k],
+          elements.cache_stop[k]);
+  }
   const std::size_t valid_bytes =
       std::max<std::size_t>(row_bytes(spec_of(Field::step_valid), trace_->meta()), 1);
+  const std::size_t widest =
+      cache ? std::max(valid_bytes, row_bytes(spec_of(Field::query_end), trace_->meta()))
+            : valid_bytes;
   const auto slab =
-      static_cast<std::int64_t>(std::clamp<std::size_t>(kSlabBytes / valid_bytes, 1, kSlabRows));
+      static_cast<std::int64_t>(std::clamp<std::size_t>(kSlabBytes / widest, 1, kSlabRows));
   while (rows_ < count) {
     Columns columns;
     columns.first = rows_;
@@ -193,6 +206,14 @@ void TraceCheck::rows(std::int64_t count) {
     if (prefix) {
       columns.prefix_end = read(Field::prefix_end);
       columns.prefix_start = end_of(Field::prefix_end, Field::prefix_position, rows_);
+    }
+    if (revokes) {
+      columns.revoke_end = read(Field::revoke_end);
+      columns.revoke_start = end_of(Field::revoke_end, Field::revoke_position, rows_);
+    }
+    for (std::size_t k = 0; cache && k < kCacheFields.size(); ++k) {
+      columns.cache_end[k] = read(kCacheFields[k].end);
+      columns.cache_start[k] = end_of(kCacheFields[k].end, kCacheFields[k].start, rows_);
     }
     const auto valid = trace_->read(Field::step_valid, columns.first, part, -1);
     const auto beyond = std::ranges::find_if(valid, [](std::byte b) { return b > std::byte{1}; });

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <utility>
@@ -40,9 +41,10 @@ class TraceCheck {
     std::int64_t last_row = -1;
     std::int64_t rows = 0;
     std::int64_t keyframe = -1;
-    std::int64_t block = -1;    ///< of the last denoising row
-    std::int64_t step = 0;      ///< of that row
-    std::int64_t decided = -1;  ///< largest step that decided a token
+    std::int64_t block = -1;                      ///< of the last denoising row
+    std::int64_t step = 0;                        ///< of that row
+    std::int64_t decided = -1;                    ///< largest step that decided a token
+    std::map<std::int64_t, std::int64_t> tokens;  ///< not masks, by position (has_revocations)
   };
   struct Columns;   // one slab of /steps and of the ends
   struct Elements;  // the CSR columns
@@ -61,6 +63,12 @@ class TraceCheck {
   void check_delta(const Columns& columns, std::size_t i, Sequence& sequence, Elements& elements);
   void check_prefix(const Columns& columns, std::size_t i, const Sequence& sequence,
                     Elements& elements) const;
+  void check_revocations(const Columns& columns, std::size_t i, Sequence& sequence,
+                         Elements& elements);
+  void follow_moves(const Columns& columns, std::size_t i, Sequence& sequence,
+                    Elements& elements) const;
+  void check_cache(const Columns& columns, std::size_t i, const Sequence& sequence,
+                   Elements& elements) const;
   void check_tokens(Field field, std::int64_t row, std::span<const std::int32_t> tokens) const;
   void check_decided(Field field, std::int64_t row, std::span<const std::int32_t> steps,
                      std::span<const std::int32_t> tokens, std::int64_t most) const;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -11,6 +12,15 @@
 namespace blockscope {
 
 constexpr std::int64_t kElementsAhead = 65536;
+
+/// Queries, keys and values of /cache.
+struct CacheFields {
+  Field end, start, stop;
+};
+constexpr std::array<CacheFields, 3> kCacheFields{
+    {{Field::query_end, Field::query_start, Field::query_stop},
+     {Field::key_end, Field::key_start, Field::key_stop},
+     {Field::value_end, Field::value_start, Field::value_stop}}};
 
 /// A CSR column, read forwards and ahead, never beyond the committed elements.
 template <typename Value>
@@ -50,6 +60,11 @@ struct TraceCheck::Columns {
   std::int64_t keyframe_start = 0;  // where that one's elements begin
   // Where the elements of the slab's first row begin.
   std::int64_t delta_start = 0, insert_start = 0, delete_start = 0, prefix_start = 0;
+  std::vector<std::int64_t> revoke_end;
+  std::int64_t revoke_start = 0;
+  /// Of queries, keys and values: [row, model layer], and where the slab's first begins.
+  std::array<std::vector<std::int64_t>, 3> cache_end;
+  std::array<std::int64_t, 3> cache_start{};
 
   static std::int64_t begin(const std::vector<std::int64_t>& ends, std::size_t i,
                             std::int64_t start) {
@@ -72,10 +87,20 @@ struct TraceCheck::Elements {
         prefix_position(trace, Field::prefix_position),
         confidence(trace, Field::delta_confidence),
         insert_confidence(trace, Field::insert_confidence),
-        keyframe_confidence(trace, Field::keyframe_confidence) {}
+        keyframe_confidence(trace, Field::keyframe_confidence),
+        revoke_position(trace, Field::revoke_position),
+        revoke_token(trace, Field::revoke_token),
+        revoke_confidence(trace, Field::revoke_confidence),
+        cache_start{
+            {{trace, Field::query_start}, {trace, Field::key_start}, {trace, Field::value_start}}},
+        cache_stop{
+            {{trace, Field::query_stop}, {trace, Field::key_stop}, {trace, Field::value_stop}}} {}
   ElementColumn<std::int32_t> position, token, step, insert_position, insert_token, insert_step,
       delete_position, keyframe_token, keyframe_step, prefix_sequence, prefix_position;
   ElementColumn<float> confidence, insert_confidence, keyframe_confidence;
+  ElementColumn<std::int32_t> revoke_position, revoke_token;
+  ElementColumn<float> revoke_confidence;
+  std::array<ElementColumn<std::int32_t>, 3> cache_start, cache_stop;
 };
 
 }  // namespace blockscope

@@ -26,6 +26,8 @@ void TraceCheck::check_row(const Columns& columns, std::size_t i, Elements& elem
         sequence.last_row);
   check_step(columns, i, sequence);
   check_keyframe(columns, i, sequence, elements);
+  if (!columns.revoke_end.empty()) check_revocations(columns, i, sequence, elements);
+  if (!columns.cache_end[0].empty()) check_cache(columns, i, sequence, elements);
   check_delta(columns, i, sequence, elements);
   if (!columns.prefix_end.empty()) check_prefix(columns, i, sequence, elements);
   sequence.last_row = row;

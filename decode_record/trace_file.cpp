@@ -286,10 +286,14 @@ void TraceFile::overwrite(Field field, std::int64_t at, const void* row) {
 std::vector<std::int64_t> TraceFile::read_ints(Field field, std::int64_t first,
                                                std::int64_t count) const {
   const h5::Dataset& dataset = *column(field).dataset;
-  const std::array<hsize_t, 1> start{static_cast<hsize_t>(first)};
-  const std::array<hsize_t, 1> shape{static_cast<hsize_t>(count)};
-  std::vector<std::int64_t> result(static_cast<std::size_t>(count));
-  if (count == 0) return result;
+  std::vector<hsize_t> start(dataset.extent.size(), 0);
+  std::vector<hsize_t> shape = dataset.extent;
+  start[0] = static_cast<hsize_t>(first);
+  shape[0] = static_cast<hsize_t>(count);
+  std::size_t size = 1;
+  for (const hsize_t length : shape) size *= length;
+  std::vector<std::int64_t> result(size);
+  if (result.empty()) return result;
   if (dataset.element == h5::Element::i64) {
     h5::read(dataset, start, shape, result.data());
     return result;

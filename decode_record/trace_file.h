@@ -92,9 +92,9 @@ class TraceFile {
   std::int64_t pending_bytes() const { return pending_bytes_; }
   /// Cuts an axis (drops what a killed writer left beyond the committed length).
   void truncate(Axis axis, std::int64_t length);
-  /// Drops what a killed writer's arrays hold from row `length` on, also where it was killed between
-  /// writing a chunk index and the extent that belongs to it: else rows without arrays that are
-  /// written there later would show the arrays of rows that were never committed.
+  /// Drops what a killed writer's arrays hold from row `length` on, also where it was killed
+  /// between writing a chunk index and the extent that belongs to it: else rows without arrays that
+  /// are written there later would show the arrays of rows that were never committed.
   void drop_rows_behind(std::int64_t length);
   /// Cuts the room reserved on every axis.
   void trim();

@@ -36,6 +36,15 @@ constexpr std::array<IntField, 3> kRunInts{{{"block_length", &TraceMeta::block_l
 constexpr std::array<IntField, 2> kRouterInts{{{"experts_per_token", &TraceMeta::experts_per_token},
                                                {"num_experts", &TraceMeta::num_experts}}};
 
+// Likewise only where they are true.
+struct Mark {
+  const char* name;
+  bool TraceMeta::*member;
+};
+constexpr std::array<Mark, 3> kMarks{{{"has_cache", &TraceMeta::has_cache},
+                                      {"has_revocations", &TraceMeta::has_revocations},
+                                      {"has_kl", &TraceMeta::has_kl}}};
+
 struct SelectionField {
   const char* name;
   Field field;
@@ -175,6 +184,9 @@ void write_header_attributes(const h5::File& file, const TraceMeta& meta) {
       h5::write_attribute(file, "/", field.name, meta.*field.member);
     }
   }
+  for (const Mark& mark : kMarks) {
+    if (meta.*mark.member) h5::write_attribute(file, "/", mark.name, std::int64_t{1});
+  }
   for (const IntField& field : kModelInts) {
     h5::write_attribute(file, "/model", field.name, meta.*field.member);
   }
@@ -235,6 +247,9 @@ TraceMeta read_header(const h5::File& file) {
   for (const IntField& field : kRouterInts) {
     meta.*field.member = h5::read_int_attribute(file, "/", field.name).value_or(0);
   }
+  for (const Mark& mark : kMarks) {
+    meta.*mark.member = h5::read_int_attribute(file, "/", mark.name).value_or(0) != 0;
+  }
   for (const IntField& field : kModelInts) {
     meta.*field.member = required_int(file, "/model", field.name);
   }
@@ -288,6 +303,9 @@ void check_same_layout(const TraceMeta& file, const TraceMeta& wanted, const std
   differs("residual", file.has_residual, wanted.has_residual);
   differs("shadow", file.has_shadow, wanted.has_shadow);
   differs("bidirectional", file.bidirectional, wanted.bidirectional);
+  for (const Mark& mark : kMarks) {
+    differs(mark.name, file.*mark.member, wanted.*mark.member);
+  }
 }
 
 }  // namespace blockscope

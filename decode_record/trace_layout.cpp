@@ -19,6 +19,7 @@ constexpr std::array<std::string_view, static_cast<std::size_t>(Axis::count)> kA
     "tau",
     "error_sum",
     "per_token",
+    "model_layer",
     "model_byte",
     "run_byte",
     "one",
@@ -33,7 +34,11 @@ constexpr std::array<std::string_view, static_cast<std::size_t>(Axis::count)> kA
     "deletion",
     "keyframe",
     "keyframe_element",
-    "prefix_element"};
+    "prefix_element",
+    "revocation",
+    "query_range",
+    "key_range",
+    "value_range"};
 
 constexpr bool table_is_in_field_order() {
   for (std::size_t i = 0; i < kNumFields; ++i) {
@@ -81,6 +86,14 @@ bool exists_in(const DatasetSpec& spec, const TraceMeta& meta) {
       return at_least(RecordLevel::outputs) && meta.has_shadow;
     case Exists::router:
       return at_least(RecordLevel::summary) && meta.experts_per_token > 0;
+    case Exists::cache:
+      return meta.has_cache;
+    case Exists::revocations:
+      return meta.has_revocations;
+    case Exists::kl:
+      return meta.has_kl;
+    case Exists::staleness:
+      return at_least(RecordLevel::summary) && meta.has_cache && meta.has_shadow;
   }
   return false;
 }
@@ -110,6 +123,8 @@ std::int64_t axis_length(Axis axis, const TraceMeta& meta) {
       return 4;
     case Axis::per_token:
       return meta.experts_per_token;
+    case Axis::model_layer:
+      return meta.num_layers;
     case Axis::model_byte:
       return size(meta.model_json);
     case Axis::run_byte:

@@ -52,6 +52,9 @@ struct TraceMeta {
   std::int64_t selected_size = 0;      ///< keys a sparse policy selects; 0: no /attention/selected
   bool has_residual = false;           ///< the policy keeps a residual part
   bool has_shadow = false;             ///< exact values are computed beside the policy
+  bool has_cache = false;              ///< /cache says what each pass computed
+  bool has_revocations = false;        ///< the strategy can take tokens back
+  bool has_kl = false;                 ///< the strategy measures /prediction/kl
   std::int64_t experts_per_token = 0;  ///< of recorded router choices; 0: no /router
   std::int64_t num_experts = 0;        ///< that a router chooses from; 0 without /router
   ArrayType array_type = ArrayType::bf16;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "decode_record/decode_record.h"
+#include "decode_record/trace_events.h"
 #include "decode_record/trace_layout.h"
 
 namespace blockscope {
@@ -111,6 +112,11 @@ class TraceReader {
   Frame frame(std::int64_t sequence, std::int64_t t) const;
   /// The trajectory of a sequence: one delta per denoising row.
   DecodeRecord decode_record(std::int64_t sequence) const;
+
+  /// What row `row` computed, by model layer (has_cache); the rows around it are read with it.
+  std::vector<LayerRanges> cache(std::int64_t row) const;
+  /// The tokens that row `row` took back; none without has_revocations.
+  std::vector<RevokedToken> revoked(std::int64_t row) const;
 
   /// Vocabulary piece of a token as bytes; empty when the trace has none.
   std::string piece(std::int64_t token) const;

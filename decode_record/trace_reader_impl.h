@@ -1,6 +1,7 @@
 // The state of a TraceReader, shared by the files that implement it. Internal to decode_record.
 #pragma once
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,8 @@ class TraceReader::Impl {
   FrameDelta delta(std::int64_t row) const;
   Frame keyframe(std::int64_t index, std::int64_t sequence) const;
   Frame frame_before(std::int64_t row) const;
+  std::vector<LayerRanges> cache(std::int64_t row);
+  std::vector<RevokedToken> revoked(std::int64_t row) const;
   template <typename Value>
   Value value(Field field, std::int64_t row) const {
     return raw.column<Value>(field, row, 1).at(0);
@@ -44,6 +47,19 @@ class TraceReader::Impl {
   TraceInfo info;
 
  private:
+  /// Ranges of rows [first, first + count), for cache().
+  struct CacheWindow {
+    std::int64_t first = 0, count = 0;
+    struct Part {
+      std::int64_t begin = 0;         // of the first row's elements
+      std::vector<std::int64_t> end;  // [count, num_layers]
+      std::vector<std::int32_t> start, stop;
+    };
+    std::array<Part, 3> parts;  // queries, keys, values
+  };
+  void read_cache(std::int64_t row);
+
+  CacheWindow window_;
   TraceCheck check_;
   std::vector<Rows> rows_;
   std::int64_t rows_indexed_ = 0;

@@ -82,7 +82,7 @@ ResumeState TraceStore::recover() {
   const std::int64_t sequences = checked(file_.read_ints(Field::sequence_committed, 0, 1).front(),
                                          num_sequences(), "/sequences/committed");
   const auto last = [&](Field field, std::int64_t count, Axis axis) {
-    const std::int64_t end = count == 0 ? 0 : file_.read_ints(field, count - 1, 1).front();
+    const std::int64_t end = count == 0 ? 0 : file_.read_ints(field, count - 1, 1).back();
     return checked(end, file_.length(axis), spec_of(field).path);
   };
   const auto largest = [this](Field field, std::int64_t count) {
@@ -99,12 +99,11 @@ ResumeState TraceStore::recover() {
   state.num_sequences = sequences;
   state.next_pass = largest(Field::step_pass, rows) + 1;
 
-  const std::int64_t deltas = last(Field::delta_end, rows, Axis::delta);
-  const std::int64_t insertions = last(Field::insert_end, rows, Axis::insertion);
-  const std::int64_t deletions = last(Field::delete_end, rows, Axis::deletion);
+  std::vector<std::pair<Axis, std::int64_t>> owned;
+  for (const RangeSpec& range : kRowRanges) {
+    if (file_.has(range.end)) owned.emplace_back(range.axis, last(range.end, rows, range.axis));
+  }
   const std::int64_t elements = last(Field::keyframe_end, keyframes, Axis::keyframe_element);
-  const std::int64_t prefix =
-      file_.has(Field::prefix_end) ? last(Field::prefix_end, rows, Axis::prefix_element) : 0;
   std::int64_t prompt_elements = 0;
   if (sequences > 0) {
     prompt_elements =
@@ -115,13 +114,10 @@ ResumeState TraceStore::recover() {
   abort_cut_sequences(sequences, state);
   file_.drop_rows_behind(rows);
   file_.truncate(Axis::sequence, sequences);
-  file_.truncate(Axis::delta, deltas);
-  file_.truncate(Axis::insertion, insertions);
-  file_.truncate(Axis::deletion, deletions);
+  for (const auto& [axis, length] : owned) file_.truncate(axis, length);
   file_.truncate(Axis::keyframe, keyframes);
   file_.truncate(Axis::keyframe_element, elements);
   file_.truncate(Axis::prompt_element, prompt_elements);
-  if (file_.has(Field::prefix_end)) file_.truncate(Axis::prefix_element, prefix);
   // Bytes of texts that were not committed stay, unused: nothing points to them.
   file_.truncate(Axis::text_byte, file_.length(Axis::text_byte));
   const std::uint8_t incomplete = 0;

@@ -9,6 +9,11 @@
 #include <utility>
 
 namespace blockscope {
+
+void refuse_input(std::string_view what) {
+  throw UsageError(fmt::format("trace writer: {}", what));
+}
+
 namespace {
 
 constexpr std::int64_t kLargestInt32 = std::numeric_limits<std::int32_t>::max();
@@ -40,13 +45,37 @@ void check_slice(const ArraySlice& slice, const TraceRow& row, const TraceMeta& 
   }
 }
 
-}  // namespace
-
-void refuse_input(std::string_view what) {
-  throw UsageError(fmt::format("trace writer: {}", what));
+void check_ranges(Field field, const std::vector<PositionRange>& ranges) {
+  std::int64_t free = 0;  // the next range begins here at the earliest
+  for (const PositionRange& range : ranges) {
+    if (range.start < free || range.stop <= range.start) {
+      refuse_input(fmt::format("{}: expected rising ranges with gaps between, got [{}, {})",
+                               spec_of(field).path, range.start, range.stop));
+    }
+    free = std::int64_t{range.stop} + 1;
+  }
 }
 
+void check_cache(const TraceRow& row, const TraceMeta& meta) {
+  const std::int64_t layers = meta.has_cache ? meta.num_layers : 0;
+  if (!row.cache.empty() && std::cmp_not_equal(row.cache.size(), layers)) {
+    refuse_input(
+        fmt::format("cache: expected the ranges of {} layers, got {}", layers, row.cache.size()));
+  }
+  for (const LayerRanges& layer : row.cache) {
+    check_ranges(Field::query_start, layer.query);
+    check_ranges(Field::key_start, layer.key);
+    check_ranges(Field::value_start, layer.value);
+  }
+}
+
+}  // namespace
+
 void check_row(const TraceRow& row, const TraceMeta& meta) {
+  check_cache(row, meta);
+  if (!row.revoked.empty() && !meta.has_revocations) {
+    refuse_input("revoked: this trace has no /frames/revoke_*");
+  }
   if (!row.valid.empty() && std::cmp_not_equal(row.valid.size(), meta.block_length)) {
     refuse_input(
         fmt::format("valid: expected {} positions, got {}", meta.block_length, row.valid.size()));
@@ -95,6 +124,46 @@ void check_decided(const SequenceDelta& delta, const Frame& before) {
   };
   check("transfer_step", delta.transfer_src_index, delta.transfer_step);
   check("insert_step", delta.insert_src_index, delta.insert_step);
+}
+
+void add_revocations(const std::vector<RevokedToken>& revoked, const Frame& before,
+                     SequenceDelta& delta) {
+  for (const RevokedToken& one : revoked) {
+    const auto refuse = [&](const std::string& expected, std::int64_t got) {
+      refuse_input(
+          fmt::format("revoked: position {}: expected {}, got {}", one.position, expected, got));
+    };
+    if (one.position < 0 || std::cmp_greater_equal(one.position, before.gen_length)) {
+      refuse(fmt::format("a position up to {}", before.gen_length), one.position);
+    }
+    const std::int64_t token = before.generated_tokens[static_cast<std::size_t>(one.position)];
+    if (one.token == before.mask_token_id) refuse("a token that is not the mask", one.token);
+    if (one.token != token) refuse(fmt::format("the token {} that stands there", token), one.token);
+    const auto same = std::ranges::find(delta.transfer_index, one.position);
+    if (same != delta.transfer_index.end()) {  // the row may say it itself, in its own order
+      const auto index = static_cast<std::size_t>(same - delta.transfer_index.begin());
+      const auto source = static_cast<std::size_t>(delta.transfer_src_index[index]);
+      if (delta.decoded_tokens[source] == before.mask_token_id) continue;
+      refuse("no other change of the position, got token", delta.decoded_tokens[source]);
+    }
+    const auto at = static_cast<std::ptrdiff_t>(delta.transfer_index.size());
+    for (std::int64_t& source : delta.insert_src_index) ++source;  // transfers come first
+    delta.transfer_index.push_back(one.position);
+    delta.transfer_src_index.push_back(at);
+    delta.decoded_tokens.insert(delta.decoded_tokens.begin() + at, before.mask_token_id);
+    delta.confidence.insert(delta.confidence.begin() + at, kUntouchedConfidence);
+    delta.transfer_step.push_back(kUndecodedStep);
+  }
+}
+
+std::vector<PositionRange> ranges_of(std::span<const std::int64_t> positions) {
+  std::vector<PositionRange> ranges;
+  for (const std::int64_t position : positions) {
+    const auto at = static_cast<std::int32_t>(position);
+    if (ranges.empty() || ranges.back().stop != at) ranges.push_back({at, at});
+    ++ranges.back().stop;
+  }
+  return ranges;
 }
 
 }  // namespace blockscope

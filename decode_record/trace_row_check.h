@@ -18,4 +18,10 @@ void check_row(const TraceRow& row, const TraceMeta& meta);
 void check_step(const TraceRow& row, std::int64_t expected);
 void check_decided(const SequenceDelta& delta, const Frame& before);
 
+/// Adds the transfers of the mask to a resolved delta to `before`. Throws UsageError for a token
+/// that does not stand there, or a position to which the delta gives another token. A transfer of
+/// the mask that the delta has already stays where it is.
+void add_revocations(const std::vector<RevokedToken>& revoked, const Frame& before,
+                     SequenceDelta& delta);
+
 }  // namespace blockscope

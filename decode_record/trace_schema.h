@@ -23,7 +23,7 @@ inline constexpr std::size_t kMaxRank = 5;
 enum class Field : std::uint8_t {
   // coordinates of the axes (dimension scales)
   row, layer, head, kv_head, block_position, channel, hidden_channel, rank, selected_rank, tau,
-  error_sum, per_token,
+  error_sum, per_token, model_layer,
   // what ran
   model_json, run_json, run_complete, token_offset, token_bytes,
   // sequences; start and length count in /sequences/bytes or /sequences/prompt_token
@@ -40,13 +40,18 @@ enum class Field : std::uint8_t {
   delta_end, delta_position, delta_token, delta_confidence, delta_step, insert_end,
   insert_position, insert_token, insert_confidence, insert_step, delete_end, delete_position,
   row_keyframe, keyframe_row, keyframe_end, keyframe_token, keyframe_confidence, keyframe_step,
+  revoke_end, revoke_position, revoke_token, revoke_confidence,
+  // what a pass of a bidirectional model computed, CSR over (row, model layer)
+  query_end, query_start, query_stop, key_end, key_start, key_stop, value_end, value_start,
+  value_stop,
   // predictions of every pass
-  prediction_token, prediction_confidence, prediction_kl_step1,
+  prediction_token, prediction_confidence, prediction_kl_step1, prediction_kl,
   // attention as it was used
   attention_external, attention_internal, attention_lse_external, attention_lse_internal,
   attention_residual, attention_lse_residual, attention_reused, attention_selected,
   // exact values beside the policy
-  shadow_external, shadow_lse_external, shadow_output_error,
+  shadow_external, shadow_lse_external, shadow_output_error, shadow_key_cosine,
+  shadow_value_cosine, shadow_attention_cosine,
   // top-k sets of exact attention
   set_topk, set_probability, set_recall, set_union_size, set_covered, set_topk_token,
   // tensors
@@ -69,9 +74,9 @@ enum class ElementType : std::uint8_t { u8, i32, i64, f32, array };
 /// Axis names are the names of the dimension scales at the root of the file.
 enum class Axis : std::uint8_t {
   row, layer, head, kv_head, block_position, channel, hidden_channel, rank, selected_rank, tau,
-  error_sum, per_token, model_byte, run_byte, one, piece_boundary, piece_byte, sequence, hash_byte,
+  error_sum, per_token, model_layer, model_byte, run_byte, one, piece_boundary, piece_byte, sequence, hash_byte,
   prompt_element, text_byte, delta, insertion, deletion, keyframe, keyframe_element,
-  prefix_element,
+  prefix_element, revocation, query_range, key_range, value_range,
   count
 };
 // clang-format on
@@ -98,7 +103,11 @@ enum class Exists : std::uint8_t {
   lse_residual,    ///< level summary, and has_residual
   shadow,          ///< level summary, and has_shadow
   shadow_outputs,  ///< level outputs, and has_shadow
-  router           ///< level summary, and experts_per_token > 0
+  router,          ///< level summary, and experts_per_token > 0
+  cache,           ///< has_cache
+  revocations,     ///< has_revocations
+  kl,              ///< has_kl
+  staleness        ///< level summary, has_cache and has_shadow
 };
 
 struct DatasetSpec {
@@ -125,6 +134,8 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
   using S = Storage;
   using E = Exists;
   using Axes = std::array<Axis, kMaxRank>;
+  constexpr Axes rm{A::row, A::model_layer};
+  constexpr Axes rl{A::row, A::layer};
   constexpr Axes rlhbd{A::row, A::layer, A::head, A::block_position, A::channel};
   constexpr Axes rlhb{A::row, A::layer, A::head, A::block_position};
   constexpr Axes rlh{A::row, A::layer, A::head};
@@ -159,6 +170,8 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      "0: sum e^2, 1: sum |e|, 2: sum ref^2, 3: sum dot"},
     {F::per_token, "/per_token", i32, 1, {A::per_token}, S::fixed, E::router,
      "0 .. experts_per_token-1"},
+    {F::model_layer, "/model_layer", i32, 1, {A::model_layer}, S::fixed, E::cache,
+     "0 .. num_layers-1"},
     // what ran
     {F::model_json, "/model/json", u8, 1, {A::model_byte}, S::fixed, E::always, "UTF-8 JSON"},
     {F::run_json, "/run/json", u8, 1, {A::run_byte}, S::fixed, E::always, "UTF-8 JSON"},
@@ -266,6 +279,33 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      S::column, E::always, ""},
     {F::keyframe_step, "/frames/keyframe_step", i32, 1, {A::keyframe_element}, S::column, E::always,
      ""},
+    {F::revoke_end, "/frames/revoke_end", i64, 1, {A::row}, S::column, E::revocations,
+     "end of the row in revoke_*"},
+    {F::revoke_position, "/frames/revoke_position", i32, 1, {A::revocation}, S::column,
+     E::revocations, "position after the prompt whose token was taken back"},
+    {F::revoke_token, "/frames/revoke_token", i32, 1, {A::revocation}, S::column, E::revocations,
+     "that token"},
+    {F::revoke_confidence, "/frames/revoke_confidence", f32, 1, {A::revocation}, S::column,
+     E::revocations, "the probability that condemned it"},
+    // what a pass of a bidirectional model computed, CSR over (row, model layer)
+    {F::query_end, "/cache/query_end", i64, 2, rm, S::column, E::cache,
+     "end of the row's layer in query_start, query_stop"},
+    {F::query_start, "/cache/query_start", i32, 1, {A::query_range}, S::column, E::cache,
+     "first position of a range whose queries, attention and FFN were computed"},
+    {F::query_stop, "/cache/query_stop", i32, 1, {A::query_range}, S::column, E::cache,
+     "position behind the range"},
+    {F::key_end, "/cache/key_end", i64, 2, rm, S::column, E::cache,
+     "end of the row's layer in key_start, key_stop"},
+    {F::key_start, "/cache/key_start", i32, 1, {A::key_range}, S::column, E::cache,
+     "first position of a range whose keys were written"},
+    {F::key_stop, "/cache/key_stop", i32, 1, {A::key_range}, S::column, E::cache,
+     "position behind the range"},
+    {F::value_end, "/cache/value_end", i64, 2, rm, S::column, E::cache,
+     "end of the row's layer in value_start, value_stop"},
+    {F::value_start, "/cache/value_start", i32, 1, {A::value_range}, S::column, E::cache,
+     "first position of a range whose values were written"},
+    {F::value_stop, "/cache/value_stop", i32, 1, {A::value_range}, S::column, E::cache,
+     "position behind the range"},
     // predictions of every pass
     {F::prediction_token, "/prediction/token", i32, 2, {A::row, A::block_position},
      S::column, E::always, "most probable token"},
@@ -273,6 +313,8 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      S::column, E::always, "its probability"},
     {F::prediction_kl_step1, "/prediction/kl_step1", f32, 2, {A::row, A::block_position},
      S::column, E::summary, "KL(p step 1, p this step), S1"},
+    {F::prediction_kl, "/prediction/kl", f32, 2, {A::row, A::block_position}, S::column, E::kl,
+     "KL(p this step, p of its last prediction in the block), KLASS"},
     // attention as it was used
     {F::attention_external, "/attention/external", array, 5, rlhbd, S::row_layer, E::outputs,
      "A_out"},
@@ -297,6 +339,12 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      "exact L_out"},
     {F::shadow_output_error, "/shadow/output_error", f32, 3, rlh, S::column, E::shadow,
      "relative L2 error of the merged output"},
+    {F::shadow_key_cosine, "/shadow/key_cosine", f32, 2, rl, S::column, E::staleness,
+     "mean cosine of kept keys to those of a pass without cache"},
+    {F::shadow_value_cosine, "/shadow/value_cosine", f32, 2, rl, S::column, E::staleness,
+     "the same of kept values"},
+    {F::shadow_attention_cosine, "/shadow/attention_cosine", f32, 2, rl, S::column, E::staleness,
+     "the same of the attention output of the block's computed rows"},
     // top-k sets of exact attention
     {F::set_topk, "/sets/topk", i32, 4, rlks, S::row, E::sets,
      "positions by falling score, -1: N < k"},
@@ -345,5 +393,22 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
   }};
 }();
 // clang-format on
+
+/// A dataset whose elements are the ends of ranges, one for each row (and model layer): element i
+/// owns [end[i - 1], end[i]) of the datasets whose first axis is `axis`.
+struct RangeSpec {
+  Field end;
+  Axis axis;
+  Field first;  ///< one of these datasets
+};
+inline constexpr std::array<RangeSpec, 8> kRowRanges{
+    {{Field::delta_end, Axis::delta, Field::delta_position},
+     {Field::insert_end, Axis::insertion, Field::insert_position},
+     {Field::delete_end, Axis::deletion, Field::delete_position},
+     {Field::prefix_end, Axis::prefix_element, Field::prefix_position},
+     {Field::revoke_end, Axis::revocation, Field::revoke_position},
+     {Field::query_end, Axis::query_range, Field::query_start},
+     {Field::key_end, Axis::key_range, Field::key_start},
+     {Field::value_end, Axis::value_range, Field::value_start}}};
 
 }  // namespace blockscope

@@ -9,6 +9,7 @@ namespace {
 
 // Columns wait in memory until the next commit, at most this much.
 constexpr std::int64_t kPendingBytes = 4 << 20;
+const LayerRanges kNothing;
 
 std::int32_t narrow(std::int64_t value) { return static_cast<std::int32_t>(value); }
 
@@ -93,6 +94,8 @@ void TraceStore::write(const RowItem& item) {
   file_.grow(Axis::row, 1);
   write_step(item);
   write_delta(item.delta);
+  if (meta_.has_revocations) write_revocations(item.row);
+  if (meta_.has_cache) write_cache(item.row);
   write_arrays(item);
   if (file_.pending_bytes() > kPendingBytes) file_.write_pending();
 }
@@ -147,6 +150,36 @@ void TraceStore::write_delta(const SequenceDelta& delta) {
   file_.append_value(Field::delta_end, file_.length(Axis::delta));
   file_.append_value(Field::insert_end, file_.length(Axis::insertion));
   file_.append_value(Field::delete_end, file_.length(Axis::deletion));
+}
+
+void TraceStore::write_revocations(const TraceRow& row) {
+  file_.grow(Axis::revocation, static_cast<std::int64_t>(row.revoked.size()));
+  for (const RevokedToken& one : row.revoked) {
+    file_.append_value(Field::revoke_position, narrow(one.position));
+    file_.append_value(Field::revoke_token, narrow(one.token));
+    file_.append_value(Field::revoke_confidence, one.confidence);
+  }
+  file_.append_value(Field::revoke_end, file_.length(Axis::revocation));
+}
+
+void TraceStore::write_cache(const TraceRow& row) {
+  const auto append = [&](std::vector<PositionRange> LayerRanges::*part, Axis axis, Field end,
+                          Field start, Field stop) {
+    for (std::size_t i = 0; i < static_cast<std::size_t>(meta_.num_layers); ++i) {
+      const LayerRanges& layer = row.cache.empty() ? kNothing : row.cache[i];
+      file_.grow(axis, static_cast<std::int64_t>((layer.*part).size()));
+      for (const PositionRange& range : layer.*part) {
+        file_.append_value(start, range.start);
+        file_.append_value(stop, range.stop);
+      }
+      file_.append_value(end, file_.length(axis));
+    }
+  };
+  append(&LayerRanges::query, Axis::query_range, Field::query_end, Field::query_start,
+         Field::query_stop);
+  append(&LayerRanges::key, Axis::key_range, Field::key_end, Field::key_start, Field::key_stop);
+  append(&LayerRanges::value, Axis::value_range, Field::value_end, Field::value_start,
+         Field::value_stop);
 }
 
 void TraceStore::write_keyframe(const Frame& state) {

@@ -60,6 +60,8 @@ class TraceStore {
   void write_keyframe(const Frame& state);
   void write_arrays(const RowItem& item);
   void write_prefix(const TraceRow& row);
+  void write_revocations(const TraceRow& row);
+  void write_cache(const TraceRow& row);
   void fill_absent(const std::array<bool, kNumFields>& given);
   void abort_cut_sequences(std::int64_t num_sequences, ResumeState& state);
 

@@ -33,6 +33,10 @@ std::size_t cost_of(const Item& item) {
   std::size_t bytes = kItemBytes;
   if (row->state) bytes += row->state->gen_length * 20;
   for (const ArraySlice& slice : row->row.arrays) bytes += slice.data.size;
+  for (const LayerRanges& layer : row->row.cache) {
+    bytes += sizeof(LayerRanges) +
+             (layer.query.size() + layer.key.size() + layer.value.size()) * sizeof(PositionRange);
+  }
   return bytes;
 }
 
@@ -173,8 +177,10 @@ void TraceWriter::Impl::append_row(TraceRow row) {
   RowItem item;
   item.previous = state.previous;
   std::optional<FrameDelta> resolved;
+  if (!row.revoked.empty() && (!row.delta || row.delta->rows.empty())) row.delta = FrameDelta();
   if (row.delta) {
     resolved = resolve_delta(state.frame, *row.delta);
+    if (!row.revoked.empty()) add_revocations(row.revoked, state.frame, resolved->rows.front());
     if (!resolved->rows.empty()) item.delta = resolved->rows.front();
     check_decided(item.delta, state.frame);
     row.delta.reset();

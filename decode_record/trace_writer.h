@@ -8,7 +8,6 @@
 // rows committed before it stay readable. Calls come from one thread at a time.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "decode_record/frame_delta.h"
+#include "decode_record/trace_events.h"
 #include "decode_record/trace_layout.h"
 
 namespace blockscope {
@@ -62,10 +62,12 @@ struct TraceRow {
   std::vector<std::uint8_t> valid;  ///< [B], or empty: all valid (none in a prefill)
   bool recorded = false;            ///< passed the recorder's filters
   std::int64_t pass_time_ns = 0;
-  std::optional<FrameDelta> delta;  ///< what this pass decided; positions count after the prompt
-  std::int64_t prefix_start = 0;    ///< absolute position of the first key this pass committed
-  std::int64_t prefix_length = 0;   ///< keys this pass committed; slices must match (level full)
-  std::vector<ArraySlice> arrays;   ///< datasets of the run; absent ones keep the fill value
+  std::optional<FrameDelta> delta;    ///< what this pass decided; positions count after the prompt
+  std::vector<RevokedToken> revoked;  ///< where `delta` is silent; the writer adds the masks
+  std::vector<LayerRanges> cache;     ///< [num_layers] with has_cache; empty: nothing
+  std::int64_t prefix_start = 0;      ///< absolute position of the first key this pass committed
+  std::int64_t prefix_length = 0;     ///< keys this pass committed; slices must match (level full)
+  std::vector<ArraySlice> arrays;     ///< datasets of the run; absent ones keep the fill value
 };
 
 struct SequenceStart {

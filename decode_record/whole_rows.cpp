@@ -24,14 +24,8 @@ class Search {
     result_.sequences = result_.committed_sequences;
     limit_by_own_columns();
     limit_sequences_by_texts();
-    limit_by_elements(Field::delta_end, {Field::delta_position, Field::delta_token,
-                                         Field::delta_confidence, Field::delta_step});
-    limit_by_elements(Field::insert_end, {Field::insert_position, Field::insert_token,
-                                          Field::insert_confidence, Field::insert_step});
-    limit_by_elements(Field::delete_end, {Field::delete_position});
-    if (trace_.has(Field::prefix_end)) {
-      limit_by_elements(Field::prefix_end, {Field::prefix_sequence, Field::prefix_position,
-                                            Field::prefix_key, Field::prefix_value});
+    for (const RangeSpec& range : kRowRanges) {
+      if (trace_.has(range.end)) limit_by_elements(range);
     }
     limit_by_keyframes();
     limit_by_owners();
@@ -104,19 +98,24 @@ class Search {
     }
   }
 
-  void limit_by_elements(Field end_field, std::initializer_list<Field> elements) {
+  void limit_by_elements(const RangeSpec& range) {
     if (result_.rows == 0) return;
-    const std::int64_t total = longs(end_field, result_.rows - 1, 1).at(0);
-    for (const Field field : elements) {
+    const std::vector<std::int64_t> last = longs(range.end, result_.rows - 1, 1);
+    const auto width = static_cast<std::int64_t>(last.size());  // ends of a row
+    const std::int64_t total = last.back();
+    const std::int64_t part = std::max<std::int64_t>(kScanRows / width, 1);
+    for (const DatasetSpec& spec : kDatasets) {
+      if (!spec.extendible() || spec.axes[0] != range.axis || !trace_.has(spec.field)) continue;
       std::string why;
-      const std::int64_t there = trace_.whole_rows(field, std::max<std::int64_t>(total, 0), &why);
+      const std::int64_t there =
+          trace_.whole_rows(spec.field, std::max<std::int64_t>(total, 0), &why);
       if (there >= total) continue;
-      for (std::int64_t first = 0; first < result_.rows; first += kScanRows) {
-        const auto ends = longs(end_field, first, std::min(kScanRows, result_.rows - first));
+      for (std::int64_t first = 0; first < result_.rows; first += part) {
+        const auto ends = longs(range.end, first, std::min(part, result_.rows - first));
         const auto beyond =
             std::ranges::find_if(ends, [there](std::int64_t end) { return end > there; });
         if (beyond == ends.end()) continue;
-        lose_rows(first + (beyond - ends.begin()), why);
+        lose_rows(first + (beyond - ends.begin()) / width, why);
         break;
       }
     }
@@ -187,16 +186,22 @@ class Search {
     if (known == result_.committed_rows) return;
     auto missing = ints(Field::sequence_gen_length, 0, result_.sequences);
     std::int64_t begin = 0;
+    std::int64_t revoked_begin = 0;
     for (std::int64_t first = 0; first < result_.rows; first += kScanRows) {
       const std::int64_t part = std::min(kScanRows, result_.rows - first);
       const auto owners = ints(Field::step_sequence, first, part);
       const auto ends = longs(Field::delta_end, first, part);
+      const bool revokes = trace_.has(Field::revoke_end);
+      const auto revoked =
+          revokes ? longs(Field::revoke_end, first, part) : std::vector<std::int64_t>(ends.size());
       for (std::size_t i = 0; i < owners.size(); ++i) {
         const bool valid = owners[i] >= 0 && std::cmp_less(owners[i], missing.size());
+        // Taking a token back is a transfer, and undoes one.
+        const std::int64_t decided = ends[i] - begin - 2 * (revoked[i] - revoked_begin);
         if (valid)
-          missing[static_cast<std::size_t>(owners[i])] -=
-              static_cast<std::int32_t>(ends[i] - begin);
+          missing[static_cast<std::size_t>(owners[i])] -= static_cast<std::int32_t>(decided);
         begin = ends[i];
+        revoked_begin = revoked[i];
       }
     }
     for (std::size_t i = 0; i < missing.size(); ++i) {

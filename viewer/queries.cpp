@@ -101,6 +101,7 @@ std::optional<std::int32_t> Trajectory::shown(std::int64_t position, std::int32_
     if (cells[static_cast<std::size_t>(index)].step > t) break;
     found = index;
   }
+  if (found && cells[static_cast<std::size_t>(*found)].taken_back) return {};
   return found;
 }
 
@@ -145,9 +146,11 @@ std::shared_ptr<const Trajectory> read_trajectory(const TraceReader& trace, std:
         const std::int64_t token = k < delta.decoded_tokens.size() ? delta.decoded_tokens[k] : -1;
         result->cells_of_position[static_cast<std::size_t>(position)].push_back(
             static_cast<std::int32_t>(result->cells.size()));
-        result->cells.push_back({t, static_cast<std::int32_t>(position),
-                                 k < delta.confidence.size() ? delta.confidence[k] : 0.0F,
-                                 readable_piece(token_text(trace, token))});
+        result->cells.push_back(
+            {t, static_cast<std::int32_t>(position),
+             k < delta.confidence.size() ? delta.confidence[k] : 0.0F,
+             readable_piece(token_text(trace, token)),
+             !delta.transfer_step.empty() && delta.transfer_step[k] == kUndecodedStep});
       }
     }
   }

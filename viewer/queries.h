@@ -32,6 +32,7 @@ struct Trajectory : Payload {
     std::int32_t position = 0;  ///< after the prompt
     float confidence = 0.0F;
     std::string text;  ///< the token's piece, readable; "#id" when the trace has no vocabulary
+    bool taken_back = false;  ///< a mask again from this step on
   };
   struct Row {
     std::int64_t row = 0;

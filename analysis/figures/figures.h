@@ -57,6 +57,16 @@ std::optional<ReportFigure> selection_over_steps(const MetricResult& result);
 /// The same per layer.
 std::optional<ReportTable> selection_by_layer(const MetricResult& result);
 
+/// What a cache computed, layer by layer and step by step, and how stale it was. `result`: `cache`.
+std::optional<ReportTable> cache_means(const MetricResult& result);
+std::optional<ReportFigure> cache_rows_map(const MetricResult& result);
+std::optional<ReportFigure> cache_rows_over_steps(const MetricResult& result);
+std::optional<ReportFigure> cache_staleness(const MetricResult& result);
+/// Fast-dLLM (arXiv 2505.22618), Fig. 3: every step of the block against every other, keys beside
+/// values. Needs level full.
+std::optional<ReportFigure> kv_step_heatmaps(const TraceReader& trace, const BlockSteps& block,
+                                             const HeatmapChoice& choice);
+
 /// How routers use their experts, layer by layer and from step to step. `result`: `router`.
 std::optional<ReportFigure> router_usage_map(const MetricResult& result);
 std::optional<ReportTable> router_by_layer(const MetricResult& result);

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "analysis/figures/figures.h"
@@ -118,13 +119,27 @@ std::optional<ReportFigure> token_heatmaps(const TraceReader& trace, const Block
   return part;
 }
 
-std::optional<ReportFigure> step_heatmaps(const TraceReader& trace, const BlockSteps& block,
-                                          const HeatmapChoice& choice) {
+namespace {
+
+/// Two matrices of step x step, side by side.
+struct StepMaps {
+  std::array<Field, 2> fields;
+  std::array<const char*, 2> titles;
+  const char* name;
+  const char* title;
+  const char* what;    // "a token's attention output"
+  const char* source;  // " As ...", may be empty
+};
+
+std::optional<ReportFigure> step_maps(const TraceReader& trace, const BlockSteps& block,
+                                      const HeatmapChoice& choice, const StepMaps& maps) {
   if (adjacent_pairs(block).empty()) return std::nullopt;
   std::vector<SimilarityMatrix> matrices;
-  for (const Field field : {exact_fields(trace).external, Field::attention_internal}) {
-    matrices.push_back(step_similarity(
-        trace, field, block, static_cast<std::size_t>(choice.layer_slot), head_of(choice)));
+  for (const Field field : maps.fields) {
+    const bool of_kv_heads = spec_of(field).axes[2] == Axis::kv_head;
+    matrices.push_back(step_similarity(trace, field, block,
+                                       static_cast<std::size_t>(choice.layer_slot),
+                                       of_kv_heads ? std::nullopt : head_of(choice)));
   }
   const ColorRange range = color_range(matrices);
   if (range.empty) return std::nullopt;
@@ -142,28 +157,54 @@ std::optional<ReportFigure> step_heatmaps(const TraceReader& trace, const BlockS
   script += "set xlabel 'step'\n";
   for (std::size_t i = 0; i < 2; ++i) {
     script += panels.place(i);
-    script += i == 0 ? "set title 'A_{out}' offset 0,-0.7\nset ylabel 'step'\n"
-                     : "set title 'A_{in}' offset 0,-0.7\nunset ylabel\nset format y ''\n";
+    script += fmt::format("set title '{}' offset 0,-0.7\n", maps.titles[i]);
+    script += i == 0 ? "set ylabel 'step'\n" : "unset ylabel\nset format y ''\n";
     script += "plot " + cells_command(fmt::format("steps-{}.tsv", i)) + "\n";
     if (i == 0) script += "unset colorbox\n";
   }
   ReportFigure part;
-  part.figure = {
-      .name = "step-similarity",
-      .title = "Step \u00d7 step similarity",
-      .caption = fmt::format(
-          "Cosine of a token's attention output at any two steps of the block, mean over "
-          "the block's tokens{}. One colour scale, from {:g} to 1. {}; {}, n = up "
-          "to {} per cell.",
-          choice.head_slot ? "" : " and heads", range.lower, where_text(trace, block, choice),
-          counted(static_cast<std::int64_t>(steps), "step", "steps"),
-          counted(trace.info().meta.block_length, "token", "tokens")),
-      .width = panels.width(),
-      .height = panels.height(),
-      .script = script + "unset multiplot\n",
-      .data = {{"steps-0.tsv", matrix_cells(matrices[0], 1.0)},
-               {"steps-1.tsv", matrix_cells(matrices[1], 1.0)}}};
+  part.figure = {.name = maps.name,
+                 .title = maps.title,
+                 .caption = fmt::format(
+                     "Cosine of {} at any two steps of the block, mean over "
+                     "the block's tokens{}. One colour scale, from {:g} to 1. {}; {}, n = up "
+                     "to {} per cell.{}",
+                     maps.what, choice.head_slot ? "" : " and heads", range.lower,
+                     where_text(trace, block, choice),
+                     counted(static_cast<std::int64_t>(steps), "step", "steps"),
+                     counted(trace.info().meta.block_length, "token", "tokens"), maps.source),
+                 .width = panels.width(),
+                 .height = panels.height(),
+                 .script = script + "unset multiplot\n",
+                 .data = {{"steps-0.tsv", matrix_cells(matrices[0], 1.0)},
+                          {"steps-1.tsv", matrix_cells(matrices[1], 1.0)}}};
   return part;
+}
+
+}  // namespace
+
+std::optional<ReportFigure> step_heatmaps(const TraceReader& trace, const BlockSteps& block,
+                                          const HeatmapChoice& choice) {
+  return step_maps(trace, block, choice,
+                   {{exact_fields(trace).external, Field::attention_internal},
+                    {"A_{out}", "A_{in}"},
+                    "step-similarity",
+                    "Step \u00d7 step similarity",
+                    "a token's attention output",
+                    ""});
+}
+
+std::optional<ReportFigure> kv_step_heatmaps(const TraceReader& trace, const BlockSteps& block,
+                                             const HeatmapChoice& choice) {
+  HeatmapChoice heads = choice;
+  heads.head_slot.reset();
+  return step_maps(trace, block, heads,
+                   {{Field::block_key, Field::block_value},
+                    {"keys", "values"},
+                    "kv-step-similarity",
+                    "Step \u00d7 step similarity of keys and values",
+                    "a position's key (value), in the state in which the step read it,",
+                    " As Fast-dLLM (arXiv 2505.22618), Fig. 3."});
 }
 
 }  // namespace blockscope

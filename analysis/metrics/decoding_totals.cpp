@@ -101,13 +101,20 @@ void DecodingTotals::add_step(const TraceReader& trace, const StepRef& step, std
             "HINT: the file is damaged.",
             trace.info().path, step.row, part.transfer_index[i]));
       }
+      const std::int64_t position = part.transfer_index[i] - origin;
+      const bool inside = position >= 0 && position < static_cast<std::int64_t>(settled_at.size());
+      if (source < part.decoded_tokens.size() && !part.transfer_step.empty() &&
+          part.decoded_tokens[source] == trace.info().meta.mask_token_id &&
+          part.transfer_step[i] == kUndecodedStep) {  // taken back
+        if (inside) settled_at[static_cast<std::size_t>(position)] = kUnsettled;
+        continue;
+      }
       ++decided;
       const double confidence =
           part.confidence.empty() ? 0.0 : static_cast<double>(part.confidence[source]);
       confidence_.add(confidence);
       at_step(confidence_by_step_, step.step).add(confidence);
-      const std::int64_t position = part.transfer_index[i] - origin;
-      if (position < 0 || position >= static_cast<std::int64_t>(settled_at.size())) {
+      if (!inside) {
         ++left_out_["tokens decided outside the block"];
         continue;
       }

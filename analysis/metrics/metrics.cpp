@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "analysis/metrics/cache.h"
 #include "analysis/metrics/decoding.h"
 #include "analysis/metrics/estimation_accuracy.h"
 #include "analysis/metrics/external_mass_metric.h"
@@ -65,6 +66,13 @@ const std::vector<MetricInfo>& all_metrics() {
        {},
        [](const MetricOptions&) { return make_router_metric(); },
        Field::router_expert},
+      {"cache",
+       "positions that a cache computed and kept, what it saved, how stale it was",
+       "trajectory",
+       true,
+       {},
+       [](const MetricOptions&) { return make_cache_metric(); },
+       Field::query_end},
       {"query_statistics",
        "five stages from predictions to top-k sets, against step 1",
        "summary",

@@ -24,6 +24,13 @@ bool has_exact_sets(const TraceReader& trace) {
   }
 }
 
+/// Positions that this step and the block's first computed.
+std::vector<std::uint8_t> in_both(const StepView& step) {
+  std::vector<std::uint8_t> both(step.valid().begin(), step.valid().end());
+  for (std::size_t i = 0; i < both.size(); ++i) both[i] &= step.first_valid()[i];
+  return both;
+}
+
 }  // namespace
 
 QueryStatisticsMetric::QueryStatisticsMetric(const MetricOptions& options, RowMask rows)
@@ -122,7 +129,7 @@ void QueryStatisticsMetric::add_hidden(const StepView& step) {
   if (now.empty() || first.empty()) return left_out_.values(layer, kNotRecorded);
   Layer& state = layers_[layer];
   const UnitGaps gaps = unit_gaps(to_floats(now, state.now), to_floats(first, state.first),
-                                  static_cast<std::size_t>(shape_.hidden_size), step.valid());
+                                  static_cast<std::size_t>(shape_.hidden_size), in_both(step));
   hidden_.add(layer, 0, step.now().step, gaps.per_position);
 }
 
@@ -148,9 +155,10 @@ void QueryStatisticsMetric::add_queries(const StepView& step) {
   const auto b = to_floats(first, state.first);
   const auto channels = static_cast<std::size_t>(shape_.head_dim);
   const std::size_t size = static_cast<std::size_t>(shape_.block_length) * channels;
+  const std::vector<std::uint8_t> valid = in_both(step);
   for (std::size_t h = 0; h < heads; ++h) {
     const UnitGaps gaps =
-        unit_gaps(a.subspan(h * size, size), b.subspan(h * size, size), channels, step.valid());
+        unit_gaps(a.subspan(h * size, size), b.subspan(h * size, size), channels, valid);
     add_query_gaps(step, h, gaps.per_position, gaps.block_average);
   }
 }

@@ -188,10 +188,12 @@ std::vector<ReuseErrorSums> ReuseErrorReader::error_sums(const StepView& step, S
   to_floats(step.source(fields_.external, tau), scratch.source);
   const auto lse_source = step.source(fields_.lse_external, tau).floats();
   const auto lse_internal = step.now(Field::attention_lse_internal).floats();
-  const std::size_t block = step.valid().size();
+  const auto valid = step.valid();
+  const auto source_valid = step.source_valid(tau);
+  const std::size_t block = valid.size();
   std::vector<ReuseErrorSums> sums(heads_);
   for (std::size_t row = 0; row < heads_ * block; ++row) {
-    if (step.valid()[row % block] == 0) continue;
+    if (valid[row % block] == 0 || source_valid[row % block] == 0) continue;
     const double weight = external_weight(lse_source[row], lse_internal[row]);
     sums[row / block].add(position_sums(
         {&scratch.external[row * channels_], &scratch.internal[row * channels_],

@@ -30,6 +30,14 @@ std::string_view level_of(Exists exists) {
       return "summary --shadow";
     case Exists::router:
       return "summary --record-router";
+    case Exists::cache:
+      return "trajectory, of a bidirectional model";
+    case Exists::revocations:
+      return "trajectory --strategy wino";
+    case Exists::kl:
+      return "trajectory --strategy klass";
+    case Exists::staleness:
+      return "summary --shadow, of a bidirectional model";
     case Exists::sets:
       return "sets";
     case Exists::outputs:

@@ -36,10 +36,14 @@ class TaskView final : public StepView {
   const StepRef* previous() const override { return context_.previous; }
   const StepRef* first() const override { return context_.first; }
   std::size_t layer() const override { return task_.layer; }
-  std::span<const std::uint8_t> valid() const override { return context_.valid; }
-  std::int64_t num_valid() const override { return context_.num_valid; }
-  std::span<const std::uint8_t> previous_valid() const override { return context_.previous_valid; }
-  std::span<const std::uint8_t> first_valid() const override { return context_.first_valid; }
+  std::span<const std::uint8_t> valid() const override { return *task_.valid; }
+  std::int64_t num_valid() const override {
+    return std::ranges::count_if(*task_.valid, [](auto v) { return v != 0; });
+  }
+  std::span<const std::uint8_t> previous_valid() const override {
+    return span_of(task_.previous_valid);
+  }
+  std::span<const std::uint8_t> first_valid() const override { return span_of(task_.first_valid); }
 
   ArrayView now(Field field) const override { return at(task_.now, field); }
   ArrayView previous(Field field) const override { return at(task_.previous, field); }
@@ -48,8 +52,14 @@ class TaskView final : public StepView {
     return at(task_.sources.at(tau_index(tau)), field);
   }
   const StepRef* source(double tau) const override { return context_.sources.at(tau_index(tau)); }
+  std::span<const std::uint8_t> source_valid(double tau) const override {
+    return span_of(task_.source_valid.at(tau_index(tau)));
+  }
 
  private:
+  static std::span<const std::uint8_t> span_of(const ValidPositions& positions) {
+    return positions ? std::span<const std::uint8_t>(*positions) : std::span<const std::uint8_t>();
+  }
   ArrayView at(const LayerValues& values, Field field) const {
     const std::int8_t slot = context_.plan->slot_of.at(static_cast<std::size_t>(field));
     if (slot < 0) throw std::logic_error("StepView: a field that no metric asked for");
@@ -139,19 +149,23 @@ class TracePass {
   /// What a layer keeps of earlier steps of the block.
   struct History {
     LayerValues previous, first;
+    ValidPositions previous_valid, first_valid;
     std::vector<LayerValues> sources;
+    std::vector<ValidPositions> source_valid;
   };
   /// The steps those are of.
   struct Steps {
     const StepRef* previous = nullptr;
     const StepRef* first = nullptr;
     std::vector<const StepRef*> sources;
-    std::vector<std::uint8_t> previous_valid, first_valid;
   };
 
   void run_group(const BlockSteps& block, std::span<const std::size_t> layers, LayerQueue& queue) {
     std::vector<History> history(layers.size());
-    for (History& layer : history) layer.sources.resize(plan_.taus.size());
+    for (History& layer : history) {
+      layer.sources.resize(plan_.taus.size());
+      layer.source_valid.resize(plan_.taus.size());
+    }
     Steps steps;
     steps.sources.resize(plan_.taus.size());
     std::int32_t expected = 1;
@@ -193,14 +207,16 @@ class TracePass {
   template <typename Recomputes>
   static void forget(Steps& steps, std::vector<History>& history, Recomputes recomputes) {
     steps.previous = nullptr;
-    steps.previous_valid.clear();
     for (std::size_t i = 0; i < steps.sources.size(); ++i) {
       if (recomputes(i)) steps.sources[i] = nullptr;
     }
     for (History& layer : history) {
       layer.previous = nullptr;
+      layer.previous_valid = nullptr;
       for (std::size_t i = 0; i < layer.sources.size(); ++i) {
-        if (recomputes(i)) layer.sources[i] = nullptr;
+        if (!recomputes(i)) continue;
+        layer.sources[i] = nullptr;
+        layer.source_valid[i] = nullptr;
       }
     }
   }
@@ -214,22 +230,14 @@ class TracePass {
     auto context = std::make_shared<StepContext>();
     context->plan = plan_owner_;
     context->now = &step;
-    context->valid = reader_.valid(step.row);
-    context->num_valid = std::ranges::count_if(context->valid, [](auto v) { return v != 0; });
-    if (step.step == 1) {
-      steps.first = &step;
-      steps.first_valid = context->valid;
-    }
+    if (step.step == 1) steps.first = &step;
     for (std::size_t i = 0; i < plan_.taus.size(); ++i) {
       if (recomputes(i)) steps.sources[i] = &step;
     }
     context->previous = steps.previous;
-    context->previous_valid = steps.previous_valid;
     context->first = steps.first;
-    context->first_valid = steps.first_valid;
     context->sources = steps.sources;
     steps.previous = &step;
-    steps.previous_valid = context->valid;
     std::vector<StepTask> batch;
     for (std::size_t i = 0; i < layers.size(); ++i) {
       if (later != nullptr) reader_.prefetch(later->row, layers[i]);
@@ -246,6 +254,10 @@ class TracePass {
     task.context = context;
     task.layer = layer;
     task.now = reader_.layer(layer);
+    task.valid = reader_.valid(layer);
+    task.previous_valid = std::exchange(history.previous_valid, task.valid);
+    if (first) history.first_valid = task.valid;
+    task.first_valid = history.first_valid;
     task.bytes = layer_bytes_;
     task.previous = std::move(history.previous);
     history.previous = keep(task.now, plan_.previous);
@@ -254,9 +266,12 @@ class TracePass {
     if (!plan_.taus.empty()) {
       const LayerValues kept = keep(task.now, plan_.source);
       for (std::size_t i = 0; i < plan_.taus.size(); ++i) {
-        if (recomputes(i)) history.sources[i] = kept;
+        if (!recomputes(i)) continue;
+        history.sources[i] = kept;
+        history.source_valid[i] = task.valid;
       }
       task.sources = history.sources;
+      task.source_valid = history.source_valid;
     }
     return task;
   }

@@ -54,7 +54,7 @@ class StepView {
   /// Step 1 of the block; nullptr when it was not recorded. In step 1 itself it is now().
   virtual const StepRef* first() const = 0;
   virtual std::size_t layer() const = 0;                    ///< recorded slot
-  virtual std::span<const std::uint8_t> valid() const = 0;  ///< [B], 1: the position exists
+  virtual std::span<const std::uint8_t> valid() const = 0;  ///< [B], 1: computed at this layer
   virtual std::int64_t num_valid() const = 0;
   /// The same of previous() and first(); empty when there is none.
   virtual std::span<const std::uint8_t> previous_valid() const = 0;
@@ -71,6 +71,8 @@ class StepView {
   virtual ArrayView source(Field field, double tau) const = 0;
   /// The step of these arrays; nullptr when a gap hides it.
   virtual const StepRef* source(double tau) const = 0;
+  /// [B], 1: that step computed the position at this layer; empty when there is none.
+  virtual std::span<const std::uint8_t> source_valid(double tau) const = 0;
 };
 
 /// What a metric wants to be fed with.

@@ -82,10 +82,29 @@ std::size_t StepReader::shared_bytes(const std::vector<bool>& slots) const {
   return bytes;
 }
 
-std::vector<std::uint8_t> StepReader::valid(std::int64_t row) {
-  const OwnedView values = read_row(sources_.back(), row);
+void StepReader::read_valid() {
+  const OwnedView values = read_row(sources_.back(), row_);
   const auto bytes = values.view.bytes();
-  return {bytes.begin(), bytes.end()};
+  valid_ = std::make_shared<const std::vector<std::uint8_t>>(bytes.begin(), bytes.end());
+  cache_.clear();
+  if (!trace_.has(Field::query_end)) return;
+  block_start_ = trace_.steps(row_, 1).block_start[0];
+  cache_ = trace_.cache(row_);
+}
+
+ValidPositions StepReader::valid(std::size_t slot) const {
+  if (cache_.empty()) return valid_;
+  const auto layer = static_cast<std::size_t>(trace_.info().meta.layers[slot]);
+  std::vector<std::uint8_t> computed(valid_->size(), 0);
+  for (const PositionRange& range : cache_[layer].query) {
+    for (std::int64_t p = range.start; p < range.stop; ++p) {
+      const std::int64_t at = p - block_start_;
+      if (at < 0 || at >= std::ssize(computed)) continue;
+      computed[static_cast<std::size_t>(at)] = (*valid_)[static_cast<std::size_t>(at)];
+    }
+  }
+  if (computed == *valid_) return valid_;
+  return std::make_shared<const std::vector<std::uint8_t>>(std::move(computed));
 }
 
 void StepReader::prefetch(std::int64_t row, std::optional<std::size_t> slot) const {
@@ -103,6 +122,7 @@ void StepReader::seek(std::int64_t row) {
     Source& source = sources_[i];
     if (!source.chunk_per_layer) source.row = read_row(source, row);
   }
+  read_valid();
 }
 
 LayerValues StepReader::layer(std::size_t slot) {

@@ -24,8 +24,6 @@ class StepReader {
   /// Bytes of a row that all layers share.
   std::size_t shared_bytes(const std::vector<bool>& slots) const;
 
-  /// [B], 1: the position exists.
-  std::vector<std::uint8_t> valid(std::int64_t row);
   /// Has the system read the large arrays of a row that will be sought: what all layers share, or
   /// those of one layer.
   void prefetch(std::int64_t row, std::optional<std::size_t> slot) const;
@@ -33,6 +31,8 @@ class StepReader {
   void seek(std::int64_t row);
   /// The planned fields of this row in one recorded layer.
   LayerValues layer(std::size_t slot);
+  /// 1: the row computed the position at this recorded layer (everywhere, without /cache).
+  ValidPositions valid(std::size_t slot) const;
 
  private:
   struct Window {
@@ -56,6 +56,7 @@ class StepReader {
   };
 
   Source make_source(Field field) const;
+  void read_valid();
   OwnedView read_row(Source& source, std::int64_t row);
   OwnedView layer_of_row(const Source& source, std::size_t layer);
 
@@ -64,6 +65,9 @@ class StepReader {
   std::vector<Source> sources_;  // [slot], then /steps/valid
   std::size_t max_windows_bytes_ = 0;
   std::int64_t row_ = -1;
+  ValidPositions valid_;            // of the row, /steps/valid
+  std::vector<LayerRanges> cache_;  // of the row by model layer; empty without /cache
+  std::int64_t block_start_ = 0;
 };
 
 }  // namespace blockscope

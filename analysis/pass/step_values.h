@@ -40,17 +40,21 @@ struct StepContext {
   const StepRef* previous = nullptr;
   const StepRef* first = nullptr;
   std::vector<const StepRef*> sources;  ///< [taus]
-  std::vector<std::uint8_t> valid, previous_valid, first_valid;
-  std::int64_t num_valid = 0;
 };
+
+/// Which positions of a block a row computed: [B]; the same object for all layers where no cache
+/// left some out at single layers.
+using ValidPositions = std::shared_ptr<const std::vector<std::uint8_t>>;
 
 /// One call of every metric.
 struct StepTask {
   std::shared_ptr<const StepContext> context;
   std::size_t layer = 0;
   LayerValues now, previous, first;
-  std::vector<LayerValues> sources;  ///< [taus]
-  std::size_t bytes = 0;             ///< of `now`, for the bound of the queue
+  ValidPositions valid, previous_valid, first_valid;  ///< null: no such step
+  std::vector<LayerValues> sources;                   ///< [taus]
+  std::vector<ValidPositions> source_valid;           ///< [taus]
+  std::size_t bytes = 0;                              ///< of `now`, for the bound of the queue
 };
 
 }  // namespace blockscope

@@ -139,6 +139,9 @@ ReportPage build_page(const TraceGroup& traces, const ReportOptions& options) {
   if (metrics.find("selection") != nullptr || metrics.missing.count("selection") > 0) {
     page.sections.push_back(selection_section(metrics));
   }
+  if (metrics.find("cache") != nullptr || metrics.missing.count("cache") > 0) {
+    page.sections.push_back(cache_section(traces, choice, metrics));
+  }
   if (metrics.find("router") != nullptr || metrics.missing.count("router") > 0) {
     page.sections.push_back(router_section(metrics));
   }

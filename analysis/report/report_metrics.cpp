@@ -13,9 +13,9 @@ namespace blockscope {
 namespace {
 
 /// What the page shows; other metrics would only cost time.
-constexpr std::array kShown{"similarity", "external_mass", "reuse_error",      "recall",
-                            "union_size", "est_acc",       "query_statistics", "decoding",
-                            "selection",  "router"};
+constexpr std::array kShown{
+    "similarity",       "external_mass", "reuse_error", "recall", "union_size", "est_acc",
+    "query_statistics", "decoding",      "selection",   "router", "cache"};
 
 /// Why the metric can't be computed from these traces; empty: it can.
 std::string obstacle(const MetricInfo& metric, const TraceGroup& traces) {

@@ -133,6 +133,28 @@ ReportSection selection_section(const ReportMetrics& metrics) {
   return section.take();
 }
 
+ReportSection cache_section(const TraceGroup& traces, const PictureChoice& choice,
+                            const ReportMetrics& metrics) {
+  SectionBuilder section(metrics, "cache", "What the cache kept",
+                         "A pass need not compute every position of the canvas again: which ones "
+                         "it did, and how far what it kept is from the truth.");
+  section.add_from("cache", cache_means);
+  section.add_from("cache", cache_rows_over_steps);
+  section.add_from("cache", cache_rows_map);
+  const TraceReader& first = traces.trace(0);
+  if (first.has(Field::shadow_key_cosine)) {
+    section.add_from("cache", cache_staleness);
+  } else {
+    section.note("Staleness is not here: it needs capture --shadow and --record summary.");
+  }
+  if (!choice.blocks.empty() && first.has(Field::block_key)) {
+    section.add(kv_step_heatmaps(first, choice.blocks[choice.block], choice.heatmap));
+  } else {
+    section.note("Step \u00d7 step maps of keys and values need --record full.");
+  }
+  return section.take();
+}
+
 ReportSection router_section(const ReportMetrics& metrics) {
   SectionBuilder section(metrics, "router", "Which experts are chosen",
                          "A router sends each position to a few of a layer's experts. Whether all "

@@ -32,6 +32,9 @@ ReportSection reuse_section(const ReportMetrics& metrics, const ReuseResults& re
 ReportSection sets_section(const ReportMetrics& metrics);
 /// What a sparse policy's sets held, for traces of one.
 ReportSection selection_section(const ReportMetrics& metrics);
+/// What a bidirectional model's cache computed and kept, for traces that say so.
+ReportSection cache_section(const TraceGroup& traces, const PictureChoice& choice,
+                            const ReportMetrics& metrics);
 /// Which experts the routers chose, for traces that recorded it.
 ReportSection router_section(const ReportMetrics& metrics);
 ReportSection decoding_section(const ReportMetrics& metrics);

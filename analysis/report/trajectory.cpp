@@ -25,7 +25,8 @@ void add_initial_positions(const TraceReader& trace, const StepRef& first, Traje
   const auto gen_length = static_cast<std::int64_t>(frame.gen_length);
   const std::vector<std::int32_t> valid = trace.read_ints(Field::step_valid, first.row, 1);
   for (std::size_t i = 0; i < valid.size(); ++i) {
-    if (valid[i] == 0) continue;
+    // A cache may leave positions of a block out of its first pass.
+    if (valid[i] == 0 && !trace.has(Field::query_end)) continue;
     TrajectoryPosition item;
     item.position = first.block_start + static_cast<std::int64_t>(i);
     const std::int64_t generated = item.position - prompt_length;
@@ -65,6 +66,10 @@ void add_step(const TraceReader& trace, const StepRef& step, std::int64_t prompt
       const std::int64_t position = prompt_length + delta.transfer_index[i];
       const auto item = std::ranges::find(block.positions, position, &TrajectoryPosition::position);
       if (item == block.positions.end()) continue;
+      if (!delta.transfer_step.empty() && delta.transfer_step[i] == kUndecodedStep) {  // taken back
+        *item = {.position = position};
+        continue;
+      }
       item->token = delta.decoded_tokens[source];
       item->step = step.step;
       if (source < delta.confidence.size()) item->confidence = delta.confidence[source];

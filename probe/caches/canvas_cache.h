@@ -13,6 +13,7 @@
 
 #include "probe/caches/cache_options.h"
 #include "probe/caches/canvas_keys.h"
+#include "probe/caches/layer_work.h"
 #include "probe/model/attention_layer.h"
 
 namespace blockscope {
@@ -43,13 +44,6 @@ struct CanvasFeedback {
 /// -> z [1, H, R, D].
 using RowAttention =
     std::function<at::Tensor(const at::Tensor& q, const std::vector<int64_t>& positions)>;
-
-/// What a cache computed at one layer of a pass.
-struct LayerWork {
-  std::vector<int64_t> queries;  // positions whose query, attention and FFN were computed
-  std::vector<int64_t> keys;     // positions whose key was written
-  std::vector<int64_t> values;   // positions whose value was written
-};
 
 class CanvasCache {
  public:

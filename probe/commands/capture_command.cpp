@@ -115,8 +115,11 @@ void print_totals(const CaptureTotals& totals, const ResumeState& resumed, size_
 /// Options that this run would ignore.
 void check_flags(const CLI::App& command, const CaptureFlags& flags) {
   check_policy_flags(command, flags.policy);
-  refuse_idle(command, "--shadow", flags.policy.policy != "exact",
-              "a policy other than exact, which is its own shadow");
+  const std::string& cache = flags.decoding.cache;
+  const bool keeps = !cache.empty() && cache != "none" && cache != "commit";
+  refuse_idle(
+      command, "--shadow", flags.policy.policy != "exact" || keeps,
+      "a policy other than exact, which is its own shadow, or a --cache that keeps entries");
   check_record_flags(command, flags.record);
   if (flags.replay.empty()) {
     check_decoding_flags(command, flags.decoding);
@@ -187,12 +190,19 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
         load_prompts(flags.prompts, model, tokenizer_or_null, flags.decoding.gen_length, decode);
   } else {
     prompts = std::move(replay.prompts);
-    for (const RunPrompt& prompt : prompts) check_request(prompt.request, decode, model.config);
+    for (RunPrompt& prompt : prompts) {
+      DecodeRequest& request = prompt.request;
+      request.gen_length = gen_length_of(std::ssize(request.prompt), request.gen_length, decode);
+      check_request(request, decode, model.config);
+    }
   }
-  const int64_t longest = longest_prefix(prompts, decode);  // of all ranks: their traces merge
+  // Of all ranks: their traces merge.
+  const int64_t longest = longest_prefix(prompts, decode);
+  const bool revokes = takes_tokens_back(prompts, decode);
   keep_share(prompts, environment);
 
   RecorderOptions recorder = recorder_options(flags.record, *policy.policy, longest, model, decode);
+  recorder.meta.has_revocations = revokes;
   check_filter(recorder, decode, prompts);
   recorder.meta.run_json = run_json({decode, flags.decoding, policy, recorder.filter, prompts,
                                      environment, flags.replay, command_line});
@@ -248,7 +258,9 @@ void add_capture_command(CLI::App& app, const Environment& environment,
                       "Feed the trajectories of this trace instead of own choices");
   add_decoding_flags(*command, flags->decoding);
   add_policy_flags(*command, flags->policy);
-  command->add_flag("--shadow", flags->shadow, "Compute the exact attention beside the policy");
+  command->add_flag(
+      "--shadow", flags->shadow,
+      "Compute the exact attention beside the policy, and a whole pass beside a --cache");
   add_record_flags(*command, flags->record);
   command->add_option("-o,--output", flags->output, "Trace to write")->required();
   command->add_flag("--force", flags->force, "Replace an existing trace");

@@ -10,6 +10,7 @@
 
 #include "probe/decode/canvas_seams.h"
 #include "probe/decode/step_decision.h"
+#include "probe/decode/true_pass.h"
 #include "probe/model/stopwatch.h"
 
 namespace blockscope {
@@ -69,7 +70,6 @@ class CanvasDecoder {
   void begin_block() {
     state_.block_start = state_.prompt_length + block_ * state_.block_length;
     keys_.begin_block(state_.block_start);
-    seams_.begin_block();
     last_input_.clear();
   }
 
@@ -111,30 +111,50 @@ class CanvasDecoder {
     }
     std::vector<StepDecision> decisions(1);
     int64_t elapsed = 0;
-    int64_t logits_observer_ns = 0;
+    int64_t beside_ns = 0;  // of the observer and the shadow
     {
       const Stopwatch watch(elapsed);
       std::vector<int64_t> ids;
       for (const int64_t row : rows) ids.push_back(tokens_[static_cast<size_t>(row)]);
-      seams_.begin_pass(context, rows);
-      const at::Tensor hidden = model_.forward(at::tensor(ids, at::kLong).unsqueeze(0),
-                                               at::tensor(rows, at::kLong).unsqueeze(0), seams_);
+      std::vector<int64_t> positions = rows;
+      if (looks_twice()) {
+        ids.insert(ids.end(), pass.masked.size(), options_.mask_token_id);
+        for (int64_t p = state_.block_start; p < state_.block_end(); ++p) positions.push_back(p);
+      }
+      const auto shadow_rows = std::ssize(positions) - std::ssize(rows);
+      seams_.begin_pass(context, rows, shadow_rows);
+      const at::Tensor hidden =
+          model_.forward(at::tensor(ids, at::kLong).unsqueeze(0),
+                         at::tensor(positions, at::kLong).unsqueeze(0), seams_);
       seams_.end_pass();
       const PredictingRows predicting =
           predicting_rows(rows, state_.block_start, state_.block_end());
       const at::Tensor logits = model_.logits(hidden.index_select(1, predicting.index));
       if (callbacks_.observer != nullptr) {
-        const Stopwatch observer_watch(logits_observer_ns);
-        callbacks_.observer->on_logits(context, {0}, logits);
+        const Stopwatch observer_watch(beside_ns);
+        callbacks_.observer->on_logits(context, {0}, shown_logits(logits, predicting.exists));
+        if (options_.shadow) {
+          callbacks_.observer->on_staleness(context,
+                                            measure_staleness(model_, tokens_, keys_, seams_));
+        }
       }
-      decisions.front() = decide(pass, logits, predicting.exists);
+      at::Tensor shadow;
+      if (looks_twice()) {
+        shadow = model_.logits(hidden.narrow(1, std::ssize(rows), shadow_rows)).squeeze(0);
+      }
+      decisions.front() = decide(pass, logits, predicting.exists, shadow);
       take(decisions.front(), rows, hidden);
     }
     if (callbacks_.observer == nullptr) return;
     callbacks_.observer->on_pass({context, state_.block_length, state_.block_start,
                                   seams_.computed_rows(),
-                                  elapsed - seams_.observer_ns() - logits_observer_ns,
-                                  seams_.attention_ns(), std::move(decisions)});
+                                  elapsed - seams_.observer_ns() - beside_ns, seams_.attention_ns(),
+                                  std::move(decisions), seams_.work()});
+  }
+
+  /// Whether WINO's shadow block goes along. A replay knows what is taken back.
+  bool looks_twice() const {
+    return options_.unmasking.strategy == Strategy::kWino && !request_.replayed;
   }
 
   /// Where among a pass's rows the ones stand that predict positions [begin, end).
@@ -156,12 +176,23 @@ class CanvasDecoder {
     return result;
   }
 
-  /// logits [1, B, V]; `exists`: positions that this pass predicts. No other is decided.
-  StepDecision decide(const SequencePass& pass, const at::Tensor& logits,
-                      std::vector<bool> exists) {
+  /// NaN at the positions that the pass does not predict.
+  static at::Tensor shown_logits(const at::Tensor& logits, const std::vector<bool>& exists) {
+    std::vector<int64_t> missing;
+    for (size_t p = 0; p < exists.size(); ++p) {
+      if (!exists[p]) missing.push_back(static_cast<int64_t>(p));
+    }
+    return missing.empty() ? logits : logits.index_fill(1, at::tensor(missing, at::kLong), kNaN);
+  }
+
+  /// logits [1, B, V]; `exists`: positions that this pass predicts. No other is decided. `shadow`
+  /// [B, V]: undefined without a shadow block.
+  StepDecision decide(const SequencePass& pass, const at::Tensor& logits, std::vector<bool> exists,
+                      const at::Tensor& shadow) {
     const ReplayStep* replay = request_.replayed ? &request_.replay[replay_cursor_] : nullptr;
     StepInput input{pass, tokens_, state_.prompt_length, state_.block_start, replay, memory_};
     input.predicted = std::move(exists);
+    input.shadow = shadow;
     input.first_only = cache_->decides_first_position_only(state_);
     return std::move(decide_tokens(options_, logits, {input}).front());
   }
@@ -179,6 +210,11 @@ class CanvasDecoder {
       const auto position = static_cast<size_t>(state_.block_start + p);
       tokens_[position] = decision.prediction.token[static_cast<size_t>(p)];
       state_.masked[position] = false;
+    }
+    for (const Revocation& revoked : decision.revoked) {
+      const auto position = static_cast<size_t>(state_.block_start + revoked.position);
+      tokens_[position] = options_.mask_token_id;
+      state_.masked[position] = true;
     }
     cache_->end_step(state_, feedback);
     ++step_;

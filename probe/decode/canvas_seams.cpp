@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "kernels/ops.h"
+#include "probe/decode/shadow_block.h"
 #include "probe/model/stopwatch.h"
 #include "probe/policies/exact_policy.h"
 
@@ -25,19 +26,12 @@ Part part_of(const std::vector<int64_t>& positions, int64_t begin, int64_t end) 
   return {first - positions.begin(), last - first};
 }
 
-/// `seen` [1, H, B, ...] with `rows` of its third dimension replaced by `now` [1, H, R, ...]; NaN
-/// where nothing was seen before.
-at::Tensor with_rows(const at::Tensor& seen, const at::Tensor& now, const at::Tensor& rows,
-                     int64_t block_length) {
-  at::Tensor result;
-  if (seen.defined()) {
-    result = seen.clone();
-  } else {
-    std::vector<int64_t> shape = now.sizes().vec();
-    shape[2] = block_length;
-    result = at::full(shape, std::numeric_limits<double>::quiet_NaN(), now.options());
-  }
-  return result.index_copy_(2, rows, now);
+/// [1, H, B, ...] with `now` [1, H, R, ...] at `rows` [R] of its third dimension and NaN elsewhere.
+at::Tensor with_rows(const at::Tensor& now, const at::Tensor& rows, int64_t block_length) {
+  std::vector<int64_t> shape = now.sizes().vec();
+  shape[2] = block_length;
+  return at::full(shape, std::numeric_limits<double>::quiet_NaN(), now.options())
+      .index_copy_(2, rows, now);
 }
 
 }  // namespace
@@ -46,19 +40,25 @@ CanvasSeams::CanvasSeams(AttentionPolicy& policy, CanvasCache& cache, CanvasKeys
                          DecodeObserver* observer, bool shadow)
     : policy_(policy), cache_(cache), keys_(keys), observer_(observer), shadow_(shadow) {}
 
-void CanvasSeams::begin_block() { seen_.clear(); }
-
-void CanvasSeams::begin_pass(const PassContext& context, const std::vector<int64_t>& rows) {
+void CanvasSeams::begin_pass(const PassContext& context, const std::vector<int64_t>& rows,
+                             int64_t shadow_rows) {
   context_ = &context;
   rows_ = rows;
+  shadow_rows_ = shadow_rows;
   observer_ns_ = attention_ns_ = 0;
-  layers_done_ = queries_done_ = 0;
+  work_.clear();
+  outputs_.clear();
   policy_.begin_pass(context);
 }
 
 void CanvasSeams::end_pass() {
-  const Stopwatch watch(attention_ns_);  // what runs beside the layers is waited for here
-  policy_.end_pass();
+  {
+    const Stopwatch watch(attention_ns_);  // what runs beside the layers is waited for here
+    policy_.end_pass();
+  }
+  if (observer_ == nullptr) return;
+  const Stopwatch watch(observer_ns_);
+  show_keys();
 }
 
 at::Tensor CanvasSeams::attention_block(int64_t layer, const AttentionLayer& weights,
@@ -67,19 +67,30 @@ at::Tensor CanvasSeams::attention_block(int64_t layer, const AttentionLayer& wei
   const RowAttention attend = [&](const at::Tensor& q, const std::vector<int64_t>& positions) {
     return attend_rows(layer, weights.scale(), q, positions);
   };
-  at::Tensor out = cache_.attention_block(layer, weights, x, rotary, keys_, attend, work);
-  ++layers_done_;
-  queries_done_ += std::ssize(work.queries);
-  if (observer_ != nullptr) {
-    const Stopwatch watch(observer_ns_);
-    show_keys(layer, work);
+  outputs_.emplace_back();
+  const int64_t rows = std::ssize(rows_);
+  at::Tensor out;
+  if (shadow_rows_ == 0) {
+    out = cache_.attention_block(layer, weights, x, rotary, keys_, attend, work);
+  } else {
+    const at::Tensor canvas =
+        cache_.attention_block(layer, weights, x.narrow(1, 0, rows),
+                               rotary.rows(at::arange(rows, at::kLong)), keys_, attend, work);
+    const at::Tensor shadow =
+        shadow_attention(layer, weights, x.narrow(1, rows, shadow_rows_),
+                         rotary.rows(at::arange(rows, rows + shadow_rows_, at::kLong)), keys_);
+    out = at::cat({canvas, shadow}, 1);
   }
+  work_.push_back(std::move(work));
   return out;
 }
 
 double CanvasSeams::computed_rows() const {
-  return layers_done_ == 0 ? 0.0
-                           : static_cast<double>(queries_done_) / static_cast<double>(layers_done_);
+  int64_t queries = 0;
+  for (const LayerWork& work : work_) queries += std::ssize(work.queries);
+  if (work_.empty()) return 0.0;
+  return static_cast<double>(queries) / static_cast<double>(work_.size()) +
+         static_cast<double>(shadow_rows_);
 }
 
 at::Tensor CanvasSeams::attention(const AttentionInput& /*input*/) {
@@ -132,6 +143,7 @@ at::Tensor CanvasSeams::attend_block(int64_t layer, double scale, const at::Tens
   const ExternalKeys external{external_key, keys_.external_value(layer),
                               at::full({1}, external_key.size(2), at::kLong)};
   const AttentionParts used = policy_.attend(input, external);
+  if (shadow_) outputs_.back() = {positions, used.out};
   if (observer_ != nullptr) {
     const Stopwatch watch(observer_ns_);
     show_attention(input, external, used, positions);
@@ -142,21 +154,24 @@ at::Tensor CanvasSeams::attend_block(int64_t layer, double scale, const at::Tens
 void CanvasSeams::show_attention(const AttentionInput& input, const ExternalKeys& external,
                                  const AttentionParts& used,
                                  const std::vector<int64_t>& positions) {
-  const auto layer = static_cast<size_t>(input.layer);
-  if (seen_.size() <= layer) seen_.resize(layer + 1);
   if (std::ssize(positions) < keys_.shape().block_length) {
-    Seen& seen = seen_[layer];
     const at::Tensor rows = at::tensor(positions, at::kLong) - keys_.block_start();
-    const int64_t block = keys_.shape().block_length;
-    seen.q = with_rows(seen.q, input.q, rows, block);
-    AttentionParts& parts = seen.parts;
-    parts.out = with_rows(parts.out, used.out, rows, block);
-    parts.external = with_rows(parts.external, used.external, rows, block);
-    parts.lse_external = with_rows(parts.lse_external, used.lse_external, rows, block);
-    parts.internal = with_rows(parts.internal, used.internal, rows, block);
-    parts.lse_internal = with_rows(parts.lse_internal, used.lse_internal, rows, block);
-    const AttentionInput whole{input.layer, seen.q, input.k, input.v, input.scale};
-    observer_->on_attention({*context_, whole, external, parts, &parts});
+    const auto whole = [&](const at::Tensor& now) {
+      return with_rows(now, rows, keys_.shape().block_length);
+    };
+    AttentionParts parts;
+    parts.out = whole(used.out);
+    parts.external = whole(used.external);
+    parts.lse_external = whole(used.lse_external);
+    parts.internal = whole(used.internal);
+    parts.lse_internal = whole(used.lse_internal);
+    const at::Tensor q = whole(input.q);
+    observer_->on_attention({*context_,
+                             {input.layer, q, input.k, input.v, input.scale},
+                             external,
+                             parts,
+                             &parts,
+                             &rows});
     return;
   }
   std::optional<AttentionParts> shadow;
@@ -166,8 +181,6 @@ void CanvasSeams::show_attention(const AttentionInput& input, const ExternalKeys
     exact = &*shadow;
   }
   observer_->on_attention({*context_, input, external, used, exact});
-  seen_[layer].q = input.q;
-  seen_[layer].parts = used;
 }
 
 void CanvasSeams::before_layer(int64_t layer, const at::Tensor& hidden) {
@@ -182,26 +195,31 @@ void CanvasSeams::before_layer(int64_t layer, const at::Tensor& hidden) {
     return;
   }
   if (block.count == 0) return;
-  if (std::ssize(seen_) <= layer) seen_.resize(static_cast<size_t>(layer) + 1);
   const auto first = rows_.begin() + block.first;
   const std::vector<int64_t> positions(first, first + block.count);
-  at::Tensor& seen = seen_[static_cast<size_t>(layer)].hidden;
-  seen = with_rows(seen.defined() ? seen.unsqueeze(1) : seen, mine.unsqueeze(1),
-                   at::tensor(positions, at::kLong) - begin, length)
-             .squeeze(1);
-  observer_->on_hidden(*context_, layer, seen);
+  const at::Tensor rows = at::tensor(positions, at::kLong) - begin;
+  observer_->on_hidden(*context_, layer, with_rows(mine.unsqueeze(1), rows, length).squeeze(1));
 }
 
-void CanvasSeams::show_keys(int64_t layer, const LayerWork& work) {
+/// A trace has one list of positions for all layers: what any of them wrote.
+void CanvasSeams::show_keys() {
   const int64_t begin = keys_.block_start();
   const int64_t end = begin + keys_.shape().block_length;
-  const auto outside = [&](int64_t p) { return p < begin || p >= end; };
-  if (std::none_of(work.keys.begin(), work.keys.end(), outside)) return;
-  const int64_t first = work.keys.front();
-  const int64_t count = work.keys.back() + 1 - first;
-  observer_->on_committed_keys({context_->sequences.front().sequence, layer, first,
-                                keys_.ordered_key(layer).narrow(1, first, count),
-                                keys_.ordered_value(layer).narrow(1, first, count)});
+  int64_t first = begin;
+  int64_t last = end;
+  for (const LayerWork& work : work_) {
+    for (const std::vector<int64_t>* written : {&work.keys, &work.values}) {
+      if (written->empty()) continue;
+      first = std::min(first, written->front());
+      last = std::max(last, written->back() + 1);
+    }
+  }
+  if (first == begin && last == end) return;
+  for (int64_t layer = 0; layer < std::ssize(work_); ++layer) {
+    observer_->on_committed_keys({context_->sequences.front().sequence, layer, first,
+                                  keys_.ordered_key(layer).narrow(1, first, last - first),
+                                  keys_.ordered_value(layer).narrow(1, first, last - first)});
+  }
 }
 
 }  // namespace blockscope

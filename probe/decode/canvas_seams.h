@@ -22,10 +22,10 @@ class CanvasSeams : public ForwardSeams {
   CanvasSeams(AttentionPolicy& policy, CanvasCache& cache, CanvasKeys& keys,
               DecodeObserver* observer, bool shadow);
 
-  /// After the keys were told that another block begins.
-  void begin_block();
-  /// The pass to come: one sequence, with the rows that the cache named.
-  void begin_pass(const PassContext& context, const std::vector<int64_t>& rows);
+  /// The pass to come: one sequence, with the rows that the cache named; `shadow_rows` of the input
+  /// behind them belong to a shadow block (shadow_block.h).
+  void begin_pass(const PassContext& context, const std::vector<int64_t>& rows,
+                  int64_t shadow_rows);
   void end_pass();
 
   at::Tensor attention_block(int64_t layer, const AttentionLayer& weights, const at::Tensor& x,
@@ -35,8 +35,19 @@ class CanvasSeams : public ForwardSeams {
                  const std::function<at::Tensor(const at::Tensor&)>& mlp) override;
   void before_layer(int64_t layer, const at::Tensor& hidden) override;
 
-  /// Positions whose attention and FFN the current pass computed, mean over its layers so far.
+  /// Positions whose attention and FFN the current pass computed, mean over its layers so far, and
+  /// the shadow rows.
   double computed_rows() const;
+  /// What the current pass computed, by model layer.
+  const std::vector<LayerWork>& work() const { return work_; }
+  /// With `shadow`: the attention output of the block's rows that the pass computed at a layer.
+  struct BlockOutput {
+    std::vector<int64_t> positions;  // absolute
+    at::Tensor out;                  // [1, H, R, D]; undefined without any
+  };
+  const BlockOutput& block_output(int64_t layer) const {
+    return outputs_[static_cast<size_t>(layer)];
+  }
 
   /// Nanoseconds of the current pass spent in the observer, and in attention without it.
   int64_t observer_ns() const { return observer_ns_; }
@@ -50,7 +61,7 @@ class CanvasSeams : public ForwardSeams {
   void show_attention(const AttentionInput& input, const ExternalKeys& external,
                       const AttentionParts& used, const std::vector<int64_t>& positions);
   at::Tensor attend_others(int64_t layer, double scale, const at::Tensor& q) const;
-  void show_keys(int64_t layer, const LayerWork& work);
+  void show_keys();
 
   AttentionPolicy& policy_;
   CanvasCache& cache_;
@@ -59,14 +70,9 @@ class CanvasSeams : public ForwardSeams {
   bool shadow_;
   const PassContext* context_ = nullptr;
   std::vector<int64_t> rows_;
-  /// What an observer saw of the block last, by layer: rows that a pass does not compute keep it.
-  struct Seen {
-    at::Tensor q, hidden;
-    AttentionParts parts;
-  };
-  std::vector<Seen> seen_;
-  int64_t layers_done_ = 0;
-  int64_t queries_done_ = 0;
+  int64_t shadow_rows_ = 0;
+  std::vector<LayerWork> work_;       // by layer
+  std::vector<BlockOutput> outputs_;  // by layer
   int64_t observer_ns_ = 0;
   int64_t attention_ns_ = 0;
 };

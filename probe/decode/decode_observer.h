@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "probe/caches/layer_work.h"
 #include "probe/decode/unmasking.h"
 #include "probe/model/feed_forward.h"
 #include "probe/policies/attention_policy.h"
@@ -20,16 +21,27 @@ namespace blockscope {
 /// (SequencePass::computed) hold NaN.
 struct AttentionView {
   const PassContext& context;
-  const AttentionInput& input;   // q, k, v of the block, after QK-norm and RoPE
-  const ExternalKeys& external;  // the committed prefix
-  const AttentionParts& used;    // what the policy used
-  const AttentionParts* exact;   // the exact values: `used` itself under `exact`, the shadow's
-                                 // when --shadow computes them, nullptr when nobody knows
+  const AttentionInput& input;       // q, k, v of the block, after QK-norm and RoPE
+  const ExternalKeys& external;      // the committed prefix
+  const AttentionParts& used;        // what the policy used
+  const AttentionParts* exact;       // the exact values: `used` itself under `exact`, the shadow's
+                                     // when --shadow computes them, nullptr when nobody knows
+  const at::Tensor* rows = nullptr;  // [R] int64, ascending: the block's positions that the pass
+                                     // computed at this layer; the others hold NaN; nullptr: all
+};
+
+/// How far one layer of a cached pass is from a pass over the whole canvas with the same input and
+/// no cache. Cosines of vectors with their heads concatenated, mean over positions; NaN without
+/// any.
+struct Staleness {
+  float key = 0.0F;        // entries of the canvas that the pass did not write
+  float value = 0.0F;      // likewise
+  float attention = 0.0F;  // output before its projection, of the block's rows that it computed
 };
 
 /// Keys and values that become part of a sequence's prefix: T positions from `start`. Of a
-/// bidirectional model: those that a pass wrote, from the first to the last, when it wrote any
-/// outside the block.
+/// bidirectional model, after the pass: from the first to the last that it wrote at any layer, with
+/// the block, when it wrote any outside the block.
 struct CommittedKeys {
   int64_t sequence = 0;
   int64_t layer = 0;
@@ -44,10 +56,18 @@ struct NextToken {
   float confidence = 0.0F;  // its softmax probability
 };
 
+/// A token that a step took back (WINO): its position in the block is a mask again.
+struct Revocation {
+  int64_t position = 0;  // in the block
+  int64_t token = 0;
+  float confidence = 0.0F;  // the probability that condemned it; NaN in a replay
+};
+
 /// What a denoising step decided for one sequence, in positions of its block.
 struct StepDecision {
   BlockPrediction prediction;        // [B] each
   std::vector<int64_t> transferred;  // positions in the block that took a token, ascending
+  std::vector<Revocation> revoked;   // by position; none of them was transferred at this step
   std::vector<int64_t> selected;     // that were chosen, also where the token was [MASK] itself
   std::optional<NextToken> next;     // of a commit or the last prefill, with sub-blocks: the token
                                      // behind what it stored
@@ -63,6 +83,7 @@ struct PassResult {
   int64_t attention_ns = 0;  // part of pass_ns spent in attention, all layers, and in waiting for
                              // what the policy does beside them
   std::vector<StepDecision> decisions;  // [S]; for commit only `next`; prefill: none, or [1]
+  std::vector<LayerWork> work = {};     // by model layer, of a bidirectional model's one sequence
 };
 
 class DecodeObserver {
@@ -75,6 +96,9 @@ class DecodeObserver {
   /// What a layer's router chose, [S, B, per_token]; denoising and commit passes.
   virtual void on_router(const PassContext& /*context*/, int64_t /*layer*/,
                          const RouterChoice& /*choice*/) {}
+  /// Under --shadow, after a bidirectional model's pass: by model layer.
+  virtual void on_staleness(const PassContext& /*context*/,
+                            const std::vector<Staleness>& /*layers*/) {}
   virtual void on_committed_keys(const CommittedKeys& /*keys*/) {}
   /// logits [S', B, V]; entry i belongs to context.sequences[slots[i]] (denoising ones only).
   virtual void on_logits(const PassContext& /*context*/, const std::vector<int64_t>& /*slots*/,

@@ -30,6 +30,13 @@ int64_t generated_positions(int64_t prompt_length, int64_t gen_length,
   return blocks * block_length - prompt_length;
 }
 
+int64_t gen_length_of(int64_t prompt_length, int64_t positions, const DecodeOptions& options) {
+  if (!options.sub_blocks()) return positions;
+  const int64_t block_length = options.block_length();
+  const int64_t blocks = (prompt_length + positions - 1) / block_length;
+  return (blocks - prompt_length / block_length) * block_length;
+}
+
 int64_t cache_positions(int64_t prompt_length, int64_t gen_length, const DecodeOptions& options) {
   return prompt_length + generated_positions(prompt_length, gen_length, options) -
          (options.sub_blocks() ? 1 : 0);
@@ -80,6 +87,25 @@ void check_decode_options(const DecodeOptions& options, const ModelConfig& confi
                       config.vocab_size, options.mask_token_id));
     }
   }
+  if (options.unmasking.strategy == Strategy::kWino && !options.autoregressive()) {
+    const auto refuse = [](const std::string& why) { throw UsageError("--strategy wino: " + why); };
+    if (!options.bidirectional) {
+      refuse(
+          "looks at a block a second time beside its masks, which is defined for bidirectional "
+          "models (LLaDA). HINT: klass or low_confidence_dynamic also take several tokens a step");
+    }
+    if (config.logit_shift != 0) {
+      refuse(
+          "is not defined for a model with a token shift (Dream): the position before the block "
+          "has "
+          "no second look. HINT: klass also takes several tokens a step");
+    }
+    if (options.cache.kind != CacheKind::kNone) {
+      refuse(fmt::format(
+          "takes tokens back, so no key may be kept, got --cache {}. HINT: --cache none",
+          cache_name(options.cache.kind)));
+    }
+  }
   if (options.block_cache() && !options.sub_blocks()) {
     throw UsageError(
         "--cache block: keeps the keys of a block's other sub-blocks, and only Fast_dLLM_Qwen has "
@@ -104,7 +130,8 @@ void check_decode_options(const DecodeOptions& options, const ModelConfig& confi
 
 namespace {
 
-/// Fits the recorded steps to this run: same blocks, positions inside them, only masks overwritten.
+/// Fits the recorded steps to this run: same blocks, positions inside them, only masks overwritten,
+/// only tokens taken back.
 void check_replay(const DecodeRequest& request, const DecodeOptions& options, int64_t vocab_size) {
   const int64_t prompt_length = static_cast<int64_t>(request.prompt.size());
   const int64_t end =
@@ -129,6 +156,13 @@ void check_replay(const DecodeRequest& request, const DecodeOptions& options, in
           position >= block_start(prompt_length, step.block + 1, options) ||
           position < prompt_length || position >= end) {
         refuse(step, fmt::format("position {} is not a generated position of the block", position));
+      }
+      if (step.tokens[i] == options.mask_token_id) {
+        if (!options.bidirectional) refuse(step, "a token is taken back, which only wino does");
+        if (filled.erase(position) == 0) {
+          refuse(step, fmt::format("position {} holds no token to take back", position));
+        }
+        continue;
       }
       if (!filled.insert(position).second) {
         refuse(step, fmt::format("position {} was already decided", position));

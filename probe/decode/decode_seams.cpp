@@ -145,7 +145,9 @@ void DecodeSeams::show(const AttentionInput& input, const ExternalKeys& external
   parts.lse_internal = among_block(used.lse_internal, 2);
   const at::Tensor q = among_block(input.q, 2);
   const AttentionInput whole{input.layer, q, input.k, input.v, input.scale};
-  observer_->on_attention({*context_, whole, external, parts, exact == nullptr ? nullptr : &parts});
+  const at::Tensor rows = at::arange(rows_.first, rows_.first + rows_.count, at::kLong);
+  observer_->on_attention(
+      {*context_, whole, external, parts, exact == nullptr ? nullptr : &parts, &rows});
 }
 
 void DecodeSeams::routed(int64_t layer, const RouterChoice& choice) {

@@ -46,7 +46,7 @@ struct ReplayStep {
   int64_t block = 0;
   int64_t step = 0;                // from 1; 0: what the block began with (sub-blocks)
   std::vector<int64_t> positions;  // absolute
-  std::vector<int64_t> tokens;
+  std::vector<int64_t> tokens;     // the mask token: the position's token was taken back
   std::vector<float> confidence;
 };
 
@@ -78,6 +78,10 @@ int64_t first_block(int64_t prompt_length, const DecodeOptions& options);
 /// it.
 int64_t generated_positions(int64_t prompt_length, int64_t gen_length,
                             const DecodeOptions& options);
+
+/// The gen_length of a run that filled `positions` positions behind the prompt: what a replay of
+/// it asks for. With sub-blocks the two differ.
+int64_t gen_length_of(int64_t prompt_length, int64_t positions, const DecodeOptions& options);
 
 /// KV positions a sequence needs (the token behind the last sub-block is never an input).
 int64_t cache_positions(int64_t prompt_length, int64_t gen_length, const DecodeOptions& options);

@@ -126,7 +126,7 @@ double uniform_draw(uint64_t seed, const StreamId& stream, int64_t position) {
 PredictionNeeds prediction_needs(const UnmaskingOptions& options) {
   return {options.strategy == Strategy::kEntropyBounded,
           heeds_rank_by(options.strategy) ? options.rank_by : RankBy::kConfidence,
-          options.strategy == Strategy::kKlass};
+          options.strategy == Strategy::kKlass || options.strategy == Strategy::kWino};
 }
 
 std::vector<BlockPrediction> predict_tokens(const at::Tensor& logits,

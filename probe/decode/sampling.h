@@ -37,7 +37,7 @@ double uniform_draw(uint64_t seed, const StreamId& stream, int64_t position);
 struct PredictionNeeds {
   bool entropy = false;  // BlockPrediction::entropy, p clamped at 1e-12
   RankBy rank_by = RankBy::kConfidence;
-  bool distributions = false;  // klass: a float64 softmax, whose probabilities are returned too
+  bool distributions = false;  // klass, wino: a float64 softmax; its probabilities are returned too
 };
 PredictionNeeds prediction_needs(const UnmaskingOptions& options);
 

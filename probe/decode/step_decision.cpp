@@ -79,12 +79,40 @@ StepDecision choose_tokens(const DecodeOptions& options, const SequencePass& pas
   return decision;
 }
 
-StepDecision replayed_tokens(const ReplayStep& step, int64_t block_start,
+/// WINO's narrow out: what of the block's tokens the shadow positions find unlikely.
+std::vector<Revocation> revoked_tokens(const DecodeOptions& options, const StepInput& input,
+                                       int64_t accepted) {
+  const auto begin = input.tokens.begin() + input.block_start;
+  const std::vector<int64_t> tokens(begin, begin + options.block_length());
+  const at::Tensor now =
+      at::softmax(input.shadow.to(at::kDouble), -1).gather(1, at::tensor(tokens).unsqueeze(1));
+  const at::Tensor flat = now.contiguous();
+  const std::vector<double> confidence(flat.const_data_ptr<double>(),
+                                       flat.const_data_ptr<double>() + flat.numel());
+  std::vector<bool> decided = input.pass.masked;
+  decided.flip();
+  std::vector<Revocation> revoked;
+  WinoMemory& memory = input.memory.wino;
+  for (const int64_t p : wino_narrow_out(confidence, decided, options.unmasking.threshold_back,
+                                         accepted, memory.last_accepted(input.pass.block))) {
+    const auto at = static_cast<size_t>(p);
+    revoked.push_back({p, tokens[at], static_cast<float>(confidence[at])});
+  }
+  memory.update(input.pass.block, accepted);
+  return revoked;
+}
+
+StepDecision replayed_tokens(const ReplayStep& step, const StepInput& input, int64_t mask_token_id,
                              BlockPrediction prediction) {
   StepDecision decision;
   decision.prediction = std::move(prediction);
   for (size_t i = 0; i < step.positions.size(); ++i) {
-    const int64_t position = step.positions[i] - block_start;
+    const int64_t position = step.positions[i] - input.block_start;
+    if (step.tokens[i] == mask_token_id) {
+      const int64_t token = input.tokens[static_cast<size_t>(step.positions[i])];
+      decision.revoked.push_back({position, token, std::numeric_limits<float>::quiet_NaN()});
+      continue;
+    }
     decision.transferred.push_back(position);
     decision.prediction.token[static_cast<size_t>(position)] = step.tokens[i];
     decision.prediction.confidence[static_cast<size_t>(position)] = step.confidence[i];
@@ -111,7 +139,7 @@ std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::
     const StepInput& input = inputs[i];
     BlockPrediction& prediction = predictions[i];
     check_finite(input.pass, prediction);
-    if (needs.distributions) {
+    if (unmasking.strategy == Strategy::kKlass) {
       KlassMemory& memory = input.memory.klass;
       prediction.kl =
           memory.update(input.pass.block, distributions[static_cast<int64_t>(i)], input.predicted);
@@ -119,12 +147,17 @@ std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::
     }
     const SequencePass open = open_masks(input, prediction);
     if (input.replay != nullptr) {
-      decisions.push_back(replayed_tokens(*input.replay, input.block_start, std::move(prediction)));
+      decisions.push_back(
+          replayed_tokens(*input.replay, input, options.mask_token_id, std::move(prediction)));
     } else if (input.first_only) {
       decisions.push_back(first_token(options, open, std::move(prediction)));
     } else {
       decisions.push_back(choose_tokens(options, open, std::move(prediction),
                                         density_of(options, input, logits.size(1))));
+      StepDecision& decision = decisions.back();
+      if (input.shadow.defined()) {
+        decision.revoked = revoked_tokens(options, input, std::ssize(decision.selected));
+      }
     }
   }
   return decisions;

@@ -11,6 +11,7 @@
 #include "probe/decode/decode_observer.h"
 #include "probe/decode/decoder.h"
 #include "probe/decode/klass.h"
+#include "probe/decode/wino.h"
 #include "probe/policies/pass_context.h"
 
 namespace blockscope {
@@ -18,6 +19,7 @@ namespace blockscope {
 /// What a sequence's choices remember from step to step; the loop keeps one for each sequence.
 struct ChoiceMemory {
   KlassMemory klass;
+  WinoMemory wino;
 };
 
 /// One sequence of a denoising pass. What it refers to outlives the call.
@@ -31,6 +33,7 @@ struct StepInput {
   std::vector<bool> predicted = {};  // [B] positions that the pass predicts, no other is decided;
                                      // empty: all. The others have token -1 and confidence NaN
   std::vector<bool> open = {};       // [B] positions that may be chosen; empty: all
+  at::Tensor shadow = {};            // [B, V] logits of the second look at the block (wino)
   bool first_only = false;           // take the block's first position, whatever the strategy
 };
 

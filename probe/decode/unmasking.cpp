@@ -11,11 +11,12 @@
 #include "decode_record/error.h"
 #include "probe/decode/choice_names.h"
 #include "probe/decode/klass.h"
+#include "probe/decode/wino.h"
 
 namespace blockscope {
 namespace {
 
-constexpr std::array<std::pair<Strategy, const char*>, 9> kStrategyNames{{
+constexpr std::array<std::pair<Strategy, const char*>, 10> kStrategyNames{{
     {Strategy::kSequential, "sequential"},
     {Strategy::kLowConfidenceStatic, "low_confidence_static"},
     {Strategy::kLowConfidenceDynamic, "low_confidence_dynamic"},
@@ -25,6 +26,7 @@ constexpr std::array<std::pair<Strategy, const char*>, 9> kStrategyNames{{
     {Strategy::kPrefixOrdered, "prefix_ordered"},
     {Strategy::kKlass, "klass"},
     {Strategy::kPcSampler, "pc_sampler"},
+    {Strategy::kWino, "wino"},
 }};
 
 constexpr std::array<std::pair<RankBy, const char*>, 3> kRankByNames{{
@@ -136,7 +138,8 @@ bool heeds_rank_by(Strategy strategy) {
 
 bool heeds_threshold(Strategy strategy) {
   return strategy == Strategy::kLowConfidenceDynamic || strategy == Strategy::kThreshold ||
-         strategy == Strategy::kPrefixOrdered || strategy == Strategy::kKlass;
+         strategy == Strategy::kPrefixOrdered || strategy == Strategy::kKlass ||
+         strategy == Strategy::kWino;
 }
 
 bool heeds_density(Strategy strategy) {
@@ -145,10 +148,13 @@ bool heeds_density(Strategy strategy) {
 
 bool heeds_quota(Strategy strategy) {
   return strategy != Strategy::kEntropyBounded && strategy != Strategy::kThreshold &&
-         strategy != Strategy::kFactor;
+         strategy != Strategy::kFactor && strategy != Strategy::kWino;
 }
 
-double default_threshold(Strategy strategy) { return strategy == Strategy::kKlass ? 0.9 : 0.85; }
+double default_threshold(Strategy strategy) {
+  if (strategy == Strategy::kWino) return kWinoThreshold;
+  return strategy == Strategy::kKlass ? 0.9 : 0.85;
+}
 
 void check_unmasking_options(const UnmaskingOptions& options) {
   if (options.block_length < 1) {
@@ -192,6 +198,10 @@ void check_unmasking_options(const UnmaskingOptions& options) {
   if (options.kl_history < 1) {
     throw UsageError(
         fmt::format("--kl-history: expected at least one step, got {}", options.kl_history));
+  }
+  if (!(options.threshold_back > 0.0 && options.threshold_back <= 1.0)) {
+    throw UsageError(fmt::format("--threshold-back: expected a number in (0, 1], got {}",
+                                 options.threshold_back));
   }
   if (!(options.pc_lambda >= 0.0) || !std::isfinite(options.pc_lambda)) {
     throw UsageError(
@@ -262,6 +272,8 @@ std::vector<int64_t> select_transfers(const UnmaskingOptions& options, int64_t s
       count = std::min(std::max(due, count), order.size());
       break;
     }
+    case Strategy::kWino:
+      return wino_wide_in(score, masked, options.threshold);
     case Strategy::kKlass:
       return select_klass(score, prediction.stable, masked, options.threshold,
                           static_cast<int64_t>(due));

@@ -29,6 +29,7 @@ enum class Strategy {
   kPrefixOrdered,
   kKlass,
   kPcSampler,
+  kWino,
 };
 
 /// What the strategies that rank positions rank them by: the token's probability, p1 - p2 of the
@@ -56,12 +57,13 @@ struct UnmaskingOptions {
   Quota quota = Quota::kEven;
   int64_t block_length = 0;
   int64_t denoising_steps = 0;  // T: at most this many denoising steps a block
-  double threshold = 0.85;      // of the score: dynamic and klass take `>`, the others `>=`
+  double threshold = 0.85;      // of the score: dynamic, klass and wino take `>`, the others `>=`
   double eb_threshold = 0.35;   // nats of summed entropy
   double factor = 1.0;          // Fast-dLLM's f
   double density_sigma = 0.0;   // positions; scores are times the certainty density; 0: off
   double kl_threshold = 0.01;   // nats; klass takes `<`
   int64_t kl_history = 2;       // klass: steps whose KL must be below
+  double threshold_back = 0.9;  // wino: of the second look at a token, below it is masked again
   double pc_lambda = 0.25;      // pc_sampler: decay per position
   double pc_alpha = 10.0;       // pc_sampler: largest debiased confidence
   std::shared_ptr<const TokenFrequencies> frequencies;  // pc_sampler
@@ -76,14 +78,14 @@ int64_t num_transfer_tokens(const UnmaskingOptions& options, int64_t step, int64
 
 /// One sequence's block at one step; all vectors have block_length entries.
 struct BlockPrediction {
-  std::vector<int64_t> token;          // sampled or argmax token; the [MASK] id takes part
-  std::vector<float> confidence;       // softmax probability of `token`, before top-k/top-p
-  std::vector<double> score;           // by RankBy, or klass's float64 confidence; empty: the
-                                       // confidence is the score
-  std::vector<double> kl;              // klass: nats from the step before to this one
-  std::vector<bool> stable;            // klass: the last KLs were all below the threshold
-  std::vector<float> entropy;          // nats over the vocabulary; only for kEntropyBounded
-  std::vector<int64_t> top1;           // argmax token; equals `token` when greedy
+  std::vector<int64_t> token;     // sampled or argmax token; the [MASK] id takes part
+  std::vector<float> confidence;  // softmax probability of `token`, before top-k/top-p
+  std::vector<double> score;      // by RankBy, or klass's and wino's float64 confidence; empty: the
+                                  // confidence is the score
+  std::vector<double> kl;         // klass: nats from the step before to this one
+  std::vector<bool> stable;       // klass: the last KLs were all below the threshold
+  std::vector<float> entropy;     // nats over the vocabulary; only for kEntropyBounded
+  std::vector<int64_t> top1;      // argmax token; equals `token` when greedy
   std::vector<float> top1_confidence;  // its softmax probability
 };
 

@@ -69,6 +69,17 @@ Recorder::Slot& Recorder::slot_at(size_t index) {
   return slots_[index];
 }
 
+Recorder::LayerHistory& Recorder::history_of(Slot& slot, int64_t layer_index,
+                                             const SequencePass& pass) {
+  LayerHistory& history = slot.history[static_cast<size_t>(layer_index)];
+  if (history.sequence != pass.sequence || history.block != pass.block) {
+    history = {};
+    history.sequence = pass.sequence;
+    history.block = pass.block;
+  }
+  return history;
+}
+
 void Recorder::on_attention(const AttentionView& view) {
   const int64_t index = layer_index(view.input.layer);
   if (index < 0 || !at_least(RecordLevel::summary)) return;
@@ -86,7 +97,7 @@ void Recorder::summarise(const AttentionView& view, size_t s, int64_t layer_inde
   const SequencePass& pass = view.context.sequences[s];
   const int64_t row = static_cast<int64_t>(s);
   Slot& slot = slot_at(s);
-  LayerHistory& history = slot.history[static_cast<size_t>(layer_index)];
+  LayerHistory& history = history_of(slot, layer_index, pass);
   put_head_rows(slot, Field::attention_lse_external, layer_index,
                 view.used.lse_external.select(0, row));
   put_head_rows(slot, Field::attention_lse_internal, layer_index,
@@ -115,7 +126,7 @@ void Recorder::record_similarity(const SequencePass& pass, Slot& slot, LayerHist
   const HeadShape shape = head_shape();
   std::vector<float> value(static_cast<size_t>(shape.heads));
   const bool has_prefix = pass.context_length > 0;
-  const bool has_last = !pass.first_step() && history.last_internal.defined();
+  const bool has_last = history.last_internal.defined() && history.last_step == pass.step - 1;
   if (has_prefix) {
     mean_external_mass(external.lse, internal.lse, shape, value.data());
     put_heads(slot, Field::external_mass, layer_index, value);
@@ -130,6 +141,7 @@ void Recorder::record_similarity(const SequencePass& pass, Slot& slot, LayerHist
   }
   history.last_external = external;
   history.last_internal = internal;
+  history.last_step = pass.step;
 }
 
 void Recorder::record_reuse_error(const SequencePass& pass, Slot& slot, LayerHistory& history,
@@ -143,7 +155,7 @@ void Recorder::record_reuse_error(const SequencePass& pass, Slot& slot, LayerHis
   std::vector<ErrorSums> sums;
   for (size_t t = 0; t < kReuseTaus.size(); ++t) {
     const bool reuses = !pass.first_step() && static_cast<float>(pass.changed) < kReuseTaus[t];
-    if (!reuses) history.source[t] = external;
+    if (!reuses || !history.source[t].defined()) history.source[t] = external;
     // Most rules hold the same pair most of the time.
     const bool as_before = t > 0 && history.source[t].output == history.source[t - 1].output;
     if (!as_before) sums = reuse_error(history.source[t], external, internal, head_shape());
@@ -161,7 +173,7 @@ void Recorder::record_reuse_error(const SequencePass& pass, Slot& slot, LayerHis
 void Recorder::record_query_gaps(const AttentionView& view, size_t s, int64_t layer_index) {
   const SequencePass& pass = view.context.sequences[s];
   Slot& slot = slot_at(s);
-  LayerHistory& history = slot.history[static_cast<size_t>(layer_index)];
+  LayerHistory& history = history_of(slot, layer_index, pass);
   std::vector<float> unit = unit_normalised(view.input.q, static_cast<int64_t>(s));
   if (pass.first_step()) {
     history.first_query = std::move(unit);
@@ -181,8 +193,12 @@ void Recorder::record_shadow(const AttentionView& view, size_t s, int64_t layer_
   Slot& slot = slot_at(s);
   put_head_rows(slot, Field::shadow_lse_external, layer_index,
                 view.exact->lse_external.select(0, row));
-  const at::Tensor exact = view.exact->out.select(0, row).to(at::kFloat);
-  const at::Tensor error = view.used.out.select(0, row).to(at::kFloat) - exact;
+  const auto computed = [&](const at::Tensor& out) {
+    const at::Tensor rows = out.select(0, row).to(at::kFloat);
+    return view.rows == nullptr ? rows : rows.index_select(1, *view.rows);
+  };
+  const at::Tensor exact = computed(view.exact->out);
+  const at::Tensor error = computed(view.used.out) - exact;
   const at::Tensor relative =
       error.square().sum({-2, -1}).sqrt() / exact.square().sum({-2, -1}).sqrt().clamp_min(1e-30);
   put_heads(
@@ -197,7 +213,7 @@ void Recorder::on_hidden(const PassContext& context, int64_t layer, const at::Te
     const SequencePass& pass = context.sequences[s];
     if (pass.kind != PassKind::denoise || !traced(pass)) continue;
     Slot& slot = slot_at(s);
-    LayerHistory& history = slot.history[static_cast<size_t>(index)];
+    LayerHistory& history = history_of(slot, index, pass);
     if (records(pass) && at_least(RecordLevel::full)) {
       put_array(slot, Field::hidden, index, hidden.select(0, static_cast<int64_t>(s)));
     }
@@ -264,12 +280,16 @@ FrameDelta Recorder::first_token_delta(const SequencePass& pass, const PassResul
                        {next.confidence});
 }
 
+int64_t Recorder::frame_origin(const SequencePass& pass) const {
+  const int64_t shift = options_.autoregressive ? 1 : 0;
+  return pass.block_start + shift - traced_.at(pass.sequence).prompt_length;
+}
+
 FrameDelta Recorder::frame_delta(const SequencePass& pass, const StepDecision& decision) const {
   std::vector<int64_t> positions;
   std::vector<int64_t> tokens;
   std::vector<float> confidence;
-  const int64_t shift = options_.autoregressive ? 1 : 0;
-  const int64_t origin = pass.block_start + shift - traced_.at(pass.sequence).prompt_length;
+  const int64_t origin = frame_origin(pass);
   for (const int64_t p : decision.transferred) {
     positions.push_back(origin + p);
     tokens.push_back(decision.prediction.token[static_cast<size_t>(p)]);
@@ -329,14 +349,17 @@ void Recorder::on_pass(const PassResult& result) {
       counters_.transferred += static_cast<int64_t>(result.decisions[s].transferred.size());
       add_prediction(result.decisions[s], row);
       row.delta = frame_delta(pass, result.decisions[s]);
-      if (!options_.meta.bidirectional) {  // whose rows that are not computed keep earlier values
-        row.valid.assign(pass.computed.begin(), pass.computed.end());
-      }
+      add_revocations(pass, result.decisions[s], row);
+      if (options_.meta.has_kl) add_kl(pass, result.decisions[s], slot_at(s), row);
+      row.valid.assign(pass.computed.begin(), pass.computed.end());
     } else if (s < result.decisions.size() && result.decisions[s].next) {
       ++counters_.transferred;
       row.delta = first_token_delta(pass, result, *result.decisions[s].next);
     }
     if (pass.kind != PassKind::prefill && s < slots_.size()) finish_slot(slots_[s], row);
+    for (const LayerWork& work : result.work) {
+      row.cache.push_back({ranges_of(work.queries), ranges_of(work.keys), ranges_of(work.values)});
+    }
     const auto prefix = prefix_.find(pass.sequence);
     if (prefix != prefix_.end()) {
       row.prefix_start = prefix->second.start;

@@ -49,6 +49,7 @@ class Recorder : public DecodeObserver {
   void on_attention(const AttentionView& view) override;
   void on_hidden(const PassContext& context, int64_t layer, const at::Tensor& hidden) override;
   void on_router(const PassContext& context, int64_t layer, const RouterChoice& choice) override;
+  void on_staleness(const PassContext& context, const std::vector<Staleness>& layers) override;
   void on_committed_keys(const CommittedKeys& keys) override;
   void on_logits(const PassContext& context, const std::vector<int64_t>& slots,
                  const at::Tensor& logits) override;
@@ -62,6 +63,8 @@ class Recorder : public DecodeObserver {
   };
   /// What later steps of a block are compared with, per recorded layer.
   struct LayerHistory {
+    int64_t sequence = -1, block = -1;                    // whose steps these are
+    int64_t last_step = 0;                                // of last_external, last_internal
     HeadAttention last_external, last_internal;           // the previous step's exact values
     std::array<HeadAttention, kReuseTaus.size()> source;  // the pair rule tau would still hold
     std::vector<float> first_query;                       // [H, B, D] unit vectors of step 1
@@ -72,6 +75,7 @@ class Recorder : public DecodeObserver {
   struct Slot {
     std::vector<LayerHistory> history;           // by recorded layer
     FirstPrediction first_prediction;            // of step 1
+    std::vector<bool> predicted;                 // [B] in the block so far
     std::map<Field, std::vector<float>> floats;  // whole-row datasets, [L, ...]
     std::map<Field, std::vector<int32_t>> ints;
     std::map<Field, std::vector<uint8_t>> bytes;
@@ -83,6 +87,8 @@ class Recorder : public DecodeObserver {
   bool records(const SequencePass& pass) const;
   int64_t layer_index(int64_t layer) const;  // index among the recorded layers, -1: none
   Slot& slot_at(size_t index);
+  /// Empty at a layer's first pass of a block.
+  static LayerHistory& history_of(Slot& slot, int64_t layer_index, const SequencePass& pass);
 
   void summarise(const AttentionView& view, size_t slot, int64_t layer_index);
   void record_similarity(const SequencePass& pass, Slot& slot, LayerHistory& history,
@@ -108,9 +114,13 @@ class Recorder : public DecodeObserver {
   at::Tensor recorded_heads(const at::Tensor& rows) const;     // [H, ...] -> [heads, ...]
   at::Tensor recorded_kv_heads(const at::Tensor& rows) const;  // [K, ...] -> [kv_heads, ...]
   void add_prediction(const StepDecision& decision, TraceRow& row) const;
+  int64_t frame_origin(const SequencePass& pass) const;  // frame position of the block's first
   FrameDelta frame_delta(const SequencePass& pass, const StepDecision& decision) const;
   FrameDelta first_token_delta(const SequencePass& pass, const PassResult& result,
                                const NextToken& next) const;
+  void add_revocations(const SequencePass& pass, const StepDecision& decision, TraceRow& row) const;
+  void add_kl(const SequencePass& pass, const StepDecision& decision, Slot& slot,
+              TraceRow& row) const;
   void finish_slot(Slot& slot, TraceRow& row);
 
   RecorderOptions options_;

@@ -17,15 +17,6 @@ namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-/// [R] int64, the rows of its block that a pass computes; undefined: all of them.
-at::Tensor computed_rows(const SequencePass& pass) {
-  std::vector<int64_t> rows;
-  for (size_t p = 0; p < pass.computed.size(); ++p) {
-    if (pass.computed[p]) rows.push_back(static_cast<int64_t>(p));
-  }
-  return rows.empty() ? at::Tensor() : at::tensor(rows, at::kLong);
-}
-
 }  // namespace
 
 at::Tensor Recorder::recorded_heads(const at::Tensor& rows) const {
@@ -151,6 +142,42 @@ void Recorder::on_router(const PassContext& context, int64_t layer, const Router
   }
 }
 
+void Recorder::on_staleness(const PassContext& context, const std::vector<Staleness>& layers) {
+  if (!exists_in(spec_of(Field::shadow_key_cosine), options_.meta)) return;
+  if (!records(context.sequences.front())) return;
+  Slot& slot = slot_at(0);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const int64_t index = layer_index(static_cast<int64_t>(i));
+    if (index < 0) continue;
+    put_floats(slot, Field::shadow_key_cosine, index, &layers[i].key, 1);
+    put_floats(slot, Field::shadow_value_cosine, index, &layers[i].value, 1);
+    put_floats(slot, Field::shadow_attention_cosine, index, &layers[i].attention, 1);
+  }
+}
+
+void Recorder::add_revocations(const SequencePass& pass, const StepDecision& decision,
+                               TraceRow& row) const {
+  const int64_t origin = frame_origin(pass);
+  for (const Revocation& one : decision.revoked) {
+    row.revoked.push_back({origin + one.position, one.token, one.confidence});
+  }
+}
+
+void Recorder::add_kl(const SequencePass& pass, const StepDecision& decision, Slot& slot,
+                      TraceRow& row) const {
+  const auto block = static_cast<size_t>(options_.meta.block_length);
+  if (pass.first_step() || slot.predicted.size() != block) slot.predicted.assign(block, false);
+  std::vector<float> kl(block, kNaN);
+  for (size_t p = 0; p < std::min(block, decision.prediction.kl.size()); ++p) {
+    const double value = decision.prediction.kl[p];
+    if (std::isnan(value)) continue;
+    // A position's first prediction has none before it to be compared with.
+    if (slot.predicted[p]) kl[p] = static_cast<float>(value);
+    slot.predicted[p] = true;
+  }
+  row.arrays.push_back({Field::prediction_kl, kAllLayers, make_buffer(std::move(kl))});
+}
+
 void Recorder::record_sets(const AttentionView& view, int64_t layer_index) {
   if (!options_.exact_known || view.exact == nullptr) return;
   const bool wanted = std::any_of(view.context.sequences.begin(), view.context.sequences.end(),
@@ -162,24 +189,20 @@ void Recorder::record_sets(const AttentionView& view, int64_t layer_index) {
   if (!wanted) return;
   const AttentionInput& input = view.input;
   const int64_t k = options_.meta.set_size;
-  at::Tensor lse = options_.meta.set_normaliser == SetNormaliser::prefix
-                       ? view.exact->lse_external
-                       : at::logaddexp(view.exact->lse_external, view.exact->lse_internal);
-  // The set of a pass is the set of the queries that it has.
-  const at::Tensor rows =
-      options_.meta.bidirectional ? at::Tensor() : computed_rows(view.context.sequences.front());
-  at::Tensor queries = input.q;
-  if (rows.defined()) {
-    queries = queries.index_select(2, rows);
-    lse = lse.index_select(2, rows);
-  }
-  TopKSets sets = topk_sets(queries, view.external.key, view.external.length, lse, k, input.scale,
-                            /*with_tokens=*/at_least(RecordLevel::full));
-  if (rows.defined() && sets.token_index.defined()) {
+  const at::Tensor lse = options_.meta.set_normaliser == SetNormaliser::prefix
+                             ? view.exact->lse_external
+                             : at::logaddexp(view.exact->lse_external, view.exact->lse_internal);
+  const auto computed = [&](const at::Tensor& rows) {
+    return view.rows == nullptr ? rows : rows.index_select(2, *view.rows);
+  };
+  TopKSets sets =
+      topk_sets(computed(input.q), view.external.key, view.external.length, computed(lse), k,
+                input.scale, /*with_tokens=*/at_least(RecordLevel::full));
+  if (view.rows != nullptr && sets.token_index.defined()) {
     std::vector<int64_t> shape = sets.token_index.sizes().vec();
     shape[2] = options_.meta.block_length;
-    sets.token_index =
-        at::full(shape, -1, sets.token_index.options()).index_copy_(2, rows, sets.token_index);
+    sets.token_index = at::full(shape, -1, sets.token_index.options())
+                           .index_copy_(2, *view.rows, sets.token_index);
   }
   for (size_t s = 0; s < view.context.sequences.size(); ++s) {
     const SequencePass& pass = view.context.sequences[s];
@@ -200,7 +223,7 @@ void Recorder::record_sets(const AttentionView& view, int64_t layer_index) {
     const at::Tensor covered = probability.sum(-1).contiguous();
     put_floats(slot, Field::set_covered, layer_index, covered.const_data_ptr<float>(),
                static_cast<size_t>(covered.numel()));
-    record_recall(pass, slot, slot.history[static_cast<size_t>(layer_index)], layer_index, index);
+    record_recall(pass, slot, history_of(slot, layer_index, pass), layer_index, index);
     if (records(pass) && at_least(RecordLevel::full)) {
       const at::Tensor kept = recorded_kv_heads(sets.token_index.select(0, row)).contiguous();
       const int32_t* data = kept.const_data_ptr<int32_t>();

@@ -180,18 +180,18 @@ double row_kl(const float* p, const float* log_p, const float* log_p_now, int64_
 
 #undef BLOCKSCOPE_LOAD
 
-/// Mean of `value(row)` over the rows of a head that have one.
+/// Mean of `value(row)` over the rows of a head; those that are NaN left out.
 template <typename Value>
 float mean_over_block(const HeadShape& shape, int64_t head, Value value) {
   double sum = 0.0;
   int64_t rows = 0;
   for (int64_t row = head * shape.block; row < (head + 1) * shape.block; ++row) {
-    const double of_row = value(row);
-    if (std::isnan(of_row)) continue;
-    sum += of_row;
+    const double term = value(row);
+    if (std::isnan(term)) continue;
+    sum += term;
     ++rows;
   }
-  return static_cast<float>(sum / static_cast<double>(rows));
+  return static_cast<float>(sum / static_cast<double>(rows));  // 0 / 0 of none is NaN
 }
 
 }  // namespace
@@ -224,8 +224,9 @@ std::vector<ErrorSums> reuse_error(const HeadAttention& source, const HeadAttent
   std::vector<ErrorSums> sums(static_cast<size_t>(shape.heads));
   for_each_head(shape, [&](int64_t head) {
     for (int64_t row = head * shape.block; row < (head + 1) * shape.block; ++row) {
-      if (std::isnan(source.lse[row]) || std::isnan(external.lse[row])) continue;
       const int64_t at = row * shape.dim;
+      const bool absent = std::isnan(source.lse[row]) || std::isnan(external.lse[row]);
+      if (absent) continue;
       add_row_error({source.output + at, external.output + at, internal.output + at,
                      external_weight(source.lse[row], internal.lse[row]),
                      external_weight(external.lse[row], internal.lse[row])},
@@ -262,11 +263,10 @@ void unit_gaps(const std::vector<float>& a, const std::vector<float>& b, const H
     double sum = 0.0;
     int64_t rows = 0;
     for (int64_t row = head * shape.block; row < (head + 1) * shape.block; ++row) {
-      const int64_t at = row * shape.dim;
-      if (std::isnan(a[static_cast<size_t>(at)]) || std::isnan(b[static_cast<size_t>(at)]))
-        continue;
-      ++rows;
+      const auto at = static_cast<size_t>(row * shape.dim);
+      if (std::isnan(a[at]) || std::isnan(b[at])) continue;
       sum += distance(a.data() + at, b.data() + at, shape.dim, difference.data());
+      ++rows;
     }
     const auto block = static_cast<double>(rows);
     gap[head] = static_cast<float>(sum / block);

@@ -1,7 +1,7 @@
 // Per-head statistics between two denoising steps of one sequence. They run at every layer of every
 // step, so each is one loop over raw float32, without temporary tensors. `out` arguments hold one
-// value per query head (all H of them; the recorder keeps the recorded ones). Rows that hold NaN
-// were not computed in one of the two steps (a sub-block's pass): means and sums leave them out.
+// value per query head (all H of them; the recorder keeps the recorded ones). Rows that a pass did
+// not compute hold NaN: sums and means leave them out, and a mean of none is NaN.
 #pragma once
 
 #include <ATen/core/Tensor.h>

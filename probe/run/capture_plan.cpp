@@ -56,10 +56,25 @@ int64_t stored_keys(int64_t prompt_length, int64_t total, int64_t steps,
   for (int64_t start = prompt_length; start < total; start += decode.block_length()) {
     const bool last = start + decode.block_length() == total;
     keys += total;
-    if (decode.cache.kind == CacheKind::kNone) keys += (steps - 1) * total;
-    if (decode.cache.kind == CacheKind::kPrefix && !last) keys += (steps - 1) * (total - start);
+    const CacheKind kind = decode.cache.kind;
+    const bool anywhere =
+        kind == CacheKind::kNone || kind == CacheKind::kDllm || kind == CacheKind::kD2;
+    if (anywhere) keys += (steps - 1) * total;
+    if (kind == CacheKind::kPrefix && !last) keys += (steps - 1) * (total - start);
   }
   return keys;
+}
+
+/// Ranges of positions that a pass computes at a layer, at most.
+int64_t ranges_of_a_layer(int64_t total, int64_t generated, const DecodeOptions& decode) {
+  switch (decode.cache.kind) {
+    case CacheKind::kDllm:
+      return 1 + static_cast<int64_t>(decode.cache.transfer_ratio * static_cast<double>(generated));
+    case CacheKind::kD2:  // two are farther apart than the window, and not adjacent
+      return 1 + total / std::max<int64_t>(decode.cache.inflate_window + 1, 2);
+    default:
+      return 1;
+  }
 }
 
 /// The trace of a run whose blocks all take every step and decide one token at a time.
@@ -98,6 +113,12 @@ TraceExtent longest_trace(const RecorderOptions& recorder, const DecodeOptions& 
         static_cast<int64_t>(prompt.name.size()) + kNameBytes +
         generated * std::max<int64_t>(static_cast<int64_t>(longest_piece), 1);
     extent.length(Axis::delta) += generated;
+    if (meta.has_cache) {
+      const int64_t ranges = rows * meta.num_layers * ranges_of_a_layer(total, generated, decode);
+      for (const Axis axis : {Axis::query_range, Axis::key_range, Axis::value_range}) {
+        extent.length(axis) += ranges;
+      }
+    }
     extent.length(Axis::keyframe) += keyframes;
     extent.length(Axis::keyframe_element) += keyframes * generated;
     extent.length(Axis::prefix_element) += stored_keys(length, total, steps, decode);
@@ -153,6 +174,18 @@ int64_t longest_prefix(const std::vector<RunPrompt>& prompts, const DecodeOption
   return longest;
 }
 
+bool takes_tokens_back(const std::vector<RunPrompt>& prompts, const DecodeOptions& decode) {
+  const auto revokes = [&](const ReplayStep& step) {
+    return std::find(step.tokens.begin(), step.tokens.end(), decode.mask_token_id) !=
+           step.tokens.end();
+  };
+  return decode.unmasking.strategy == Strategy::kWino ||
+         std::any_of(prompts.begin(), prompts.end(), [&](const RunPrompt& prompt) {
+           const auto& replay = prompt.request.replay;
+           return std::any_of(replay.begin(), replay.end(), revokes);
+         });
+}
+
 RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy& policy,
                                  int64_t longest, const LoadedModel& model,
                                  const DecodeOptions& decode) {
@@ -191,6 +224,8 @@ RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy
       flags.set_normaliser == "prefix" ? SetNormaliser::prefix : SetNormaliser::prefix_and_block;
   meta.array_type = flags.array_type == "bf16" ? ArrayType::bf16 : ArrayType::f32;
   meta.has_shadow = decode.shadow;
+  meta.has_cache = decode.bidirectional;
+  meta.has_kl = decode.unmasking.strategy == Strategy::kKlass;
   if (flags.router) {
     if (!config.moe) {
       throw UsageError(fmt::format(

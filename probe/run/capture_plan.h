@@ -27,6 +27,9 @@ void add_record_flags(CLI::App& app, RecordFlags& flags);
 /// External keys that the longest of these prompts' runs can have.
 int64_t longest_prefix(const std::vector<RunPrompt>& prompts, const DecodeOptions& decode);
 
+/// Whether a step of the run can mask a decided position again: by its strategy, or by a replay.
+bool takes_tokens_back(const std::vector<RunPrompt>& prompts, const DecodeOptions& decode);
+
 /// `longest`: external keys of the run's longest sequence. Throws UsageError for a level, index or
 /// type that does not fit the model.
 RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy& policy,

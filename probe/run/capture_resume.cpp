@@ -77,6 +77,7 @@ void check_same_run(const std::string& partial, const TraceMeta& meta) {
            "density_sigma",
            "kl_threshold",
            "kl_history",
+           "threshold_back",
            "pc_lambda",
            "pc_alpha",
            "frequencies_digest",

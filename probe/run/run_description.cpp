@@ -43,6 +43,7 @@ std::string decoding_json(const DecodeOptions& decode) {
       {"density_sigma", unmasking.density_sigma},
       {"kl_threshold", unmasking.kl_threshold},
       {"kl_history", unmasking.kl_history},
+      {"threshold_back", unmasking.threshold_back},
       {"pc_lambda", unmasking.pc_lambda},
       {"pc_alpha", unmasking.pc_alpha},
       {"frequencies_digest", unmasking.frequencies ? unmasking.frequencies->digest : ""},
@@ -75,6 +76,9 @@ std::string strategy_text(const UnmaskingOptions& unmasking) {
   if (unmasking.strategy == Strategy::kKlass) {
     text += fmt::format(", KL below {:g} for {}", unmasking.kl_threshold,
                         plural(unmasking.kl_history, "step"));
+  }
+  if (unmasking.strategy == Strategy::kWino) {
+    text += fmt::format(", taken back below {:g}", unmasking.threshold_back);
   }
   if (unmasking.strategy == Strategy::kPcSampler) {
     text += fmt::format(", lambda {:g}, alpha {:g}", unmasking.pc_lambda, unmasking.pc_alpha);

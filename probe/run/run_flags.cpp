@@ -119,6 +119,8 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
   add("--kl-threshold", flags.kl_threshold, real_number(0.0, kAnyReal, false),
       "klass: nats that a position may have moved at a step");
   add("--kl-history", flags.kl_history, whole_number(1), "klass: steps that must be below it");
+  add("--threshold-back", flags.threshold_back, real_number(0.0, 1.0, false),
+      "wino: probability below which a second look takes a token back");
   add("--pc-lambda", flags.pc_lambda, real_number(0.0, kAnyReal), "pc_sampler: decay per position");
   add("--pc-alpha", flags.pc_alpha, real_number(0.0, kAnyReal, false),
       "pc_sampler: the largest debiased confidence");
@@ -165,18 +167,19 @@ void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags, bool 
               "--strategy low_confidence_static, low_confidence_dynamic, threshold, factor or "
               "prefix_ordered");
   refuse_idle(app, "--threshold", heeds_threshold(strategy),
-              "--strategy low_confidence_dynamic, threshold, prefix_ordered or klass");
+              "--strategy low_confidence_dynamic, threshold, prefix_ordered, klass or wino");
   refuse_idle(app, "--density-sigma", heeds_density(strategy),
               "a strategy that ranks: low_confidence_static, low_confidence_dynamic, threshold, "
               "factor, prefix_ordered or pc_sampler");
   refuse_idle(app, "--quota", heeds_quota(strategy),
-              "a strategy with a schedule: not entropy_bounded, threshold or factor");
+              "a strategy with a schedule: not entropy_bounded, threshold, factor or wino");
   for (const char* option : {"--kl-threshold", "--kl-history"}) {
     refuse_idle(app, option, strategy == Strategy::kKlass, "--strategy klass");
   }
   for (const char* option : {"--pc-lambda", "--pc-alpha", "--frequencies"}) {
     refuse_idle(app, option, strategy == Strategy::kPcSampler, "--strategy pc_sampler");
   }
+  refuse_idle(app, "--threshold-back", strategy == Strategy::kWino, "--strategy wino");
   refuse_idle(app, "--eb-threshold", strategy == Strategy::kEntropyBounded,
               "--strategy entropy_bounded");
   refuse_idle(app, "--factor", strategy == Strategy::kFactor, "--strategy factor");
@@ -223,6 +226,7 @@ DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& mode
   unmasking.density_sigma = flags.density_sigma;
   unmasking.kl_threshold = flags.kl_threshold;
   unmasking.kl_history = flags.kl_history;
+  unmasking.threshold_back = flags.threshold_back;
   unmasking.pc_lambda = flags.pc_lambda;
   unmasking.pc_alpha = flags.pc_alpha;
   if (blocks && !flags.frequencies.empty()) {

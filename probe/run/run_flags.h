@@ -48,6 +48,7 @@ struct DecodingFlags {
   double density_sigma = 0.0;  // 0: off
   double kl_threshold = 0.01;
   int64_t kl_history = 2;
+  double threshold_back = 0.9;
   double pc_lambda = 0.25;
   double pc_alpha = 10.0;
   std::string frequencies;  // file; pc_sampler

@@ -88,7 +88,7 @@ nlohmann::json ResidualStudy::measure(size_t cell) {
        run_methods(input_.model, input_.tokenizer, input_.decode, prompt, methods_)) {
     json.push_back({{"run", blockscope::to_json(run)}});
   }
-  FreeRunObserver exact(input_.decode.block_length(), shape);
+  FreeRunObserver exact(input_.decode, shape);
   DecodeCallbacks callbacks;
   callbacks.observer = &exact;
   callbacks.interrupted = interrupted;

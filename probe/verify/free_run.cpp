@@ -2,8 +2,8 @@
 
 namespace blockscope {
 
-FreeRunObserver::FreeRunObserver(int64_t block_length, const ReadShape& shape)
-    : reads(shape), block_length_(block_length) {}
+FreeRunObserver::FreeRunObserver(const DecodeOptions& options, const ReadShape& shape)
+    : reads(shape), block_length_(options.block_length()), mask_token_id_(options.mask_token_id) {}
 
 void FreeRunObserver::on_attention(const AttentionView& view) { add_measured(view, reads); }
 
@@ -44,8 +44,13 @@ void FreeRunObserver::on_pass(const PassResult& result) {
       step.tokens.push_back(decision.prediction.token[at]);
       step.confidence.push_back(decision.prediction.confidence[at]);
     }
+    for (const Revocation& revoked : decision.revoked) {
+      step.positions.push_back(pass.block_start + revoked.position);
+      step.tokens.push_back(mask_token_id_);
+      step.confidence.push_back(revoked.confidence);
+    }
     ++denoising_steps;
-    tokens += static_cast<int64_t>(step.tokens.size());
+    tokens += std::ssize(decision.transferred) - std::ssize(decision.revoked);
     sequence.steps.push_back(std::move(step));
   }
   if (!all_denoise) return;

@@ -28,7 +28,7 @@ struct StepTime {
 /// Watches a run; the time it takes itself is in none of the numbers.
 class FreeRunObserver : public DecodeObserver {
  public:
-  FreeRunObserver(int64_t block_length, const ReadShape& shape);
+  FreeRunObserver(const DecodeOptions& options, const ReadShape& shape);
 
   void on_attention(const AttentionView& view) override;
   void on_pass(const PassResult& result) override;
@@ -44,6 +44,7 @@ class FreeRunObserver : public DecodeObserver {
 
  private:
   int64_t block_length_;
+  int64_t mask_token_id_;
   double read_before_ = 0.0;  // key rows read in all passes before this one
 };
 

@@ -111,7 +111,7 @@ class VerifyLoop {
   }
 
   void decode_once(const std::vector<DecodeRequest>& requests, int64_t repetition, Arm& arm) {
-    FreeRunObserver observer(input_.decode.block_length(), shape_);
+    FreeRunObserver observer(input_.decode, shape_);
     DecodeCallbacks callbacks;
     callbacks.observer = &observer;
     callbacks.interrupted = interrupted;

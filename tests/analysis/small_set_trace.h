@@ -82,6 +82,7 @@ class SmallSetTrace {
   static TraceMeta make_meta(std::int64_t block_length, std::int64_t k, RecordLevel level,
                              std::string run_json, std::int64_t selected_size) {
     TraceMeta meta = fixture::small_meta(level, ArrayType::f32);
+    meta.has_cache = false;  // its rows say nothing of one
     meta.num_layers = meta.num_heads = meta.num_kv_heads = 1;
     meta.head_dim = meta.hidden_size = 2;
     meta.block_length = block_length;

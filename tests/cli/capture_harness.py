@@ -18,6 +18,7 @@ import unittest
 import h5py
 import numpy as np
 
+MODELS = pathlib.Path(__file__).resolve().parents[2] / "models"
 BINARY = os.environ.get("BLOCKSCOPE_BINARY", "")
 VOCAB, MASK, BLOCK = 260, 259, 4
 CONFIG = {
@@ -147,6 +148,15 @@ def sparse_trace(folder):
     code, _, err = run("capture", write_checkpoint(pathlib.Path(folder) / "sparse-model"), "--input-ids",
                        ",".join(str(i) for i in range(1, 40)), "--gen-length", 8, "--policy", "mage", "--k", 4,
                        "--shadow", "--record", "full", "--set-size", 4, "-q", "-o", path)
+    assert code == 0 or "LibTorch" in err, err
+    return path if code == 0 else None
+
+
+def cached_trace(folder):
+    """A trace of a bidirectional model under a cache, with its shadow; None where this build can't decode."""
+    path = pathlib.Path(folder) / "cached.h5"
+    code, _, err = run("capture", MODELS / "needle-bidirectional", "--input-ids", "1,2,3", "--block-length", 4,
+                       "--gen-length", 8, "--cache", "dual", "--shadow", "--record", "summary", "-q", "-o", path)
     assert code == 0 or "LibTorch" in err, err
     return path if code == 0 else None
 

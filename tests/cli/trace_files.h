@@ -49,6 +49,7 @@ inline void append_sequence(TraceWriter& writer, const TraceMeta& meta, const Ru
 /// Sequence after sequence; without `finish` the last one has no end, as after a kill.
 inline void write_run(const std::string& path, const RunShape& shape = {}) {
   TraceMeta meta = fixture::small_meta(shape.level);
+  meta.has_cache = false;  // its rows say nothing of one
   meta.model_json = shape.model_json;
   TraceWriter writer(path, meta);
   std::int64_t number = 0;

@@ -100,6 +100,22 @@ void expect_all_values(const TraceReader& reader) {
   }
 }
 
+void expect_cache(const TraceReader& reader) {
+  const StepColumns steps = reader.steps(0, reader.info().num_rows);
+  const TraceMeta& meta = reader.info().meta;
+  for (std::int64_t row = 0; row < reader.info().num_rows; ++row) {
+    const bool denoises = steps.kind[static_cast<std::size_t>(row)] == 1;
+    const auto want = denoises ? fixture::cache_of(meta, row) : std::vector<LayerRanges>(3);
+    const auto got = reader.cache(row);
+    ASSERT_EQ(got.size(), 3U);
+    for (std::size_t l = 0; l < 3; ++l) {
+      ASSERT_EQ(got[l].query, want[l].query) << row << " layer " << l;
+      ASSERT_EQ(got[l].key, want[l].key) << row << " layer " << l;
+      ASSERT_EQ(got[l].value, want[l].value) << row << " layer " << l;
+    }
+  }
+}
+
 class TraceRoundTrip : public testing::TestWithParam<std::tuple<RecordLevel, ArrayType>> {};
 
 TEST_P(TraceRoundTrip, EveryValueOfEveryDatasetComesBack) {
@@ -123,6 +139,7 @@ TEST_P(TraceRoundTrip, EveryValueOfEveryDatasetComesBack) {
   EXPECT_EQ(reader.info().meta.run_json, meta.run_json);
   EXPECT_EQ(reader.piece(42), "piece42");
   expect_all_values(reader);
+  expect_cache(reader);
   // Reading ahead changes nothing that is read, whatever was or wasn't written.
   for (std::size_t f = 0; f < kNumFields; ++f) {
     const auto field = static_cast<Field>(f);

@@ -51,6 +51,9 @@ inline TraceMeta small_meta(RecordLevel level = RecordLevel::full,
   meta.heads = {0, 1, 3};
   meta.set_size = 5;
   meta.array_type = type;
+  meta.has_cache = true;
+  meta.has_revocations = true;
+  meta.has_kl = true;
   meta.model_json = R"({"name":"fixture"})";
   meta.run_json = R"({"policy":"exact"})";
   for (int i = 0; i < 100; ++i) meta.pieces.push_back("piece" + std::to_string(i));
@@ -143,6 +146,19 @@ inline void add_prefix(TraceRow& row, const TraceMeta& meta, std::int64_t start,
   }
 }
 
+/// One or two ranges a layer, of the first 8 positions; keys one range, values none in layer 1.
+inline std::vector<LayerRanges> cache_of(const TraceMeta& meta, std::int64_t number) {
+  std::vector<LayerRanges> layers(static_cast<std::size_t>(meta.num_layers));
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    const auto at = static_cast<std::int32_t>((number + static_cast<std::int64_t>(l)) % 3);
+    layers[l].query = {{at, at + 2}};
+    if (l == 1) layers[l].query.push_back({at + 4, at + 5});
+    layers[l].key = {{0, at + 3}};
+    if (l != 1) layers[l].value = {{at, 8}};
+  }
+  return layers;
+}
+
 /// Sequence i: a prompt of 4 + i tokens, blocks of 4, two tokens per denoising step.
 inline SequenceStart sequence_start(std::int64_t i, std::int64_t blocks) {
   SequenceStart start;
@@ -174,6 +190,7 @@ inline TraceRow denoise_row(const TraceMeta& meta, std::int64_t sequence, std::i
                             {expected_value(Field::delta_confidence, number, 0, 0) / 256.0F,
                              expected_value(Field::delta_confidence, number, 0, 1) / 256.0F});
   add_arrays(row, meta, number);
+  if (meta.has_cache) row.cache = cache_of(meta, number);
   return row;
 }
 

@@ -35,7 +35,10 @@ void write_fixture(const std::string& path, ArrayType type) {
   }
   for (std::int64_t step = 0; step < 2 * kBlocks; ++step) {
     for (std::int64_t s = 0; s < 2; ++s) {
-      writer.append_row(fixture::denoise_row(meta, s, number, step / 2, step % 2));
+      TraceRow row = fixture::denoise_row(meta, s, number, step / 2, step % 2);
+      // The last row takes back what its block's first step, two rows before, decided first.
+      if (step == 2 * kBlocks - 1) row.revoked = {{4 * (kBlocks - 1), (number - 2) % 90, 0.25F}};
+      writer.append_row(std::move(row));
       ++number;
     }
   }

@@ -2,7 +2,10 @@
 // by tests/probe/parity/check_canvas.py.
 #include <gtest/gtest.h>
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -71,6 +74,94 @@ TEST(CanvasDecoder, RowsAreThoseOfTheCache) {
       EXPECT_EQ(log.rows[pass], first ? 14 : later[block]) << cache_name(cache) << pass;
       EXPECT_EQ(log.contexts[pass], 10);
     }
+  }
+}
+
+/// What every pass computed, and how stale its cache was.
+class WorkLog : public DecodeObserver {
+ public:
+  void on_staleness(const PassContext& /*context*/, const std::vector<Staleness>& layers) override {
+    stale.push_back(layers);
+  }
+  void on_pass(const PassResult& result) override {
+    work.push_back(result.work);
+    start.push_back(result.context.sequences.front().block_start);
+  }
+  std::vector<std::vector<LayerWork>> work;
+  std::vector<std::vector<Staleness>> stale;
+  std::vector<int64_t> start;
+};
+
+TEST(CanvasDecoder, PassesTellWhatEveryLayerComputed) {
+  WorkLog log;
+  decode(canvas_options(CacheKind::kDual), tiny_request(0, 6, 8), 0, &log);
+  for (size_t pass = 0; pass < log.work.size(); ++pass) {
+    const bool first = pass == 0 || log.start[pass] != log.start[pass - 1];
+    std::vector<int64_t> expected;
+    for (int64_t p = first ? 0 : log.start[pass]; p < (first ? 14 : log.start[pass] + 4); ++p) {
+      expected.push_back(p);
+    }
+    ASSERT_EQ(log.work[pass].size(), 2U);
+    for (const LayerWork& layer : log.work[pass]) {
+      EXPECT_EQ(layer.queries, expected);
+      EXPECT_EQ(layer.keys, expected);
+      EXPECT_EQ(layer.values, expected);
+    }
+  }
+  EXPECT_TRUE(log.stale.empty());  // nobody asked
+}
+
+TEST(CanvasDecoder, StalenessIsThatOfKeptEntriesAndComputedRows) {
+  for (const CacheKind cache :
+       {CacheKind::kNone, CacheKind::kPrefix, CacheKind::kDual, CacheKind::kDllm, CacheKind::kD2}) {
+    SCOPED_TRACE(cache_name(cache));
+    DecodeOptions options = canvas_options(cache);
+    const DecodeRequest request = tiny_request(4, 6, 8);
+    const std::vector<int64_t> plain = decode(options, request, 0).generated;
+    options.shadow = true;
+    WorkLog log;
+    EXPECT_EQ(decode(options, request, 0, &log).generated, plain);
+    ASSERT_EQ(log.stale.size(), log.work.size());
+    int64_t stale = 0;
+    for (size_t pass = 0; pass < log.stale.size(); ++pass) {
+      for (size_t layer = 0; layer < 2; ++layer) {
+        const Staleness& is = log.stale[pass][layer];
+        const bool all = log.work[pass][layer].keys.size() == 14;
+        EXPECT_EQ(std::isnan(is.key), all);
+        if (cache == CacheKind::kNone) {
+          EXPECT_NEAR(is.attention, 1.0F, 1e-5F);
+        }
+        if (!all) {
+          EXPECT_LE(is.key, 1.0F + 1e-5F);
+        }
+        stale += !std::isnan(is.key) && is.key < 0.9999F;
+      }
+    }
+    EXPECT_EQ(stale > 0, cache != CacheKind::kNone);
+  }
+}
+
+TEST(CanvasDecoder, RowsThatAPassLeavesOutAreNaNToObservers) {
+  class Views : public DecodeObserver {
+   public:
+    void on_attention(const AttentionView& view) override {
+      const at::Tensor missing = view.used.lse_internal[0][0].isnan();
+      const int64_t computed = view.rows == nullptr ? 4 : view.rows->numel();
+      EXPECT_EQ(missing.sum().item<int64_t>(), 4 - computed);
+      EXPECT_EQ(view.input.q[0][0].isnan().any(-1).sum().item<int64_t>(), 4 - computed);
+      partial += computed < 4;
+    }
+    void on_logits(const PassContext& /*context*/, const std::vector<int64_t>& /*slots*/,
+                   const at::Tensor& logits) override {
+      unpredicted += logits[0].isnan().any(-1).sum().item<int64_t>();
+    }
+    int64_t partial = 0, unpredicted = 0;
+  };
+  for (const CacheKind cache : {CacheKind::kDllm, CacheKind::kD2}) {
+    Views views;
+    decode(canvas_options(cache), tiny_request(5, 6, 8), 0, &views);
+    EXPECT_GT(views.partial, 0);
+    EXPECT_EQ(views.unpredicted > 0, cache == CacheKind::kD2);
   }
 }
 

@@ -81,6 +81,7 @@ class State:
         self.v = [x.clone() for x in self.k]
         self.attention = [torch.zeros(length, spec["hidden"], dtype=torch.float64) for _ in self.k]
         self.ffn = [x.clone() for x in self.attention]
+        self.log = []  # of the last pass, by layer: rows of queries, keys, values; z of the queries
 
 
 def attend(model, state, index, q):
@@ -95,12 +96,14 @@ def forward_rows(model, state, tokens, rows):
     """The rows go through all layers; everything else is as earlier passes left it."""
     hidden = model.w["embed"][torch.tensor(tokens)[rows]]
     maps = []
+    state.log = []
     for index, layer in enumerate(model.w["layers"]):
         x = model.rms(hidden, layer["norm1"])
         state.k[index][:, rows] = model.heads(layer, "k", x, rows)
         state.v[index][:, rows] = model.heads(layer, "v", x)
         z, attention = attend(model, state, index, model.heads(layer, "q", x, rows))
         maps.append(attention)
+        state.log.append((rows, rows, rows, z))
         hidden = hidden + z @ layer["o"].T
         hidden = hidden + model.mlp(layer, model.rms(hidden, layer["norm2"]))
     return model.logits(hidden), maps
@@ -110,6 +113,7 @@ def forward_dllm(model, state, tokens, cache, step, prompt, margin):
     """dLLM-Cache: every row's residual stream, refreshed parts of the layers. -> logits, computed rows."""
     length = len(tokens)
     hidden = model.w["embed"][torch.tensor(tokens)]
+    state.log = []
     for index, layer in enumerate(model.w["layers"]):
         refresh_prompt = index == 0 or step % cache.prompt_interval == 0
         refresh_answer = index == 0 or step % cache.answer_interval == 0
@@ -130,10 +134,14 @@ def forward_dllm(model, state, tokens, cache, step, prompt, margin):
                 margin.of(float(cosine[order[count]] - cosine[order[count - 1]]))
             rows += sorted((order[:count] + prompt).tolist())
             state.v[index][:, prompt:] = fresh[:, prompt:]
+        whole = refresh_answer or cache.transfer_ratio > 0
+        z, answer = None, list(range(prompt, length)) if whole else []
         if rows:
             state.k[index][:, rows] = model.heads(layer, "k", x[rows], rows)
             z, _ = attend(model, state, index, model.heads(layer, "q", x[rows], rows))
             state.attention[index][rows] = z @ layer["o"].T
+        values = (list(range(prompt)) if refresh_prompt else []) + answer
+        state.log.append((rows, rows, values, z))
         hidden = hidden + state.attention[index]
         if rows:
             state.ffn[index][rows] = model.mlp(layer, model.rms(hidden[rows], layer["norm2"]))
@@ -193,7 +201,7 @@ def d2_rows(cache, maps, rows, prompt, length, begin, size, masks, confidence, s
     return np.flatnonzero(chosen).tolist()
 
 
-def decode(model, prompt, options, cache, shift):
+def decode(model, prompt, options, cache, shift, watch=lambda state, tokens: None):
     size, start = options.block_length, len(prompt)
     tokens = list(prompt) + [options.mask_id] * options.gen_length
     length = len(tokens)
@@ -217,6 +225,7 @@ def decode(model, prompt, options, cache, shift):
             else:
                 logits, maps = forward_rows(model, state, tokens, rows)
                 computed = rows
+            watch(state, tokens)
             place = {row: i for i, row in enumerate(rows)}
             predicts = lambda p: p - shift in place
             best = {p: logits[place[p - shift]] for p in range(start, length) if predicts(p)}

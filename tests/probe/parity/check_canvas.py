@@ -112,4 +112,5 @@ def main():
           f"of a confidence {Totals.largest:.1e}; {Totals.near} prompts left out for near ties")
 
 
-main()
+if __name__ == "__main__":
+    main()

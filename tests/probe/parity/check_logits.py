@@ -48,10 +48,14 @@ def check_spec(folder, name):
         harness.require(report["argmax_agreement"] == LENGTH, f"{name}: argmax differs: {report}")
         harness.require(report["block_length"] == block_length, f"{name}: wrong mask: {report}")
         worst = max(worst, report["relative_error"])
-    # Computed in the stored type: as near as that type allows. In bfloat16 a router of random weights
+    # Computed in the stored type: as near as that type allows, which is what the same model of transformers
+    # does in it. In bfloat16 a router of random weights
     # is often near a tie, and another expert is another row: nothing bounds the difference.
     if spec["dtype"] != "float32" and not spec["experts"]:
-        harness.run("check", folder / name, "--reference", reference, "--tol", HALF_TOLERANCE)
+        own = reference_logits(model.to(getattr(torch, spec["dtype"])), ids, block_length).float()
+        error = float((own - logits).abs().max() / (logits.max() - logits.min()))
+        harness.run("check", folder / name, "--reference", reference, "--tol",
+                    max(HALF_TOLERANCE, 1.5 * error))
     return worst
 
 
