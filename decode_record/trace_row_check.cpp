@@ -138,6 +138,8 @@ void add_revocations(const std::vector<RevokedToken>& revoked, const Frame& befo
     }
     const std::int64_t token = before.generated_tokens[static_cast<std::size_t>(one.position)];
     if (one.token == before.mask_token_id) refuse("a token that is not the mask", one.token);
+    const auto times = std::ranges::count(revoked, one.position, &RevokedToken::position);
+    if (times > 1) refuse("one event of a position", times);
     if (one.token != token) refuse(fmt::format("the token {} that stands there", token), one.token);
     const auto same = std::ranges::find(delta.transfer_index, one.position);
     if (same != delta.transfer_index.end()) {  // the row may say it itself, in its own order
