@@ -309,7 +309,10 @@ def test_of_two_writers_that_start_at_once_one_gets_the_trace(folder):
         path = folder / f"race{attempt}.h5"
         writers = [subprocess.Popen([TOOL, "endless", path], stdout=subprocess.PIPE,
                                     stderr=subprocess.PIPE, text=True) for _ in range(2)]
-        time.sleep(0.15)
+        give_up = time.monotonic() + 10  # a busy machine starts them late
+        while all(writer.poll() is None for writer in writers) and time.monotonic() < give_up:
+            time.sleep(0.01)
+        time.sleep(0.15)  # for the other one to end too, which it must not
         alive = [writer for writer in writers if writer.poll() is None]
         ended = [writer for writer in writers if writer.poll() is not None]
         try:
