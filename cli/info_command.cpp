@@ -113,16 +113,6 @@ bool denoises(const StepColumns& steps, std::size_t i) {
   return static_cast<PassKind>(steps.kind[i]) == PassKind::denoise;
 }
 
-/// Tokens that a row decided.
-std::int64_t decided(const TraceReader& reader, std::int64_t row) {
-  std::int64_t tokens = 0;
-  for (const SequenceDelta& delta : reader.delta(row).rows) {
-    tokens += static_cast<std::int64_t>(delta.transfer_index.size()) -
-              2 * std::ranges::count(delta.transfer_step, kUndecodedStep);
-  }
-  return tokens;
-}
-
 /// Positions that a row computed, all layers together, and that a whole pass would have.
 void add_computed(const TraceReader& reader, std::int64_t row, std::int64_t length,
                   Summary& summary) {
@@ -151,7 +141,7 @@ Summary summarise(const TraceReader& reader) {
     for (std::size_t i = 0; i < static_cast<std::size_t>(steps.count); ++i) {
       const auto sequence = static_cast<std::size_t>(steps.sequence[i]);
       const bool real = aborted.at(sequence) == 0;
-      const std::int64_t tokens = decided(reader, first + static_cast<std::int64_t>(i));
+      const std::int64_t tokens = net_transfers(reader.delta(first + static_cast<std::int64_t>(i)));
       if (!real) {
         summary.aborted.rows += 1;
         summary.aborted.tokens += denoises(steps, i) ? tokens : 0;

@@ -56,6 +56,10 @@ struct FrameDelta {
 FrameDelta make_transfer(std::vector<std::int64_t> positions, std::vector<std::int64_t> tokens,
                          std::vector<float> confidence);
 
+/// Tokens that the transfers of a resolved delta add: one each, and one less for each token that
+/// they take back (which is a transfer of the mask, with step kUndecodedStep).
+std::int64_t net_transfers(const FrameDelta& delta);
+
 /// Changes `frame` in place (strong guarantee: a delta that doesn't fit throws and changes
 /// nothing).
 void apply_delta(Frame& frame, const FrameDelta& delta);

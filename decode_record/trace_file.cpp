@@ -283,41 +283,6 @@ void TraceFile::overwrite(Field field, std::int64_t at, const void* row) {
   h5::write(dataset, start, count, row);
 }
 
-std::vector<std::int64_t> TraceFile::read_ints(Field field, std::int64_t first,
-                                               std::int64_t count) const {
-  const h5::Dataset& dataset = *column(field).dataset;
-  std::vector<hsize_t> start(dataset.extent.size(), 0);
-  std::vector<hsize_t> shape = dataset.extent;
-  start[0] = static_cast<hsize_t>(first);
-  shape[0] = static_cast<hsize_t>(count);
-  std::size_t size = 1;
-  for (const hsize_t length : shape) size *= length;
-  std::vector<std::int64_t> result(size);
-  if (result.empty()) return result;
-  if (dataset.element == h5::Element::i64) {
-    h5::read(dataset, start, shape, result.data());
-    return result;
-  }
-  std::vector<std::int32_t> narrow(result.size());
-  h5::read(dataset, start, shape, narrow.data());
-  std::ranges::copy(narrow, result.begin());
-  return result;
-}
-
-std::vector<std::uint8_t> TraceFile::read_bytes(Field field, std::int64_t first,
-                                                std::int64_t count) const {
-  const h5::Dataset& dataset = *column(field).dataset;
-  std::vector<hsize_t> start(dataset.extent.size(), 0);
-  std::vector<hsize_t> shape = dataset.extent;
-  start[0] = static_cast<hsize_t>(first);
-  shape[0] = static_cast<hsize_t>(count);
-  std::size_t bytes = 1;
-  for (const hsize_t length : shape) bytes *= length;
-  std::vector<std::uint8_t> result(bytes);
-  if (bytes != 0) h5::read(dataset, start, shape, result.data());
-  return result;
-}
-
 void TraceFile::write_pending() {
   for (const DatasetSpec& spec : kDatasets) {
     Column& target = columns_[index(spec.field)];

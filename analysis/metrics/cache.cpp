@@ -35,16 +35,6 @@ std::int64_t positions_in(const std::vector<PositionRange>& ranges) {
   return count;
 }
 
-/// Tokens that the row decided; a token taken back is a transfer of the mask.
-std::int64_t decided_by(const TraceReader& trace, std::int64_t row) {
-  std::int64_t count = 0;
-  for (const SequenceDelta& delta : trace.delta(row).rows) {
-    count += std::ssize(delta.transfer_index) + std::ssize(delta.insert_index);
-    count -= std::ranges::count(delta.transfer_step, kUndecodedStep);
-  }
-  return count;
-}
-
 class CacheMetric final : public StepMetric {
  public:
   Needs begin_trace(const TraceReader& trace, const TraceShape& shape) override {
@@ -119,7 +109,7 @@ class CacheMetric final : public StepMetric {
     const auto at = static_cast<std::size_t>(step.step - 1);
     if (of_block.size() <= at) of_block.resize(at + 1);
     of_block[at].add(static_cast<double>(all) / static_cast<double>(work.size()));
-    tokens_.add(static_cast<double>(decided_by(*trace_, step.row)));
+    tokens_.add(static_cast<double>(net_transfers(trace_->delta(step.row))));
     add_staleness(step);
   }
 

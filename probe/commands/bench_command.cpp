@@ -75,7 +75,7 @@ class TimingObserver : public DecodeObserver {
         return;
       }
       denoises = denoises || result.context.sequences[s].kind == PassKind::denoise;
-      timing_.tokens += static_cast<int64_t>(result.decisions[s].transferred.size());
+      timing_.tokens += result.decisions[s].net_tokens();
     }
     ++timing_.block_passes;
     timing_.denoising_passes += denoises ? 1 : 0;

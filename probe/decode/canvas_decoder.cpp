@@ -109,7 +109,7 @@ class CanvasDecoder {
     for (int64_t p = state_.block_start; p < state_.block_end(); ++p) {
       pass.computed.push_back(std::binary_search(rows.begin(), rows.end(), p));
     }
-    std::vector<StepDecision> decisions(1);
+    std::vector<StepDecision> decisions;
     int64_t elapsed = 0;
     int64_t beside_ns = 0;  // of the observer and the shadow
     {
@@ -130,19 +130,20 @@ class CanvasDecoder {
       const PredictingRows predicting =
           predicting_rows(rows, state_.block_start, state_.block_end());
       const at::Tensor logits = model_.logits(hidden.index_select(1, predicting.index));
+      std::vector<StepInput> inputs{step_input(pass, predicting.exists)};
       if (callbacks_.observer != nullptr) {
         const Stopwatch observer_watch(beside_ns);
-        callbacks_.observer->on_logits(context, {0}, shown_logits(logits, predicting.exists));
+        callbacks_.observer->on_logits(context, {0}, predicted_logits(logits, inputs));
         if (options_.shadow) {
           callbacks_.observer->on_staleness(context,
                                             measure_staleness(model_, tokens_, keys_, seams_));
         }
       }
-      at::Tensor shadow;
       if (looks_twice()) {
-        shadow = model_.logits(hidden.narrow(1, std::ssize(rows), shadow_rows)).squeeze(0);
+        inputs.front().shadow =
+            model_.logits(hidden.narrow(1, std::ssize(rows), shadow_rows)).squeeze(0);
       }
-      decisions.front() = decide(pass, logits, predicting.exists, shadow);
+      decisions = decide_tokens(options_, logits, inputs);
       take(decisions.front(), rows, hidden);
     }
     if (callbacks_.observer == nullptr) return;
@@ -176,25 +177,13 @@ class CanvasDecoder {
     return result;
   }
 
-  /// NaN at the positions that the pass does not predict.
-  static at::Tensor shown_logits(const at::Tensor& logits, const std::vector<bool>& exists) {
-    std::vector<int64_t> missing;
-    for (size_t p = 0; p < exists.size(); ++p) {
-      if (!exists[p]) missing.push_back(static_cast<int64_t>(p));
-    }
-    return missing.empty() ? logits : logits.index_fill(1, at::tensor(missing, at::kLong), kNaN);
-  }
-
-  /// logits [1, B, V]; `exists`: positions that this pass predicts. No other is decided. `shadow`
-  /// [B, V]: undefined without a shadow block.
-  StepDecision decide(const SequencePass& pass, const at::Tensor& logits, std::vector<bool> exists,
-                      const at::Tensor& shadow) {
+  /// `exists`: positions that this pass predicts. No other is decided.
+  StepInput step_input(const SequencePass& pass, std::vector<bool> exists) {
     const ReplayStep* replay = request_.replayed ? &request_.replay[replay_cursor_] : nullptr;
     StepInput input{pass, tokens_, state_.prompt_length, state_.block_start, replay, memory_};
     input.predicted = std::move(exists);
-    input.shadow = shadow;
     input.first_only = cache_->decides_first_position_only(state_);
-    return std::move(decide_tokens(options_, logits, {input}).front());
+    return input;
   }
 
   void take(const StepDecision& decision, const std::vector<int64_t>& rows,

@@ -71,6 +71,9 @@ struct StepDecision {
   std::vector<int64_t> selected;     // that were chosen, also where the token was [MASK] itself
   std::optional<NextToken> next;     // of a commit or the last prefill, with sub-blocks: the token
                                      // behind what it stored
+
+  /// Tokens that the step adds: those it decided, less those it took back.
+  int64_t net_tokens() const { return std::ssize(transferred) - std::ssize(revoked); }
 };
 
 struct PassResult {

@@ -10,6 +10,21 @@
 #include "probe/policies/exact_policy.h"
 
 namespace blockscope {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+}  // namespace
+
+at::Tensor among_block(const at::Tensor& part, int64_t dim, const RowRange& rows,
+                       int64_t block_length, double missing) {
+  if (rows.count == block_length) return part;
+  std::vector<int64_t> shape = part.sizes().vec();
+  shape[static_cast<size_t>(dim)] = block_length;
+  at::Tensor block = at::full(shape, missing, part.options());
+  block.narrow(dim, rows.first, rows.count).copy_(part);
+  return block;
+}
 
 DecodeSeams::DecodeSeams(const DecodeSeamsOptions& options, AttentionPolicy& policy, KvCache& cache,
                          DecodeObserver* observer)
@@ -122,28 +137,22 @@ at::Tensor DecodeSeams::block_attention(const AttentionInput& pass_input) {
   return used.out;
 }
 
-/// `part` of the computed rows at their place in the block, NaN elsewhere.
-at::Tensor DecodeSeams::among_block(const at::Tensor& part, int64_t dim) const {
-  std::vector<int64_t> shape = part.sizes().vec();
-  shape[static_cast<size_t>(dim)] = options_.block_length;
-  at::Tensor block = at::full(shape, std::numeric_limits<double>::quiet_NaN(), part.options());
-  block.narrow(dim, rows_.first, rows_.count).copy_(part);
-  return block;
-}
-
 void DecodeSeams::show(const AttentionInput& input, const ExternalKeys& external,
                        const AttentionParts& used, const AttentionParts* exact) {
   if (rows_.count == options_.block_length) {
     observer_->on_attention({*context_, input, external, used, exact});
     return;
   }
+  const auto whole_block = [&](const at::Tensor& part) {
+    return among_block(part, 2, rows_, options_.block_length, kNaN);
+  };
   AttentionParts parts = used;  // of the exact policy: no other runs with a block cache
-  parts.out = among_block(used.out, 2);
-  parts.external = among_block(used.external, 2);
-  parts.lse_external = among_block(used.lse_external, 2);
-  parts.internal = among_block(used.internal, 2);
-  parts.lse_internal = among_block(used.lse_internal, 2);
-  const at::Tensor q = among_block(input.q, 2);
+  parts.out = whole_block(used.out);
+  parts.external = whole_block(used.external);
+  parts.lse_external = whole_block(used.lse_external);
+  parts.internal = whole_block(used.internal);
+  parts.lse_internal = whole_block(used.lse_internal);
+  const at::Tensor q = whole_block(input.q);
   const AttentionInput whole{input.layer, q, input.k, input.v, input.scale};
   const at::Tensor rows = at::arange(rows_.first, rows_.first + rows_.count, at::kLong);
   observer_->on_attention(
@@ -159,8 +168,8 @@ void DecodeSeams::routed(int64_t layer, const RouterChoice& choice) {
 void DecodeSeams::before_layer(int64_t layer, const at::Tensor& hidden) {
   if (observer_ == nullptr || prefill_slot_ >= 0) return;
   const Stopwatch watch(observer_ns_);
-  const bool whole = rows_.count == options_.block_length;
-  observer_->on_hidden(*context_, layer, whole ? hidden : among_block(hidden, 1));
+  observer_->on_hidden(*context_, layer,
+                       among_block(hidden, 1, rows_, options_.block_length, kNaN));
 }
 
 }  // namespace blockscope

@@ -20,6 +20,11 @@ struct DecodeSeamsOptions {
   bool block_cache = false;      // one sequence, whose denoising passes may compute a part of B
 };
 
+/// `part`, whose dimension `dim` holds the rows `rows` of a block, with all B of them: `missing`
+/// fills the others.
+at::Tensor among_block(const at::Tensor& part, int64_t dim, const RowRange& rows,
+                       int64_t block_length, double missing);
+
 class DecodeSeams : public ForwardSeams {
  public:
   DecodeSeams(const DecodeSeamsOptions& options, AttentionPolicy& policy, KvCache& cache,
@@ -46,7 +51,6 @@ class DecodeSeams : public ForwardSeams {
   AttentionInput with_block_keys(const AttentionInput& input);
   void show(const AttentionInput& input, const ExternalKeys& external, const AttentionParts& used,
             const AttentionParts* exact);
-  at::Tensor among_block(const at::Tensor& part, int64_t dim) const;
   bool stores(const SequencePass& sequence) const;
   void store(const AttentionInput& input, int64_t row, int64_t slot);
 

@@ -4,7 +4,6 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <utility>
 
@@ -19,14 +18,6 @@
 
 namespace blockscope {
 namespace {
-
-/// Logits [S', n, V] of `rows`, which predict themselves, at their places among the B of the block.
-at::Tensor among_block(const at::Tensor& logits, const RowRange& rows, int64_t block_length) {
-  if (rows.count == block_length) return logits;
-  at::Tensor result = at::zeros({logits.size(0), block_length, logits.size(2)}, logits.options());
-  result.narrow(1, rows.first, rows.count).copy_(logits);
-  return result;
-}
 
 class BatchDecoder {
  public:
@@ -226,7 +217,8 @@ class BatchDecoder {
     if (options_.sub_blocks()) {
       predicting = hidden.index_select(1, at::tensor(predicting_rows(planned.rows), at::kLong));
     }
-    const at::Tensor logits = among_block(model_.logits(predicting), planned.rows, block_length_);
+    const at::Tensor logits =
+        among_block(model_.logits(predicting), 1, planned.rows, block_length_, 0.0);
     std::vector<StepInput> inputs;
     for (const int64_t slot : planned.denoising) {
       const SequencePass& pass = context.sequences[static_cast<size_t>(slot)];
@@ -248,23 +240,6 @@ class BatchDecoder {
     for (size_t i = 0; i < decided.size(); ++i) {
       decisions[static_cast<size_t>(planned.denoising[i])] = std::move(decided[i]);
     }
-  }
-
-  /// The same logits, NaN at the positions that the pass does not predict.
-  static at::Tensor predicted_logits(const at::Tensor& logits,
-                                     const std::vector<StepInput>& inputs) {
-    at::Tensor shown = logits;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      const std::vector<bool>& predicted = inputs[i].predicted;
-      for (size_t p = 0; p < predicted.size(); ++p) {
-        if (predicted[p]) continue;
-        if (shown.is_same(logits)) shown = logits.clone();
-        shown.select(0, static_cast<int64_t>(i))
-            .select(0, static_cast<int64_t>(p))
-            .fill_(std::numeric_limits<double>::quiet_NaN());
-      }
-    }
-    return shown;
   }
 
   /// What the blocks behind the committed ones begin with.

@@ -122,6 +122,21 @@ StepDecision replayed_tokens(const ReplayStep& step, const StepInput& input, int
 
 }  // namespace
 
+at::Tensor predicted_logits(const at::Tensor& logits, const std::vector<StepInput>& inputs) {
+  at::Tensor shown = logits;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const std::vector<bool>& predicted = inputs[i].predicted;
+    for (size_t p = 0; p < predicted.size(); ++p) {
+      if (predicted[p]) continue;
+      if (shown.is_same(logits)) shown = logits.clone();
+      shown.select(0, static_cast<int64_t>(i))
+          .select(0, static_cast<int64_t>(p))
+          .fill_(std::numeric_limits<double>::quiet_NaN());
+    }
+  }
+  return shown;
+}
+
 std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::Tensor& logits,
                                         const std::vector<StepInput>& inputs) {
   std::vector<StreamId> streams;

@@ -37,6 +37,10 @@ struct StepInput {
   bool first_only = false;           // take the block's first position, whatever the strategy
 };
 
+/// The same logits [S, B, V], with NaN at the positions that the pass does not predict: what
+/// observers see.
+at::Tensor predicted_logits(const at::Tensor& logits, const std::vector<StepInput>& inputs);
+
 /// logits [S, B, V], an entry of `inputs` for each sequence -> what each decides. A selected
 /// position whose token is [MASK] stays masked. Throws CheckpointError when a prediction rests on
 /// NaN or infinity: such logits decide tokens all the same, and all of them mean nothing.

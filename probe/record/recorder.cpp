@@ -346,14 +346,14 @@ void Recorder::on_pass(const PassResult& result) {
     row.pass_time_ns = result.pass_ns;
     if (pass.kind == PassKind::denoise) {
       ++counters_.denoising_rows;
-      counters_.transferred += static_cast<int64_t>(result.decisions[s].transferred.size());
+      counters_.tokens += result.decisions[s].net_tokens();
       add_prediction(result.decisions[s], row);
       row.delta = frame_delta(pass, result.decisions[s]);
       add_revocations(pass, result.decisions[s], row);
       if (options_.meta.has_kl) add_kl(pass, result.decisions[s], slot_at(s), row);
       row.valid.assign(pass.computed.begin(), pass.computed.end());
     } else if (s < result.decisions.size() && result.decisions[s].next) {
-      ++counters_.transferred;
+      ++counters_.tokens;
       row.delta = first_token_delta(pass, result, *result.decisions[s].next);
     }
     if (pass.kind != PassKind::prefill && s < slots_.size()) finish_slot(slots_[s], row);

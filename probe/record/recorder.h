@@ -42,7 +42,7 @@ class Recorder : public DecodeObserver {
   /// What was decided so far, recorded or not.
   struct Counters {
     int64_t denoising_rows = 0;
-    int64_t transferred = 0;
+    int64_t tokens = 0;  // decided and not taken back
   };
   const Counters& counters() const { return counters_; }
 

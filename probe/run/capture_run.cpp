@@ -95,12 +95,12 @@ class CaptureLoop {
   bool tick() {
     const Recorder::Counters& counters = recorder_.counters();
     const double elapsed = std::max(seconds(), 1e-9);
-    const int64_t current = counters.transferred - transferred_of_finished_;
+    const int64_t current = counters.tokens - tokens_of_finished_;
     progress_.update(
         static_cast<double>(positions_done_ + current) /
             static_cast<double>(std::max<int64_t>(positions_due_, 1)),
         fmt::format("{}/{} prompts · {:.1f} tokens/s · {} steps · {} written", totals_.sequences,
-                    prompts_.size(), static_cast<double>(counters.transferred) / elapsed,
+                    prompts_.size(), static_cast<double>(counters.tokens) / elapsed,
                     counters.denoising_rows,
                     format_bytes(static_cast<double>(writer_.bytes_appended()))));
     totals_.interrupted = InterruptGuard::signal() != 0;
@@ -127,10 +127,10 @@ class CaptureLoop {
     writer_.end_sequence(found->second, std::move(end));
     ++totals_.sequences;
     positions_done_ += positions(prompt);
-    transferred_of_finished_ +=
+    tokens_of_finished_ +=
         static_cast<int64_t>(outcome.generated.size()) -
         std::count(outcome.generated.begin(), outcome.generated.end(), run_.decode.mask_token_id);
-    totals_.tokens = recorder_.counters().transferred;
+    totals_.tokens = recorder_.counters().tokens;
     totals_.denoising_rows = recorder_.counters().denoising_rows;
     progress_.clear();
     on_outcome_(result);
@@ -148,7 +148,7 @@ class CaptureLoop {
   CaptureTotals totals_;
   int64_t positions_due_ = 0;   // of all prompts still to decode
   int64_t positions_done_ = 0;  // of finished ones, masks and early stops included
-  int64_t transferred_of_finished_ = 0;
+  int64_t tokens_of_finished_ = 0;
   std::chrono::steady_clock::time_point begin_;
 };
 

@@ -93,7 +93,7 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
       "Positions to generate; the last block is always completed");
   app.add_option("--strategy,--remasking", flags.strategy,
                  "sequential, low_confidence_static, low_confidence_dynamic, entropy_bounded, "
-                 "threshold, factor, prefix_ordered, klass or pc_sampler")
+                 "threshold, factor, prefix_ordered, klass, pc_sampler or wino")
       ->capture_default_str();
   add("--denoising-steps", flags.denoising_steps, whole_number(0),
       "At most this many denoising steps a block (0: the block length)");
@@ -102,8 +102,8 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
                  "and compare: confidence, margin (p1 - p2) or negative_entropy (nats)")
       ->capture_default_str();
   app.add_option("--threshold", flags.threshold,
-                 "Score for low_confidence_dynamic, klass (>), threshold and prefix_ordered (>=); "
-                 "default 0.85, klass 0.9")
+                 "Score for low_confidence_dynamic, klass, wino (>), threshold and prefix_ordered "
+                 "(>=); default 0.85, klass 0.9, wino 0.6")
       ->check(real_number(-kAnyReal, 1.0));
   app.add_option("--quota", flags.quota,
                  "Tokens due at a step: even (of the block length) or linear (of the masks left, "
@@ -149,8 +149,7 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
                "d2cache: rank masks by their first confidence, as the released code does");
   add("--sub-block-length", flags.sub_block_length, whole_number(0),
       "Fast-dLLM v2: positions filled before the next ones, a divisor of the block length (0: 8, "
-      "or "
-      "what of it divides)");
+      "or what of it divides)");
   add("--temperature", flags.sampling.temperature, real_number(0.0, kAnyReal), "0 is greedy");
   add("--top-k", flags.sampling.top_k, whole_number(0), "0: off");
   add("--top-p", flags.sampling.top_p, real_number(0.0, 1.0, false), "1: off");

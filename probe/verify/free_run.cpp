@@ -50,7 +50,7 @@ void FreeRunObserver::on_pass(const PassResult& result) {
       step.confidence.push_back(revoked.confidence);
     }
     ++denoising_steps;
-    tokens += std::ssize(decision.transferred) - std::ssize(decision.revoked);
+    tokens += decision.net_tokens();
     sequence.steps.push_back(std::move(step));
   }
   if (!all_denoise) return;

@@ -18,7 +18,6 @@ Both sides decide one token or more a step in blocks; ours runs one step a block
 
 import argparse
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -34,11 +33,8 @@ def main() -> None:
     parser.add_argument("model", type=pathlib.Path)
     parser.add_argument("gguf", type=pathlib.Path)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="ours; the GGUF has theirs")
-    parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--gen-length", type=int, default=256)
+    pairs.add_run_options(parser)
     parser.add_argument("--block-length", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
     a = parser.parse_args()
     print(pairs.machine(a.threads))
     config = json.loads((a.model / "config.json").read_text())

@@ -35,6 +35,21 @@ def bench_prompt(context, vocab, mask_id, seed=0):
     return ids
 
 
+def add_run_options(parser, gen_length=256):
+    """The options of a run that both sides share."""
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--gen-length", type=int, default=gen_length)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+
+
+def add_block_options(parser):
+    """Those of a run block by block with a threshold."""
+    parser.add_argument("--block-length", type=int, default=32)
+    parser.add_argument("--threshold", type=float, default=0.5)
+    parser.add_argument("--seed", type=int, default=0)
+
+
 def _run(*arguments):
     result = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True)
     if result.returncode:

@@ -20,7 +20,6 @@ namespace blockscope {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 BlockPrediction with_confidence(std::vector<float> confidence) {
@@ -201,27 +200,6 @@ TEST(Wino, TakesTheBestWhereNoneIsSureAndRevokesNothingForASingleOne) {
   EXPECT_THAT(wino_narrow_out({.1, .95}, {true, true}, .9, 2, 30), ElementsAre(0));
   EXPECT_THAT(wino_narrow_out({.3, .1, .2}, {true, true, true}, .9, 2, 3), ElementsAre(1, 2));
   EXPECT_THAT(wino_narrow_out({.3, .1, .2}, {true, true, true}, .9, 2, 1), IsEmpty());
-}
-
-TEST(NewOptions, AreRefusedOutOfRangeByName) {
-  const auto refused = [](auto change) {
-    UnmaskingOptions options = options_of(Strategy::kLowConfidenceStatic, 8, 8);
-    change(options);
-    try {
-      check_unmasking_options(options);
-    } catch (const UsageError& error) {
-      return std::string(error.what());
-    }
-    return std::string("accepted");
-  };
-  using O = UnmaskingOptions;
-  EXPECT_THAT(refused([](O& o) { o.density_sigma = -1; }), HasSubstr("--density-sigma"));
-  EXPECT_THAT(refused([](O& o) { o.kl_threshold = 0; }), HasSubstr("--kl-threshold"));
-  EXPECT_THAT(refused([](O& o) { o.kl_history = 0; }), HasSubstr("--kl-history"));
-  EXPECT_THAT(refused([](O& o) { o.pc_lambda = -1; }), HasSubstr("--pc-lambda"));
-  EXPECT_THAT(refused([](O& o) { o.pc_alpha = 0; }), HasSubstr("--pc-alpha"));
-  EXPECT_THROW(parse_quota("cosine"), UsageError);
-  EXPECT_EQ(parse_quota(quota_name(Quota::kLinear)), Quota::kLinear);
 }
 
 }  // namespace

@@ -253,45 +253,5 @@ TEST(UnmaskingRules, ChooseDistinctMaskedPositionsInOrderForAnyInput) {
   }
 }
 
-TEST(UnmaskingOptionsCheck, NamesTheFlagThatMakesNoSense) {
-  const auto refused = [](auto change) {
-    UnmaskingOptions options = options_of(Strategy::kLowConfidenceStatic, 8, 8);
-    change(options);
-    try {
-      check_unmasking_options(options);
-    } catch (const UsageError& error) {
-      return std::string(error.what());
-    }
-    return std::string("accepted");
-  };
-  using O = UnmaskingOptions;
-  const double nan = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_EQ(refused([](O&) {}), "accepted");
-  EXPECT_THAT(refused([](O& o) { o.denoising_steps = 9; }),
-              ::testing::HasSubstr("--denoising-steps"));
-  EXPECT_THAT(refused([](O& o) { o.denoising_steps = 0; }),
-              ::testing::HasSubstr("--denoising-steps"));
-  EXPECT_THAT(refused([](O& o) { o.block_length = 0; }), ::testing::HasSubstr("--block-length"));
-  EXPECT_THAT(refused([](O& o) { o.threshold = 1.01; }), ::testing::HasSubstr("--threshold"));
-  EXPECT_THAT(refused([&](O& o) { o.threshold = nan; }), ::testing::HasSubstr("--threshold"));
-  EXPECT_THAT(refused([](O& o) { o.eb_threshold = -1; }), ::testing::HasSubstr("--eb-threshold"));
-  EXPECT_THAT(refused([&](O& o) { o.eb_threshold = nan; }), ::testing::HasSubstr("--eb-threshold"));
-  EXPECT_THAT(refused([](O& o) { o.factor = 0; }), ::testing::HasSubstr("--factor"));
-}
-
-TEST(UnmaskingStrategyNames, AreReadBackAndAnUnknownOneListsThem) {
-  for (int strategy = 0; strategy < 9; ++strategy) {
-    const Strategy value = static_cast<Strategy>(strategy);
-    EXPECT_EQ(parse_strategy(strategy_name(value)), value);
-  }
-  try {
-    parse_strategy("greedy");
-    FAIL() << "accepted";
-  } catch (const UsageError& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("'greedy'"));
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("entropy_bounded"));
-  }
-}
-
 }  // namespace
 }  // namespace blockscope

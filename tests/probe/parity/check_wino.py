@@ -137,8 +137,10 @@ def run(work, name, model, shape, thresholds, seed):
     if margin < TOO_NEAR or logit_margin < TOO_NEAR_LOGIT:
         Totals.near += 1
         return False
-    capture(work, name, prompt, shape, "--strategy", "wino", "--threshold", thresholds[0], "--threshold-back",
-            thresholds[1], "--record", "summary", "-o", work / "run.h5")
+    said = capture(work, name, prompt, shape, "--strategy", "wino", "--threshold", thresholds[0], "--threshold-back",
+                   thresholds[1], "--record", "summary", "-o", work / "run.h5")
+    decided = sum(t != spec["mask"] for t in tokens[len(prompt):])
+    harness.require(f" {decided} token" in said, f"{name}: expected {decided} tokens, capture says {said}")
     compare(f"{name}, {shape}, {thresholds}, seed {seed}", Trace(work / "run.h5"), steps, prompt, spec["mask"])
     Totals.runs += 1
     return True
