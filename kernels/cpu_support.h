@@ -17,8 +17,6 @@ inline Element element_of(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf ? Element::kFloat16 : Element::kBFloat16;
 }
 
-inline int64_t element_bytes(Element element) { return element == Element::kFloat32 ? 4 : 2; }
-
 // Raw bytes of a [a, b, c, dim] tensor with arbitrary strides in the first three dimensions.
 struct RawView {
   const char* data = nullptr;

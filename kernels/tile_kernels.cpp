@@ -4,6 +4,8 @@
 #include <array>
 #include <cstddef>
 
+#include "kernels/instruction_set.h"
+
 namespace blockscope {
 namespace {
 
@@ -21,14 +23,9 @@ Available detect() {
   Available available;
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vl");
-  if (avx512 && __builtin_cpu_supports("avx512bf16")) available.add(kTileKernelsAvx512Bf16);
-  if (avx512) available.add(kTileKernelsAvx512);
-  if (avx2) available.add(kTileKernelsAvx2);
+  if (has_avx512() && __builtin_cpu_supports("avx512bf16")) available.add(kTileKernelsAvx512Bf16);
+  if (has_avx512()) available.add(kTileKernelsAvx512);
+  if (has_avx2()) available.add(kTileKernelsAvx2);
 #endif
   available.add(kTileKernelsBaseline);
   return available;

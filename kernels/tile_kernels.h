@@ -9,12 +9,12 @@
 
 #include <cstdint>
 
+#include "kernels/element.h"
+
 namespace blockscope {
 
 constexpr int64_t kTileKeys = 64;
 constexpr int64_t kMaxLanes = 16;  // widest vector, in floats; padding unit of every buffer
-
-enum class Element : uint8_t { kFloat32, kFloat16, kBFloat16 };
 
 struct TileKernels {
   const char* name;

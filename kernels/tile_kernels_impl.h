@@ -141,26 +141,6 @@ void accumulate(const float* weights, const float* packed_values, const float* a
 
 // --- softmax
 
-// exp for x <= 88, below 1.5 ulp; 0 below -87.33, where the result would be subnormal. NaN stays.
-inline Vec exp_vec(Vec x) {
-  const VecI tiny = x < -87.33654f;
-  x = tiny ? broadcast(-87.33654f) : x;
-  x = x > 88.0f ? broadcast(88.0f) : x;
-  // Adding 1.5 * 2^23 rounds to an integer that then sits in the low bits.
-  const Vec shifted = x * 1.44269504f + 12582912.0f;
-  const Vec n = shifted - 12582912.0f;
-  Vec r = x - n * 0.693359375f;  // ln 2 in two parts; n * the first is exact
-  r = r - n * -2.12194440e-4f;
-  Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  const Vec power = bits<Vec>((bits<VecU>(shifted) << 23) + 0x3f800000u);
-  return tiny ? Vec{} : p * power;
-}
-
 inline VecI lane_index() {
   VecI index{};
   for (int i = 0; i < kLanes; ++i) index[i] = i;

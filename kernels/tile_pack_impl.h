@@ -1,26 +1,18 @@
-// First half of the tile kernels' one body: vectors, loads, packing. See tile_kernels_impl.h.
+// First half of the tile kernels' one body: packing. See tile_kernels_impl.h.
 #pragma once
 
 #include <cstring>
 
 #include "kernels/tile_kernels.h"
-
-#if defined(__F16C__) || defined(__AVX512F__)
-#include <immintrin.h>
-#endif
+#include "kernels/vectors_impl.h"
 
 namespace blockscope {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int64_t kLanes = 16;
 constexpr unsigned kGroup = 12;  // 12 * 2 accumulators + 2 operands of 32 registers
-#elif defined(__AVX2__)
-constexpr int64_t kLanes = 8;
-constexpr unsigned kGroup = 6;  // 6 * 2 accumulators + 3 of 16 registers
 #else
-constexpr int64_t kLanes = 4;
-constexpr unsigned kGroup = 6;
+constexpr unsigned kGroup = 6;  // 6 * 2 accumulators + 3 of 16 registers
 #endif
 #if defined(__AVX512BF16__)
 constexpr bool kBFloat16Pairs = true;
@@ -29,85 +21,8 @@ constexpr bool kBFloat16Pairs = false;
 #endif
 constexpr int64_t kPanel = 2 * kLanes;
 
-using Vec = float __attribute__((vector_size(kLanes * 4)));
-using VecI = int32_t __attribute__((vector_size(kLanes * 4)));
-using VecU = uint32_t __attribute__((vector_size(kLanes * 4)));
-using VecU16 = uint16_t __attribute__((vector_size(kLanes * 2)));
-
-constexpr float kInfinity = __builtin_inff();
-
-inline Vec broadcast(float x) { return x - Vec{}; }
-
-inline Vec load(const float* p) {
-  Vec v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
-
-inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
-
-template <class To, class From>
-inline To bits(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  std::memcpy(&to, &from, sizeof to);
-  return to;
-}
-
-// --- loads: one vector of depth units, as float32 (LoadPair: 32-bit units, moved as they are)
-
-struct LoadFloat32 {
-  static constexpr int64_t kUnitBytes = 4;
-  static Vec load_vec(const char* p) {
-    Vec v;
-    std::memcpy(&v, p, sizeof v);
-    return v;
-  }
-};
-
+// 32-bit units, moved as they are.
 struct LoadPair : LoadFloat32 {};
-
-struct LoadBFloat16 {
-  static constexpr int64_t kUnitBytes = 2;
-  static Vec load_vec(const char* p) {
-    VecU16 raw;
-    std::memcpy(&raw, p, sizeof raw);
-    return bits<Vec>(__builtin_convertvector(raw, VecU) << 16);
-  }
-};
-
-struct LoadFloat16 {
-  static constexpr int64_t kUnitBytes = 2;
-  static Vec load_vec(const char* p) {
-    VecU16 raw;
-    std::memcpy(&raw, p, sizeof raw);
-#if defined(__AVX512F__)
-    return _mm512_maskz_cvtph_ps(0xffff, bits<__m256i>(raw));
-#elif defined(__F16C__)
-    return _mm256_cvtph_ps(bits<__m128i>(raw));
-#else
-    const VecU half = __builtin_convertvector(raw, VecU);
-    const VecU sign = (half & 0x8000u) << 16;
-    const VecU magnitude = half & 0x7fffu;
-    // Normal numbers: rebias the exponent; Inf and NaN keep an all-ones exponent.
-    const VecU rebias = magnitude >= 0x7c00u ? VecU{} + 0x70000000u : VecU{} + 0x38000000u;
-    const VecU normal = (magnitude << 13) + rebias;
-    // Subnormal numbers: an integer multiple of 2^-24.
-    const Vec subnormal =
-        __builtin_convertvector(bits<VecI>(magnitude), Vec) * 5.9604644775390625e-8f;
-    return bits<Vec>((magnitude < 0x400u ? bits<VecU>(subnormal) : normal) | sign);
-#endif
-  }
-};
-
-// The vector at p, of which only `bytes` bytes may be read; zeros behind them.
-template <class Load>
-inline Vec load_some(const char* p, int64_t bytes) {
-  if (bytes >= kLanes * Load::kUnitBytes) return Load::load_vec(p);
-  char copy[kLanes * 4] = {};
-  std::memcpy(copy, p, static_cast<size_t>(bytes));
-  return Load::load_vec(copy);
-}
 
 // Calls f with the Load of the element type; `pairs` where products may be taken two at a time.
 template <class F>
@@ -117,8 +32,6 @@ inline void with_load(Element element, bool pairs, F f) {
   if (pairs) return f(LoadPair{});
   f(LoadBFloat16{});
 }
-
-constexpr int64_t element_bytes(Element element) { return element == Element::kFloat32 ? 4 : 2; }
 
 inline bool uses_pairs(Element element) { return kBFloat16Pairs && element == Element::kBFloat16; }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "probe/decode/canvas_seams.h"
@@ -127,9 +128,9 @@ class CanvasDecoder {
           model_.forward(at::tensor(ids, at::kLong).unsqueeze(0),
                          at::tensor(positions, at::kLong).unsqueeze(0), seams_);
       seams_.end_pass();
-      const PredictingRows predicting =
-          predicting_rows(rows, state_.block_start, state_.block_end());
-      const at::Tensor logits = model_.logits(hidden.index_select(1, predicting.index));
+      const PredictingRows predicting = predicting_rows(rows);
+      const at::Tensor all = model_.logits(hidden.index_select(1, at::tensor(predicting.index)));
+      const at::Tensor logits = all.narrow(1, 0, state_.block_length);
       std::vector<StepInput> inputs{step_input(pass, predicting.exists)};
       if (callbacks_.observer != nullptr) {
         const Stopwatch observer_watch(beside_ns);
@@ -144,7 +145,7 @@ class CanvasDecoder {
             model_.logits(hidden.narrow(1, std::ssize(rows), shadow_rows)).squeeze(0);
       }
       decisions = decide_tokens(options_, logits, inputs);
-      take(decisions.front(), rows, hidden);
+      take(decisions.front(), predicting, all);
     }
     if (callbacks_.observer == nullptr) return;
     callbacks_.observer->on_pass({context, state_.block_length, state_.block_start,
@@ -158,22 +159,34 @@ class CanvasDecoder {
     return options_.unmasking.strategy == Strategy::kWino && !request_.replayed;
   }
 
-  /// Where among a pass's rows the ones stand that predict positions [begin, end).
+  /// The rows of a pass whose logits are looked at, by their place among its rows.
   struct PredictingRows {
-    at::Tensor index;          // [end - begin] int64; the first row stands for one that is missing
-    std::vector<bool> exists;  // [end - begin]
+    std::vector<int64_t> index;      // [B + N]: of the block's positions, the first row of the pass
+                                     // for one that has none; and of `elsewhere`
+    std::vector<bool> exists;        // [B]
+    std::vector<int64_t> elsewhere;  // [N] masks outside the block that a cache ranks by confidence
   };
-  PredictingRows predicting_rows(const std::vector<int64_t>& rows, int64_t begin,
-                                 int64_t end) const {
-    PredictingRows result;
-    std::vector<int64_t> index;
-    for (int64_t p = begin; p < end; ++p) {
+  PredictingRows predicting_rows(const std::vector<int64_t>& rows) const {
+    const auto row_of = [&](int64_t p) -> std::optional<int64_t> {
       const auto found = std::lower_bound(rows.begin(), rows.end(), p - state_.logit_shift);
-      const bool exists = found != rows.end() && *found == p - state_.logit_shift;
-      index.push_back(exists ? found - rows.begin() : 0);
-      result.exists.push_back(exists);
+      if (found == rows.end() || *found != p - state_.logit_shift) return std::nullopt;
+      return found - rows.begin();
+    };
+    PredictingRows result;
+    for (int64_t p = state_.block_start; p < state_.block_end(); ++p) {
+      const auto row = row_of(p);
+      result.index.push_back(row.value_or(0));
+      result.exists.push_back(row.has_value());
     }
-    result.index = at::tensor(index, at::kLong);
+    if (!cache_->wants_answer_confidence()) return result;
+    for (int64_t p = state_.prompt_length; p < state_.length; ++p) {
+      const bool in_block = p >= state_.block_start && p < state_.block_end();
+      if (in_block || !state_.masked[static_cast<size_t>(p)]) continue;
+      const auto row = row_of(p);
+      if (!row) continue;
+      result.index.push_back(*row);
+      result.elsewhere.push_back(p);
+    }
     return result;
   }
 
@@ -186,11 +199,12 @@ class CanvasDecoder {
     return input;
   }
 
-  void take(const StepDecision& decision, const std::vector<int64_t>& rows,
-            const at::Tensor& hidden) {
+  /// `logits` [1, B + N, V] of the predicting rows.
+  void take(const StepDecision& decision, const PredictingRows& predicting,
+            const at::Tensor& logits) {
     CanvasFeedback feedback;
     if (cache_->wants_answer_confidence()) {
-      feedback.confidence = answer_confidence(decision, rows, hidden);
+      feedback.confidence = answer_confidence(decision, predicting.elsewhere, logits);
     }
     for (const int64_t p : decision.selected) {
       feedback.selected.push_back(state_.block_start + p);
@@ -211,20 +225,20 @@ class CanvasDecoder {
     ++outcome_.denoising_steps;
   }
 
-  /// [G]; the block's are those of its prediction, the others' those of their best token.
+  /// [G]; the block's are those of its prediction, those `elsewhere` of their best token.
   std::vector<float> answer_confidence(const StepDecision& decision,
-                                       const std::vector<int64_t>& rows,
-                                       const at::Tensor& hidden) const {
-    const PredictingRows predicting = predicting_rows(rows, state_.prompt_length, state_.length);
-    const at::Tensor logits = model_.logits(hidden.index_select(1, predicting.index));
-    std::vector<float> confidence =
-        predict_tokens(logits, {}, {StreamId{}}).front().top1_confidence;
-    for (size_t i = 0; i < confidence.size(); ++i) {
-      if (!predicting.exists[i]) confidence[i] = kNaN;
-    }
-    const auto block = static_cast<size_t>(state_.block_start - state_.prompt_length);
+                                       const std::vector<int64_t>& elsewhere,
+                                       const at::Tensor& logits) const {
+    std::vector<float> confidence(static_cast<size_t>(state_.length - state_.prompt_length), kNaN);
     std::copy(decision.prediction.confidence.begin(), decision.prediction.confidence.end(),
-              confidence.begin() + static_cast<int64_t>(block));
+              confidence.begin() + (state_.block_start - state_.prompt_length));
+    if (elsewhere.empty()) return confidence;
+    const at::Tensor theirs = logits.narrow(1, state_.block_length, std::ssize(elsewhere));
+    const BlockPrediction best = predict_tokens(theirs, {}, {StreamId{}}).front();
+    for (size_t i = 0; i < elsewhere.size(); ++i) {
+      confidence[static_cast<size_t>(elsewhere[i] - state_.prompt_length)] =
+          best.top1_confidence[i];
+    }
     return confidence;
   }
 

@@ -10,7 +10,7 @@
 
 #include "probe/caches/layer_work.h"
 #include "probe/decode/unmasking.h"
-#include "probe/model/feed_forward.h"
+#include "probe/model/router_choice.h"
 #include "probe/policies/attention_policy.h"
 #include "probe/policies/pass_context.h"
 

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "probe/model/linear.h"
+
 namespace blockscope {
 
 /// cos and sin of the rows' positions, [S, 1, T, R]: the first R of a head's D channels turn.
@@ -31,10 +33,9 @@ struct RmsNorm {
 /// of the layer after its norm.
 struct AttentionLayer {
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
-  at::Tensor q_proj, k_proj, v_proj, o_proj;  // [out, in]
-  at::Tensor q_bias, k_bias, v_bias, o_bias;  // [out], undefined without bias
-  RmsNorm q_norm, k_norm;                     // over D, undefined without
-  bool rotate_in_float32 = false;             // LLaDA: q and k are rotated before they are rounded
+  Linear q_proj, k_proj, v_proj, o_proj;
+  RmsNorm q_norm, k_norm;          // over D, undefined without
+  bool rotate_in_float32 = false;  // LLaDA: q and k are rotated before they are rounded
 
   at::Tensor query(const at::Tensor& x, const RotaryRows& rotary) const;  // [S, H, T, D]
   at::Tensor key(const at::Tensor& x, const RotaryRows& rotary) const;    // [S, K, T, D]
@@ -42,6 +43,7 @@ struct AttentionLayer {
   /// z [S, H, T, D], the attention's output -> [S, T, hidden_size].
   at::Tensor output(const at::Tensor& z) const;
   double scale() const;  // of the softmax: 1 / sqrt(D)
+  void pack();           // its linear layers
 };
 
 }  // namespace blockscope

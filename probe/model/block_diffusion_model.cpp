@@ -19,12 +19,14 @@ BlockDiffusionModel::BlockDiffusionModel(ModelConfig config, WeightMap weights)
   const auto named = [](std::string_view name) { return std::string(name); };
   embed_ = weight(named(names.embed));
   norm_ = norm_of(named(names.norm));
-  lm_head_ = config_.tie_word_embeddings ? embed_ : weight(named(names.lm_head));
+  lm_head_ = Linear(config_.tie_word_embeddings ? embed_ : weight(named(names.lm_head)));
   for (int64_t index = 0; index < config_.num_layers; ++index) {
     const std::string prefix = names.layer_prefix(index);
     const auto swiglu = [&](const std::string& name) {
-      const auto part = [&](std::string_view which) { return name + named(which) + ".weight"; };
-      return SwiGlu{weight(part(names.gate)), weight(part(names.up)), weight(part(names.down))};
+      const auto part = [&](std::string_view which) {
+        return Linear(weight(name + named(which) + ".weight"));
+      };
+      return SwiGlu{part(names.gate), part(names.up), part(names.down)};
     };
     Layer layer;
     layer.input_norm = norm_of(prefix + named(names.input_norm) + ".weight");
@@ -33,7 +35,8 @@ BlockDiffusionModel::BlockDiffusionModel(ModelConfig config, WeightMap weights)
     const std::string mlp = prefix + named(names.mlp);
     if (config_.moe && config_.moe->sparse[static_cast<size_t>(index)]) {
       ExpertMixture mixture;
-      mixture.router = weight(mlp + "gate.weight");
+      const at::Tensor router = weight(mlp + "gate.weight");
+      mixture.router = Linear(config_.moe->sigmoid ? router.to(at::kFloat) : router);
       mixture.config = *config_.moe;
       if (config_.moe->sigmoid) mixture.bias = weight(mlp + "gate.expert_bias");
       if (config_.moe->shared_size > 0) mixture.shared = swiglu(mlp + "shared_experts.");
@@ -42,9 +45,7 @@ BlockDiffusionModel::BlockDiffusionModel(ModelConfig config, WeightMap weights)
       }
       layer.feed_forward = std::move(mixture);
     } else {
-      layer.feed_forward = [part = swiglu(mlp)](const at::Tensor& x, const RouterListener&) {
-        return part(x);
-      };
+      layer.feed_forward = swiglu(mlp);
     }
     layers_.push_back(std::move(layer));
   }
@@ -75,18 +76,31 @@ AttentionLayer BlockDiffusionModel::attention_of(const std::string& prefix) cons
     return std::tuple{rows.narrow(0, 0, query), rows.narrow(0, query, key),
                       rows.narrow(0, query + key, key)};
   };
-  std::tie(layer.q_proj, layer.k_proj, layer.v_proj) = projections(".weight");
-  layer.o_proj = weight(part(names.o, ".weight"));
-  if (config_.attention_bias) {
-    std::tie(layer.q_bias, layer.k_bias, layer.v_bias) = projections(".bias");
-  }
-  if (config_.attention_output_bias) layer.o_bias = weight(part(names.o, ".bias"));
+  const auto [q, k, v] = projections(".weight");
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> bias;
+  if (config_.attention_bias) bias = projections(".bias");
+  layer.q_proj = Linear(q, std::get<0>(bias));
+  layer.k_proj = Linear(k, std::get<1>(bias));
+  layer.v_proj = Linear(v, std::get<2>(bias));
+  layer.o_proj =
+      Linear(weight(part(names.o, ".weight")),
+             config_.attention_output_bias ? weight(part(names.o, ".bias")) : at::Tensor());
   if (config_.qk_norm) {
     layer.q_norm = norm_of(part(names.q_norm, ".weight"));
     layer.k_norm = norm_of(part(names.k_norm, ".weight"));
   }
   layer.rotate_in_float32 = config_.rope_in_float32;
   return layer;
+}
+
+BlockDiffusionModel BlockDiffusionModel::packed() && {
+  weights_.clear();  // so that every weight goes as soon as its packed form is there
+  for (Layer& layer : layers_) {
+    layer.attention.pack();
+    std::visit([](auto& part) { part.pack(); }, layer.feed_forward);
+  }
+  lm_head_.pack();
+  return std::move(*this);
 }
 
 BlockDiffusionModel BlockDiffusionModel::for_longest_sequence(int64_t length) const {
@@ -132,14 +146,13 @@ at::Tensor BlockDiffusionModel::forward(const at::Tensor& tokens, const at::Tens
     hidden =
         hidden + seams.attention_block(index, layer.attention, layer.input_norm(hidden), rotary);
     const RouterListener heard = [&](const RouterChoice& choice) { seams.routed(index, choice); };
-    hidden = hidden + seams.ffn(index, layer.post_norm(hidden),
-                                [&](const at::Tensor& x) { return layer.feed_forward(x, heard); });
+    hidden = hidden + seams.ffn(index, layer.post_norm(hidden), [&](const at::Tensor& x) {
+      return apply(layer.feed_forward, x, heard);
+    });
   }
   return norm_(hidden);
 }
 
-at::Tensor BlockDiffusionModel::logits(const at::Tensor& hidden) const {
-  return at::linear(hidden, lm_head_);
-}
+at::Tensor BlockDiffusionModel::logits(const at::Tensor& hidden) const { return lm_head_(hidden); }
 
 }  // namespace blockscope

@@ -31,6 +31,10 @@ class BlockDiffusionModel {
   /// Copies a checkpoint's weights, converted to `dtype`.
   static BlockDiffusionModel load(const Checkpoint& checkpoint, at::ScalarType dtype);
 
+  /// The same model with its linear layers laid out for this CPU (linear.h): for decoding, not for
+  /// training. It has no weights() any more; those of linear layers are kept in the new form alone.
+  BlockDiffusionModel packed() &&;
+
   /// tokens int64 [S, T], positions int64 [S, T] (absolute, from 0) -> final-normed hidden states
   /// [S, T, hidden_size].
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions,
@@ -45,7 +49,7 @@ class BlockDiffusionModel {
   BlockDiffusionModel for_longest_sequence(int64_t length) const;
 
   const ModelConfig& config() const { return config_; }
-  const WeightMap& weights() const { return weights_; }
+  const WeightMap& weights() const { return weights_; }  // empty when packed
   at::ScalarType dtype() const;
 
  private:
@@ -67,7 +71,7 @@ class BlockDiffusionModel {
   std::vector<Layer> layers_;
   at::Tensor embed_;                    // [vocab_size, hidden_size]
   RmsNorm norm_;                        // over hidden_size
-  at::Tensor lm_head_;                  // [vocab_size, hidden_size], the embedding when tied
+  Linear lm_head_;                      // [vocab_size, hidden_size], the embedding when tied
   at::Tensor inverse_frequencies_;      // [rotary channels / 2] float32
   double rope_attention_factor_ = 1.0;  // multiplies cos and sin (yarn)
 };

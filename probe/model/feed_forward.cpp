@@ -9,6 +9,8 @@
 #include <span>
 #include <utility>
 
+#include "kernels/row_ops.h"
+
 namespace blockscope {
 namespace {
 
@@ -100,17 +102,23 @@ ByExpert by_expert(const at::Tensor& chosen, size_t num_experts) {
 }  // namespace
 
 at::Tensor SwiGlu::operator()(const at::Tensor& x) const {
-  return at::linear(at::silu(at::linear(x, gate)) * at::linear(x, up), down);
+  const at::Tensor gated = gate(x);
+  if (gated.requires_grad()) return down(at::silu(gated) * up(x));  // training
+  return down(silu_multiply(gated, up(x)));
+}
+
+void SwiGlu::pack() {
+  for (Linear* linear : {&gate, &up, &down}) linear->pack();
 }
 
 RouterChoice ExpertMixture::route(const at::Tensor& rows) const {
   at::Tensor score;
   RouterChoice choice;
   if (config.sigmoid) {
-    score = at::sigmoid(at::linear(rows.to(at::kFloat), router.to(at::kFloat)));
+    score = at::sigmoid(router(rows.to(at::kFloat)));
     choice.expert = best_experts(score + bias, config);
   } else {
-    score = at::softmax(at::linear(rows, router), -1, at::kFloat);
+    score = at::softmax(router(rows), -1, at::kFloat);
     choice.expert = best_experts(score, config);
   }
   choice.weight = score.gather(1, choice.expert);
@@ -145,6 +153,17 @@ at::Tensor ExpertMixture::operator()(const at::Tensor& x, const RouterListener& 
   const at::Tensor weighted = by_row.to(type) * choice.weight.to(type).unsqueeze(-1);
   const at::Tensor out = weighted.sum(1).to(x.scalar_type()).view(x.sizes());
   return shared ? out + (*shared)(x) : out;
+}
+
+void ExpertMixture::pack() {
+  for (SwiGlu& expert : experts) expert.pack();
+  if (shared) shared->pack();
+}
+
+at::Tensor apply(const FeedForward& feed_forward, const at::Tensor& x,
+                 const RouterListener& heard) {
+  const auto* mixture = std::get_if<ExpertMixture>(&feed_forward);
+  return mixture != nullptr ? (*mixture)(x, heard) : std::get<SwiGlu>(feed_forward)(x);
 }
 
 }  // namespace blockscope

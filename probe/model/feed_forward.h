@@ -4,29 +4,22 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <optional>
+#include <variant>
 #include <vector>
 
 #include "probe/checkpoint/moe_config.h"
+#include "probe/model/linear.h"
+#include "probe/model/router_choice.h"
 
 namespace blockscope {
 
-/// What a layer's router decided, per_token experts a row.
-struct RouterChoice {
-  at::Tensor expert;  // [..., per_token] int64, by falling score
-  at::Tensor weight;  // [..., per_token] float32, that its expert's output is multiplied by
-};
-using RouterListener = std::function<void(const RouterChoice&)>;
-
-/// x [S, T, hidden] -> the same shape; the listener hears of every router that was asked.
-using FeedForward = std::function<at::Tensor(const at::Tensor& x, const RouterListener& heard)>;
-
 /// silu(x gate^T) * (x up^T), times down^T.
 struct SwiGlu {
-  at::Tensor gate, up, down;  // [out, in]
+  Linear gate, up, down;
 
   at::Tensor operator()(const at::Tensor& x) const;
+  void pack();  // its linear layers
 };
 
 /// A router's experts. Scores in float32:
@@ -39,14 +32,21 @@ struct SwiGlu {
 /// x's dtype (LLaDA2: float32). Equal scores: the lower index.
 struct ExpertMixture {
   MoeConfig config;
-  at::Tensor router;  // [E, hidden]
-  at::Tensor bias;    // [E] float32, of sigmoid scores
+  Linear router;    // [E, hidden]; of sigmoid scores float32
+  at::Tensor bias;  // [E] float32, of sigmoid scores
   std::vector<SwiGlu> experts;
   std::optional<SwiGlu> shared;
 
   at::Tensor operator()(const at::Tensor& x, const RouterListener& heard) const;
   /// rows [R, hidden] -> [R, per_token].
   RouterChoice route(const at::Tensor& rows) const;
+  void pack();  // its experts' linear layers; the router's scores stay ATen's
 };
+
+/// What a layer has behind its attention.
+using FeedForward = std::variant<SwiGlu, ExpertMixture>;
+
+/// x [S, T, hidden] -> the same shape; the listener hears of a router that was asked.
+at::Tensor apply(const FeedForward& feed_forward, const at::Tensor& x, const RouterListener& heard);
 
 }  // namespace blockscope

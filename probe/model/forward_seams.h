@@ -9,7 +9,7 @@
 #include <functional>
 
 #include "probe/model/attention_layer.h"
-#include "probe/model/feed_forward.h"
+#include "probe/model/router_choice.h"
 
 namespace blockscope {
 

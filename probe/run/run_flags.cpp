@@ -59,8 +59,8 @@ LoadedModel load_model(const ModelFlags& flags, const Environment& environment) 
   loaded.digest = checkpoint.digest();
   loaded.checkpoint_bytes = checkpoint.total_bytes();
   loaded.dtype = resolve_dtype(flags.dtype, loaded.config.dtype);
-  loaded.model =
-      std::make_shared<BlockDiffusionModel>(BlockDiffusionModel::load(checkpoint, loaded.dtype));
+  loaded.model = std::make_shared<BlockDiffusionModel>(
+      BlockDiffusionModel::load(checkpoint, loaded.dtype).packed());
   return loaded;
 }
 

@@ -1,0 +1,37 @@
+// What a decoder does to its rows between the products, each in one pass over the data where ATen
+// needs a chain of operators. Results are those of the chain: narrow types are rounded wherever the
+// chain stores a tensor. Not differentiable. float32, bfloat16 or float16; results never depend on
+// the number of threads or on the other rows. A wrong shape, dtype or layout throws c10::Error.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace blockscope {
+
+/// x [..., W] of up to 4 dimensions, last one contiguous, weight [W] -> contiguous, same shape:
+/// x / sqrt(mean(x^2) + eps) * weight. Narrow types: rounded once, behind the weight, or
+/// (!weight_first) before it too.
+at::Tensor rms_norm_rows(const at::Tensor& x, const at::Tensor& weight, double eps,
+                         bool weight_first);
+
+/// Rotate-half RoPE: x [S, H, T, D], last dimension contiguous, cos and sin [S or 1, 1, T, R] ->
+/// [S, H, T, D] contiguous; the channels behind the first R (even) are copied. cos and sin are
+/// float32 (x is rotated before anything is rounded) or of x's dtype.
+at::Tensor rotate_rows(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+
+/// silu(gate) * up, same shapes, contiguous.
+at::Tensor silu_multiply(const at::Tensor& gate, const at::Tensor& up);
+
+struct BestTokens {
+  std::vector<int64_t> token;      // [R] the lowest index of the largest logit
+  std::vector<float> probability;  // [R] its softmax probability, in float32; NaN where a logit of
+                                   // the row is NaN or +infinity
+};
+
+/// logits [R, V], last dimension contiguous.
+BestTokens best_tokens(const at::Tensor& logits);
+
+}  // namespace blockscope

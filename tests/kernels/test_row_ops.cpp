@@ -1,0 +1,212 @@
+// What a decoder does to its rows between the products: beside the chain of ATen operators that it
+// stands for, in every dtype, and on every instruction set of this machine.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu_support.h"
+#include "kernels/row_kernels.h"
+#include "kernels/row_ops.h"
+
+namespace blockscope::testing {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+at::Tensor random_rows(at::IntArrayRef shape, at::ScalarType type, double spread = 2.0) {
+  return (at::randn(shape) * spread).to(type);
+}
+
+/// Equal to a rounding of float32, or in a narrow type to one unit in the last place, which only a
+/// result that lies on the border of two numbers may be off.
+::testing::AssertionResult same_rows(const at::Tensor& got, const at::Tensor& expected) {
+  if (got.sizes() != expected.sizes() || got.scalar_type() != expected.scalar_type()) {
+    return ::testing::AssertionFailure() << "another shape or dtype";
+  }
+  if (!got.is_contiguous()) return ::testing::AssertionFailure() << "not contiguous";
+  const bool narrow = got.scalar_type() != at::kFloat;
+  const double unit = got.scalar_type() == at::kBFloat16 ? 0x1.0p-7 : 0x1.0p-10;
+  const at::Tensor difference = (got.to(at::kDouble) - expected.to(at::kDouble)).abs();
+  const at::Tensor allowed =
+      expected.to(at::kDouble).abs() * (narrow ? unit : 2e-6) + (narrow ? 1e-7 : 1e-6);
+  if (!(difference <= allowed).all().item<bool>()) {
+    return ::testing::AssertionFailure()
+           << "largest difference " << difference.max().item<double>();
+  }
+  const double off = (difference > 0).to(at::kDouble).mean().item<double>();
+  if (narrow && off > 0.01) return ::testing::AssertionFailure() << off << " of all differ";
+  return ::testing::AssertionSuccess();
+}
+
+at::Tensor norm_chain(const at::Tensor& x, const at::Tensor& weight, double eps, bool first) {
+  const at::Tensor x32 = x.to(at::kFloat);
+  const at::Tensor normed = x32 * at::rsqrt(x32.square().mean(-1, true) + eps);
+  if (first) return (normed * weight.to(at::kFloat)).to(x.scalar_type());
+  return normed.to(x.scalar_type()) * weight;
+}
+
+at::Tensor rotate_chain(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  const int64_t turning = cos.size(-1);
+  const at::Tensor all = x.to(cos.scalar_type());
+  const at::Tensor part = all.narrow(-1, 0, turning);
+  const int64_t half = turning / 2;
+  const at::Tensor turned = at::cat({-part.narrow(-1, half, half), part.narrow(-1, 0, half)}, -1);
+  const at::Tensor rest = all.narrow(-1, turning, x.size(-1) - turning);
+  return at::cat({part * cos + turned * sin, rest}, -1).to(x.scalar_type());
+}
+
+class RowOps : public ::testing::TestWithParam<at::ScalarType> {
+ protected:
+  void SetUp() override { at::manual_seed(1); }
+};
+
+TEST_P(RowOps, NormEqualsTheChain) {
+  for (const int64_t width : {1, 5, 16, 33, 64, 130, 768}) {
+    const at::Tensor weight = random_rows({width}, GetParam(), 1.0);
+    for (const bool first : {false, true}) {
+      const at::Tensor x = random_rows({3, 7, width}, GetParam());
+      EXPECT_TRUE(
+          same_rows(rms_norm_rows(x, weight, 1e-6, first), norm_chain(x, weight, 1e-6, first)))
+          << width << " " << first;
+      const at::Tensor heads = random_rows({2, 6, 3, width}, GetParam()).transpose(1, 2);
+      EXPECT_TRUE(same_rows(rms_norm_rows(heads, weight, 1e-5, first),
+                            norm_chain(heads, weight, 1e-5, first).contiguous()))
+          << width << " heads";
+    }
+  }
+}
+
+TEST_P(RowOps, RotationEqualsTheChain) {
+  for (const auto& [turning, dim] : std::vector<std::pair<int64_t, int64_t>>{
+           {2, 2}, {10, 10}, {64, 64}, {34, 48}, {32, 128}, {128, 128}}) {
+    for (const int64_t sequences : {1, 2}) {
+      const at::Tensor x = random_rows({2, 5, 3, dim}, GetParam()).transpose(1, 2);
+      const at::Tensor angle = at::randn({sequences, 1, 5, turning});
+      for (const at::ScalarType table : {at::kFloat, GetParam()}) {
+        const at::Tensor cos = angle.cos().to(table);
+        const at::Tensor sin = angle.sin().to(table);
+        EXPECT_TRUE(same_rows(rotate_rows(x, cos, sin), rotate_chain(x, cos, sin).contiguous()))
+            << turning << " of " << dim << ", table " << table;
+      }
+    }
+  }
+}
+
+TEST_P(RowOps, GateEqualsTheChain) {
+  for (const int64_t width : {1, 5, 33, 3072}) {
+    const at::Tensor gate = random_rows({2, 9, width}, GetParam(), 8.0);
+    const at::Tensor up = random_rows({2, 9, width}, GetParam());
+    EXPECT_TRUE(same_rows(silu_multiply(gate, up), at::silu(gate) * up)) << width;
+  }
+  const at::Tensor far = at::tensor({-200.0F, 200.0F, 0.0F, kNaN}).to(GetParam()).view({1, 4});
+  const at::Tensor made = silu_multiply(far, at::ones_like(far));
+  EXPECT_LT(std::abs(made[0][0].item<float>()), 1e-30F);
+  EXPECT_EQ(made[0][1].item<float>(), far[0][1].item<float>());
+  EXPECT_EQ(made[0][2].item<float>(), 0.0F);
+  EXPECT_TRUE(std::isnan(made[0][3].item<float>()));
+}
+
+TEST_P(RowOps, BestTokenIsTheFirstOfTheLargestWithItsProbability) {
+  for (const int64_t vocab : {1, 5, 16, 33, 1000, 32769}) {
+    const at::Tensor logits = random_rows({6, vocab}, GetParam(), 3.0);
+    const BestTokens best = best_tokens(logits);
+    const at::Tensor exact = at::softmax(logits.to(at::kDouble), -1);
+    for (int64_t r = 0; r < 6; ++r) {
+      const int64_t token = best.token[static_cast<size_t>(r)];
+      const at::Tensor row = logits[r].to(at::kFloat);
+      EXPECT_EQ((row == row.max()).nonzero()[0].item<int64_t>(), token)
+          << vocab;  // ties: the first
+      const double expected = exact[r][token].item<double>();
+      EXPECT_NEAR(best.probability[static_cast<size_t>(r)], expected, 2e-6 * expected) << vocab;
+    }
+  }
+}
+
+TEST_P(RowOps, BestTokenOfRowsThatAreNotFinite) {
+  const at::Tensor rows = at::zeros({4, 40});
+  rows[0][7] = kNaN;
+  rows[1][39] = kInfinity;
+  rows[2].fill_(-kInfinity);
+  rows[3][0] = -kInfinity;  // a filtered token: the others share the whole
+  const BestTokens best = best_tokens(rows.to(GetParam()));
+  for (size_t r = 0; r < 3; ++r) EXPECT_TRUE(std::isnan(best.probability[r])) << r;
+  EXPECT_EQ(best.token[3], 1);
+  EXPECT_NEAR(best.probability[3], 1.0 / 39, 1e-7);
+}
+
+TEST(RowOpsCheck, WrongArgumentsAreNamed) {
+  const at::Tensor x = at::zeros({2, 8});
+  EXPECT_THROW(rms_norm_rows(x, at::zeros({7}), 1e-6, false), c10::Error);
+  EXPECT_THROW(rms_norm_rows(x, at::zeros({8}, at::kHalf), 1e-6, false), c10::Error);
+  EXPECT_THROW(rms_norm_rows(x.t(), at::zeros({2}), 1e-6, false), c10::Error);
+  EXPECT_THROW(rms_norm_rows(x.to(at::kDouble), at::zeros({8}, at::kDouble), 1e-6, false),
+               c10::Error);
+  const at::Tensor heads = at::zeros({1, 2, 3, 8});
+  EXPECT_THROW(rotate_rows(heads, at::zeros({1, 1, 3, 7}), at::zeros({1, 1, 3, 7})), c10::Error);
+  EXPECT_THROW(rotate_rows(heads, at::zeros({1, 1, 4, 8}), at::zeros({1, 1, 4, 8})), c10::Error);
+  EXPECT_THROW(silu_multiply(x, at::zeros({2, 7})), c10::Error);
+  EXPECT_THROW(best_tokens(heads), c10::Error);
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, RowOps, ::testing::Values(at::kFloat, at::kHalf, at::kBFloat16),
+                         [](const auto& type) { return std::string(at::toString(type.param)); });
+
+/// Every instruction set writes what the best one does, and nothing behind the row.
+class RowKernelsOn : public ::testing::TestWithParam<int64_t> {};
+
+TEST_P(RowKernelsOn, EqualTheBestAndWriteNothingOutside) {
+  int64_t count = 0;
+  const RowKernels* const* variants = available_row_kernels(&count);
+  if (GetParam() >= count) GTEST_SKIP() << "this machine has " << count << " instruction sets";
+  const RowKernels& kernels = *variants[GetParam()];
+  at::manual_seed(2);
+  for (const at::ScalarType type : {at::kFloat, at::kHalf, at::kBFloat16}) {
+    for (const int64_t dim : {2, 6, 30, 64, 130}) {
+      const at::Tensor x = random_rows({1, dim}, type);
+      const at::Tensor other = random_rows({1, dim}, type, 1.0);
+      const Element element = element_of(x);
+      const int64_t bytes = dim * x.element_size();
+      const auto made = [&](const auto& call) {
+        std::vector<char> memory(static_cast<size_t>(bytes) + 64, 0x5a);
+        call(memory.data());
+        for (size_t i = static_cast<size_t>(bytes); i < memory.size(); ++i) {
+          EXPECT_EQ(memory[i], 0x5a) << kernels.name << " wrote behind its row of " << dim;
+        }
+        at::Tensor row = at::empty_like(x);
+        std::memcpy(row.data_ptr(), memory.data(), static_cast<size_t>(bytes));
+        return row;
+      };
+      const void* in = x.const_data_ptr();
+      const void* second = other.const_data_ptr();
+      EXPECT_TRUE(same_rows(
+          made([&](void* out) { kernels.rms_norm(element, in, second, dim, 1e-6F, false, out); }),
+          norm_chain(x, other, 1e-6, false)));
+      EXPECT_TRUE(
+          same_rows(made([&](void* out) { kernels.silu_multiply(element, in, second, dim, out); }),
+                    at::silu(x) * other));
+      const at::Tensor view = x.view({1, 1, 1, dim});
+      const at::Tensor table = other.view({1, 1, 1, dim});
+      EXPECT_TRUE(same_rows(made([&](void* out) {
+                              kernels.rotate(element, in, element, second, second, dim, dim, out);
+                            }),
+                            rotate_chain(view, table, table).view({1, dim})));
+      int64_t token = -1;
+      float probability = 0.0F;
+      kernels.best(element, in, dim, &token, &probability);
+      const BestTokens best = best_tokens(x);
+      EXPECT_EQ(token, best.token[0]);
+      EXPECT_NEAR(probability, best.probability[0], 1e-6);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(InstructionSets, RowKernelsOn, ::testing::Range<int64_t>(0, 3));
+
+}  // namespace
+}  // namespace blockscope::testing

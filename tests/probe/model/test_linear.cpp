@@ -1,0 +1,94 @@
+// A packed linear layer beside at::linear, and a packed model beside the one it was made of.
+#include "probe/model/linear.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "probe/checkpoint/checkpoint.h"
+#include "probe/model/block_diffusion_model.h"
+#include "probe/model/forward_seams.h"
+
+namespace blockscope::testing {
+namespace {
+
+class PackedLinear : public ::testing::TestWithParam<at::ScalarType> {
+ protected:
+  void SetUp() override { at::manual_seed(3); }
+};
+
+TEST_P(PackedLinear, EqualsTheProductInFloat64) {
+  const c10::InferenceMode guard;
+  const double limit = GetParam() == at::kFloat ? 2e-5 : GetParam() == at::kHalf ? 5e-3 : 4e-2;
+  for (const auto& [out, in] : {std::pair{512, 384}, {300, 1000}, {24, 16}}) {
+    for (const bool with_bias : {false, true}) {
+      const at::Tensor weight = (at::randn({out, in}) / 16).to(GetParam());
+      const at::Tensor bias = with_bias ? at::randn({out}).to(GetParam()) : at::Tensor();
+      Linear linear(weight, bias);
+      linear.pack();
+      linear.pack();  // once is enough, twice is no harm
+      for (const int64_t rows : {0, 1, 3, 32, 65}) {
+        const at::Tensor x = at::randn({2, rows, in}).to(GetParam());
+        const at::Tensor got = linear(x);
+        at::Tensor expected = at::linear(x.to(at::kDouble), weight.to(at::kDouble));
+        if (with_bias) expected = expected + bias.to(at::kDouble);
+        ASSERT_EQ(got.sizes(), expected.sizes());
+        EXPECT_EQ(got.scalar_type(), GetParam());
+        if (rows == 0) continue;
+        EXPECT_LT((got.to(at::kDouble) - expected).abs().max().item<double>(), limit)
+            << out << " x " << in << ", " << rows << " rows";
+      }
+      // What a transposed attention output is: rows that do not lie one behind the other.
+      const at::Tensor strided = at::randn({2, in, 5}).to(GetParam()).transpose(1, 2);
+      EXPECT_LT((linear(strided) - linear(strided.contiguous())).abs().max().item<double>(), limit);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, PackedLinear,
+                         ::testing::Values(at::kFloat, at::kHalf, at::kBFloat16),
+                         [](const auto& type) { return std::string(at::toString(type.param)); });
+
+/// Every query sees every key.
+class FullAttention : public ForwardSeams {
+ public:
+  at::Tensor attention(const AttentionInput& input) override {
+    return at::scaled_dot_product_attention(input.q, input.k, input.v);
+  }
+};
+
+TEST(PackedModel, PredictsWhatTheModelDoes) {
+  at::manual_seed(4);
+  ModelConfig config;
+  config.model_type = "sdar";
+  config.architecture = "SDARForCausalLM";
+  config.num_layers = 2;
+  config.hidden_size = 320;
+  config.intermediate_size = 512;
+  config.num_heads = config.num_kv_heads = 4;
+  config.head_dim = 80;
+  config.vocab_size = 600;
+  config.max_position_embeddings = 256;
+  config.rms_norm_eps = 1e-6;
+  config.qk_norm = true;
+  WeightMap weights;
+  for (const ExpectedTensor& tensor : expected_tensors(config)) {
+    weights.emplace(tensor.name, at::randn(tensor.shape) / 16 + (tensor.shape.size() == 1 ? 1 : 0));
+  }
+  const BlockDiffusionModel plain(config, weights);
+  const BlockDiffusionModel packed = BlockDiffusionModel(config, weights).packed();
+  EXPECT_TRUE(packed.weights().empty());
+  const c10::InferenceMode guard;
+  const at::Tensor tokens = at::randint(600, {2, 9}, at::kLong);
+  const at::Tensor positions = at::arange(9, at::kLong).expand({2, 9});
+  FullAttention seams;
+  const at::Tensor expected = plain.logits(plain.forward(tokens, positions, seams));
+  const at::Tensor got = packed.logits(packed.forward(tokens, positions, seams));
+  const double range = (expected.max() - expected.min()).item<double>();
+  EXPECT_LT((got - expected).abs().max().item<double>(), 1e-5 * range);
+}
+
+}  // namespace
+}  // namespace blockscope::testing
