@@ -8,8 +8,9 @@
 namespace blockscope {
 namespace {
 
-constexpr std::array<std::pair<CacheKind, const char*>, 7> kCacheNames{{
+constexpr std::array<std::pair<CacheKind, const char*>, 8> kCacheNames{{
     {CacheKind::kCommit, "commit"},
+    {CacheKind::kBlockd, "blockd"},
     {CacheKind::kBlock, "block"},
     {CacheKind::kNone, "none"},
     {CacheKind::kPrefix, "prefix"},

@@ -9,6 +9,7 @@ namespace blockscope {
 
 enum class CacheKind {
   kCommit,  // block-causal: finished blocks are committed by a pass of their own
+  kBlockd,  // block-causal: by the pass that takes the next block's first step
   kBlock,   // Fast-dLLM v2: so too, and keys of the block's other sub-blocks are kept
   kNone,    // bidirectional: every pass computes the whole canvas
   kPrefix,  // Fast-dLLM: keys before the block stay as of its first pass

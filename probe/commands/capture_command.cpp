@@ -116,7 +116,7 @@ void print_totals(const CaptureTotals& totals, const ResumeState& resumed, size_
 void check_flags(const CLI::App& command, const CaptureFlags& flags) {
   check_policy_flags(command, flags.policy);
   const std::string& cache = flags.decoding.cache;
-  const bool keeps = !cache.empty() && cache != "none" && cache != "commit";
+  const bool keeps = !cache.empty() && cache != "none" && cache != "commit" && cache != "blockd";
   refuse_idle(
       command, "--shadow", flags.policy.policy != "exact" || keeps,
       "a policy other than exact, which is its own shadow, or a --cache that keeps entries");

@@ -327,6 +327,7 @@ void add_study_command(CLI::App& app, const Environment& environment,
                        const GnuplotPlace& gnuplot_place) {
   auto flags = std::make_shared<StudyFlags>();
   flags->decoding.gen_length = 32;
+  flags->decoding.separate_commits = true;
   flags->options.prompts.depths = 0;
   flags->options.prompts.per_cell = 0;
   CLI::App* command = app.add_subcommand("study", "Make a table or figure of the papers");

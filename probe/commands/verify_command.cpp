@@ -234,6 +234,7 @@ void add_verify_command(CLI::App& app, const Environment& environment,
                         const GnuplotPlace& gnuplot_place) {
   auto flags = std::make_shared<VerifyFlags>();
   flags->decoding.gen_length = 32;
+  flags->decoding.separate_commits = true;
   CLI::App* command =
       app.add_subcommand("verify", "Measure what an attention policy saves and what it costs");
   command->footer(

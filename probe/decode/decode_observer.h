@@ -17,8 +17,8 @@
 namespace blockscope {
 
 /// One layer of one denoising or commit pass. Entry s of the tensors belongs to
-/// context.sequences[s]; rows of q and of the parts that the pass did not compute
-/// (SequencePass::computed) hold NaN.
+/// context.sequences[s], and fused commits (context.commits) have none; rows of q and of the parts
+/// that the pass did not compute (SequencePass::computed) hold NaN.
 struct AttentionView {
   const PassContext& context;
   const AttentionInput& input;       // q, k, v of the block, after QK-norm and RoPE

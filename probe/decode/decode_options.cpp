@@ -59,7 +59,8 @@ KvCacheShape cache_shape(const ModelConfig& config, const std::vector<DecodeRequ
 
 void check_decode_options(const DecodeOptions& options, const ModelConfig& config) {
   check_sampling_options(options.sampling);
-  const bool commits = options.cache.kind == CacheKind::kCommit || options.block_cache();
+  const bool commits =
+      options.cache.kind == CacheKind::kCommit || options.block_cache() || options.fuses_commits();
   if (options.bidirectional == commits) {
     const std::string name = cache_name(options.cache.kind);
     throw UsageError(
@@ -110,6 +111,16 @@ void check_decode_options(const DecodeOptions& options, const ModelConfig& confi
     throw UsageError(
         "--cache block: keeps the keys of a block's other sub-blocks, and only Fast_dLLM_Qwen has "
         "sub-blocks. HINT: leave the option out");
+  }
+  if (options.fuses_commits() && options.autoregressive()) {
+    throw UsageError(
+        "--cache blockd: commits a block beside the next one's first step, and token by token "
+        "every pass stores its own keys. HINT: leave the option out");
+  }
+  if (options.fuses_commits() && options.sub_blocks()) {
+    throw UsageError(
+        "--cache blockd: commits a block beside the next one's first step, and Fast_dLLM_Qwen's "
+        "blocks begin with a token that only the commit predicts. HINT: commit or block");
   }
   if (options.sub_blocks() && options.block_length() % options.sub_block_length != 0) {
     throw UsageError(

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <array>
 #include <limits>
 #include <optional>
 
@@ -40,6 +41,11 @@ void DecodeSeams::begin_prefill(const PassContext& context, int64_t slot, int64_
 void DecodeSeams::begin_blocks(const PassContext& context, const RowRange& rows) {
   context_ = &context;
   rows_ = rows;
+  stored_.clear();
+  for (const FusedCommit& commit : context.commits) {
+    stored_.resize(context.sequences.size(), 0);
+    stored_[static_cast<size_t>(commit.slot)] = options_.block_length;
+  }
   prefill_slot_ = -1;
   observer_ns_ = attention_ns_ = 0;
   policy_.begin_pass(context);
@@ -59,20 +65,24 @@ void DecodeSeams::end_pass() {
       cache_.commit(static_cast<int64_t>(slot), options_.block_length);
     }
   }
+  for (const FusedCommit& commit : context_->commits) {
+    cache_.commit(commit.slot, options_.block_length);
+  }
 }
 
 bool DecodeSeams::stores(const SequencePass& sequence) const {
   return options_.store_denoising || sequence.kind == PassKind::commit;
 }
 
-void DecodeSeams::store(const AttentionInput& input, int64_t row, int64_t slot) {
+void DecodeSeams::store(const AttentionInput& input, int64_t row, int64_t slot,
+                        const SequencePass& pass) {
   const at::Tensor k = input.k.narrow(0, row, 1);
   const at::Tensor v = input.v.narrow(0, row, 1);
   cache_.store(input.layer, slot, k, v);
   if (observer_ == nullptr) return;
   const Stopwatch watch(observer_ns_);
-  observer_->on_committed_keys({context_->sequences[static_cast<size_t>(row)].sequence, input.layer,
-                                cache_.length(slot), k.select(0, 0), v.select(0, 0)});
+  observer_->on_committed_keys(
+      {pass.sequence, input.layer, cache_.length(slot), k.select(0, 0), v.select(0, 0)});
 }
 
 at::Tensor DecodeSeams::attention(const AttentionInput& input) {
@@ -88,7 +98,7 @@ at::Tensor DecodeSeams::attention(const AttentionInput& input) {
 }
 
 at::Tensor DecodeSeams::prefill_attention_of(const AttentionInput& input) {
-  store(input, 0, prefill_slot_);
+  store(input, 0, prefill_slot_, context_->sequences.front());
   const int64_t committed = cache_.length(prefill_slot_);
   const at::Tensor length = at::full({1}, committed + prefill_length_, at::kLong);
   return prefill_attention(input.q, cache_.stored_key(input.layer, prefill_slot_, prefill_length_),
@@ -114,14 +124,62 @@ AttentionInput DecodeSeams::with_block_keys(const AttentionInput& input) {
   return {input.layer, input.q, block_key_[layer], block_value_[layer], input.scale};
 }
 
-at::Tensor DecodeSeams::block_attention(const AttentionInput& pass_input) {
-  const AttentionInput input = options_.block_cache ? with_block_keys(pass_input) : pass_input;
+at::Tensor DecodeSeams::block_attention(const AttentionInput& input) {
+  if (context_->commits.empty()) return denoising_attention(input);
+  const auto of_entries = [](const AttentionInput& whole, int64_t first, int64_t count) {
+    return std::array{whole.q.narrow(0, first, count), whole.k.narrow(0, first, count),
+                      whole.v.narrow(0, first, count)};
+  };
+  const int64_t sequences = std::ssize(context_->sequences);
+  const auto [commit_q, commit_k, commit_v] =
+      of_entries(input, sequences, std::ssize(context_->commits));
+  const at::Tensor committed =
+      fused_commits({input.layer, commit_q, commit_k, commit_v, input.scale});
+  const auto [q, k, v] = of_entries(input, 0, sequences);
+  return at::cat({denoising_attention({input.layer, q, k, v, input.scale}), committed}, 0);
+}
+
+/// Stores the keys of the fused commits, and attends them as a commit pass does: exactly, over
+/// the prefix before their block.
+at::Tensor DecodeSeams::fused_commits(const AttentionInput& input) {
+  const std::vector<FusedCommit>& commits = context_->commits;
   const ExternalKeys external{cache_.key(input.layer), cache_.value(input.layer), cache_.lengths()};
+  std::vector<at::Tensor> parts;
+  // Neighbouring slots are one call: what another order would take is a copy of their prefixes.
+  for (size_t first = 0; first < commits.size();) {
+    size_t end = first + 1;
+    while (end < commits.size() && commits[end].slot == commits[end - 1].slot + 1) ++end;
+    const auto count = static_cast<int64_t>(end - first);
+    const auto slots = [&](const at::Tensor& all) {
+      return all.narrow(0, commits[first].slot, count);
+    };
+    const auto entries = [&](const at::Tensor& all) {
+      return all.narrow(0, static_cast<int64_t>(first), count);
+    };
+    const at::Tensor q = entries(input.q);
+    const at::Tensor k = entries(input.k);
+    const at::Tensor v = entries(input.v);
+    parts.push_back(
+        exact_attention({input.layer, q, k, v, input.scale},
+                        {slots(external.key), slots(external.value), slots(external.length)})
+            .out);
+    first = end;
+  }
+  for (size_t entry = 0; entry < commits.size(); ++entry) {
+    store(input, static_cast<int64_t>(entry), commits[entry].slot, commits[entry].pass);
+  }
+  return parts.size() == 1 ? parts.front() : at::cat(parts, 0);
+}
+
+at::Tensor DecodeSeams::denoising_attention(const AttentionInput& pass_input) {
+  const AttentionInput input = options_.block_cache ? with_block_keys(pass_input) : pass_input;
+  const ExternalKeys external{cache_.key(input.layer, stored_), cache_.value(input.layer, stored_),
+                              cache_.lengths(stored_)};
   const AttentionParts used = policy_.attend(input, external);
   for (size_t slot = 0; slot < context_->sequences.size(); ++slot) {
-    if (stores(context_->sequences[slot])) {
-      store(input, static_cast<int64_t>(slot), static_cast<int64_t>(slot));
-    }
+    const SequencePass& pass = context_->sequences[slot];
+    const auto row = static_cast<int64_t>(slot);
+    if (stores(pass)) store(input, row, row, pass);
   }
   if (observer_ != nullptr) {
     // The shadow is the observer's cost, not the policy's.
@@ -159,17 +217,23 @@ void DecodeSeams::show(const AttentionInput& input, const ExternalKeys& external
       {*context_, whole, external, parts, exact == nullptr ? nullptr : &parts, &rows});
 }
 
+/// The entries of the sequences themselves: [S + F, ...] -> [S, ...].
+at::Tensor DecodeSeams::without_commits(const at::Tensor& rows) const {
+  return context_->commits.empty() ? rows : rows.narrow(0, 0, std::ssize(context_->sequences));
+}
+
 void DecodeSeams::routed(int64_t layer, const RouterChoice& choice) {
   if (observer_ == nullptr || prefill_slot_ >= 0) return;
   const Stopwatch watch(observer_ns_);
-  observer_->on_router(*context_, layer, choice);
+  observer_->on_router(*context_, layer,
+                       {without_commits(choice.expert), without_commits(choice.weight)});
 }
 
 void DecodeSeams::before_layer(int64_t layer, const at::Tensor& hidden) {
   if (observer_ == nullptr || prefill_slot_ >= 0) return;
   const Stopwatch watch(observer_ns_);
   observer_->on_hidden(*context_, layer,
-                       among_block(hidden, 1, rows_, options_.block_length, kNaN));
+                       among_block(without_commits(hidden), 1, rows_, options_.block_length, kNaN));
 }
 
 }  // namespace blockscope

@@ -32,7 +32,9 @@ class DecodeSeams : public ForwardSeams {
 
   /// The pass to come: a prefill of `slot` with `length` positions, ...
   void begin_prefill(const PassContext& context, int64_t slot, int64_t length);
-  /// ... or a denoising / commit pass of all active slots, over these rows of their blocks.
+  /// ... or a denoising / commit pass of all active slots, over these rows of their blocks. The
+  /// context's fused commits are entries behind them: their keys are stored at every layer before
+  /// any sequence reads its prefix.
   void begin_blocks(const PassContext& context, const RowRange& rows);
   /// Makes what the pass stored visible.
   void end_pass();
@@ -48,11 +50,14 @@ class DecodeSeams : public ForwardSeams {
  private:
   at::Tensor prefill_attention_of(const AttentionInput& input);
   at::Tensor block_attention(const AttentionInput& input);
+  at::Tensor denoising_attention(const AttentionInput& input);
+  at::Tensor fused_commits(const AttentionInput& input);
   AttentionInput with_block_keys(const AttentionInput& input);
   void show(const AttentionInput& input, const ExternalKeys& external, const AttentionParts& used,
             const AttentionParts* exact);
   bool stores(const SequencePass& sequence) const;
-  void store(const AttentionInput& input, int64_t row, int64_t slot);
+  at::Tensor without_commits(const at::Tensor& rows) const;
+  void store(const AttentionInput& input, int64_t row, int64_t slot, const SequencePass& pass);
 
   DecodeSeamsOptions options_;
   AttentionPolicy& policy_;
@@ -61,7 +66,8 @@ class DecodeSeams : public ForwardSeams {
   const PassContext* context_ = nullptr;
   int64_t prefill_slot_ = -1;
   int64_t prefill_length_ = 0;
-  RowRange rows_;                                    // of the block that this pass computes
+  RowRange rows_;                // of the block that this pass computes
+  std::vector<int64_t> stored_;  // [S] positions that fused commits store; empty: none does
   std::vector<at::Tensor> block_key_, block_value_;  // by layer [1, K, B, D], with a block cache
   int64_t observer_ns_ = 0;
   int64_t attention_ns_ = 0;

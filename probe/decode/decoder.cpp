@@ -10,6 +10,7 @@
 #include "probe/decode/canvas_decoder.h"
 #include "probe/decode/decode_seams.h"
 #include "probe/decode/kv_cache.h"
+#include "probe/decode/pass_plan.h"
 #include "probe/decode/sequence_state.h"
 #include "probe/decode/step_decision.h"
 #include "probe/decode/sub_blocks.h"
@@ -148,62 +149,35 @@ class BatchDecoder {
 
   /// One forward pass over every active sequence's block: denoising for some, commit for others.
   void block_pass() {
-    PassContext context{next_pass_++, {}};
-    Planned planned;
-    for (size_t slot = 0; slot < active_.size(); ++slot) plan(slot, context, planned);
-    const std::vector<int64_t> shape{std::ssize(active_), planned.rows.count};
+    const PassPlan plan = plan_block_pass(active_, options_, cache_, next_pass_++);
+    const PassContext& context = plan.context;
+    const std::vector<int64_t> shape{plan.entries(), plan.rows.count};
     std::vector<StepDecision> decisions(active_.size());
     int64_t elapsed = 0;
     int64_t logits_observer_ns = 0;
     {
       const Stopwatch watch(elapsed);
-      seams_.begin_blocks(context, planned.rows);
+      seams_.begin_blocks(context, plan.rows);
       const at::Tensor hidden =
-          model_.forward(at::tensor(planned.ids, at::kLong).view(shape),
-                         at::tensor(planned.positions, at::kLong).view(shape), seams_);
+          model_
+              .forward(at::tensor(plan.ids, at::kLong).view(shape),
+                       at::tensor(plan.positions, at::kLong).view(shape), seams_)
+              .narrow(0, 0, std::ssize(active_));
       seams_.end_pass();
-      if (!planned.denoising.empty()) {
-        decide(context, planned, of_slots(hidden, planned.denoising), decisions,
-               logits_observer_ns);
+      if (!plan.denoising.empty()) {
+        decide(plan, of_slots(hidden, plan.denoising), decisions, logits_observer_ns);
       }
-      if (options_.sub_blocks() && !planned.committing.empty()) {
-        const at::Tensor last =
-            of_slots(hidden, planned.committing).narrow(1, block_length_ - 1, 1);
-        begin_blocks(planned.committing, next_tokens(last), decisions);
+      if (options_.sub_blocks() && !plan.committing.empty()) {
+        const at::Tensor last = of_slots(hidden, plan.committing).narrow(1, block_length_ - 1, 1);
+        begin_blocks(plan.committing, next_tokens(last), decisions);
       }
     }
     for (size_t slot = 0; slot < active_.size(); ++slot) {
       advance(active_[slot], context.sequences[slot], decisions[slot], options_);
     }
-    const auto rows = static_cast<double>(std::ssize(active_) * planned.rows.count);
+    const auto rows = static_cast<double>(plan.entries() * plan.rows.count);
     report({context, block_length_, 0, rows, elapsed - seams_.observer_ns() - logits_observer_ns,
             seams_.attention_ns(), std::move(decisions)});
-  }
-
-  struct Planned {
-    RowRange rows;  // of the blocks: all, or of the one sequence the sub-block that is filled
-    std::vector<int64_t> ids, positions;         // [S * rows.count]
-    std::vector<int64_t> denoising, committing;  // slots
-  };
-
-  void plan(size_t slot, PassContext& context, Planned& planned) {
-    SequenceState& state = active_[slot];
-    const SequencePass pass = plan_pass(state, options_, cache_.length(static_cast<int64_t>(slot)));
-    planned.rows = {0, block_length_};
-    if (!pass.computed.empty()) {
-      planned.rows = rows_to_compute(pass.masked, options_.sub_block_length, /*cached=*/true);
-    }
-    if (pass.kind == PassKind::denoise) {
-      planned.denoising.push_back(static_cast<int64_t>(slot));
-    } else {
-      planned.committing.push_back(static_cast<int64_t>(slot));
-    }
-    const int64_t begin = pass.block * block_length_ + planned.rows.first;
-    for (int64_t position = begin; position < begin + planned.rows.count; ++position) {
-      planned.ids.push_back(state.tokens[static_cast<size_t>(position)]);
-      planned.positions.push_back(position);
-    }
-    context.sequences.push_back(pass);
   }
 
   at::Tensor of_slots(const at::Tensor& hidden, const std::vector<int64_t>& slots) const {
@@ -211,8 +185,9 @@ class BatchDecoder {
     return hidden.index_select(0, at::tensor(slots, at::kLong));
   }
 
-  void decide(const PassContext& context, const Planned& planned, const at::Tensor& hidden,
+  void decide(const PassPlan& planned, const at::Tensor& hidden,
               std::vector<StepDecision>& decisions, int64_t& observer_ns) {
+    const PassContext& context = planned.context;
     at::Tensor predicting = hidden;
     if (options_.sub_blocks()) {
       predicting = hidden.index_select(1, at::tensor(predicting_rows(planned.rows), at::kLong));

@@ -53,18 +53,28 @@ void KvCache::remove(int64_t slot) {
   lengths_.pop_back();
 }
 
-at::Tensor KvCache::lengths() const { return at::tensor(lengths_, at::kLong); }
+std::vector<int64_t> KvCache::visible(const std::vector<int64_t>& stored) const {
+  std::vector<int64_t> lengths = lengths_;
+  for (size_t slot = 0; slot < stored.size(); ++slot) lengths[slot] += stored[slot];
+  return lengths;
+}
 
-at::Tensor KvCache::active(const at::Tensor& full) const {
-  const int64_t longest =
-      lengths_.empty() ? 0 : *std::max_element(lengths_.begin(), lengths_.end());
+at::Tensor KvCache::lengths(const std::vector<int64_t>& stored) const {
+  return at::tensor(visible(stored), at::kLong);
+}
+
+at::Tensor KvCache::active(const at::Tensor& full, const std::vector<int64_t>& stored) const {
+  const std::vector<int64_t> lengths = visible(stored);
+  const int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
   return full.narrow(0, 0, num_active()).narrow(2, 0, longest);
 }
 
-at::Tensor KvCache::key(int64_t layer) const { return active(key_[static_cast<size_t>(layer)]); }
+at::Tensor KvCache::key(int64_t layer, const std::vector<int64_t>& stored) const {
+  return active(key_[static_cast<size_t>(layer)], stored);
+}
 
-at::Tensor KvCache::value(int64_t layer) const {
-  return active(value_[static_cast<size_t>(layer)]);
+at::Tensor KvCache::value(int64_t layer, const std::vector<int64_t>& stored) const {
+  return active(value_[static_cast<size_t>(layer)], stored);
 }
 
 at::Tensor KvCache::stored_key(int64_t layer, int64_t slot, int64_t stored) const {

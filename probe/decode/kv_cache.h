@@ -33,13 +33,14 @@ class KvCache {
 
   int64_t num_active() const { return static_cast<int64_t>(lengths_.size()); }
   int64_t length(int64_t slot) const { return lengths_[static_cast<size_t>(slot)]; }
-  /// [num_active] int64: committed positions per slot.
-  at::Tensor lengths() const;
+  /// [num_active] int64: committed positions per slot, and `stored` ones behind them: none, or
+  /// [num_active] positions that this layer has stored and that are not committed yet.
+  at::Tensor lengths(const std::vector<int64_t>& stored = {}) const;
 
-  /// [num_active, K, N, D] views, N = longest committed length; entries behind a slot's own
+  /// [num_active, K, N, D] views, N = longest of lengths(stored); entries behind a slot's own
   /// length are not defined.
-  at::Tensor key(int64_t layer) const;
-  at::Tensor value(int64_t layer) const;
+  at::Tensor key(int64_t layer, const std::vector<int64_t>& stored = {}) const;
+  at::Tensor value(int64_t layer, const std::vector<int64_t>& stored = {}) const;
 
   /// [1, K, length + T, D] views of one slot, with T positions stored but not yet committed.
   at::Tensor stored_key(int64_t layer, int64_t slot, int64_t stored) const;
@@ -49,7 +50,8 @@ class KvCache {
   static int64_t size_bytes(const KvCacheShape& shape, at::ScalarType dtype);
 
  private:
-  at::Tensor active(const at::Tensor& full) const;
+  std::vector<int64_t> visible(const std::vector<int64_t>& stored) const;
+  at::Tensor active(const at::Tensor& full, const std::vector<int64_t>& stored) const;
 
   int64_t capacity_ = 0;
   std::vector<at::Tensor> key_;    // per layer [S, K, capacity, D]

@@ -13,6 +13,11 @@ int64_t planned_steps(const SequenceState& state, const DecodeOptions& options) 
   return positions / options.block_length() * options.unmasking.denoising_steps;
 }
 
+int64_t masks_in_block(const SequenceState& state, const DecodeOptions& options) {
+  const auto begin = state.tokens.begin() + state.block * options.block_length();
+  return std::count(begin, begin + options.block_length(), options.mask_token_id);
+}
+
 bool wants_commit(const SequenceState& state, int64_t masks_left, const DecodeOptions& options) {
   if (options.autoregressive()) return false;
   if (state.request->replayed) {
@@ -117,6 +122,12 @@ void advance(SequenceState& state, const SequencePass& pass, const StepDecision&
   for (const int64_t p : decision.transferred) {
     state.tokens[static_cast<size_t>(state.block * options.block_length() + p + shift)] =
         decision.prediction.token[static_cast<size_t>(p)];
+  }
+  if (options.fuses_commits() && wants_commit(state, masks_in_block(state, options), options)) {
+    // To the sequence the block is as good as committed. If it ends here, nobody reads those keys.
+    state.uncommitted = plan_pass(state, options, pass.context_length);
+    advance(state, *state.uncommitted, {}, options);
+    return;
   }
   if (options.autoregressive()) {
     begin_next_block(state);

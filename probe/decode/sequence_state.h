@@ -21,6 +21,7 @@ struct SequenceState {
   int64_t block = 0;
   int64_t step = 0;           // denoising steps done in this block
   bool block_cached = false;  // a pass over the whole block left its keys in the block cache
+  std::optional<SequencePass> uncommitted;  // the block before, which the next pass commits beside
   size_t replay_cursor = 0;
   ChoiceMemory memory;
 };

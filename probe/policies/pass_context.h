@@ -27,9 +27,16 @@ struct SequencePass {
   bool first_step() const { return step == 1; }
 };
 
+/// A finished block whose keys a pass stores beside the next block's first step (--cache blockd).
+struct FusedCommit {
+  int64_t slot = 0;   // of the sequence, whose own entry denoises the block behind
+  SequencePass pass;  // kind commit, as the pass of its own would be
+};
+
 struct PassContext {
-  int64_t pass = 0;                     // number of the forward pass in the run, from 0
-  std::vector<SequencePass> sequences;  // [S]
+  int64_t pass = 0;                       // number of the forward pass in the run, from 0
+  std::vector<SequencePass> sequences;    // [S]
+  std::vector<FusedCommit> commits = {};  // [F] beside them, by slot: policies see nothing of them
 };
 
 }  // namespace blockscope

@@ -324,6 +324,41 @@ void Recorder::finish_slot(Slot& slot, TraceRow& row) {
   slot.arrays.clear();
 }
 
+TraceRow Recorder::row_of(const SequencePass& pass, const PassResult& result) const {
+  TraceRow row;
+  row.sequence = traced_.at(pass.sequence).trace_sequence;
+  row.pass = result.context.pass;
+  row.kind = pass.kind;
+  row.block = pass.kind == PassKind::prefill ? -1 : pass.block;
+  row.block_start = pass.block_start;
+  row.step = pass.step;
+  row.context_length = pass.context_length;
+  row.transferred = pass.changed;
+  row.masks_left = pass.masks_left;
+  row.recorded = records(pass);
+  row.pass_time_ns = result.pass_ns;
+  return row;
+}
+
+void Recorder::take_prefix(const SequencePass& pass, TraceRow& row) {
+  const auto prefix = prefix_.find(pass.sequence);
+  if (prefix == prefix_.end()) return;
+  row.prefix_start = prefix->second.start;
+  row.prefix_length = prefix->second.length;
+  auto& slices = prefix->second.slices;
+  std::move(slices.begin(), slices.end(), std::back_inserter(row.arrays));
+  prefix_.erase(prefix);
+}
+
+/// A row of its own, so that the keys it stored stand before the row that read them, as in every
+/// other trace. It took no time that the denoising row of the same pass does not have.
+void Recorder::write_fused_commit(const PassResult& result, const SequencePass& commit) {
+  TraceRow row = row_of(commit, result);
+  row.pass_time_ns = 0;
+  take_prefix(commit, row);
+  writer_.append_row(std::move(row));
+}
+
 void Recorder::on_pass(const PassResult& result) {
   const bool prefill = result.context.sequences.front().kind == PassKind::prefill;
   // One entry per slot of the batch, also for sequences that are not recorded: on_remove moves the
@@ -332,18 +367,10 @@ void Recorder::on_pass(const PassResult& result) {
   for (size_t s = 0; s < result.context.sequences.size(); ++s) {
     const SequencePass& pass = result.context.sequences[s];
     if (!traced(pass)) continue;
-    TraceRow row;
-    row.sequence = traced_.at(pass.sequence).trace_sequence;
-    row.pass = result.context.pass;
-    row.kind = pass.kind;
-    row.block = pass.kind == PassKind::prefill ? -1 : pass.block;
-    row.block_start = pass.block_start;
-    row.step = pass.step;
-    row.context_length = pass.context_length;
-    row.transferred = pass.changed;
-    row.masks_left = pass.masks_left;
-    row.recorded = records(pass);
-    row.pass_time_ns = result.pass_ns;
+    for (const FusedCommit& commit : result.context.commits) {
+      if (commit.slot == static_cast<int64_t>(s)) write_fused_commit(result, commit.pass);
+    }
+    TraceRow row = row_of(pass, result);
     if (pass.kind == PassKind::denoise) {
       ++counters_.denoising_rows;
       counters_.tokens += result.decisions[s].net_tokens();
@@ -360,14 +387,7 @@ void Recorder::on_pass(const PassResult& result) {
     for (const LayerWork& work : result.work) {
       row.cache.push_back({ranges_of(work.queries), ranges_of(work.keys), ranges_of(work.values)});
     }
-    const auto prefix = prefix_.find(pass.sequence);
-    if (prefix != prefix_.end()) {
-      row.prefix_start = prefix->second.start;
-      row.prefix_length = prefix->second.length;
-      auto& slices = prefix->second.slices;
-      std::move(slices.begin(), slices.end(), std::back_inserter(row.arrays));
-      prefix_.erase(prefix);
-    }
+    take_prefix(pass, row);
     writer_.append_row(std::move(row));
   }
 }

@@ -122,6 +122,9 @@ class Recorder : public DecodeObserver {
   void add_kl(const SequencePass& pass, const StepDecision& decision, Slot& slot,
               TraceRow& row) const;
   void finish_slot(Slot& slot, TraceRow& row);
+  TraceRow row_of(const SequencePass& pass, const PassResult& result) const;  // its scalars
+  void take_prefix(const SequencePass& pass, TraceRow& row);
+  void write_fused_commit(const PassResult& result, const SequencePass& commit);
 
   RecorderOptions options_;
   TraceWriter& writer_;

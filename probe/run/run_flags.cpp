@@ -127,7 +127,7 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
   app.add_option("--frequencies", flags.frequencies,
                  "pc_sampler: the file that `blockscope frequencies` wrote for this vocabulary");
   app.add_option("--cache", flags.cache,
-                 "commit (block-causal models); block (Fast-dLLM v2); none, prefix, dual, "
+                 "commit, blockd (block-causal models); block (Fast-dLLM v2); none, prefix, dual, "
                  "dllm-cache or d2cache "
                  "(bidirectional models)");
   CacheOptions& cache = flags.cache_options;
@@ -234,14 +234,16 @@ DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& mode
   }
   options.bidirectional = config.attention_bidirectional;
   options.cache = flags.cache_options;
-  options.cache.kind = !flags.cache.empty()    ? parse_cache(flags.cache)
-                       : options.bidirectional ? CacheKind::kNone
-                                               : CacheKind::kCommit;
   if (blocks && !options.bidirectional && config.logit_shift == 1) {
     options.sub_block_length = flags.sub_block_length > 0
                                    ? flags.sub_block_length
                                    : std::gcd(kSubBlockLength, unmasking.block_length);
   }
+  const bool fuses = blocks && unmasking.block_length > 1 && !options.sub_blocks();
+  options.cache.kind = !flags.cache.empty()               ? parse_cache(flags.cache)
+                       : options.bidirectional            ? CacheKind::kNone
+                       : fuses && !flags.separate_commits ? CacheKind::kBlockd
+                                                          : CacheKind::kCommit;
   options.sampling = flags.sampling;
   if (flags.no_stop && !flags.stop_ids.empty()) {
     throw UsageError("--no-stop and --stop-id contradict each other: give one of them");

@@ -92,7 +92,8 @@ class PassCounter : public DecodeObserver {
 
 std::vector<std::string> caches_of(const StudyInput& input) {
   if (!input.options.caches.empty()) return input.options.caches;
-  if (!input.decode.bidirectional) return {"commit"};
+  if (input.decode.sub_blocks()) return {"commit"};
+  if (!input.decode.bidirectional) return {"commit", "blockd"};
   return {"none", "prefix", "dual", "dllm-cache", "d2cache"};
 }
 

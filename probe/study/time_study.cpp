@@ -28,6 +28,11 @@ class TimeStudy : public Study {
  public:
   explicit TimeStudy(const StudyInput& input) : input_(input) {
     const StudyOptions& options = input.options;
+    if (input.decode.fuses_commits()) {
+      throw UsageError(
+          "study time: --cache blockd: steps are timed apart from commits, and a fused pass is "
+          "both. HINT: leave the option out");
+    }
     if (options.set_sizes.size() != 1) {
       throw UsageError(
           fmt::format("study time: --k: expected one set size, got {}", options.set_sizes.size()));

@@ -78,6 +78,9 @@ void add_measured(const AttentionView& view, ExternalReads& reads) {
   const bool* reused = used.reused.defined() ? used.reused.const_data_ptr<bool>() : nullptr;
   const int64_t* scored =
       used.rows_scored.defined() ? used.rows_scored.const_data_ptr<int64_t>() : nullptr;
+  for (const FusedCommit& commit : view.context.commits) {
+    reads.commit_rows += commit.pass.context_length * kv_heads;
+  }
   for (size_t s = 0; s < view.context.sequences.size(); ++s) {
     const SequencePass& pass = view.context.sequences[s];
     const int64_t length = pass.context_length;

@@ -25,7 +25,13 @@ void FreeRunObserver::on_pass(const PassResult& result) {
   const double read = static_cast<double>(reads.total_read()) +
                       0.5 * static_cast<double>(reads.choice_rows) - read_before_;
   read_before_ += read;
-  bool all_denoise = true;
+  bool all_denoise = result.context.commits.empty();
+  for (const FusedCommit& commit : result.context.commits) {
+    const SequencePass& pass = commit.pass;
+    sequences[pass.sequence].rows.push_back({/*commit=*/true, pass.block, pass.step,
+                                             pass.context_length, pass.changed, pass.run_step,
+                                             pass.planned_steps});
+  }
   double context_length = 0.0;
   for (size_t s = 0; s < result.context.sequences.size(); ++s) {
     const SequencePass& pass = result.context.sequences[s];

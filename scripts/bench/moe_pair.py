@@ -77,7 +77,8 @@ def main() -> None:
     block = config.get("block_size", config.get("block_length"))
     model, name = load(a, config, getattr(torch, a.dtype))
     prompt = pairs.bench_prompt(a.context, config["vocab_size"], config["mask_token_id"])
-    flags = ["--gen-length", a.gen_length, "--dtype", a.dtype, "--threads", a.threads]
+    # Theirs commits a block by a pass of its own.
+    flags = ["--gen-length", a.gen_length, "--dtype", a.dtype, "--threads", a.threads, "--cache", "commit"]
 
     def run_theirs():
         return transformers_decode.decode(model, torch.tensor([prompt]), a.gen_length, block, config["mask_token_id"])

@@ -65,6 +65,8 @@ class Case:
     as_diffusion: int = 0       # qwen3 run with SDAR's masks: the block length
 
 
+CACHES = ("commit", "blockd")
+
 CASES = [
     Case("one token a step", "sdar-g3-tied", 8, [3, 8, 17, 30, 1]),
     Case("uneven schedule 3 3 2", "sdar-g3-tied", 3, [9, 6, 16, 23], batch=4),
@@ -130,12 +132,12 @@ def write_table(checkpoint, vocab):
     return str(path)
 
 
-def our_run(folder, case, checkpoint, prompts, options, values):
+def our_run(folder, case, checkpoint, prompts, options, values, cache):
     trace = folder / "run.h5"
     lines = folder / "prompts.jsonl"
     lines.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     flags = ["--strategy", options.strategy, "--denoising-steps", options.steps,
-             "--batch-size", case.batch]
+             "--batch-size", case.batch, "--cache", cache]
     for name, value in values.items():
         flags += [f"--{name.replace('_', '-')}", value]
     for token in options.stop_ids:
@@ -189,7 +191,9 @@ def compare_sequence(trace, index, prompt, oracle, counts, where):
     counts["prefill passes"] = max(counts["prefill passes"], check_prefill(
         trace, rows[kinds == PREFILL], len(prompt), size, where))
     rows = rows[kinds != PREFILL]
-    harness.require(len(rows) == len(oracle.rows),
+    # blockd commits a block with the next one's first step, so never the last.
+    last = oracle.rows[-1].kind == COMMIT and where.endswith("blockd")
+    harness.require(len(rows) == len(oracle.rows) - last,
                     f"{where}: {len(rows)} rows, the oracle has {len(oracle.rows)}")
     harness.require(trace.prompt(index) == prompt, f"{where}: another prompt")
     worst = 0.0
@@ -206,6 +210,21 @@ def compare_sequence(trace, index, prompt, oracle, counts, where):
     harness.require(reason == oracle.reason, f"{where}: ended by {reason}, not {oracle.reason}")
     harness.require(len(known) > len(prompt), f"{where}: nothing was generated")
     return worst
+
+
+def check_passes(trace, cache, where):
+    """A commit shares its pass with the first step of the block behind it, and only under blockd."""
+    column = lambda name: trace.rows(f"/steps/{name}").tolist()
+    rows = list(zip(column("sequence"), column("pass"), column("kind"), column("block"), column("step")))
+    denoising = {(sequence, number): (block, step)
+                 for sequence, number, kind, block, step in rows if kind == DENOISE}
+    for sequence, number, kind, block, _ in rows:
+        if kind != COMMIT:
+            continue
+        beside = denoising.get((sequence, number))
+        expected = (block + 1, 1) if cache == "blockd" else None
+        harness.require(beside == expected,
+                        f"{where}: block {block} is committed beside {beside}, not {expected}")
 
 
 def stop_ids_of(model, prompts, options):
@@ -234,7 +253,8 @@ def check_case(folder, case, counts):
                           case.steps, 0, **values)
         if case.stop:
             options.stop_ids = stop_ids_of(model, prompts, options)
-        trace = our_run(checkpoint, case, checkpoint, prompts, options, values)
+        traces = {cache: our_run(checkpoint, case, checkpoint, prompts, options, values, cache)
+                  for cache in CACHES}
         for prompt in prompts:
             oracle = decode(model, prompt["input_ids"],
                             dataclasses.replace(options, gen_length=prompt["gen_length"]))
@@ -244,9 +264,11 @@ def check_case(folder, case, counts):
                             and oracle.choice_margin > NEAR_TIE_CHOICE,
                             f"{where}: {prompt['id']} has a near tie ({oracle.logit_margin:.1e}, "
                             f"{oracle.choice_margin:.1e}); choose another seed")
-            worst = max(worst, compare_sequence(trace, trace.names().index(prompt["id"]),
-                                                prompt["input_ids"], oracle, counts,
-                                                f"{where}, {prompt['id']}"))
+            for cache, trace in traces.items():
+                worst = max(worst, compare_sequence(trace, trace.names().index(prompt["id"]),
+                                                    prompt["input_ids"], oracle, counts,
+                                                    f"{where}, {prompt['id']}, {cache}"))
+                check_passes(trace, cache, f"{where}, {cache}")
             count(counts, oracle, label(strategy, values))
     return worst
 
