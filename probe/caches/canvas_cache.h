@@ -37,8 +37,8 @@ struct CanvasState {
 struct CanvasFeedback {
   std::vector<int64_t> selected;  // absolute positions that were chosen, also where the token was
                                   // [MASK] itself
-  std::vector<float> confidence;  // [G] of the block's positions and of the masks elsewhere in the
-                                  // answer; NaN for the others, and where the pass predicts none
+  std::vector<float> confidence;  // [G] of the block's positions and of the masks behind it; NaN
+                                  // for the others, and where the pass predicts none
 };
 
 /// Attention of rows over the whole canvas, as the pass computes it: q [1, H, R, D] of `positions`
@@ -66,7 +66,7 @@ class CanvasCache {
   virtual at::Tensor ffn(int64_t layer, const at::Tensor& x,
                          const std::function<at::Tensor(const at::Tensor&)>& mlp);
 
-  /// Whether end_step needs the confidence of masks outside the block too.
+  /// Whether end_step needs the confidence of masks behind the block too.
   virtual bool wants_answer_confidence() const { return false; }
 
   /// After the step's decision; `tokens` of the state are those after it.

@@ -132,6 +132,9 @@ class CanvasDecoder {
       const at::Tensor all = model_.logits(hidden.index_select(1, at::tensor(predicting.index)));
       const at::Tensor logits = all.narrow(1, 0, state_.block_length);
       std::vector<StepInput> inputs{step_input(pass, predicting.exists)};
+      inputs.front().behind = predicting.behind;
+      inputs.front().behind_logits =
+          all[0].narrow(0, state_.block_length, std::ssize(predicting.behind));
       if (callbacks_.observer != nullptr) {
         const Stopwatch observer_watch(beside_ns);
         callbacks_.observer->on_logits(context, {0}, predicted_logits(logits, inputs));
@@ -161,10 +164,10 @@ class CanvasDecoder {
 
   /// The rows of a pass whose logits are looked at, by their place among its rows.
   struct PredictingRows {
-    std::vector<int64_t> index;      // [B + N]: of the block's positions, the first row of the pass
-                                     // for one that has none; and of `elsewhere`
-    std::vector<bool> exists;        // [B]
-    std::vector<int64_t> elsewhere;  // [N] masks outside the block that a cache ranks by confidence
+    std::vector<int64_t> index;   // [B + N]: of the block's positions, the first row of the pass
+                                  // for one that has none; and of `behind`
+    std::vector<bool> exists;     // [B]
+    std::vector<int64_t> behind;  // [N] masks behind the block, where somebody asks for them
   };
   PredictingRows predicting_rows(const std::vector<int64_t>& rows) const {
     const auto row_of = [&](int64_t p) -> std::optional<int64_t> {
@@ -178,14 +181,13 @@ class CanvasDecoder {
       result.index.push_back(row.value_or(0));
       result.exists.push_back(row.has_value());
     }
-    if (!cache_->wants_answer_confidence()) return result;
-    for (int64_t p = state_.prompt_length; p < state_.length; ++p) {
-      const bool in_block = p >= state_.block_start && p < state_.block_end();
-      if (in_block || !state_.masked[static_cast<size_t>(p)]) continue;
+    const bool moved = options_.unmasking.strategy == Strategy::kKlass;
+    if (!moved && !cache_->wants_answer_confidence()) return result;
+    for (int64_t p = state_.block_end(); p < state_.length; ++p) {
       const auto row = row_of(p);
-      if (!row) continue;
+      if (!row || !state_.masked[static_cast<size_t>(p)]) continue;
       result.index.push_back(*row);
-      result.elsewhere.push_back(p);
+      result.behind.push_back(p);
     }
     return result;
   }
@@ -204,7 +206,7 @@ class CanvasDecoder {
             const at::Tensor& logits) {
     CanvasFeedback feedback;
     if (cache_->wants_answer_confidence()) {
-      feedback.confidence = answer_confidence(decision, predicting.elsewhere, logits);
+      feedback.confidence = answer_confidence(decision, predicting.behind, logits);
     }
     for (const int64_t p : decision.selected) {
       feedback.selected.push_back(state_.block_start + p);
@@ -225,19 +227,18 @@ class CanvasDecoder {
     ++outcome_.denoising_steps;
   }
 
-  /// [G]; the block's are those of its prediction, those `elsewhere` of their best token.
+  /// [G]; the block's are those of its prediction, those `behind` it of their best token.
   std::vector<float> answer_confidence(const StepDecision& decision,
-                                       const std::vector<int64_t>& elsewhere,
+                                       const std::vector<int64_t>& behind,
                                        const at::Tensor& logits) const {
     std::vector<float> confidence(static_cast<size_t>(state_.length - state_.prompt_length), kNaN);
     std::copy(decision.prediction.confidence.begin(), decision.prediction.confidence.end(),
               confidence.begin() + (state_.block_start - state_.prompt_length));
-    if (elsewhere.empty()) return confidence;
-    const at::Tensor theirs = logits.narrow(1, state_.block_length, std::ssize(elsewhere));
+    if (behind.empty()) return confidence;
+    const at::Tensor theirs = logits.narrow(1, state_.block_length, std::ssize(behind));
     const BlockPrediction best = predict_tokens(theirs, {}, {StreamId{}}).front();
-    for (size_t i = 0; i < elsewhere.size(); ++i) {
-      confidence[static_cast<size_t>(elsewhere[i] - state_.prompt_length)] =
-          best.top1_confidence[i];
+    for (size_t i = 0; i < behind.size(); ++i) {
+      confidence[static_cast<size_t>(behind[i] - state_.prompt_length)] = best.top1_confidence[i];
     }
     return confidence;
   }
@@ -248,7 +249,7 @@ class CanvasDecoder {
              request_.replay[replay_cursor_].block != block_;
     }
     const std::vector<int64_t> now = block_tokens();
-    return step_ >= options_.unmasking.denoising_steps ||
+    return step_ >= most_steps(options_.unmasking) ||
            std::count(now.begin(), now.end(), options_.mask_token_id) == 0;
   }
 

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <limits>
 
 namespace blockscope {
 namespace {
@@ -12,39 +11,31 @@ constexpr double kEpsilon = 1e-12;
 
 }  // namespace
 
-std::vector<double> KlassMemory::update(int64_t block, const at::Tensor& probability,
-                                        const std::vector<bool>& predicted) {
-  if (block != block_) {
-    block_ = block;
-    previous_ = at::zeros_like(probability);
-    kl_.assign(static_cast<size_t>(probability.size(0)), {});
-  }
-  const at::Tensor divergence =
-      (probability * ((probability + kEpsilon).log() - (previous_ + kEpsilon).log()))
-          .sum(-1)
-          .contiguous();
-  const double* data = divergence.const_data_ptr<double>();
-  std::vector<double> kl(data, data + divergence.numel());
-  for (size_t p = 0; p < kl.size(); ++p) {
-    if (!predicted.empty() && !predicted[p]) {
-      kl[p] = std::numeric_limits<double>::quiet_NaN();
-      continue;
-    }
-    const auto row = static_cast<int64_t>(p);
-    previous_[row].copy_(probability[row]);
-    kl_[p].push_back(kl[p]);
-  }
-  return kl;
-}
-
-std::vector<bool> KlassMemory::stable(double threshold, int64_t history) const {
-  std::vector<bool> result;
-  for (const std::vector<double>& kl : kl_) {
-    const bool long_enough = static_cast<int64_t>(kl.size()) >= history;
-    result.push_back(long_enough && std::all_of(kl.end() - history, kl.end(),
-                                                [&](double x) { return x < threshold; }));
+std::vector<double> KlassMemory::update(const std::vector<int64_t>& positions,
+                                        const at::Tensor& probability) {
+  std::vector<double> result;
+  for (size_t i = 0; i < positions.size(); ++i) {
+    Track& track = tracks_[positions[i]];
+    const at::Tensor now = probability[static_cast<int64_t>(i)];
+    if (!track.before.defined()) track.before = at::zeros_like(now);
+    const at::Tensor moved = (now + kEpsilon).log() - (track.before + kEpsilon).log();
+    result.push_back((now * moved).sum().item<double>());
+    track.before = now.clone();
+    track.kl.push_back(result.back());
   }
   return result;
+}
+
+bool KlassMemory::stable(int64_t position, double threshold, int64_t history) const {
+  const auto found = tracks_.find(position);
+  if (found == tracks_.end()) return false;
+  const std::vector<double>& kl = found->second.kl;
+  return std::ssize(kl) >= history &&
+         std::all_of(kl.end() - history, kl.end(), [&](double x) { return x < threshold; });
+}
+
+void KlassMemory::forget_before(int64_t begin) {
+  tracks_.erase(tracks_.begin(), tracks_.lower_bound(begin));
 }
 
 std::vector<int64_t> select_klass(const std::vector<double>& confidence,

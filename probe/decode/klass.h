@@ -6,31 +6,38 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 namespace blockscope {
 
-/// What one sequence remembers from step to step of a block. The authors' code keeps one history
-/// over all blocks, which a model that has not seen a block before cannot have: here each block
-/// begins anew, as their first block does.
+/// What one sequence remembers of each position's last steps. A bidirectional model predicts
+/// positions behind its block too, and as in the authors' code their history goes on from block to
+/// block; a block-causal model has not seen a block before, so there each begins anew.
 class KlassMemory {
  public:
-  /// Takes in a step's distributions [B, V] float64 -> KL(now || step before) of each position in
-  /// nats, both under a logarithm with 1e-12 added. Before a block's first step all probabilities
-  /// count as 0, so its KL is near 27.6 nats less the entropy. Steps of a block come in order.
-  /// `predicted` [B]: positions that the step predicts; empty: all. The others keep what they have,
-  /// their KL is NaN.
-  std::vector<double> update(int64_t block, const at::Tensor& probability,
-                             const std::vector<bool>& predicted = {});
+  /// Takes in distributions [R, V] float64 of absolute `positions` [R] -> KL(now || the step that
+  /// predicted the position last) in nats, both under a logarithm with 1e-12 added. Before a
+  /// position's first step all probabilities count as 0, so its KL is near 27.6 nats less the
+  /// entropy.
+  std::vector<double> update(const std::vector<int64_t>& positions, const at::Tensor& probability);
 
-  /// Whether a position has been predicted at `history` steps of the block and the KL of each of
-  /// the last was below `threshold`, for each position.
-  std::vector<bool> stable(double threshold, int64_t history) const;
+  /// Whether a position has been predicted before.
+  bool known(int64_t position) const { return tracks_.contains(position); }
+
+  /// Whether a position has been predicted at `history` steps and the KL of each of the last was
+  /// below `threshold`.
+  bool stable(int64_t position, double threshold, int64_t history) const;
+
+  /// Frees what is known of positions before `begin`.
+  void forget_before(int64_t begin);
 
  private:
-  int64_t block_ = -1;
-  at::Tensor previous_;                  // [B, V] float64
-  std::vector<std::vector<double>> kl_;  // [B], oldest first
+  struct Track {
+    at::Tensor before;       // [V] float64
+    std::vector<double> kl;  // oldest first
+  };
+  std::map<int64_t, Track> tracks_;  // by position
 };
 
 /// Masked positions that are stable with `confidence` > `threshold`; without any, the `due` most

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -10,9 +11,10 @@
 namespace blockscope {
 namespace {
 
-constexpr std::array<std::pair<Quota, const char*>, 2> kQuotaNames{{
+constexpr std::array<std::pair<Quota, const char*>, 3> kQuotaNames{{
     {Quota::kEven, "even"},
     {Quota::kLinear, "linear"},
+    {Quota::kCarry, "carry"},
 }};
 
 constexpr double kLastTimestep = 1e-3;  // Dream's eps
@@ -25,6 +27,14 @@ std::string quota_name(Quota quota) { return choice_name(kQuotaNames, quota); }
 
 int64_t even_quota(int64_t block_length, int64_t steps, int64_t step) {
   return block_length / steps + (step < block_length % steps ? 1 : 0);
+}
+
+int64_t carried_quota(int64_t block_length, int64_t masks, int64_t steps, int64_t step) {
+  if (step + 1 >= steps) return masks;
+  const int64_t whole = step + 1;
+  const int64_t due =
+      block_length / steps * whole + std::min(whole, block_length % steps);  // even_quota, summed
+  return std::clamp<int64_t>(due - (block_length - masks), 0, masks);
 }
 
 int64_t linear_quota(int64_t masks, int64_t steps, int64_t step) {

@@ -24,7 +24,7 @@ bool wants_commit(const SequenceState& state, int64_t masks_left, const DecodeOp
     const auto& replay = state.request->replay;
     return state.replay_cursor >= replay.size() || replay[state.replay_cursor].block != state.block;
   }
-  return masks_left == 0 || state.step >= options.unmasking.denoising_steps;
+  return masks_left == 0 || state.step >= most_steps(options.unmasking);
 }
 
 FinishReason finish_reason(const SequenceState& state, const DecodeOptions& options) {

@@ -102,6 +102,42 @@ std::vector<Revocation> revoked_tokens(const DecodeOptions& options, const StepI
   return revoked;
 }
 
+/// KLASS: how far each position that the pass predicts moved since the step that predicted it last.
+/// `distributions` [B, V] of the block.
+void observe_klass(const DecodeOptions& options, const StepInput& input,
+                   const at::Tensor& distributions, BlockPrediction& prediction) {
+  KlassMemory& memory = input.memory.klass;
+  memory.forget_before(input.block_start);
+  const auto rows = static_cast<size_t>(distributions.size(0));
+  std::vector<int64_t> positions;
+  std::vector<int64_t> index;
+  for (size_t p = 0; p < rows; ++p) {
+    if (!input.predicted.empty() && !input.predicted[p]) continue;
+    index.push_back(static_cast<int64_t>(p));
+    positions.push_back(input.block_start + static_cast<int64_t>(p));
+  }
+  std::vector<bool> known;
+  for (const int64_t position : positions) known.push_back(memory.known(position));
+  const std::vector<double> kl =
+      memory.update(positions, distributions.index_select(0, at::tensor(index, at::kLong)));
+  prediction.kl.assign(rows, std::numeric_limits<double>::quiet_NaN());
+  prediction.stable.assign(rows, false);
+  const UnmaskingOptions& unmasking = options.unmasking;
+  for (size_t i = 0; i < index.size(); ++i) {
+    const auto p = static_cast<size_t>(index[i]);
+    if (known[i]) prediction.kl[p] = kl[i];
+    // Nothing is stable at a block's first steps, however long its history.
+    prediction.stable[p] =
+        input.pass.step >= unmasking.kl_history &&
+        memory.stable(positions[i], unmasking.kl_threshold, unmasking.kl_history);
+  }
+  if (input.behind.empty()) return;
+  at::Tensor behind;
+  predict_tokens(input.behind_logits.unsqueeze(0), options.sampling, {StreamId{}},
+                 prediction_needs(unmasking), &behind);
+  memory.update(input.behind, behind.squeeze(0));
+}
+
 StepDecision replayed_tokens(const ReplayStep& step, const StepInput& input, int64_t mask_token_id,
                              BlockPrediction prediction) {
   StepDecision decision;
@@ -155,10 +191,7 @@ std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::
     BlockPrediction& prediction = predictions[i];
     check_finite(input.pass, prediction);
     if (unmasking.strategy == Strategy::kKlass) {
-      KlassMemory& memory = input.memory.klass;
-      prediction.kl =
-          memory.update(input.pass.block, distributions[static_cast<int64_t>(i)], input.predicted);
-      prediction.stable = memory.stable(unmasking.kl_threshold, unmasking.kl_history);
+      observe_klass(options, input, distributions[static_cast<int64_t>(i)], prediction);
     }
     const SequencePass open = open_masks(input, prediction);
     if (input.replay != nullptr) {

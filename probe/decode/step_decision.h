@@ -34,6 +34,8 @@ struct StepInput {
                                      // empty: all. The others have token -1 and confidence NaN
   std::vector<bool> open = {};       // [B] positions that may be chosen; empty: all
   at::Tensor shadow = {};            // [B, V] logits of the second look at the block (wino)
+  std::vector<int64_t> behind = {};  // positions behind the block that the pass predicts (klass)
+  at::Tensor behind_logits = {};     // [N, V] theirs
   bool first_only = false;           // take the block's first position, whatever the strategy
 };
 

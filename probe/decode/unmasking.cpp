@@ -146,7 +146,8 @@ bool heeds_density(Strategy strategy) {
   return heeds_rank_by(strategy) || strategy == Strategy::kPcSampler;
 }
 
-bool heeds_quota(Strategy strategy) {
+bool heeds_quota(Strategy strategy, Quota quota) {
+  if (quota == Quota::kCarry) return strategy == Strategy::kThreshold;
   return strategy != Strategy::kEntropyBounded && strategy != Strategy::kThreshold &&
          strategy != Strategy::kFactor && strategy != Strategy::kWino;
 }
@@ -218,9 +219,17 @@ void check_unmasking_options(const UnmaskingOptions& options) {
   }
 }
 
+int64_t most_steps(const UnmaskingOptions& options) {
+  const bool carries = options.quota == Quota::kCarry;
+  return options.denoising_steps + (carries ? options.block_length : 0);
+}
+
 int64_t num_transfer_tokens(const UnmaskingOptions& options, int64_t step, int64_t masks) {
   if (options.quota == Quota::kLinear) {
     return linear_quota(masks, options.denoising_steps, step);
+  }
+  if (options.quota == Quota::kCarry) {
+    return carried_quota(options.block_length, masks, options.denoising_steps, step);
   }
   return even_quota(options.block_length, options.denoising_steps, step);
 }
@@ -260,6 +269,7 @@ std::vector<int64_t> select_transfers(const UnmaskingOptions& options, int64_t s
     case Strategy::kThreshold:
       order = ranked(score, std::move(order));
       count = leading(score, order, [&](double s) { return s >= threshold; });
+      if (options.quota == Quota::kCarry) count = std::min(count, due);
       count = std::max<size_t>(count, 1);
       break;
     case Strategy::kFactor:

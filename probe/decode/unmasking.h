@@ -47,7 +47,7 @@ std::string rank_by_name(RankBy rank_by);
 bool heeds_rank_by(Strategy strategy);
 bool heeds_threshold(Strategy strategy);
 bool heeds_density(Strategy strategy);
-bool heeds_quota(Strategy strategy);
+bool heeds_quota(Strategy strategy, Quota quota);
 /// The threshold where none is given.
 double default_threshold(Strategy strategy);
 
@@ -73,6 +73,9 @@ struct UnmaskingOptions {
 /// or every score passes).
 void check_unmasking_options(const UnmaskingOptions& options);
 
+/// The steps a block may take: T; with the quota `carry` one for each position more.
+int64_t most_steps(const UnmaskingOptions& options);
+
 /// Tokens due at step `step` (from 0) with `masks` left, by the quota.
 int64_t num_transfer_tokens(const UnmaskingOptions& options, int64_t step, int64_t masks);
 
@@ -82,7 +85,7 @@ struct BlockPrediction {
   std::vector<float> confidence;  // softmax probability of `token`, before top-k/top-p
   std::vector<double> score;      // by RankBy, or klass's and wino's float64 confidence; empty: the
                                   // confidence is the score
-  std::vector<double> kl;         // klass: nats from the step before to this one
+  std::vector<double> kl;         // klass: nats since its last prediction; NaN at the first
   std::vector<bool> stable;       // klass: the last KLs were all below the threshold
   std::vector<float> entropy;     // nats over the vocabulary; only for kEntropyBounded
   std::vector<int64_t> top1;      // argmax token; equals `token` when greedy

@@ -377,7 +377,7 @@ void Recorder::on_pass(const PassResult& result) {
       add_prediction(result.decisions[s], row);
       row.delta = frame_delta(pass, result.decisions[s]);
       add_revocations(pass, result.decisions[s], row);
-      if (options_.meta.has_kl) add_kl(pass, result.decisions[s], slot_at(s), row);
+      if (options_.meta.has_kl) add_kl(result.decisions[s], row);
       row.valid.assign(pass.computed.begin(), pass.computed.end());
     } else if (s < result.decisions.size() && result.decisions[s].next) {
       ++counters_.tokens;

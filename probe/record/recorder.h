@@ -75,7 +75,6 @@ class Recorder : public DecodeObserver {
   struct Slot {
     std::vector<LayerHistory> history;           // by recorded layer
     FirstPrediction first_prediction;            // of step 1
-    std::vector<bool> predicted;                 // [B] in the block so far
     std::map<Field, std::vector<float>> floats;  // whole-row datasets, [L, ...]
     std::map<Field, std::vector<int32_t>> ints;
     std::map<Field, std::vector<uint8_t>> bytes;
@@ -119,8 +118,7 @@ class Recorder : public DecodeObserver {
   FrameDelta first_token_delta(const SequencePass& pass, const PassResult& result,
                                const NextToken& next) const;
   void add_revocations(const SequencePass& pass, const StepDecision& decision, TraceRow& row) const;
-  void add_kl(const SequencePass& pass, const StepDecision& decision, Slot& slot,
-              TraceRow& row) const;
+  void add_kl(const StepDecision& decision, TraceRow& row) const;
   void finish_slot(Slot& slot, TraceRow& row);
   TraceRow row_of(const SequencePass& pass, const PassResult& result) const;  // its scalars
   void take_prefix(const SequencePass& pass, TraceRow& row);

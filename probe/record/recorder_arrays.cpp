@@ -163,17 +163,10 @@ void Recorder::add_revocations(const SequencePass& pass, const StepDecision& dec
   }
 }
 
-void Recorder::add_kl(const SequencePass& pass, const StepDecision& decision, Slot& slot,
-                      TraceRow& row) const {
-  const auto block = static_cast<size_t>(options_.meta.block_length);
-  if (pass.first_step() || slot.predicted.size() != block) slot.predicted.assign(block, false);
-  std::vector<float> kl(block, kNaN);
-  for (size_t p = 0; p < std::min(block, decision.prediction.kl.size()); ++p) {
-    const double value = decision.prediction.kl[p];
-    if (std::isnan(value)) continue;
-    // A position's first prediction has none before it to be compared with.
-    if (slot.predicted[p]) kl[p] = static_cast<float>(value);
-    slot.predicted[p] = true;
+void Recorder::add_kl(const StepDecision& decision, TraceRow& row) const {
+  std::vector<float> kl(static_cast<size_t>(options_.meta.block_length), kNaN);
+  for (size_t p = 0; p < std::min(kl.size(), decision.prediction.kl.size()); ++p) {
+    kl[p] = static_cast<float>(decision.prediction.kl[p]);
   }
   row.arrays.push_back({Field::prediction_kl, kAllLayers, make_buffer(std::move(kl))});
 }

@@ -83,7 +83,7 @@ TraceExtent longest_trace(const RecorderOptions& recorder, const DecodeOptions& 
   constexpr int64_t kNameBytes = 64;  // name, answer and metric of a prompt
   const TraceMeta& meta = recorder.meta;
   const int64_t block_length = decode.block_length();
-  const int64_t steps = decode.autoregressive() ? 1 : decode.unmasking.denoising_steps;
+  const int64_t steps = decode.autoregressive() ? 1 : most_steps(decode.unmasking);
   size_t longest_piece = 0;
   for (const std::string& piece : meta.pieces)
     longest_piece = std::max(longest_piece, piece.size());
@@ -296,7 +296,7 @@ void check_filter(const RecorderOptions& recorder, const DecodeOptions& decode,
         "sequence");
   check("--blocks", recorder.filter.blocks, last_block, "block");
   check("--steps", recorder.filter.steps,
-        decode.autoregressive() ? 1 : decode.unmasking.denoising_steps, "step of a block");
+        decode.autoregressive() ? 1 : most_steps(decode.unmasking), "step of a block");
 }
 
 int64_t available_memory() {

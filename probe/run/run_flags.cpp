@@ -106,8 +106,8 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
                  "(>=); default 0.85, klass 0.9, wino 0.6")
       ->check(real_number(-kAnyReal, 1.0));
   app.add_option("--quota", flags.quota,
-                 "Tokens due at a step: even (of the block length) or linear (of the masks left, "
-                 "Dream's)")
+                 "Tokens due at a step: even (of the block length), linear (of the masks left, "
+                 "Dream's) or, with threshold, carry (what was not taken is due next)")
       ->capture_default_str();
   app.add_option("--density-sigma", flags.density_sigma,
                  "Multiply scores by the certainty density of the answer, a Gaussian of this width "
@@ -170,8 +170,13 @@ void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags, bool 
   refuse_idle(app, "--density-sigma", heeds_density(strategy),
               "a strategy that ranks: low_confidence_static, low_confidence_dynamic, threshold, "
               "factor, prefix_ordered or pc_sampler");
-  refuse_idle(app, "--quota", heeds_quota(strategy),
-              "a strategy with a schedule: not entropy_bounded, threshold, factor or wino");
+  const Quota quota = parse_quota(flags.quota);
+  refuse_idle(
+      app, "--quota", heeds_quota(strategy, quota),
+      quota == Quota::kCarry
+          ? "--strategy threshold"
+          : "a strategy with a schedule: not entropy_bounded, factor or wino; threshold has "
+            "--quota carry");
   for (const char* option : {"--kl-threshold", "--kl-history"}) {
     refuse_idle(app, option, strategy == Strategy::kKlass, "--strategy klass");
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -52,8 +53,12 @@ TEST(OfficialKlass, TakesTheSamePositionsAtEveryStep) {
       BlockPrediction prediction =
           predict_tokens(logits_of(given.at("logits"), item.at("vocab").get<int64_t>()), {},
                          kStream, prediction_needs(options), &distributions)[0];
-      prediction.kl = memory.update(0, distributions[0]);
-      prediction.stable = memory.stable(options.kl_threshold, options.kl_history);
+      Positions all(given.at("masked").size());
+      std::iota(all.begin(), all.end(), 0);
+      prediction.kl = memory.update(all, distributions[0]);
+      for (const auto p : all) {
+        prediction.stable.push_back(memory.stable(p, options.kl_threshold, options.kl_history));
+      }
       const auto taken =
           select_transfers(options, step, prediction, given.at("masked").get<std::vector<bool>>());
       EXPECT_EQ(taken, given.at("taken").get<Positions>()) << "step " << step;

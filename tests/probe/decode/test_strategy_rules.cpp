@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -15,6 +16,7 @@
 #include "probe/decode/quota.h"
 #include "probe/decode/unmasking.h"
 #include "probe/decode/wino.h"
+#include "tests/support/seed.h"
 
 namespace blockscope {
 namespace {
@@ -96,38 +98,81 @@ at::Tensor distributions(const std::vector<std::vector<double>>& rows) {
   return result;
 }
 
-TEST(KlassMemory, KnowsTheDivergenceFromTheStepBefore) {
-  KlassMemory memory;
-  memory.update(3, distributions({{.5, .5}, {1.0, 0.0}}));
-  const auto kl = memory.update(3, distributions({{.25, .75}, {1.0, 0.0}}));
-  EXPECT_NEAR(kl[0], .25 * std::log(.5) + .75 * std::log(1.5), 1e-9);
-  EXPECT_NEAR(kl[1], 0.0, 1e-12);
-  EXPECT_THAT(memory.stable(.01, 1), ElementsAre(false, true));
-  EXPECT_THAT(memory.stable(.01, 2), ElementsAre(false, false)) << "the first step is never stable";
+/// Fast-dLLM `dream/model/generation_utils.py:_sample`, alg confidence_threshold, for masks that
+/// are a multiple of the steps: a variable carries over what was not taken.
+TEST(CarriedQuota, TakesWhatFastDllmsLoopTakes) {
+  SeededRandom random(5);
+  int64_t most = 0;
+  for (int64_t round = 0; round < 200; ++round) {
+    UnmaskingOptions options;
+    options.strategy = Strategy::kThreshold;
+    options.quota = Quota::kCarry;
+    options.block_length = 8;
+    options.denoising_steps = std::vector<int64_t>{1, 2, 4, 8}[static_cast<size_t>(round % 4)];
+    options.threshold = 0.5;
+    std::vector<bool> masked(8, true);
+    int64_t share = 8 / options.denoising_steps;
+    int64_t carried = 0;
+    int64_t step = 0;
+    for (; std::count(masked.begin(), masked.end(), true) > 0; ++step) {
+      ASSERT_LT(step, most_steps(options));
+      if (step >= options.denoising_steps) share = 0;
+      BlockPrediction prediction;
+      for (int64_t p = 0; p < 8; ++p) {
+        prediction.confidence.push_back(static_cast<float>(std::abs(random.normal()) / 2.0));
+      }
+      std::vector<int64_t> order;
+      for (int64_t p = 0; p < 8; ++p) {
+        if (masked[static_cast<size_t>(p)]) order.push_back(p);
+      }
+      const auto sure = [&](int64_t p) { return prediction.confidence[static_cast<size_t>(p)]; };
+      std::sort(order.begin(), order.end(),
+                [&](int64_t a, int64_t b) { return sure(a) > sure(b); });
+      order.resize(static_cast<size_t>(share + carried));
+      carried =
+          std::count_if(order.begin() + 1, order.end(), [&](int64_t p) { return sure(p) < 0.5F; });
+      order.resize(order.size() - static_cast<size_t>(carried));
+      std::sort(order.begin(), order.end());
+      EXPECT_EQ(select_transfers(options, step, prediction, masked), order) << "step " << step;
+      for (const int64_t p : order) masked[static_cast<size_t>(p)] = false;
+    }
+    most = std::max(most, step - options.denoising_steps);
+  }
+  EXPECT_GT(most, 0) << "no block took more than its steps";
 }
 
-TEST(KlassMemory, BeginsANewBlockWithoutTheOldOne) {
+TEST(KlassMemory, KnowsTheDivergenceFromTheStepBefore) {
+  KlassMemory memory;
+  memory.update({8, 9}, distributions({{.5, .5}, {1.0, 0.0}}));
+  const auto kl = memory.update({8, 9}, distributions({{.25, .75}, {1.0, 0.0}}));
+  EXPECT_NEAR(kl[0], .25 * std::log(.5) + .75 * std::log(1.5), 1e-9);
+  EXPECT_NEAR(kl[1], 0.0, 1e-12);
+  EXPECT_FALSE(memory.stable(8, .01, 1));
+  EXPECT_TRUE(memory.stable(9, .01, 1));
+  EXPECT_FALSE(memory.stable(9, .01, 2)) << "the first step is never stable";
+}
+
+TEST(KlassMemory, KnowsNothingOfPositionsThatWerePassed) {
   KlassMemory memory;
   const at::Tensor same = distributions({{.5, .5}});
-  for (int i = 0; i < 3; ++i) memory.update(0, same);
-  EXPECT_THAT(memory.stable(.01, 2), ElementsAre(true));
-  EXPECT_NEAR(memory.update(1, same)[0], std::log(.5) + 12 * std::log(10.0), 1e-6);
-  EXPECT_THAT(memory.stable(.01, 1), ElementsAre(false));
-  EXPECT_THAT(memory.stable(.01, 2), ElementsAre(false));
-  memory.update(1, same);
-  EXPECT_THAT(memory.stable(.01, 1), ElementsAre(true));
-  EXPECT_THAT(memory.stable(.01, 2), ElementsAre(false));
+  for (int i = 0; i < 3; ++i) memory.update({4}, same);
+  EXPECT_TRUE(memory.stable(4, .01, 2));
+  EXPECT_FALSE(memory.stable(5, 30.0, 1)) << "never predicted";
+  memory.forget_before(4);
+  EXPECT_TRUE(memory.stable(4, .01, 2));
+  memory.forget_before(5);
+  EXPECT_FALSE(memory.stable(4, 30.0, 1));
+  EXPECT_NEAR(memory.update({4}, same)[0], std::log(.5) + 12 * std::log(10.0), 1e-6);
 }
 
 TEST(KlassMemory, KeepsWhatAPassDoesNotPredict) {
   KlassMemory memory;
   const at::Tensor half = distributions({{.5, .5}, {.5, .5}});
-  memory.update(0, half);
-  const auto kl = memory.update(0, distributions({{.9, .1}, {.5, .5}}), {false, true});
-  EXPECT_TRUE(std::isnan(kl[0]));
-  EXPECT_NEAR(kl[1], 0.0, 1e-12);
-  EXPECT_THAT(memory.stable(30.0, 2), ElementsAre(false, true)) << "predicted once, and twice";
-  EXPECT_NEAR(memory.update(0, half)[0], 0.0, 1e-12) << "from the step that predicted it last";
+  memory.update({0, 1}, half);
+  EXPECT_NEAR(memory.update({1}, distributions({{.5, .5}}))[0], 0.0, 1e-12);
+  EXPECT_FALSE(memory.stable(0, 30.0, 2)) << "predicted once";
+  EXPECT_TRUE(memory.stable(1, 30.0, 2)) << "predicted twice";
+  EXPECT_NEAR(memory.update({0, 1}, half)[0], 0.0, 1e-12) << "from the step that predicted it last";
 }
 
 TEST(KlassChoice, NeedsBothAndFallsBackOnTheMostConfident) {

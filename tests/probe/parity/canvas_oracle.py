@@ -208,9 +208,10 @@ def decode(model, prompt, options, cache, shift, watch=lambda state, tokens: Non
     state, margin, logit_margin = State(model, length), Margin(), Margin()
     steps, planned = [], None
     certainty = np.full(options.gen_length, np.nan)
+    tracks = {}  # of KLASS
     for block in range(options.gen_length // size):
         begin, end = start + block * size, start + (block + 1) * size
-        rules = Rules(options, margin)
+        rules = Rules(options, margin, begin, tracks)
         answer = lambda p, sigma: ([t != options.mask_id for t in tokens[start:]], sigma, begin + p - start)
         for step in range(options.steps):
             if options.mask_id not in tokens[begin:end]:
@@ -241,7 +242,9 @@ def decode(model, prompt, options, cache, shift, watch=lambda state, tokens: Non
             nothing = torch.full_like(logits[0], 1 / logits.shape[-1])
             rows_of_block = torch.stack([best[p].softmax(-1) if p in best else nothing for p in block_positions])
             picked = rules.select(step, eligible, rows_of_block, top1, answer,
-                                  [p - begin for p in block_positions if p in best])
+                                  [p - begin for p in block_positions if p in best],
+                                  {p: x.softmax(-1) for p, x in best.items()
+                                   if p >= end and tokens[p] == options.mask_id})
             if shift and step == 0 and cache.kind in ("prefix", "dual"):
                 picked = [p for p in eligible if p == 0]
             chosen = [p for p in picked if top1[p] != options.mask_id]

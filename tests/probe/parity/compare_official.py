@@ -19,9 +19,8 @@ ALGS = {"maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "negat
 
 
 def klass_flags(parameters, steps):
-    """The authors' history runs on from block to block, ours begins anew; their entropy takes the highest."""
-    if parameters["alg"] == "klass" and parameters["unmask_strategy"] == "all" and \
-            parameters["block_length"] == parameters["gen_length"]:
+    """unmask_strategy max_conf and min_kl are not offered; the authors' entropy takes the highest."""
+    if parameters["alg"] == "klass" and parameters["unmask_strategy"] == "all":
         return ["--strategy", "klass", "--threshold", parameters["conf_threshold"], "--kl-threshold",
                 parameters["kl_threshold"], "--kl-history", parameters["kl_history_length"],
                 "--denoising-steps", steps]
@@ -51,9 +50,8 @@ def strategy_flags(family, method, parameters):
         return ["--strategy", "low_confidence_static", "--denoising-steps", size // due]
     if family == "dream":
         if parameters["alg"] == "confidence_threshold":
-            if method == "none":  # carries tokens that a step was due over to the next: not offered
-                return None
-            return ["--strategy", "threshold", "--threshold", parameters["threshold"]]
+            carry = ["--quota", "carry", "--denoising-steps", steps] if method == "none" else []
+            return ["--strategy", "threshold", "--threshold", parameters["threshold"], *carry]
         # With a cache every other alg ranks by negative entropy, whatever its name.
         rank = ALGS[parameters["alg"]] if method == "none" else "negative_entropy"
         return ["--strategy", "low_confidence_static", "--quota", "linear", "--rank-by", rank,
@@ -122,7 +120,7 @@ class Comparison:
         canvas = prompt + [mask] * case["parameters"]["gen_length"]
         rows = [r for r in trace.rows_of(0) if trace.rows("/steps/kind")[r] == 1]
         # Some official loops run on, or pass once more, when a block is full: nothing changes then.
-        official = [p for p in case["passes"] if p["changed"] or method == "none"]
+        official = [p for p in case["passes"] if p["changed"] or (method == "none" and mask in p["input"])]
         if method == "gsai":
             official = [p for p in case["passes"] if p["changed"]]
             rows = [r for r in rows if trace.delta(r)[0]]

@@ -47,10 +47,10 @@ def frequencies(path):
 
 
 class Rules:
-    def __init__(self, options, margin):
-        self.options, self.margin = options, margin
-        self.before = [0.0] * options.block_length              # distributions of the step before
-        self.moved = [[] for _ in range(options.block_length)]  # KLs of each position, in order
+    def __init__(self, options, margin, begin=0, tracks=None):
+        """`tracks`: what KLASS knows of positions, [distribution before, KLs in order]; a block begins at `begin`."""
+        self.options, self.margin, self.begin = options, margin, begin
+        self.tracks = {} if tracks is None else tracks
         self.share = frequencies(options.frequencies) if options.frequencies else None
 
     def scores(self, probability, confidence, top1, answer):
@@ -72,12 +72,13 @@ class Rules:
                      for p, s in enumerate(score)]
         return score
 
-    def select(self, step, masked, probability, top1, answer, predicted=None):
+    def select(self, step, masked, probability, top1, answer, predicted=None, behind=None):
         """-> the positions in the block that the strategy chooses. `predicted`: the positions whose
-        rows of `probability` mean something (None: all)."""
+        rows of `probability` mean something (None: all); `behind`: distributions of others, by position."""
         options, margin = self.options, self.margin
         if options.strategy == "klass":
-            self.observe(probability, range(len(probability)) if predicted is None else predicted)
+            self.observe({self.begin + p: probability[p]
+                          for p in (range(len(probability)) if predicted is None else predicted)} | (behind or {}))
         if not masked:
             return []
         confidence = probability.max(-1).values.tolist()
@@ -86,7 +87,7 @@ class Rules:
             end = min(masked[0] + due, options.block_length)
             return [p for p in masked if p < end]
         if options.strategy == "klass":
-            return self.klass(masked, probability, min(due, left))
+            return self.klass(step, masked, probability, min(due, left))
         if options.strategy == "entropy_bounded":
             clamped = probability.clamp_min(1e-12)
             entropy = (-(clamped * clamped.log()).sum(-1)).tolist()
@@ -128,22 +129,22 @@ class Rules:
             self.margin.of(score[ranked[count - 1]] - score[ranked[count]])
         return sorted(ranked[:count])
 
-    def observe(self, probability, predicted):
-        """KLASS: how far each position moved since it was predicted before, in this block."""
-        for p in predicted:
-            now = probability[p].double()
-            before = torch.as_tensor(self.before[p], dtype=torch.float64).expand_as(now)
-            self.moved[p].append(float((now * ((now + 1e-12).log() - (before + 1e-12).log())).sum()))
-            self.before[p] = now
+    def observe(self, distributions):
+        """KLASS: how far each position moved since it was predicted before."""
+        for position, now in distributions.items():
+            now = now.double()
+            track = self.tracks.setdefault(position, [torch.zeros_like(now), []])
+            track[1].append(float((now * ((now + 1e-12).log() - (track[0] + 1e-12).log())).sum()))
+            track[0] = now
 
-    def klass(self, masked, probability, due):
-        """KLASS, stable_confident_decode; each block begins without a step before it."""
+    def klass(self, step, masked, probability, due):
+        """KLASS, stable_confident_decode: the history goes on from block to block, its use begins anew."""
         options = self.options
         confidence = probability.double().max(-1).values.tolist()
         ready = []
         for p in masked:
-            last = self.moved[p][-options.kl_history:]
-            if len(last) < options.kl_history:
+            last = self.tracks[self.begin + p][1][-options.kl_history:]
+            if len(last) < options.kl_history or step < options.kl_history - 1:
                 continue
             self.margin.of(*[kl - options.kl_threshold for kl in last])
             self.margin.of(confidence[p] - options.threshold)

@@ -46,12 +46,12 @@ TEST(RecorderEvents, TokensTakenBackBecomeEventsAndMasks) {
       decision.prediction.confidence.assign(kTinyBlock, 0.5F);
       decision.prediction.top1_confidence = decision.prediction.confidence;
       decision.prediction.kl.assign(kTinyBlock, kl);
-      if (number == 1) decision.prediction.kl[2] = std::nan("");  // not predicted
+      decision.prediction.kl[2] = std::nan("");  // not predicted
       decision.transferred = std::move(transferred);
       decision.revoked = std::move(revoked);
       recorder.on_pass({context, kTinyBlock, pass.block_start, 0.0, 0, 0, {decision}});
     };
-    step(1, {0, 1}, {}, 27.5);
+    step(1, {0, 1}, {}, std::nan(""));
     step(2, {2}, {{1, 11, 0.25F}}, 0.75);
     writer.end_sequence(0, {});
     writer.finish();
@@ -66,7 +66,6 @@ TEST(RecorderEvents, TokensTakenBackBecomeEventsAndMasks) {
   EXPECT_EQ(last.generated_tokens[kTinyBlock + 1], kTinyMask);
   EXPECT_EQ(last.generated_tokens[kTinyBlock + 2], 12);
   EXPECT_EQ(trace.read_ints(Field::step_valid, 1, 1), (std::vector<int32_t>{1, 1, 1, 0}));
-  // A block's first prediction of a position has no divergence: what klass calls so is from zeros.
   for (const float kl : trace.read_floats(Field::prediction_kl, 0, 1)) EXPECT_TRUE(std::isnan(kl));
   const std::vector<float> kl = trace.read_floats(Field::prediction_kl, 1, 1);
   EXPECT_EQ(kl[1], 0.75F);
