@@ -99,6 +99,18 @@ FRAME_LIES = [
     (("vocab_size",), 7, "expected 120, as --vocab-size says"), (("format",), "csv", 'expected "blockscope-frames"'),
     (("prompt_hash",), "00", "the hash of its prompt"), (("finish_reason",), "bored", "expected unfinished"),
     (("aborted",), True, "aborted: expected false"), (("sequences",), [], "at least one sequence"),
+    (("initial_frame", "prompts"), {}, "initial_frame.prompts: expected an array"),
+    (("initial_frame", "prompts", 0), 2**63, "prompts[0]: expected an integer"),
+    (("initial_frame", "prompts", 0), 1e308, "prompts[0]: expected an integer"),
+    (("initial_frame", "generated_tokens", 0), VOCAB, "generated_tokens[0]: expected a token in 0 to"),
+    (("initial_frame", "generated_tokens"), lambda t: t[1:], "expected an array of 11"),
+    (("deltas", 0), [], "deltas[0]: expected an object"), (("deltas",), [None], "deltas[0]: expected an object"),
+    ((*DELTA, "transfer_index", 0), 2**64, "transfer_index[0]: expected an integer"),
+    ((*DELTA, "decoded_tokens", 2), VOCAB, "expected a token in 0 to"),
+    ((*DELTA, "confidence"), {"0": 0.5}, "confidence: expected an array"),
+    ((*DELTA, "confidence", 0), "high", "expected a number"), ((*DELTA, "insert_index"), "0", "insert_index: expected an array"),
+    ((*DELTA, "delete_index"), {}, "delete_index: expected an array"),
+    (("deltas",), lambda d: d[1:] + d[:1], "deltas["),
 ]
 
 
@@ -168,7 +180,8 @@ class Refusals(unittest.TestCase):
         whole = json.dumps(KLASS)
         for text, words in (
                 ("", "empty file"), (" \n", "empty file"), (whole[:-1], "ends in the middle"),
-                (whole[:len(whole) // 2], "expected JSON"), (whole + "]", "does not parse"),
+                (whole[:len(whole) // 2], "expected JSON"),
+                (json.dumps(FRAMES)[:-20], "ends in the middle"), (whole + "]", "does not parse"),
                 ("[" * 100000, "in each other"), ('{"a":' * 100000, "in each other"), ("[1e999]", "in.json"),
                 ("null", "expected an object"), ("3", "expected an object"), ("[]", "at least one step"),
                 ("[3]", "expected an object"), ("{}", "initial_frame"), ('{"a": 1, "a": 2}', "twice"),
