@@ -28,13 +28,17 @@ std::vector<std::int64_t> read_tokens(const JsonNode& node, const ImportedTrajec
   return tokens;
 }
 
-std::vector<std::int64_t> read_index(const JsonNode& node, const char* key) {
+std::vector<std::int64_t> read_index(const JsonNode& list) {
   std::vector<std::int64_t> index;
-  if (!given(node, key)) return index;
-  for (const JsonNode& element : node.member(key).elements()) {
+  for (const JsonNode& element : list.elements()) {
     index.push_back(element.integer(0, kLargestLength));
   }
   return index;
+}
+
+/// Empty where it is null or absent.
+std::vector<std::int64_t> read_index(const JsonNode& node, const char* key) {
+  return given(node, key) ? read_index(node.member(key)) : std::vector<std::int64_t>();
 }
 
 std::vector<std::int64_t> read_steps(const JsonNode& extra, const char* key, std::size_t count) {
@@ -121,6 +125,7 @@ class RecordReader {
 
   /// What the sequence says of itself beside its frames.
   void check_head(const SequenceStart& start) const {
+    if (given(record_, "sequence")) record_.member("sequence").integer(0);
     if (given(record_, "aborted") && record_.member("aborted").boolean()) {
       record_.member("aborted").refuse(
           "false (it was cut by a kill and decoded again: export it without --aborted keep)");
@@ -160,8 +165,7 @@ class RecordReader {
   void read_delta(const JsonNode& node) {
     FrameDelta delta;
     SequenceDelta& row = delta.rows.front();
-    row.transfer_index = read_index(node, "transfer_index");
-    node.member("transfer_index");  // the one field that d2Cache always has
+    row.transfer_index = read_index(node.member("transfer_index"));  // d2Cache always has it
     row.transfer_src_index = read_index(node, "transfer_src_index");
     row.insert_index = read_index(node, "insert_index");
     row.insert_src_index = read_index(node, "insert_src_index");
@@ -243,6 +247,17 @@ const JsonNode& holder_of(const JsonNode& root, const JsonNode& record, const ch
   return given(record, key) ? record : root;
 }
 
+/// What stands around the records holds for each of them.
+void check_around(const JsonNode& root, const std::vector<JsonNode>& records, const char* key,
+                  std::int64_t least, std::int64_t most) {
+  if (!given(root, key)) return;
+  const std::int64_t value = root.member(key).integer(least, most);
+  for (const JsonNode& record : records) {
+    if (!given(record, key) || record.member(key).integer(least, most) == value) continue;
+    record.member(key).refuse(fmt::format("{}, as the file says around its sequences", value));
+  }
+}
+
 /// One block, d2Cache's default, where nobody gives a length.
 std::int64_t block_length_of(const JsonNode& root, const JsonNode& record,
                              const ImportFacts& facts) {
@@ -279,6 +294,8 @@ ImportedTrajectory parse_frames(std::string_view text, const std::string& name,
     records.push_back(root);
   }
   for (const JsonNode& record : records) record.member("initial_frame").member("prompts");
+  check_around(root, records, "block_length", 1, kLargestLength);
+  check_around(root, records, "mask_token_id", -1, kLargestLength - 1);
   ImportedTrajectory trajectory;
   trajectory.tool = "d2Cache";
   trajectory.vocab_size =

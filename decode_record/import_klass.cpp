@@ -18,6 +18,7 @@ using nlohmann::ordered_json;
 
 constexpr std::size_t kDepth = 8;
 constexpr double kMostKl = 1e30;
+constexpr double kLeastKl = -0.01;  // 0, with room for the rounding of a sum
 constexpr std::int64_t kNoToken = -1;
 
 /// One element of all_tokens or decoded_tokens. Positions are absolute.
@@ -34,7 +35,7 @@ ordered_json read_kl(const JsonNode& node) {
     if (node.text() != "inf") node.refuse("a number, \"inf\" or null");
     return "inf";
   }
-  return node.number(-kMostKl, kMostKl);
+  return node.number(kLeastKl, kMostKl);
 }
 
 Token read_token_info(const JsonNode& node, const ImportedTrajectory& facts) {

@@ -148,7 +148,8 @@ def main():
     args.out.mkdir(parents=True, exist_ok=True)
     save_file({name: w.contiguous() for name, w in weights.items()}, args.out / "model.safetensors")
     config = {
-        "architectures": ["LLaDAModelLM"], "model_type": "llada", "d_model": wide, "n_heads": heads,
+        "architectures": ["LLaDAModelLM"], "model_type": "llada", "block_type": "llama",
+        "layer_norm_type": "rms", "d_model": wide, "n_heads": heads,
         "n_kv_heads": c["num_key_value_heads"], "n_layers": layers, "mlp_hidden_size": args.ffn, "rope": True,
         "rope_theta": c["rope_theta"], "rms_norm_eps": 1e-5, "max_sequence_length": c["max_position_embeddings"],
         "vocab_size": c["vocab_size"], "embedding_size": c["vocab_size"], "mask_token_id": c["mask_token_id"],

@@ -27,7 +27,9 @@ CacheKind parse_cache(const std::string& name) {
     if (name == text) return kind;
     known += known.empty() ? text : std::string(", ") + text;
   }
-  throw UsageError("--cache: expected one of " + known + ", got '" + name + "'");
+  throw UsageError("--cache: expected one of " + known + ", got '" + name +
+                   "'. HINT: write the name as it stands here, or leave the option out, which "
+                   "approximates nothing");
 }
 
 std::string cache_name(CacheKind kind) {

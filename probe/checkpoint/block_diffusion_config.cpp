@@ -109,12 +109,15 @@ std::optional<Resolved<std::int64_t>> agreed(const Values& values, const std::st
 }
 
 void check_range(const Resolved<std::int64_t>& value, std::int64_t low, std::int64_t high,
-                 const std::string& folder, const std::string& what) {
+                 const std::string& folder, const std::string& what, const std::string& flag) {
   if (value.value >= low && value.value <= high) return;
-  const std::string message = fmt::format("{}: {} from {}: expected {} to {}, got {}", folder, what,
-                                          value.source, low, high, value.value);
-  if (value.source.starts_with(kCommandLine)) throw UsageError(message);
-  throw CheckpointError(message);
+  const std::string message =
+      fmt::format("{}: {} from {}: expected {} to {}, got {}. HINT: ", folder, what, value.source,
+                  low, high, value.value);
+  if (value.source.starts_with(kCommandLine)) {
+    throw UsageError(message + "a value in this range, or leave " + flag + " out");
+  }
+  throw CheckpointError(message + "decide with " + flag);
 }
 
 }  // namespace
@@ -155,10 +158,12 @@ void resolve_block_diffusion(const ConfigTexts& texts, const JsonObject& config_
   }
 
   if (config.mask_token_id) {
-    check_range(*config.mask_token_id, 0, config.vocab_size - 1, folder, "mask token id");
+    check_range(*config.mask_token_id, 0, config.vocab_size - 1, folder, "mask token id",
+                "--mask-token-id");
   }
   if (config.block_length) {
-    check_range(*config.block_length, 1, config.max_position_embeddings, folder, "block length");
+    check_range(*config.block_length, 1, config.max_position_embeddings, folder, "block length",
+                "--block-length");
   }
   const bool one_flag_only =
       overrides.mask_token_id.has_value() != overrides.block_length.has_value();

@@ -11,6 +11,7 @@
 
 #include "decode_record/error.h"
 #include "probe/checkpoint/json_object.h"
+#include "probe/checkpoint/llada_config.h"
 #include "probe/checkpoint/weight_names.h"
 
 namespace blockscope {
@@ -21,6 +22,8 @@ namespace {
 
 constexpr std::size_t kListed = 10;
 constexpr std::uintmax_t kMaxIndexBytes = 100'000'000;
+constexpr const char* kIndexHint =
+    "index and shards are not of one save: fetch the checkpoint again, or save it again";
 const char* const kIndexName = "model.safetensors.index.json";
 const char* const kSingleName = "model.safetensors";
 
@@ -76,15 +79,17 @@ void check_weight_map(const std::vector<SafetensorsFile>& files,
       const auto entry = weight_map.find(tensor.name);
       if (entry == weight_map.end() || entry->second != shard) {
         throw CheckpointError(fmt::format(
-            "{}: tensor \"{}\" lies in {}, expected the index to say so, got {}", index_path,
-            tensor.name, shard, entry == weight_map.end() ? "nothing" : entry->second));
+            "{}: tensor \"{}\" lies in {}, expected the index to say so, got {}. HINT: {}",
+            index_path, tensor.name, shard, entry == weight_map.end() ? "nothing" : entry->second,
+            kIndexHint));
       }
     }
   }
   for (const auto& item : weight_map) {
     if (present.count({item.first, item.second}) != 0) continue;
-    throw CheckpointError(fmt::format("{}: expected tensor \"{}\" in {}, got a shard without it",
-                                      index_path, item.first, item.second));
+    throw CheckpointError(
+        fmt::format("{}: expected tensor \"{}\" in {}, got a shard without it. HINT: {}",
+                    index_path, item.first, item.second, kIndexHint));
   }
 }
 
@@ -211,30 +216,47 @@ void Checkpoint::check_tensors(const std::vector<ExpectedTensor>& expected) cons
   std::vector<std::string> misshapen;
   std::vector<std::string> unknown;
   std::set<std::string_view> names;
+  // Where the weights lie in shards, each tensor that is there says in which.
+  const auto shard_of = [&](std::string_view name) {
+    if (files_.size() < 2) return std::string();
+    const auto holds = [&](const SafetensorsFile& file) { return file.find(name) != nullptr; };
+    const auto found = std::find_if(files_.begin(), files_.end(), holds);
+    return fmt::format(", in {}", found->path().filename().string());
+  };
   for (const ExpectedTensor& entry : expected) {
     names.insert(entry.name);
     const TensorInfo* tensor = find(entry.name);
     if (tensor == nullptr) {
       missing.push_back(entry.name + " " + shape_text(entry.shape));
     } else if (tensor->shape != entry.shape || !is_float(tensor->dtype)) {
-      misshapen.push_back(fmt::format("{}: expected {} of F32, F16 or BF16, got {} of {}",
+      misshapen.push_back(fmt::format("{}: expected {} of F32, F16 or BF16, got {} of {}{}",
                                       entry.name, shape_text(entry.shape),
-                                      shape_text(tensor->shape), tensor_dtype_name(tensor->dtype)));
+                                      shape_text(tensor->shape), tensor_dtype_name(tensor->dtype),
+                                      shard_of(entry.name)));
     }
   }
   for (const auto& [name, tensor] : by_name_) {
     if (names.count(name) != 0 || is_harmless_extra(std::string(name), config_)) continue;
-    unknown.push_back(fmt::format("{} {}", name, shape_text(tensor->shape)));
+    unknown.push_back(fmt::format("{} {}{}", name, shape_text(tensor->shape), shard_of(name)));
   }
   if (missing.empty() && misshapen.empty() && unknown.empty()) return;
   std::sort(unknown.begin(), unknown.end());
+  const fs::path place = files_.size() == 1 ? files_.front().path() : folder_ / kIndexName;
   std::string text = fmt::format("{}: the weights do not fit config.json (model_type \"{}\")",
-                                 folder_.string(), config_.model_type);
+                                 place.string(), config_.model_type);
   append_list(text, "missing", missing);
   append_list(text, "wrong shape or dtype", misshapen);
   append_list(text, "unknown", unknown);
-  if (!missing.empty() && missing.back().rfind("lm_head.weight", 0) == 0) {
-    text += "\n  HINT: without lm_head.weight, config.json needs \"tie_word_embeddings\": true";
+  const std::string head(weight_names(config_.model_type).lm_head);
+  if (missing.size() == 1 && misshapen.empty() && unknown.empty() &&
+      missing.front().starts_with(head + " ")) {
+    const std::string key = "tie_word_embeddings";
+    text += fmt::format("\n  HINT: without {}, config.json needs \"{}\": true", head,
+                        config_.model_type == "llada" ? llada_key(key) : key);
+  } else {
+    text +=
+        "\n  HINT: weights and config.json must be of one model: fetch both again, or convert the "
+        "checkpoint again";
   }
   throw CheckpointError(text);
 }

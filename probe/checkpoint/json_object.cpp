@@ -23,6 +23,13 @@ std::string range_text(const std::string& kind, const std::string& low, const st
   return fmt::format("{} from {} to {}", kind, low, high);
 }
 
+/// "config.json" of "folder/config.json:rope_scaling".
+std::string file_name(const std::string& where) {
+  const std::size_t slash = where.rfind('/');
+  const std::string name = slash == std::string::npos ? where : where.substr(slash + 1);
+  return name.substr(0, name.find(':'));
+}
+
 }  // namespace
 
 std::string read_checkpoint_text(const std::filesystem::path& path, std::uintmax_t most_bytes) {
@@ -94,8 +101,12 @@ void JsonObject::fail(const std::string& key, const std::string& expected,
                       const std::string& hint) const {
   const auto found = value_.find(key);
   const std::string got = found == value_.end() ? "nothing" : json_excerpt(*found);
-  throw CheckpointError(fmt::format("{}: key \"{}\": expected {}, got {}{}{}", where_, key,
-                                    expected, got, hint.empty() ? "" : ". HINT: ", hint));
+  throw CheckpointError(fmt::format(
+      "{}: key \"{}\": expected {}, got {}. HINT: {}", where_, key, expected, got,
+      hint.empty() ? fmt::format("compare {} with the published one: it may have been edited or "
+                                 "converted wrongly, else this version can't run the model",
+                                 file_name(where_))
+                   : hint));
 }
 
 std::optional<std::int64_t> JsonObject::optional_integer(const std::string& key, std::int64_t low,

@@ -24,7 +24,22 @@ void require_text(const JsonObject& file, const char* key, const char* expected)
   if (value && *value != expected) file.fail(key, fmt::format("\"{}\"", expected));
 }
 
+/// The official configuration without this key is of another model. `meant`: which.
+void require_key(const JsonObject& file, const char* key, const char* expected, const char* meant) {
+  if (file.has(key)) return;
+  file.fail(key, expected,
+            fmt::format("without this key the official configuration means {}, which is not "
+                        "supported; add the key if the model was made with {}",
+                        meant, expected));
+}
+
+// What the keys mean where they are absent: `configuration_llada.py`, class ModelConfig. One that
+// is not here: block_group_size only groups layers for FSDP and changes no number (weights saved
+// in groups have other names, "block_groups", and are refused for them).
 void refuse_other_models(const JsonObject& file) {
+  require_key(file, "block_type", "\"llama\"", "blocks of type \"sequential\"");
+  require_key(file, "layer_norm_type", "\"rms\"", "LayerNorm (\"default\")");
+  require_key(file, "rope", "true", "learned positions instead of RoPE");
   require_text(file, "block_type", "llama");
   require_text(file, "layer_norm_type", "rms");
   require_text(file, "activation_type", "silu");
@@ -40,8 +55,16 @@ void refuse_other_models(const JsonObject& file) {
 }
 
 std::int64_t key_value_heads(const JsonObject& file, std::int64_t num_heads) {
-  if (const auto given = file.optional_integer("n_kv_heads", 1, kMaxHeads)) return *given;
-  return file.optional_boolean("multi_query_attention").value_or(false) ? 1 : num_heads;
+  const auto given = file.optional_integer("n_kv_heads", 1, kMaxHeads);
+  const auto single = file.optional_boolean("multi_query_attention");
+  const std::int64_t meant = single.value_or(false) ? 1 : num_heads;
+  if (given && single && *given != meant) {
+    file.fail("multi_query_attention",
+              fmt::format("nothing beside n_kv_heads {} (true means 1, false the {} of n_heads)",
+                          *given, num_heads),
+              "the official model refuses the two together; the weights of k_proj say which holds");
+  }
+  return given.value_or(meant);
 }
 
 std::int64_t mlp_width(const JsonObject& file, std::int64_t hidden, std::int64_t max_width) {

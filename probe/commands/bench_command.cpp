@@ -21,6 +21,7 @@
 #include "decode_record/error.h"
 #include "probe/checkpoint/rope.h"
 #include "probe/commands/bench_report.h"
+#include "probe/decode/gen_length.h"
 #include "probe/decode/sampling.h"
 #include "probe/policies/exact_policy.h"
 #include "probe/record/recorder.h"
@@ -205,6 +206,7 @@ void run_bench(const CLI::App& command, const BenchFlags& flags, const Environme
         fmt::format("--context: expected at most the {} positions of this model, got {}",
                     largest_position_count(model.config), flags.context_length));
   }
+  check_gen_length(flags.decoding.gen_length, decode);
   const std::vector<DecodeRequest> requests = make_requests(flags, decode, model.config);
   const std::filesystem::path folder = flags.folder.empty() ? std::filesystem::temp_directory_path()
                                                             : std::filesystem::path(flags.folder);

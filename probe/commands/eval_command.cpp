@@ -19,6 +19,7 @@
 #include "command_line/standard_streams.h"
 #include "decode_record/command_files.h"
 #include "decode_record/error.h"
+#include "probe/decode/gen_length.h"
 #include "probe/run/policy_flags.h"
 #include "probe/run/run_flags.h"
 #include "probe/run/run_prompts.h"
@@ -107,6 +108,7 @@ EvalReport evaluate_model(const CLI::App* command, const EvalFlags& flags, Model
     check_decoding_fits(*command, decode);
     check_policy_fits(flags.policy, decode);
   }
+  check_gen_length(flags.decoding.gen_length, decode);
   const ChosenPolicy policy = choose_policy(flags.policy, model);
   EvalReport report;
   report.model = model_flags.model;

@@ -7,6 +7,7 @@
 #include "decode_record/error.h"
 #include "probe/checkpoint/rope.h"
 #include "probe/decode/decoder.h"
+#include "probe/decode/gen_length.h"
 
 namespace blockscope {
 
@@ -59,6 +60,12 @@ KvCacheShape cache_shape(const ModelConfig& config, const std::vector<DecodeRequ
 
 void check_decode_options(const DecodeOptions& options, const ModelConfig& config) {
   check_sampling_options(options.sampling);
+  if (options.autoregressive() && options.cache.kind != CacheKind::kCommit) {
+    throw UsageError(
+        fmt::format("--cache: does nothing for a model that decodes token by token, which keeps "
+                    "every key as it is: it has no {} cache. HINT: leave the option out",
+                    cache_name(options.cache.kind)));
+  }
   const bool commits =
       options.cache.kind == CacheKind::kCommit || options.block_cache() || options.fuses_commits();
   if (options.bidirectional == commits) {
@@ -84,7 +91,7 @@ void check_decode_options(const DecodeOptions& options, const ModelConfig& confi
     if (options.mask_token_id >= config.vocab_size) {
       throw UsageError(
           fmt::format("--mask-token-id: expected an id below the vocabulary size {}, "
-                      "got {}",
+                      "got {}. HINT: the id of the checkpoint's mask token",
                       config.vocab_size, options.mask_token_id));
     }
   }
@@ -112,11 +119,6 @@ void check_decode_options(const DecodeOptions& options, const ModelConfig& confi
         "--cache block: keeps the keys of a block's other sub-blocks, and only Fast_dLLM_Qwen has "
         "sub-blocks. HINT: leave the option out");
   }
-  if (options.fuses_commits() && options.autoregressive()) {
-    throw UsageError(
-        "--cache blockd: commits a block beside the next one's first step, and token by token "
-        "every pass stores its own keys. HINT: leave the option out");
-  }
   if (options.fuses_commits() && options.sub_blocks()) {
     throw UsageError(
         "--cache blockd: commits a block beside the next one's first step, and Fast_dLLM_Qwen's "
@@ -125,16 +127,22 @@ void check_decode_options(const DecodeOptions& options, const ModelConfig& confi
   if (options.sub_blocks() && options.block_length() % options.sub_block_length != 0) {
     throw UsageError(
         fmt::format("--sub-block-length: expected a divisor of the block length {}, got "
-                    "{}",
+                    "{}. HINT: leave the option out for 8, or what of it divides",
                     options.block_length(), options.sub_block_length));
   }
   for (const int64_t id : options.stop_ids) {
     if (id < 0 || id >= config.vocab_size) {
       throw UsageError(
-          fmt::format("--stop-id: expected an id in [0, {}), got {}", config.vocab_size, id));
+          fmt::format("--stop-id: expected an id in [0, {}), got {}. HINT: without the option the "
+                      "checkpoint's own stop tokens count",
+                      config.vocab_size, id));
     }
     if (id == options.mask_token_id) {
-      throw UsageError(fmt::format("--stop-id: {} is the mask token: every block would stop", id));
+      throw UsageError(fmt::format(
+          "--stop-id: expected a token that is decided, got {}, which is the mask token: "
+          "every block would stop. HINT: without the option the checkpoint's own stop "
+          "tokens count",
+          id));
     }
   }
 }
@@ -193,23 +201,8 @@ void check_request(const DecodeRequest& request, const DecodeOptions& options,
   const int64_t length = static_cast<int64_t>(request.prompt.size());
   const auto where = fmt::format("prompt {}", request.sequence);
   if (length == 0) throw PromptError(where + ": expected at least one token, got an empty prompt");
-  if (request.gen_length < 1) {
-    throw UsageError(
-        fmt::format("{}: expected a gen length of at least 1, got {}", where, request.gen_length));
-  }
-  if (options.bidirectional && request.gen_length % options.block_length() != 0) {
-    throw PromptError(fmt::format(
-        "{}: expected a gen length that is a multiple of the block length {}, got {}: a "
-        "bidirectional model sees all of its masks. HINT: a gen length of {}, or --block-length",
-        where, options.block_length(), request.gen_length,
-        (request.gen_length / options.block_length() + 1) * options.block_length()));
-  }
-  if (options.sub_blocks() && request.gen_length < options.block_length()) {
-    throw UsageError(fmt::format(
-        "{}: expected a gen length of at least the block length {}, got {}: this family generates "
-        "whole blocks only. HINT: raise --gen-length",
-        where, options.block_length(), request.gen_length));
-  }
+  const std::string refusal = gen_length_refusal(request.gen_length, options);
+  if (!refusal.empty()) throw PromptError(fmt::format("{}: gen length: {}", where, refusal));
   for (size_t i = 0; i < request.prompt.size(); ++i) {
     const int64_t id = request.prompt[i];
     if (id < 0 || id >= config.vocab_size) {

@@ -24,6 +24,12 @@ constexpr size_t kPieceBytes = size_t{1} << 20U;
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 constexpr const char* kCountAgain = "blockscope frequencies MODEL text.txt -o FILE counts a table";
 
+/// What stands in the place of a file that is not a regular one.
+const char* what_is_there(const std::filesystem::path& path) {
+  std::error_code error;
+  return std::filesystem::exists(path, error) ? "a folder, pipe or device" : "nothing";
+}
+
 /// Bytes of `text` that make a piece: up to its last line break, else up to its last whole
 /// character.
 size_t piece_end(std::string_view text) {
@@ -98,8 +104,7 @@ void count_tokens(const std::filesystem::path& text, const Tokenizer& tokenizer,
   std::error_code error;
   if (!std::filesystem::is_regular_file(text, error)) {
     throw PromptError(
-        fmt::format("{}: expected a text file, got {}", text.string(),
-                    std::filesystem::exists(text, error) ? "a folder, pipe or device" : "nothing"));
+        fmt::format("{}: expected a text file, got {}", text.string(), what_is_there(text)));
   }
   std::ifstream stream(text, std::ios::binary);
   std::string pending;
@@ -127,6 +132,11 @@ void count_tokens(const std::filesystem::path& text, const Tokenizer& tokenizer,
 
 std::shared_ptr<const TokenFrequencies> read_frequencies(const std::filesystem::path& file,
                                                          const VocabularyId& wanted) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(file, error)) {
+    throw CheckpointError(fmt::format("{}: expected a regular file, got {}. HINT: {}",
+                                      file.string(), what_is_there(file), kCountAgain));
+  }
   const std::string text = read_checkpoint_text(file, kMaxTextFileBytes);
   const nlohmann::json json = parse_json(text, file.string(), kCountAgain);
   const JsonView root(json, file.string());
@@ -137,6 +147,7 @@ std::shared_ptr<const TokenFrequencies> read_frequencies(const std::filesystem::
   root.at("format_version").integer(kFormatVersion, kFormatVersion);
   check_vocabulary(root, wanted);
   const int64_t tokens = root.at("tokens").integer(1, kMost);
+  root.at("texts").integer(1, kMost);
   auto result = std::make_shared<TokenFrequencies>();
   result->digest = sha256_hex(text);
   // A token that the corpus lacks counts as seen once, as in the authors' table.
@@ -147,7 +158,12 @@ std::shared_ptr<const TokenFrequencies> read_frequencies(const std::filesystem::
   for (const JsonView& pair : root.at("counts").elements()) {
     const std::vector<JsonView> parts = pair.elements();
     if (parts.size() != 2) pair.fail("an id and its count");
-    last = parts[0].integer(last + 1, wanted.size - 1);
+    const int64_t id = parts[0].integer(0, wanted.size - 1);
+    if (id <= last) {
+      parts[0].fail(fmt::format("an id above {}, that of the pair before: ids must rise", last),
+                    kCountAgain);
+    }
+    last = id;
     const int64_t count = parts[1].integer(1, tokens - sum);
     sum += count;
     result->share[static_cast<size_t>(last)] =

@@ -11,6 +11,7 @@
 #include "command_line/options.h"
 #include "command_line/standard_streams.h"
 #include "decode_record/error.h"
+#include "probe/decode/gen_length.h"
 #include "probe/text/prompts.h"
 
 namespace blockscope {
@@ -157,6 +158,7 @@ std::vector<RunPrompt> load_prompts(const PromptFlags& flags, const LoadedModel&
     }
     run.request.sequence = static_cast<int64_t>(prompts.size());
     run.request.prompt.assign(ids.begin(), ids.end());
+    if (!prompt.gen_length.has_value()) check_gen_length(default_gen_length, options);
     run.request.gen_length = prompt.gen_length.value_or(default_gen_length);
     run.request.prompt_hash = prompt_hash(ids);
     try {

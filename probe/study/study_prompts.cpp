@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "decode_record/error.h"
+#include "probe/decode/gen_length.h"
 #include "probe/tasks/task_generator.h"
 #include "probe/text/prompts.h"
 
@@ -44,6 +45,7 @@ std::vector<StudyPrompt> study_prompts(const StudyPromptFlags& flags, const Load
                     "ids with --input-ids or --prompts",
                     model.source.folder.string()));
   }
+  check_gen_length(gen_length, options);
   for (const int64_t context : flags.contexts) {
     for (const std::string& name : flags.tasks) {
       const Task task = task_from_name(name);

@@ -10,17 +10,24 @@ USAGE, FAILED = 2, 1
 
 
 class RefusalCase(CheckpointCase):
-    def refused(self, code, words, *arguments, model=None, output=None, prompt=("--input-ids", "1,2,3"),
-                environment=None, lines=1):
-        """The command fails with `code`, on one line (or `lines`) that holds every word."""
+    def refused(self, code, words, *arguments, lines=1, **given):
+        """The command fails with `code`, on one line (or `lines`; None: any) that holds every word."""
+        return self.judge(code, words, self.attempt(*arguments, **given), lines)
+
+    def attempt(self, *arguments, model=None, output=None, prompt=("--input-ids", "1,2,3"), gen_length=("--gen-length", "4"),
+                environment=None):
+        """Runs a capture that should fail. -> its output's path, what lay there before, code, stdout, stderr."""
         output = output or self.root / "out.h5"
         before = output.read_bytes() if output.exists() else None
-        result, out, err = capture(model or self.model, *prompt, "--gen-length", "4", "-o", output,
-                                   *arguments, environment=environment)
+        return output, before, *capture(model or self.model, *prompt, *gen_length, "-o", output, *arguments,
+                                        environment=environment)
+
+    def judge(self, code, words, attempt, lines=1):
+        output, before, result, out, err = attempt
         with self.subTest(words=words):
             self.assertEqual(result, code, err)
             self.assertEqual(out, "")
-            self.assertEqual(len(err.splitlines()), lines, err)
+            self.assertEqual(len(err.splitlines()), lines or len(err.splitlines()), err)
             self.assertTrue(err.startswith("blockscope: error: "), err)
             for word in [words] if isinstance(words, str) else words:
                 self.assertIn(word, err)
@@ -36,11 +43,11 @@ class RefusalCase(CheckpointCase):
         path.write_text(text)
         return ("--prompts", path)
 
-    def damaged(self, name, content):
+    def damaged(self, name, content, model=None):
         """A copy of the checkpoint in which one file is missing (None) or replaced."""
         folder = self.root / f"damaged-{len(list(self.root.iterdir()))}"
         folder.mkdir()
-        for file in self.model.iterdir():
+        for file in (model or self.model).iterdir():
             if file.name != name:
                 (folder / file.name).symlink_to(file)
         if content is not None:

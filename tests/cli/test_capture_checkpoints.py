@@ -81,7 +81,7 @@ class Checkpoints(RefusalCase):
         # A dtype of the right size that is no floating point number.
         header, data = safetensors_parts(self.model / "model.safetensors")
         content = packed(header | {TENSOR: header[TENSOR] | {"dtype": "I32"}}, data)
-        self.refused(FAILED, [TENSOR, "I32"], lines=3,
+        self.refused(FAILED, [TENSOR, "I32"], lines=4,
                      model=self.damaged("model.safetensors", content))
 
     def test_a_name_that_comes_twice(self):

@@ -140,8 +140,8 @@ class BadInput(RefusalCase):
                 ("tokenizer.json", "tokenizer.json", b'{"model": {"type": "BPE"'),
                 ("tokenizer.json", "tokenizer.json", b'{"model": {"type": "Unigram"}}')]:
             self.refused(FAILED, words, model=self.damaged(name, content), prompt=("--prompt", "ab"))
-        # One line a tensor, at most ten, between the reason and how many more there are.
-        self.refused(FAILED, ["expected [260, 40]", "got [260, 32]"], lines=13,
+        # One line a tensor, at most ten, between the reason and how many more there are; then a hint.
+        self.refused(FAILED, ["expected [260, 40]", "got [260, 32]"], lines=14,
                      model=self.damaged("config.json", other))
         self.refused(FAILED, "tokenizer.json", model=self.damaged("tokenizer.json", None),
                      prompt=("--prompt", "ab"))

@@ -60,6 +60,8 @@ KLASS_LIES = [
     ((*TOKEN, "confidence"), NAN, "does not parse"), ((*TOKEN, "confidence"), INF, "does not parse"),
     ((*TOKEN, "confidence"), [[1]], "expected a number"), ((*TOKEN, "confidence"), -1e300, "expected a number"),
     ((*TOKEN, "kl_divergence"), "nan", 'expected a number, "inf" or null'),
+    ((*TOKEN, "kl_divergence"), -100, "kl_divergence: expected a number from -0.01"),
+    ((*LISTED, "kl_divergence"), -0.02, "kl_divergence: expected a number from -0.01"),
     ((*TOKEN, "kl_divergence"), True, "expected a number"), ((*TOKEN, "decoded_token"), 3, "expected a text"),
     ((*LISTED, "position"), lambda p: p + 1, "position: expected more than the position before"),
     ((0, "all_tokens"), lambda t: t[1:], "all_tokens: element"), ((0, "all_tokens"), lambda t: t[:-1], "all_tokens"),
@@ -99,6 +101,19 @@ FRAME_LIES = [
     (("vocab_size",), 7, "expected 120, as --vocab-size says"), (("format",), "csv", 'expected "blockscope-frames"'),
     (("prompt_hash",), "00", "the hash of its prompt"), (("finish_reason",), "bored", "expected unfinished"),
     (("aborted",), True, "aborted: expected false"), (("sequences",), [], "at least one sequence"),
+    (("initial_frame", "prompts"), {}, "initial_frame.prompts: expected an array"),
+    (("initial_frame", "prompts", 0), 2**63, "prompts[0]: expected an integer"),
+    (("initial_frame", "prompts", 0), 1e308, "prompts[0]: expected an integer"),
+    (("initial_frame", "generated_tokens", 0), VOCAB, "generated_tokens[0]: expected a token in 0 to"),
+    (("initial_frame", "generated_tokens"), lambda t: t[1:], "expected an array of 11"),
+    (("deltas", 0), [], "deltas[0]: expected an object"), (("deltas",), [None], "deltas[0]: expected an object"),
+    ((*DELTA, "transfer_index", 0), 2**64, "transfer_index[0]: expected an integer"),
+    ((*DELTA, "decoded_tokens", 2), VOCAB, "expected a token in 0 to"),
+    ((*DELTA, "confidence"), {"0": 0.5}, "confidence: expected an array"),
+    ((*DELTA, "confidence", 0), "high", "expected a number"), ((*DELTA, "insert_index"), "0", "insert_index: expected an array"),
+    ((*DELTA, "delete_index"), {}, "delete_index: expected an array"),
+    (("deltas",), lambda d: d[1:] + d[:1], "deltas["),
+    ((*DELTA, "transfer_index"), None, "deltas[1].transfer_index: expected an array, got null"),
 ]
 
 
@@ -131,6 +146,20 @@ class Refusals(unittest.TestCase):
                 with self.subTest(place=place, value=str(value)[:40]):
                     self.source.write_text(json.dumps(changed))
                     self.refused(words)
+
+    def test_what_stands_around_the_sequences_is_checked(self):
+        facts = {"format": "blockscope-frames", "format_version": 2, "vocab_size": VOCAB, "mask_token_id": MASK,
+                 "block_length": 6, "bidirectional": True}
+        record = wino_run(2, block=6).record()
+        for change, words in (
+                *(({"block_length": value}, "block_length: expected an integer from 1") for value in (-1, 0, "6", {}, 2**70)),
+                ({"block_length": 5}, "sequences[0].block_length: expected 5"),
+                ({"mask_token_id": MASK - 1}, f"sequences[0].mask_token_id: expected {MASK - 1}"),
+                *(({"sequences": [record | {"sequence": value}]}, "sequences[0].sequence: expected an integer of at least 0")
+                  for value in (-1, "0", [], 0.5))):
+            with self.subTest(change=str(change)[:40]):
+                self.source.write_text(json.dumps(facts | {"sequences": [record | {"mask_token_id": MASK}]} | change))
+                self.refused(words)
 
     def test_a_member_that_is_missing_is_named(self):
         for document, places in (
@@ -168,7 +197,8 @@ class Refusals(unittest.TestCase):
         whole = json.dumps(KLASS)
         for text, words in (
                 ("", "empty file"), (" \n", "empty file"), (whole[:-1], "ends in the middle"),
-                (whole[:len(whole) // 2], "expected JSON"), (whole + "]", "does not parse"),
+                (whole[:len(whole) // 2], "expected JSON"),
+                (json.dumps(FRAMES)[:-20], "ends in the middle"), (whole + "]", "does not parse"),
                 ("[" * 100000, "in each other"), ('{"a":' * 100000, "in each other"), ("[1e999]", "in.json"),
                 ("null", "expected an object"), ("3", "expected an object"), ("[]", "at least one step"),
                 ("[3]", "expected an object"), ("{}", "initial_frame"), ('{"a": 1, "a": 2}', "twice"),

@@ -174,6 +174,23 @@ TEST(ImportFrames, WhatTheFileAndTheFlagsSayMustAgree) {
   EXPECT_THAT(refusal(parse_frames, record, known), HasSubstr("as --block-causal says"));
 }
 
+TEST(ImportFrames, WhatStandsAroundTheRecordsHoldsForEach) {
+  json record = frames();
+  record["block_length"] = 4;
+  json document = {{"vocab_size", kVocab}, {"mask_token_id", kMask}, {"block_length", 4}};
+  document["sequences"] = {frames(), record};
+  EXPECT_EQ(refusal(parse_frames, document), "taken");
+  document["block_length"] = 2;
+  EXPECT_EQ(
+      refusal(parse_frames, document),
+      "in.json: sequences[1].block_length: expected 2, as the file says around its sequences, "
+      "got 4");
+  document["block_length"] = nullptr;
+  EXPECT_EQ(refusal(parse_frames, document), "taken");
+  document["sequences"][1]["mask_token_id"] = 3;
+  EXPECT_THAT(refusal(parse_frames, document), HasSubstr("[1].mask_token_id: expected 49"));
+}
+
 TEST(ImportFrames, WhatIsNotKeptIsSaid) {
   json record = frames();
   record["deltas"][0]["probs"] = json::array();

@@ -149,6 +149,20 @@ TEST(Checkpoint, MissingMisshapenAndUnknownTensorsAreListedTogether) {
   EXPECT_THAT(error, HasSubstr("missing (1):\n    model.layers.0.mlp.up_proj.weight [24, 16]"));
   EXPECT_THAT(error, HasSubstr("model.norm.weight: expected [16] of F32, F16 or BF16, got [4, 4]"));
   EXPECT_THAT(error, HasSubstr("unknown (1):\n    model.surprise [2]"));
+  EXPECT_THAT(error, HasSubstr((copy.path() / "model.safetensors: the weights do not").string()));
+  EXPECT_THAT(error, HasSubstr("HINT: weights and config.json must be of one model"));
+}
+
+TEST(Checkpoint, OfShardsThatDoNotFitEachTensorSaysItsOwn) {
+  const CheckpointCopy copy("tiny_sharded");
+  copy.edit("config.json", [](json& value) { value["num_hidden_layers"] = 1; });
+  const json index =
+      json::parse(test::read_text(copy.path() / "model.safetensors.index.json"))["weight_map"];
+  const std::string name = "model.layers.1.mlp.up_proj.weight";
+  EXPECT_THAT(copy.error(), HasSubstr((copy.path() / "model.safetensors.index.json:").string()));
+  EXPECT_THAT(copy.error(), HasSubstr(name + " [24, 16], in " + index[name].get<std::string>()));
+  copy.edit("config.json", [](json& value) { value["intermediate_size"] = 32; });
+  EXPECT_THAT(copy.error(), HasSubstr("got [24, 16] of BF16, in model-0"));
 }
 
 TEST(Checkpoint, OnlyTheFirstTenOfALongListAreShown) {
@@ -163,6 +177,7 @@ TEST(Checkpoint, AMissingHeadHintsAtTiedEmbeddings) {
   copy.edit("config.json", [](json& value) { value["tie_word_embeddings"] = false; });
   EXPECT_THAT(copy.error(), HasSubstr("lm_head.weight [40, 16]"));
   EXPECT_THAT(copy.error(), HasSubstr("\"tie_word_embeddings\": true"));
+  EXPECT_THAT(copy.error(), Not(HasSubstr("must be of one model")));
 }
 
 TEST(Checkpoint, HarmlessExtrasAreLetThroughAndBiasesOnlyWithTheConfigKey) {

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "decode_record/error.h"
+#include "probe/decode/gen_length.h"
 #include "probe/decode/sub_blocks.h"
 #include "tests/support/tiny_model.h"
 
@@ -114,8 +115,15 @@ TEST(SubBlocks, OptionsThatDoNotFitAreRefused) {
   EXPECT_THROW(check_decode_options(options, config), UsageError);
   options.sub_block_length = 2;
   EXPECT_NO_THROW(check_decode_options(options, config));
-  EXPECT_THROW(check_request(testing::tiny_request(0, 5, 3), options, config), UsageError);
+  EXPECT_THROW(check_request(testing::tiny_request(0, 5, 3), options, config), PromptError);
   EXPECT_NO_THROW(check_request(testing::tiny_request(0, 5, 4), options, config));
+  // The same number is the command line's fault where --gen-length says it.
+  EXPECT_THROW(check_gen_length(3, options), UsageError);
+  EXPECT_NO_THROW(check_gen_length(4, options));
+  EXPECT_NO_THROW(check_gen_length(7, options)) << "no multiple of 4";
+  options.bidirectional = true;
+  EXPECT_THROW(check_gen_length(6, options), UsageError);
+  EXPECT_NO_THROW(check_gen_length(8, options));
 }
 
 }  // namespace

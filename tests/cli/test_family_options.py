@@ -1,0 +1,123 @@
+"""Caches, strategies, policies and lengths that a family's attention forbids: refused with what it is, what would do, and
+the documented exit code, before anything is written. Options that would do nothing: test_promises_idle.py."""
+
+import unittest
+
+from capture_harness import MASK, VOCAB, require_binary
+from capture_refusal import FAILED, USAGE
+from family_case import BIDIRECTIONAL, BLOCK_CAUSAL, TOKEN_BY_TOKEN, FamilyCase
+
+OF_DLLM = (("--prompt-interval", 2), ("--answer-interval", 2), ("--transfer-ratio", 0.5))
+OF_D2 = (("--current-k", 2), ("--certainty-sigma", 2), ("--rollout-p", 0.5), ("--inflate-window", 2), ("--as-released",))
+# cache: (option, value, expected)
+RANGES = {
+    "dllm-cache": (("--prompt-interval", 0, "a whole number of at least 1"),
+                   ("--answer-interval", -1, "a whole number of at least 1"),
+                   ("--answer-interval", 10**30, "a whole number of at least 1"),
+                   ("--transfer-ratio", 1.01, "a number from 0 to 1"),
+                   ("--transfer-ratio", "nan", "a number from 0 to 1")),
+    "d2cache": (("--current-k", 0, "a whole number of at least 1"), ("--certainty-sigma", 0, "a number above 0"),
+                ("--certainty-sigma", "inf", "a number above 0"), ("--rollout-p", -0.5, "a number from 0 to 1"),
+                ("--inflate-window", 1.5, "a whole number of at least 0")),
+}
+
+
+class FamilyOptions(FamilyCase):
+    def usage(self, *cases):
+        """cases: (words, family, arguments)."""
+        return self.all_refused([(USAGE, words, self.models[family], arguments) for words, family, arguments in cases])
+
+    def test_a_cache_that_the_attention_forbids(self):
+        kept = ("a bidirectional model's keys change", "HINT: none, prefix, dual, dllm-cache or d2cache")
+        behind = ("recomputes what stands behind the block, and a block-causal model sees none of it",
+                  "HINT: leave the option out")
+        cases = [([f"--cache: {cache} keeps finished blocks", *kept], family, ("--cache", cache))
+                 for family in BIDIRECTIONAL for cache in ("commit", "block")]
+        for number, family in enumerate(BLOCK_CAUSAL):  # every cache and every family, not all pairs
+            for cache in (("none", "d2cache"), ("prefix", "dllm-cache"), ("dual",), ("dual", "d2cache"))[number]:
+                cases.append(([f"--cache: {cache}", *behind], family, ("--cache", cache)))
+        cases += [(["--cache block:", "only Fast_dLLM_Qwen has sub-blocks", "HINT: leave"], family, ("--cache", "block"))
+                  for family in ("sdar", "sdar_moe", "llada2_moe")]
+        cases += [(["--cache: does nothing", "token by token", "HINT", word], family, ("--cache", cache))
+                  for family, cache, word in (("qwen2", "commit", ""), ("qwen2", "dual", "no dual cache"),
+                                              ("qwen3_moe", "block", "no block cache"), ("qwen3_moe", "none", "no none cache"))]
+        cases.append((["--cache: expected one of commit, block, none, prefix, dual, dllm-cache, d2cache", "'Dual'", "HINT"],
+                      "llada", ("--cache", "Dual")))
+        self.usage(*cases)
+
+    def test_an_option_of_another_cache(self):
+        cases = []
+        for given, wanted, options in (("d2cache", "dllm-cache", OF_DLLM), ("dllm-cache", "d2cache", OF_D2)):
+            cases += [([f"{option[0]}: does nothing without --cache {wanted}", "HINT"], "llada", ("--cache", given, *option))
+                      for option in options]
+        cases.append((["--current-k: does nothing"], "Dream", OF_D2[0]))
+        self.usage(*cases)
+
+    def test_a_value_outside_the_range_of_a_cache(self):
+        self.usage(*[([f"{option}: expected {expected}, got '{value}'", "HINT"], "llada", ("--cache", cache, option, value))
+                     for cache, ranges in RANGES.items() for option, value, expected in ranges])
+
+    def test_wino_where_it_is_not_defined(self):
+        wino = ("--strategy", "wino")
+        cases = [(["--strategy wino:", f"no key may be kept, got --cache {cache}", "HINT: --cache none"], "llada",
+                  (*wino, "--cache", cache)) for cache in ("prefix", "dual", "dllm-cache", "d2cache")]
+        cases += [(["--strategy wino:", "defined for bidirectional models", "HINT: klass"], family, wino)
+                  for family in BLOCK_CAUSAL]
+        cases.append((["--strategy wino:", "not defined for a model with a token shift (Dream)", "HINT: klass"], "Dream", wino))
+        cases.append((["--strategy: does nothing", "token by token"], "qwen3_moe", wino))
+        self.usage(*cases)
+
+    def test_policies_that_do_not_go_with_a_cache(self):
+        single = "computes single rows of them. HINT: --cache none, prefix or dual"
+        cases = [([f"--policy {policy[0]}", f"--cache {cache} {single}"], family, ("--cache", cache, "--policy", *policy))
+                 for family, cache, policy in (("llada", "dllm-cache", ("flashblock",)),
+                                               ("Dream", "dllm-cache", ("mage", "--k", 2)),
+                                               ("llada", "d2cache", ("recent", "--k", 2)),
+                                               ("Dream", "d2cache", ("sparsed", "--k", 2, "--per-block")))]
+        for family, cache in (("llada", "prefix"), ("Dream", "dual")):
+            cases.append((["--policy quest,k=2", "a bidirectional model's keys change", "HINT"], family,
+                          ("--cache", cache, "--policy", "quest", "--k", 2)))
+        cases.append((["--policy sparsed,k=2", "HINT: --per-block"], "llada", ("--policy", "sparsed", "--k", 2)))
+        cases.append((["--policy recent,k=2", "--cache block computes single sub-blocks", "HINT: leave one"], "Fast_dLLM_Qwen",
+                      ("--cache", "block", "--policy", "recent", "--k", 2)))
+        cases.append((["--shadow: does nothing without", "a --cache that keeps entries"], "llada",
+                      ("--cache", "none", "--shadow")))
+        self.usage(*cases)
+
+    def test_a_length_of_sub_blocks_that_does_not_fit(self):
+        expected = "--sub-block-length: expected"
+        cases = [([f"{expected} a divisor of the block length {block}, got {sub}", "HINT"], "Fast_dLLM_Qwen",
+                  ("--block-length", block, "--sub-block-length", sub)) for block, sub in ((8, 3), (8, 16), (12, 8))]
+        cases.append(([f"{expected} a whole number of at least 0, got '-1'"], "Fast_dLLM_Qwen", ("--sub-block-length", -1)))
+        cases += [(["--sub-block-length: does nothing", "Fast_dLLM_Qwen"], family, ("--sub-block-length", 4))
+                  for family in ("llada", "llada2_moe", "qwen2")]
+        self.usage(*cases)
+
+    def test_a_gen_length_that_is_no_whole_number_of_blocks(self):
+        """A line's own number is the file's fault, --gen-length the command line's."""
+        prompts = self.prompts_file('{"input_ids": [1, 2]}\n{"input_ids": [3], "gen_length": 6}\n')
+        several, whole = "expected a multiple of the block length 4, got 6", "expected at least the block length 8, got 6"
+        rules = [(family, several, "a bidirectional model", "HINT: 8") for family in BIDIRECTIONAL]
+        rules.append(("Fast_dLLM_Qwen", whole, "whole blocks only", "HINT: 8"))
+        self.all_refused([(FAILED, ["prompts.jsonl:2: prompt 1: gen length: ", *words], self.models[family], (), prompts)
+                          for family, *words in rules])
+        self.usage(*[(["error: --gen-length: ", *words], family, ("--gen-length", 6)) for family, *words in rules])
+
+    def test_ids_and_lengths_that_the_checkpoint_refuses(self):
+        cases = []
+        for family in ("Dream", "Fast_dLLM_Qwen", "llada2_moe"):
+            cases.append(([f"--stop-id: expected a token that is decided, got {MASK}, which is the mask token", "HINT"], family,
+                          ("--stop-id", MASK)))
+        for family in ("llada", "qwen3_moe"):
+            cases.append(([f"--stop-id: expected an id in [0, {VOCAB}), got {VOCAB}", "HINT"], family,
+                          ("--stop-id", VOCAB)))
+        cases += [(["--block-length: expected 1 to 512, got 513", "HINT"], family, ("--block-length", 513))
+                  for family in ("Dream", "llada2_moe")]
+        cases += [(["both --mask-token-id and --block-length are needed, got only one"], family, ("--block-length", 8))
+                  for family in TOKEN_BY_TOKEN]
+        self.usage(*cases)
+
+
+if __name__ == "__main__":
+    require_binary()
+    unittest.main(verbosity=2)
