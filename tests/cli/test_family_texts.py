@@ -44,6 +44,7 @@ class FamilyTexts(FamilyCase):
         other = self.with_tokenizer("Dream", changed("added_tokens", 0, "content", "<|end|>"))
         whole = self.table("whole", llada)
         tokens = json.loads(whole.read_text())["tokens"]
+        ids = [token for token, _ in json.loads(whole.read_text())["counts"]]
         again = "HINT: blockscope frequencies MODEL text.txt -o FILE counts a table"
 
         def file(name, text):
@@ -67,8 +68,11 @@ class FamilyTexts(FamilyCase):
             (llada, file("words", "the 12\nof 7\n"), ["expected JSON", "line 1, column 2", again]),
             (llada, file("nothing", ""), ["expected JSON", "unexpected end of input", again]),
             (llada, file("cut", whole.read_text()[:-30]), ["expected JSON", "unexpected end of input", again]),
-            (llada, self.root, ["expected a regular file, got a folder"]),
-            (llada, self.root / "nowhere", ["expected a regular file, got nothing"])]
+            (llada, damaged("texts", "texts", -4), ["texts: expected an integer from 1", "got -4"]),
+            (llada, damaged("falling", "counts", 2, 0, ids[0]), [f"counts[2][0]: expected an id above {ids[1]}", "ids must rise",
+                                                                 f"got {ids[0]}", again]),
+            (llada, self.root, ["expected a regular file, got a folder", again]),
+            (llada, self.root / "nowhere", ["expected a regular file, got nothing", again])]
         self.all_refused([(FAILED, [str(path), *words], model, ("--strategy", "pc_sampler", "--frequencies", path))
                           for model, path, words in cases])
         # One of another family with the same tokenizer and size of the vocabulary is the same table.

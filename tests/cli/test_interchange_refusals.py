@@ -60,6 +60,8 @@ KLASS_LIES = [
     ((*TOKEN, "confidence"), NAN, "does not parse"), ((*TOKEN, "confidence"), INF, "does not parse"),
     ((*TOKEN, "confidence"), [[1]], "expected a number"), ((*TOKEN, "confidence"), -1e300, "expected a number"),
     ((*TOKEN, "kl_divergence"), "nan", 'expected a number, "inf" or null'),
+    ((*TOKEN, "kl_divergence"), -100, "kl_divergence: expected a number from -0.01"),
+    ((*LISTED, "kl_divergence"), -0.02, "kl_divergence: expected a number from -0.01"),
     ((*TOKEN, "kl_divergence"), True, "expected a number"), ((*TOKEN, "decoded_token"), 3, "expected a text"),
     ((*LISTED, "position"), lambda p: p + 1, "position: expected more than the position before"),
     ((0, "all_tokens"), lambda t: t[1:], "all_tokens: element"), ((0, "all_tokens"), lambda t: t[:-1], "all_tokens"),
@@ -111,6 +113,7 @@ FRAME_LIES = [
     ((*DELTA, "confidence", 0), "high", "expected a number"), ((*DELTA, "insert_index"), "0", "insert_index: expected an array"),
     ((*DELTA, "delete_index"), {}, "delete_index: expected an array"),
     (("deltas",), lambda d: d[1:] + d[:1], "deltas["),
+    ((*DELTA, "transfer_index"), None, "deltas[1].transfer_index: expected an array, got null"),
 ]
 
 
@@ -143,6 +146,20 @@ class Refusals(unittest.TestCase):
                 with self.subTest(place=place, value=str(value)[:40]):
                     self.source.write_text(json.dumps(changed))
                     self.refused(words)
+
+    def test_what_stands_around_the_sequences_is_checked(self):
+        facts = {"format": "blockscope-frames", "format_version": 2, "vocab_size": VOCAB, "mask_token_id": MASK,
+                 "block_length": 6, "bidirectional": True}
+        record = wino_run(2, block=6).record()
+        for change, words in (
+                *(({"block_length": value}, "block_length: expected an integer from 1") for value in (-1, 0, "6", {}, 2**70)),
+                ({"block_length": 5}, "sequences[0].block_length: expected 5"),
+                ({"mask_token_id": MASK - 1}, f"sequences[0].mask_token_id: expected {MASK - 1}"),
+                *(({"sequences": [record | {"sequence": value}]}, "sequences[0].sequence: expected an integer of at least 0")
+                  for value in (-1, "0", [], 0.5))):
+            with self.subTest(change=str(change)[:40]):
+                self.source.write_text(json.dumps(facts | {"sequences": [record | {"mask_token_id": MASK}]} | change))
+                self.refused(words)
 
     def test_a_member_that_is_missing_is_named(self):
         for document, places in (
