@@ -108,7 +108,14 @@ class CachesStudy : public PromptStudy {
         unmasking.strategy = parse_strategy(strategy);
         unmasking.threshold =
             input.options.threshold.value_or(default_threshold(unmasking.strategy));
-        check_decode_options(method.decode, input.model.config);
+        try {
+          check_decode_options(method.decode, input.model.config);
+        } catch (const UsageError&) {
+          // Asked for by name it is an error; among all caches it is left out, and said so.
+          if (!input.options.caches.empty() || cache == caches_of(input).front()) throw;
+          left_out_ += (left_out_.empty() ? "" : ", ") + plain(strategy) + " with " + cache;
+          continue;
+        }
         methods_.push_back(std::move(method));
       }
     }
@@ -164,6 +171,7 @@ class CachesStudy : public PromptStudy {
   }
 
   std::vector<CacheMethod> methods_;
+  std::string left_out_;  // what does not go together
 };
 
 StudyReport CachesStudy::report(const std::vector<nlohmann::json>& values) const {
@@ -172,18 +180,19 @@ StudyReport CachesStudy::report(const std::vector<nlohmann::json>& values) const
     for (size_t m = 0; m < methods_.size(); ++m) totals[m].add(runs.at(m));
   }
   StudyReport report;
-  ReportTable table{"caches",
-                    "Caches by strategy",
-                    fmt::format("n = {} prompts. Passes and rows: means over prompts; a row is a "
-                                "position whose attention and FFN a pass computed, mean over "
-                                "layers. Saved: of the rows that these passes would compute "
-                                "without any cache. Equal: tokens as with the strategy's first "
-                                "cache. Tokens/s: decided tokens over the time of the passes, one "
-                                "prompt at a time.",
-                                prompts_.size()),
-                    {{"strategy", "cache", "accuracy", "passes", "tokens/pass", "rows", "saved",
-                      "tokens/s", "equal"},
-                     {}}};
+  ReportTable table{
+      "caches",
+      "Caches by strategy",
+      fmt::format("n = {} prompts. Passes and rows: means over prompts; a row is a "
+                  "position whose attention and FFN a pass computed, mean over "
+                  "layers. Saved: of the rows that these passes would compute "
+                  "without any cache. Equal: tokens as with the strategy's first "
+                  "cache. Tokens/s: decided tokens over the time of the passes, one "
+                  "prompt at a time.{}",
+                  prompts_.size(), left_out_.empty() ? "" : " Refused: " + left_out_ + "."),
+      {{"strategy", "cache", "accuracy", "passes", "tokens/pass", "rows", "saved", "tokens/s",
+        "equal"},
+       {}}};
   report.csv_header = {"strategy", "cache",        "prompts",       "accuracy", "passes",
                        "tokens",   "rows",         "rows_uncached", "seconds",  "tokens_per_pass",
                        "saved",    "tokens_per_s", "equal"};
@@ -205,13 +214,18 @@ StudyReport CachesStudy::report(const std::vector<nlohmann::json>& values) const
   }
   report.tables = {std::move(table)};
   const auto draw = [&](const char* name, const char* title, const char* axis, auto value) {
-    BarChart chart{.x_label = "cache", .y_label = axis};
+    BarChart chart{.x_label = "cache", .y_label = axis, .groups = caches_of(input_)};
     double most = 0.0;
     for (size_t m = 0; m < methods_.size(); ++m) {
       const bool first = m == 0 || methods_[m].strategy != methods_[m - 1].strategy;
-      if (first) chart.series.push_back({plain(methods_[m].strategy), {}});
-      if (chart.series.size() == 1) chart.groups.push_back(methods_[m].cache);
-      chart.series.back().values.push_back(value(totals[m]));
+      if (first) {
+        chart.series.push_back({plain(methods_[m].strategy), {}});
+        chart.series.back().values.assign(chart.groups.size(),
+                                          std::numeric_limits<double>::quiet_NaN());
+      }
+      const auto group = std::ranges::find(chart.groups, methods_[m].cache);
+      chart.series.back().values[static_cast<size_t>(group - chart.groups.begin())] =
+          value(totals[m]);
       most = std::max(most, value(totals[m]));
     }
     chart.y_upper = round_up_to(most);

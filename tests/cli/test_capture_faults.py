@@ -43,11 +43,14 @@ class Faults(CheckpointCase):
     def setUpClass(cls):
         super().setUpClass()
         cls.prompts = write_prompts(cls.root / "prompts.jsonl", 10, gen_length=160)
-        cls.whole = {}
+        cls.whole, cls.seconds = {}, {}
         for batch in (1, 4):
             output = cls.root / f"whole-{batch}.h5"
-            code, _, err = capture(*cls.arguments(output, batch))
-            assert code == 0, err
+            process = cls.begun(output, batch)
+            begin = time.monotonic()
+            _, err = process.communicate(timeout=120)
+            assert process.returncode == 0, err
+            cls.seconds[batch] = time.monotonic() - begin  # in which a kill meets a file
             cls.whole[batch] = trajectories(output)
         assert_same = cls.whole[1].keys() == cls.whole[4].keys()
         assert assert_same and len(cls.whole[1]) == 10
@@ -57,13 +60,20 @@ class Faults(CheckpointCase):
         return (cls.model, "--prompts", cls.prompts, "--batch-size", batch, "--record", level,
                 *SAMPLED, "-o", output)
 
+    @classmethod
+    def begun(cls, output, batch):
+        """A run whose file exists."""
+        process = start("capture", *cls.arguments(output, batch), "--quiet", "--threads", "1")
+        deadline = time.monotonic() + 60
+        partial = pathlib.Path(f"{output}.partial")
+        while not partial.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        return process
+
     def cut(self, output, batch, number, after):
         """Sends a signal once `after` rows are committed (a float: seconds after the file exists)."""
         partial = pathlib.Path(f"{output}.partial")
-        process = start("capture", *self.arguments(output, batch), "--quiet", "--threads", "1")
-        deadline = time.monotonic() + 60
-        while not partial.exists() and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.002)
+        process = self.begun(output, batch)
         if isinstance(after, float):
             time.sleep(after)
         else:
@@ -112,7 +122,7 @@ class Faults(CheckpointCase):
             batch = (1, 4)[kill % 2]
             output = self.root / f"kill-{kill}.h5"
             with self.subTest(kill=kill, batch=batch):
-                code, _, _ = self.cut(output, batch, signal.SIGKILL, chance.uniform(0.0, 1.2))
+                code, _, _ = self.cut(output, batch, signal.SIGKILL, chance.uniform(0.0, self.seconds[batch]))
                 if code == 0:
                     continue  # it was faster
                 self.assertEqual(code, -signal.SIGKILL)

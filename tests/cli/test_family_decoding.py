@@ -18,9 +18,13 @@ SHARP = ("--temperature", 1, "--seed", 5)  # greedy tokens of random weights rep
 CONFIDENCE_TOLERANCE = 1e-4  # a batch adds in another order
 
 
-def rows_until_stop(family, run, stop):
+DENOISE = 1  # /steps/kind
+
+
+def rows_until_stop(family, run, stop, commits_last):
     """How many rows of a run without stops are left of it when `stop` ends it (docs/parity.md): token by token at once;
-    Fast-dLLM v2 as soon as no mask stands before it; all others behind the block that holds it."""
+    Fast-dLLM v2 as soon as no mask stands before it; all others behind the block that holds it, and its commit
+    where a commit is a pass of its own."""
     state, at = {}, 0
     for row, count in enumerate(run["counts"]):
         state |= dict(zip(run["position"][at:at + count].tolist(), run["token"][at:at + count].tolist(), strict=True))
@@ -31,7 +35,8 @@ def rows_until_stop(family, run, stop):
         if family in TOKEN_BY_TOKEN or (family == "Fast_dLLM_Qwen" and all(p in state for p in range(min(held)))):
             return row + 1
         if family not in TOKEN_BY_TOKEN and family != "Fast_dLLM_Qwen":
-            return int(np.flatnonzero(run["/steps/block"] == run["/steps/block"][row])[-1]) + 1
+            of_block = (run["/steps/block"] == run["/steps/block"][row]) & (run["/steps/kind"] == DENOISE)
+            return int(np.flatnonzero(of_block)[-1]) + 1 + commits_last
     raise AssertionError(f"{family}: {stop} is not in this run")
 
 
@@ -67,7 +72,7 @@ class FamilyDecoding(FamilyCase):
 
     def test_a_stop_token_ends_a_run_where_the_family_says(self):
         runs = [(family, ()) for family in FAMILIES] + [("llada", ("--cache", "d2cache")), ("Dream", ("--cache", "dual")),
-                                                        ("Fast_dLLM_Qwen", ("--cache", "block"))]
+                                                        ("Fast_dLLM_Qwen", ("--cache", "block")), ("sdar", ("--cache", "commit"))]
         prompt = [1, 2, ALSO_STOP, 4, 5]
 
         def one(number, family, options):
@@ -85,7 +90,7 @@ class FamilyDecoding(FamilyCase):
         for family, options, run, stop, before, flag, of_file in side_by_side(one, [(n, *r) for n, r in enumerate(runs)]):
             with self.subTest(family=family, options=options):
                 self.assertNotIn(ALSO_STOP, run["token"])
-                rows = rows_until_stop(family, run, stop)
+                rows = rows_until_stop(family, run, stop, "commit" in options)
                 self.assertLess(rows, len(run["counts"]), "the stop comes too late to show anything")
                 expected = cut(run, rows) | {"reason": STOPPED}
                 for got in (flag, trajectories(of_file)):

@@ -41,7 +41,7 @@ class FamilyOptions(FamilyCase):
         cases += [(["--cache: does nothing", "token by token", "HINT", word], family, ("--cache", cache))
                   for family, cache, word in (("qwen2", "commit", ""), ("qwen2", "dual", "no dual cache"),
                                               ("qwen3_moe", "block", "no block cache"), ("qwen3_moe", "none", "no none cache"))]
-        cases.append((["--cache: expected one of commit, block, none, prefix, dual, dllm-cache, d2cache", "'Dual'", "HINT"],
+        cases.append((["--cache: expected one of commit, blockd, block, none, prefix, dual, dllm-cache, d2cache", "'Dual'", "HINT"],
                       "llada", ("--cache", "Dual")))
         self.usage(*cases)
 

@@ -67,6 +67,17 @@ class Study(PromiseCase):
         self.refused(USAGE, "--caches", "study", "caches", model, *SMALL, "--caches", "dual", "--cache", "dual", "-o",
                      self.root / "n")
 
+    def test_caches_that_a_strategy_refuses_are_left_out_and_named(self):
+        model = NEEDLE.parent / "needle-bidirectional"
+        arguments = ["study", "caches", model, *SMALL, "--block-length", 16, "--strategies", "wino,threshold", "-o"]
+        self.must(*arguments, self.out)
+        pairs = [(row["strategy"], row["cache"]) for row in rows(self.out / "caches.csv")]
+        self.assertEqual(pairs, [("wino", "none"), *[("threshold", cache) for cache in
+                                                     ("none", "prefix", "dual", "dllm-cache", "d2cache")]])
+        self.assertIn("Refused: wino with prefix, wino with dual, wino with dllm-cache, wino with d2cache.",
+                      (self.out / "caches.txt").read_text().replace("\n", " "))
+        self.refused(USAGE, "--strategy wino", *arguments, self.root / "n", "--caches", "none,dual")
+
     def test_time_counts_keys_by_the_rules_of_the_methods(self):
         self.must("study", "time", NEEDLE, "--contexts", 256, "--k", 32, "--pages", 16, "--steps", 8, "--blocks", 2,
                   "--repeats", 1, "-q", "-o", self.out, "--no-figures")

@@ -18,7 +18,9 @@ namespace blockscope {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::FloatNear;
 using ::testing::HasSubstr;
+using ::testing::Pointwise;
 using testing::SeededRandom;
 
 constexpr int64_t kBlock = 6;
@@ -47,8 +49,9 @@ TEST(RankingScore, IsTheMarginOrTheNegativeEntropyOfTheWholeVocabulary) {
   const auto entropy = predict_tokens(logits, {}, streams, {.rank_by = RankBy::kNegativeEntropy});
   for (size_t s = 0; s < 2; ++s) {
     EXPECT_TRUE(plain[s].score.empty());
-    EXPECT_EQ(margin[s].confidence, plain[s].confidence);
-    EXPECT_EQ(entropy[s].confidence, plain[s].confidence);
+    EXPECT_THAT(margin[s].confidence, Pointwise(FloatNear(1e-6F), plain[s].confidence));
+    EXPECT_THAT(entropy[s].confidence, Pointwise(FloatNear(1e-6F), plain[s].confidence));
+    EXPECT_EQ(margin[s].token, plain[s].token);
     for (size_t i = 0; i < kBlock; ++i) {
       const auto p = probabilities(logits.const_data_ptr<float>() + (s * kBlock + i) * kVocab);
       double sum = 0.0;

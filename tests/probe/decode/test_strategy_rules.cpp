@@ -101,7 +101,7 @@ at::Tensor distributions(const std::vector<std::vector<double>>& rows) {
 /// Fast-dLLM `dream/model/generation_utils.py:_sample`, alg confidence_threshold, for masks that
 /// are a multiple of the steps: a variable carries over what was not taken.
 TEST(CarriedQuota, TakesWhatFastDllmsLoopTakes) {
-  SeededRandom random(5);
+  testing::SeededRandom random(5);
   int64_t most = 0;
   for (int64_t round = 0; round < 200; ++round) {
     UnmaskingOptions options;
