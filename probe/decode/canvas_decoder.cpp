@@ -249,7 +249,7 @@ class CanvasDecoder {
              request_.replay[replay_cursor_].block != block_;
     }
     const std::vector<int64_t> now = block_tokens();
-    return step_ >= most_steps(options_.unmasking) ||
+    return schedule_spent(options_.unmasking, memory_, step_) ||
            std::count(now.begin(), now.end(), options_.mask_token_id) == 0;
   }
 

@@ -29,12 +29,11 @@ int64_t even_quota(int64_t block_length, int64_t steps, int64_t step) {
   return block_length / steps + (step < block_length % steps ? 1 : 0);
 }
 
-int64_t carried_quota(int64_t block_length, int64_t masks, int64_t steps, int64_t step) {
-  if (step + 1 >= steps) return masks;
-  const int64_t whole = step + 1;
+int64_t carried_quota(int64_t block_length, int64_t chosen, int64_t steps, int64_t step) {
+  const int64_t whole = std::min(step + 1, steps);
   const int64_t due =
       block_length / steps * whole + std::min(whole, block_length % steps);  // even_quota, summed
-  return std::clamp<int64_t>(due - (block_length - masks), 0, masks);
+  return std::max<int64_t>(due - chosen, 0);
 }
 
 int64_t linear_quota(int64_t masks, int64_t steps, int64_t step) {

@@ -19,9 +19,9 @@ std::string quota_name(Quota quota);
 /// block_length // steps, plus 1 for the first block_length % steps; `step` from 0.
 int64_t even_quota(int64_t block_length, int64_t steps, int64_t step);
 
-/// The even quotas of all steps up to this one, less what the block has taken: block_length -
-/// `masks`. From the last step on all masks.
-int64_t carried_quota(int64_t block_length, int64_t masks, int64_t steps, int64_t step);
+/// The even quotas of all steps up to this one, less the positions that were `chosen` before, those
+/// whose token was [MASK] too.
+int64_t carried_quota(int64_t block_length, int64_t chosen, int64_t steps, int64_t step);
 
 /// int(masks * (1 - s / t)) in float32, where t and s are entries `step` and `step` + 1 of
 /// linspace(1, 1e-3, steps + 1); all masks at the last step. It truncates, so a step may be due

@@ -24,7 +24,7 @@ bool wants_commit(const SequenceState& state, int64_t masks_left, const DecodeOp
     const auto& replay = state.request->replay;
     return state.replay_cursor >= replay.size() || replay[state.replay_cursor].block != state.block;
   }
-  return masks_left == 0 || state.step >= most_steps(options.unmasking);
+  return masks_left == 0 || schedule_spent(options.unmasking, state.memory, state.step);
 }
 
 FinishReason finish_reason(const SequenceState& state, const DecodeOptions& options) {

@@ -63,15 +63,16 @@ void check_finite(const SequencePass& pass, const BlockPrediction& prediction) {
 }
 
 StepDecision choose_tokens(const DecodeOptions& options, const SequencePass& pass,
-                           BlockPrediction prediction, const std::vector<float>& density) {
+                           BlockPrediction prediction, const std::vector<float>& density,
+                           int64_t chosen) {
   StepDecision decision;
   decision.prediction = std::move(prediction);
   if (options.autoregressive()) {
     decision.transferred = {0};
     return decision;
   }
-  decision.transferred =
-      select_transfers(options.unmasking, pass.step - 1, decision.prediction, pass.masked, density);
+  decision.transferred = select_transfers(options.unmasking, pass.step - 1, decision.prediction,
+                                          pass.masked, density, chosen);
   decision.selected = decision.transferred;
   std::erase_if(decision.transferred, [&](int64_t p) {
     return decision.prediction.token[static_cast<size_t>(p)] == options.mask_token_id;
@@ -158,6 +159,12 @@ StepDecision replayed_tokens(const ReplayStep& step, const StepInput& input, int
 
 }  // namespace
 
+bool schedule_spent(const UnmaskingOptions& options, const ChoiceMemory& memory, int64_t steps) {
+  if (options.quota != Quota::kCarry) return steps >= options.denoising_steps;
+  const bool chosen_all = memory.chosen >= options.block_length;
+  return steps >= (chosen_all ? options.denoising_steps : most_steps(options));
+}
+
 at::Tensor predicted_logits(const at::Tensor& logits, const std::vector<StepInput>& inputs) {
   at::Tensor shown = logits;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -193,6 +200,8 @@ std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::
     if (unmasking.strategy == Strategy::kKlass) {
       observe_klass(options, input, distributions[static_cast<int64_t>(i)], prediction);
     }
+    int64_t& chosen = input.memory.chosen;
+    if (input.pass.first_step()) chosen = options.block_length() - input.pass.masks_left;
     const SequencePass open = open_masks(input, prediction);
     if (input.replay != nullptr) {
       decisions.push_back(
@@ -201,12 +210,13 @@ std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::
       decisions.push_back(first_token(options, open, std::move(prediction)));
     } else {
       decisions.push_back(choose_tokens(options, open, std::move(prediction),
-                                        density_of(options, input, logits.size(1))));
+                                        density_of(options, input, logits.size(1)), chosen));
       StepDecision& decision = decisions.back();
       if (input.shadow.defined()) {
         decision.revoked = revoked_tokens(options, input, std::ssize(decision.selected));
       }
     }
+    chosen += std::ssize(decisions.back().selected);
   }
   return decisions;
 }

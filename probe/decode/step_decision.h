@@ -20,7 +20,13 @@ namespace blockscope {
 struct ChoiceMemory {
   KlassMemory klass;
   WinoMemory wino;
+  int64_t chosen =
+      0;  // positions of the block that were known before its first step or chosen since
 };
+
+/// Whether a block is done after `steps` of them, `memory` being that of the last: T steps, or with
+/// the quota `carry` as many more as it takes to choose what was carried over.
+bool schedule_spent(const UnmaskingOptions& options, const ChoiceMemory& memory, int64_t steps);
 
 /// One sequence of a denoising pass. What it refers to outlives the call.
 struct StepInput {

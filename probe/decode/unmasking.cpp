@@ -224,12 +224,13 @@ int64_t most_steps(const UnmaskingOptions& options) {
   return options.denoising_steps + (carries ? options.block_length : 0);
 }
 
-int64_t num_transfer_tokens(const UnmaskingOptions& options, int64_t step, int64_t masks) {
+int64_t num_transfer_tokens(const UnmaskingOptions& options, int64_t step, int64_t masks,
+                            int64_t chosen) {
   if (options.quota == Quota::kLinear) {
     return linear_quota(masks, options.denoising_steps, step);
   }
   if (options.quota == Quota::kCarry) {
-    return carried_quota(options.block_length, masks, options.denoising_steps, step);
+    return carried_quota(options.block_length, chosen, options.denoising_steps, step);
   }
   return even_quota(options.block_length, options.denoising_steps, step);
 }
@@ -237,11 +238,11 @@ int64_t num_transfer_tokens(const UnmaskingOptions& options, int64_t step, int64
 std::vector<int64_t> select_transfers(const UnmaskingOptions& options, int64_t step,
                                       const BlockPrediction& prediction,
                                       const std::vector<bool>& masked,
-                                      const std::vector<float>& density) {
+                                      const std::vector<float>& density, int64_t chosen) {
   std::vector<int64_t> order = masked_positions(masked);
   if (order.empty()) return order;
   const auto masks = static_cast<int64_t>(order.size());
-  const int64_t quota = num_transfer_tokens(options, step, masks);
+  const int64_t quota = num_transfer_tokens(options, step, masks, chosen);
   const size_t due = static_cast<size_t>(std::min(quota, masks));
   const std::vector<double> score = scores_of(options, prediction, density);
   const double threshold = static_cast<float>(options.threshold);  // as scores are rounded

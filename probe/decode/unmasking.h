@@ -76,8 +76,10 @@ void check_unmasking_options(const UnmaskingOptions& options);
 /// The steps a block may take: T; with the quota `carry` one for each position more.
 int64_t most_steps(const UnmaskingOptions& options);
 
-/// Tokens due at step `step` (from 0) with `masks` left, by the quota.
-int64_t num_transfer_tokens(const UnmaskingOptions& options, int64_t step, int64_t masks);
+/// Tokens due at step `step` (from 0) with `masks` left and `chosen` positions chosen before, by
+/// the quota.
+int64_t num_transfer_tokens(const UnmaskingOptions& options, int64_t step, int64_t masks,
+                            int64_t chosen = 0);
 
 /// One sequence's block at one step; all vectors have block_length entries.
 struct BlockPrediction {
@@ -94,10 +96,11 @@ struct BlockPrediction {
 
 /// -> positions in the block to transfer, ascending; only masked ones, and at least one if any is,
 /// but where the quota is due nothing. Ties go to the lower position. `density`: factors of the
-/// scores, [B]; empty: none.
+/// scores, [B]; empty: none. `chosen`: positions of the block that were known before its first step
+/// or chosen since, also where the token was [MASK]; only the quota `carry` heeds them.
 std::vector<int64_t> select_transfers(const UnmaskingOptions& options, int64_t step,
                                       const BlockPrediction& prediction,
                                       const std::vector<bool>& masked,
-                                      const std::vector<float>& density = {});
+                                      const std::vector<float>& density = {}, int64_t chosen = 0);
 
 }  // namespace blockscope

@@ -113,6 +113,7 @@ TEST(CarriedQuota, TakesWhatFastDllmsLoopTakes) {
     std::vector<bool> masked(8, true);
     int64_t share = 8 / options.denoising_steps;
     int64_t carried = 0;
+    int64_t chosen = 0;
     int64_t step = 0;
     for (; std::count(masked.begin(), masked.end(), true) > 0; ++step) {
       ASSERT_LT(step, most_steps(options));
@@ -133,8 +134,10 @@ TEST(CarriedQuota, TakesWhatFastDllmsLoopTakes) {
           std::count_if(order.begin() + 1, order.end(), [&](int64_t p) { return sure(p) < 0.5F; });
       order.resize(order.size() - static_cast<size_t>(carried));
       std::sort(order.begin(), order.end());
-      EXPECT_EQ(select_transfers(options, step, prediction, masked), order) << "step " << step;
+      EXPECT_EQ(select_transfers(options, step, prediction, masked, {}, chosen), order)
+          << "step " << step;
       for (const int64_t p : order) masked[static_cast<size_t>(p)] = false;
+      chosen += std::ssize(order);
     }
     most = std::max(most, step - options.denoising_steps);
   }
