@@ -2,7 +2,6 @@
 // unnamed namespace.
 #pragma once
 
-#include <cmath>
 #include <cstring>
 
 #include "kernels/row_kernels.h"
@@ -94,7 +93,7 @@ void rms_norm(Element element, const void* x, const void* weight, int64_t dim, f
       const Vec v = load_some<Type>(in + at, end - at);
       squares += v * v;
     }
-    const float factor = 1.0f / std::sqrt(sum_of(squares) / static_cast<float>(dim) + eps);
+    const float factor = 1.0f / __builtin_sqrtf(sum_of(squares) / static_cast<float>(dim) + eps);
     for (int64_t at = 0; at < end; at += step) {
       Vec v = load_some<Type>(in + at, end - at) * factor;
       if (!weight_first) v = rounded<Type>(v);

@@ -102,6 +102,7 @@ at::Tensor rotate_rows(const at::Tensor& x, const at::Tensor& cos, const at::Ten
     const int64_t sequences = table->size(0) == 1 ? 1 : x.size(0);
     check_shape("rotate_rows", name, *table, {sequences, 1, x.size(2), turning});
   }
+  check_shape("rotate_rows", "sin", sin, cos.sizes());
   at::Tensor out = at::empty(x.sizes(), x.options());
   const Rows rows(x);
   const Rows cosines(cos);

@@ -38,6 +38,7 @@ std::unique_ptr<CanvasCache> make_canvas_cache(const CacheOptions& options) {
     case CacheKind::kD2:
       return make_d2_cache(options);
     case CacheKind::kCommit:
+    case CacheKind::kBlockd:
     case CacheKind::kBlock:
       break;
   }

@@ -117,6 +117,7 @@ nlohmann::json settings_of(const StudyFlags& flags, const StudyInfo& info, const
   settings.update(nlohmann::json::parse(decoding_json(decode)));
   if (info.name == "caches") {
     settings["caches"] = o.caches;
+    settings["default_caches"] = 2;  // 1: without blockd; counts up when a default changes
     settings["strategies"] = o.strategies;
   }
   const CacheOptions& cache = decode.cache;

@@ -151,6 +151,7 @@ StepDecision replayed_tokens(const ReplayStep& step, const StepInput& input, int
       continue;
     }
     decision.transferred.push_back(position);
+    decision.selected.push_back(position);  // [MASK] that was chosen is not known of a replay
     decision.prediction.token[static_cast<size_t>(position)] = step.tokens[i];
     decision.prediction.confidence[static_cast<size_t>(position)] = step.confidence[i];
   }

@@ -168,6 +168,11 @@ void check_unmasking_options(const UnmaskingOptions& options) {
         "positions would leave steps without a token",
         options.block_length, options.denoising_steps));
   }
+  if (options.quota == Quota::kCarry && options.strategy != Strategy::kThreshold) {
+    throw UsageError(
+        fmt::format("--quota carry: expected --strategy threshold, got {}. HINT: even or linear",
+                    strategy_name(options.strategy)));
+  }
   if (options.rank_by == RankBy::kNegativeEntropy && heeds_rank_by(options.strategy) &&
       heeds_threshold(options.strategy)) {
     if (!(options.threshold <= 0.0) || !std::isfinite(options.threshold)) {

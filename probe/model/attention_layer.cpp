@@ -33,7 +33,7 @@ at::Tensor rotated_by_chain(const at::Tensor& x, const RotaryRows& rotary, bool 
 }
 
 at::Tensor rotated(const at::Tensor& x, const RotaryRows& rotary, bool in_float32) {
-  if (x.requires_grad()) return rotated_by_chain(x, rotary, in_float32);
+  if (x.requires_grad() || !x.is_cpu()) return rotated_by_chain(x, rotary, in_float32);
   const at::ScalarType table = in_float32 ? at::kFloat : x.scalar_type();
   return rotate_rows(x, rotary.cos.to(table), rotary.sin.to(table));
 }
@@ -46,7 +46,7 @@ RotaryRows RotaryRows::rows(const at::Tensor& index) const {
 
 at::Tensor RmsNorm::operator()(const at::Tensor& x) const {
   const bool trained = c10::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());
-  if (!trained) return rms_norm_rows(x, weight, eps, weight_before_cast);
+  if (!trained && x.is_cpu()) return rms_norm_rows(x, weight, eps, weight_before_cast);
   if (x.scalar_type() == at::kFloat) return at::rms_norm(x, weight.sizes(), weight, eps);
   const at::Tensor x32 = x.to(at::kFloat);
   const at::Tensor normed = x32 * at::rsqrt(x32.square().mean(-1, true) + eps);

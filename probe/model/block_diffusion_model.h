@@ -32,7 +32,8 @@ class BlockDiffusionModel {
   static BlockDiffusionModel load(const Checkpoint& checkpoint, at::ScalarType dtype);
 
   /// The same model with its linear layers laid out for this CPU (linear.h): for decoding, not for
-  /// training. It has no weights() any more; those of linear layers are kept in the new form alone.
+  /// training. It has no weights() any more; those of linear layers are kept in the new
+  /// form alone, but a tied LM head, whose embedding is needed as it was.
   BlockDiffusionModel packed() &&;
 
   /// tokens int64 [S, T], positions int64 [S, T] (absolute, from 0) -> final-normed hidden states

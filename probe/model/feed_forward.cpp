@@ -103,7 +103,8 @@ ByExpert by_expert(const at::Tensor& chosen, size_t num_experts) {
 
 at::Tensor SwiGlu::operator()(const at::Tensor& x) const {
   const at::Tensor gated = gate(x);
-  if (gated.requires_grad()) return down(at::silu(gated) * up(x));  // training
+  const bool by_chain = gated.requires_grad() || !gated.is_cpu();  // training, other devices
+  if (by_chain) return down(at::silu(gated) * up(x));
   return down(silu_multiply(gated, up(x)));
 }
 

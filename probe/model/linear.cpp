@@ -21,9 +21,13 @@ using Product = at::Tensor(const at::Tensor&, const at::Tensor&, const std::opti
 
 template <class Signature>
 std::optional<c10::TypedOperatorHandle<Signature>> find(const char* name) {
-  const auto schema = c10::Dispatcher::singleton().findSchema({name, ""});
-  if (!schema) return std::nullopt;
-  return schema->typed<Signature>();
+  try {
+    const auto schema = c10::Dispatcher::singleton().findSchema({name, ""});
+    if (schema) return schema->typed<Signature>();
+  } catch (const c10::Error&) {
+    // Another LibTorch may have it with other arguments: then weights stay as they are.
+  }
+  return std::nullopt;
 }
 
 const auto& reorder() {

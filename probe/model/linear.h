@@ -11,7 +11,7 @@ namespace blockscope {
 ///
 /// A decoding pass multiplies a few dozen rows by weights that never change. As they lie in a
 /// checkpoint, MKL and oneDNN lay them out anew for their kernels at every call, which costs as
-/// much as the product; `packed()` does it once, through oneDNN as LibTorch has it for frozen
+/// much as the product; `pack()` does it once, through oneDNN as LibTorch has it for frozen
 /// models (`mkldnn::_reorder_linear_weight`, `mkldnn::_linear_pointwise`).
 class Linear {
  public:
@@ -26,6 +26,7 @@ class Linear {
   /// Lays the weight out, once, for the products of this CPU. Left as it is where oneDNN has no
   /// kernel for its dtype on this CPU, and where it is too small to gain. Not differentiable.
   void pack();
+  bool packed() const { return packed_; }
 
  private:
   at::Tensor weight_;  // [out, in]; packed: oneDNN's layout, opaque to ATen

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "analysis/figures/line_chart.h"
+#include "decode_record/error.h"
 #include "probe/study/study.h"
 
 namespace blockscope {
@@ -15,6 +16,11 @@ namespace {
 class TauStudy : public PromptStudy {
  public:
   explicit TauStudy(const StudyInput& input) : PromptStudy(input) {
+    if (input.decode.fuses_commits()) {
+      throw UsageError(
+          "study tau: --cache blockd: steps are timed apart from commits, and a fused pass is "
+          "both. HINT: leave the option out");
+    }
     methods_.push_back({"exact", {}, 0});
     for (const int64_t tau : input.options.taus) {
       PolicyFlags policy;

@@ -150,6 +150,8 @@ TEST(RowOpsCheck, WrongArgumentsAreNamed) {
   const at::Tensor heads = at::zeros({1, 2, 3, 8});
   EXPECT_THROW(rotate_rows(heads, at::zeros({1, 1, 3, 7}), at::zeros({1, 1, 3, 7})), c10::Error);
   EXPECT_THROW(rotate_rows(heads, at::zeros({1, 1, 4, 8}), at::zeros({1, 1, 4, 8})), c10::Error);
+  const at::Tensor pair = at::zeros({2, 2, 3, 8});
+  EXPECT_THROW(rotate_rows(pair, at::zeros({2, 1, 3, 8}), at::zeros({1, 1, 3, 8})), c10::Error);
   EXPECT_THROW(silu_multiply(x, at::zeros({2, 7})), c10::Error);
   EXPECT_THROW(best_tokens(heads), c10::Error);
 }

@@ -154,6 +154,29 @@ TEST(DecoderQuota, LinearTakesDreamsCountsInEveryBlock) {
   EXPECT_EQ(got.masks_left, 0);
 }
 
+TEST(DecoderCarry, GoesOnBehindTheLastStepUntilWhatWasCarriedIsChosen) {
+  for (const CacheKind cache : {CacheKind::kCommit, CacheKind::kBlockd}) {
+    DecodeOptions options = options_with(Strategy::kThreshold);
+    options.cache.kind = cache;
+    options.unmasking.quota = Quota::kCarry;
+    options.unmasking.denoising_steps = 2;
+    options.unmasking.threshold = 1.0;  // nothing is sure: one position a step, the rest is carried
+    PassLog log;
+    const std::vector<DecodeRequest> batch{tiny_request(0, 8, 8), tiny_request(1, 6, 6)};
+    auto got = decode_exact(tiny_model(27), options, {batch[0]}, &log)[0];
+    EXPECT_EQ(taken_by_step(log), (std::vector<size_t>{1, 1, 1, 1, 1, 1, 1, 1}));
+    EXPECT_EQ(got.masks_left, 0);
+    // The second prompt's first block begins with two prompt tokens, which count as chosen.
+    const auto both = decode_exact(tiny_model(27), options, batch);
+    EXPECT_EQ(both[0].generated, got.generated);
+    EXPECT_EQ(both[1].masks_left, 0);
+    options.unmasking.threshold = 0.0;
+    PassLog fast;
+    decode_exact(tiny_model(27), options, {batch[0]}, &fast);
+    EXPECT_EQ(taken_by_step(fast), (std::vector<size_t>{2, 2, 2, 2})) << "two are due a step";
+  }
+}
+
 TEST(DecoderKlass, HasAKlForEveryPositionAndStepAndStableOnlyWithAHistory) {
   DecodeOptions options = options_with(Strategy::kKlass);
   options.unmasking.kl_threshold = 1e6;  // everything that has a history is stable

@@ -29,6 +29,9 @@ TEST_P(PackedLinear, EqualsTheProductInFloat64) {
       Linear linear(weight, bias);
       linear.pack();
       linear.pack();  // once is enough, twice is no harm
+      if (GetParam() == at::kFloat && at::globalContext().userEnabledMkldnn()) {
+        EXPECT_EQ(linear.packed(), out * in >= 1 << 16) << "the product below is at::linear's own";
+      }
       for (const int64_t rows : {0, 1, 3, 32, 65}) {
         const at::Tensor x = at::randn({2, rows, in}).to(GetParam());
         const at::Tensor got = linear(x);
