@@ -7,6 +7,9 @@ namespace blockscope {
 
 enum class Element : uint8_t { kFloat32, kFloat16, kBFloat16 };
 
-constexpr int64_t element_bytes(Element element) { return element == Element::kFloat32 ? 4 : 2; }
+// `static`: files compiled for one instruction set must leave no copy that the linker could take.
+static inline constexpr int64_t element_bytes(Element element) {
+  return element == Element::kFloat32 ? 4 : 2;
+}
 
 }  // namespace blockscope

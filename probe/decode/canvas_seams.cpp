@@ -8,12 +8,15 @@
 #include <stdexcept>
 
 #include "kernels/ops.h"
+#include "probe/decode/block_rows.h"
 #include "probe/decode/shadow_block.h"
 #include "probe/model/stopwatch.h"
 #include "probe/policies/exact_policy.h"
 
 namespace blockscope {
 namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 /// Entries [first, first + count) of an ascending list are the positions of [begin, end) in it.
 struct Part {
@@ -24,14 +27,6 @@ Part part_of(const std::vector<int64_t>& positions, int64_t begin, int64_t end) 
   const auto first = std::lower_bound(positions.begin(), positions.end(), begin);
   const auto last = std::lower_bound(first, positions.end(), end);
   return {first - positions.begin(), last - first};
-}
-
-/// [1, H, B, ...] with `now` [1, H, R, ...] at `rows` [R] of its third dimension and NaN elsewhere.
-at::Tensor with_rows(const at::Tensor& now, const at::Tensor& rows, int64_t block_length) {
-  std::vector<int64_t> shape = now.sizes().vec();
-  shape[2] = block_length;
-  return at::full(shape, std::numeric_limits<double>::quiet_NaN(), now.options())
-      .index_copy_(2, rows, now);
 }
 
 }  // namespace
@@ -156,16 +151,9 @@ void CanvasSeams::show_attention(const AttentionInput& input, const ExternalKeys
                                  const std::vector<int64_t>& positions) {
   if (std::ssize(positions) < keys_.shape().block_length) {
     const at::Tensor rows = at::tensor(positions, at::kLong) - keys_.block_start();
-    const auto whole = [&](const at::Tensor& now) {
-      return with_rows(now, rows, keys_.shape().block_length);
-    };
-    AttentionParts parts;
-    parts.out = whole(used.out);
-    parts.external = whole(used.external);
-    parts.lse_external = whole(used.lse_external);
-    parts.internal = whole(used.internal);
-    parts.lse_internal = whole(used.lse_internal);
-    const at::Tensor q = whole(input.q);
+    const int64_t length = keys_.shape().block_length;
+    const AttentionParts parts = among_block(used, rows, length);
+    const at::Tensor q = among_block(input.q, 2, rows, length, kNaN);
     observer_->on_attention({*context_,
                              {input.layer, q, input.k, input.v, input.scale},
                              external,
@@ -198,7 +186,7 @@ void CanvasSeams::before_layer(int64_t layer, const at::Tensor& hidden) {
   const auto first = rows_.begin() + block.first;
   const std::vector<int64_t> positions(first, first + block.count);
   const at::Tensor rows = at::tensor(positions, at::kLong) - begin;
-  observer_->on_hidden(*context_, layer, with_rows(mine.unsqueeze(1), rows, length).squeeze(1));
+  observer_->on_hidden(*context_, layer, among_block(mine, 1, rows, length, kNaN));
 }
 
 /// A trace has one list of positions for all layers: what any of them wrote.

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "kernels/ops.h"
+#include "probe/decode/block_rows.h"
 #include "probe/model/stopwatch.h"
 #include "probe/policies/exact_policy.h"
 
@@ -16,16 +17,6 @@ namespace {
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 }  // namespace
-
-at::Tensor among_block(const at::Tensor& part, int64_t dim, const RowRange& rows,
-                       int64_t block_length, double missing) {
-  if (rows.count == block_length) return part;
-  std::vector<int64_t> shape = part.sizes().vec();
-  shape[static_cast<size_t>(dim)] = block_length;
-  at::Tensor block = at::full(shape, missing, part.options());
-  block.narrow(dim, rows.first, rows.count).copy_(part);
-  return block;
-}
 
 DecodeSeams::DecodeSeams(const DecodeSeamsOptions& options, AttentionPolicy& policy, KvCache& cache,
                          DecodeObserver* observer)
@@ -41,6 +32,7 @@ void DecodeSeams::begin_prefill(const PassContext& context, int64_t slot, int64_
 void DecodeSeams::begin_blocks(const PassContext& context, const RowRange& rows) {
   context_ = &context;
   rows_ = rows;
+  row_index_ = at::arange(rows.first, rows.first + rows.count, at::kLong);
   stored_.clear();
   for (const FusedCommit& commit : context.commits) {
     stored_.resize(context.sequences.size(), 0);
@@ -201,20 +193,12 @@ void DecodeSeams::show(const AttentionInput& input, const ExternalKeys& external
     observer_->on_attention({*context_, input, external, used, exact});
     return;
   }
-  const auto whole_block = [&](const at::Tensor& part) {
-    return among_block(part, 2, rows_, options_.block_length, kNaN);
-  };
-  AttentionParts parts = used;  // of the exact policy: no other runs with a block cache
-  parts.out = whole_block(used.out);
-  parts.external = whole_block(used.external);
-  parts.lse_external = whole_block(used.lse_external);
-  parts.internal = whole_block(used.internal);
-  parts.lse_internal = whole_block(used.lse_internal);
-  const at::Tensor q = whole_block(input.q);
+  // Of the exact policy: no other runs with a block cache.
+  const AttentionParts parts = among_block(used, row_index_, options_.block_length);
+  const at::Tensor q = among_block(input.q, 2, row_index_, options_.block_length, kNaN);
   const AttentionInput whole{input.layer, q, input.k, input.v, input.scale};
-  const at::Tensor rows = at::arange(rows_.first, rows_.first + rows_.count, at::kLong);
   observer_->on_attention(
-      {*context_, whole, external, parts, exact == nullptr ? nullptr : &parts, &rows});
+      {*context_, whole, external, parts, exact == nullptr ? nullptr : &parts, &row_index_});
 }
 
 /// The entries of the sequences themselves: [S + F, ...] -> [S, ...].
@@ -232,8 +216,9 @@ void DecodeSeams::routed(int64_t layer, const RouterChoice& choice) {
 void DecodeSeams::before_layer(int64_t layer, const at::Tensor& hidden) {
   if (observer_ == nullptr || prefill_slot_ >= 0) return;
   const Stopwatch watch(observer_ns_);
-  observer_->on_hidden(*context_, layer,
-                       among_block(without_commits(hidden), 1, rows_, options_.block_length, kNaN));
+  observer_->on_hidden(
+      *context_, layer,
+      among_block(without_commits(hidden), 1, row_index_, options_.block_length, kNaN));
 }
 
 }  // namespace blockscope

@@ -20,11 +20,6 @@ struct DecodeSeamsOptions {
   bool block_cache = false;      // one sequence, whose denoising passes may compute a part of B
 };
 
-/// `part`, whose dimension `dim` holds the rows `rows` of a block, with all B of them: `missing`
-/// fills the others.
-at::Tensor among_block(const at::Tensor& part, int64_t dim, const RowRange& rows,
-                       int64_t block_length, double missing);
-
 class DecodeSeams : public ForwardSeams {
  public:
   DecodeSeams(const DecodeSeamsOptions& options, AttentionPolicy& policy, KvCache& cache,
@@ -67,6 +62,7 @@ class DecodeSeams : public ForwardSeams {
   int64_t prefill_slot_ = -1;
   int64_t prefill_length_ = 0;
   RowRange rows_;                // of the block that this pass computes
+  at::Tensor row_index_;         // the same, [rows_.count] int64
   std::vector<int64_t> stored_;  // [S] positions that fused commits store; empty: none does
   std::vector<at::Tensor> block_key_, block_value_;  // by layer [1, K, B, D], with a block cache
   int64_t observer_ns_ = 0;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "probe/decode/block_rows.h"
 #include "probe/decode/canvas_decoder.h"
 #include "probe/decode/decode_seams.h"
 #include "probe/decode/kv_cache.h"
@@ -192,8 +193,10 @@ class BatchDecoder {
     if (options_.sub_blocks()) {
       predicting = hidden.index_select(1, at::tensor(predicting_rows(planned.rows), at::kLong));
     }
-    const at::Tensor logits =
-        among_block(model_.logits(predicting), 1, planned.rows, block_length_, 0.0);
+    const at::Tensor logits = among_block(
+        model_.logits(predicting), 1,
+        at::arange(planned.rows.first, planned.rows.first + planned.rows.count, at::kLong),
+        block_length_, 0.0);
     std::vector<StepInput> inputs;
     for (const int64_t slot : planned.denoising) {
       const SequencePass& pass = context.sequences[static_cast<size_t>(slot)];

@@ -134,7 +134,9 @@ void observe_klass(const DecodeOptions& options, const StepInput& input,
   }
   if (input.behind.empty()) return;
   at::Tensor behind;
-  predict_tokens(input.behind_logits.unsqueeze(0), options.sampling, {StreamId{}},
+  SamplingOptions sampling = options.sampling;
+  sampling.top_k = 1;  // the distribution counts, no token is drawn from it
+  predict_tokens(input.behind_logits.unsqueeze(0), sampling, {StreamId{}},
                  prediction_needs(unmasking), &behind);
   memory.update(input.behind, behind.squeeze(0));
 }

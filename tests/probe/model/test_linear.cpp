@@ -7,9 +7,9 @@
 
 #include <string>
 
-#include "probe/checkpoint/checkpoint.h"
 #include "probe/model/block_diffusion_model.h"
 #include "probe/model/forward_seams.h"
+#include "tests/support/tiny_model.h"
 
 namespace blockscope::testing {
 namespace {
@@ -63,34 +63,35 @@ class FullAttention : public ForwardSeams {
 };
 
 TEST(PackedModel, PredictsWhatTheModelDoes) {
-  at::manual_seed(4);
-  ModelConfig config;
-  config.model_type = "sdar";
-  config.architecture = "SDARForCausalLM";
-  config.num_layers = 2;
+  ModelConfig config = tiny_config();
   config.hidden_size = 320;
   config.intermediate_size = 512;
-  config.num_heads = config.num_kv_heads = 4;
+  config.num_kv_heads = config.num_heads;
   config.head_dim = 80;
   config.vocab_size = 600;
-  config.max_position_embeddings = 256;
-  config.rms_norm_eps = 1e-6;
-  config.qk_norm = true;
-  WeightMap weights;
-  for (const ExpectedTensor& tensor : expected_tensors(config)) {
-    weights.emplace(tensor.name, at::randn(tensor.shape) / 16 + (tensor.shape.size() == 1 ? 1 : 0));
+  for (const bool experts : {false, true}) {
+    if (experts) {
+      config.model_type = "sdar_moe";
+      MoeConfig& moe = config.moe.emplace();
+      moe.num_experts = 4;
+      moe.experts_per_token = 2;
+      moe.intermediate_size = 300;  // more weights than the fewest that are packed
+      moe.normalise = true;
+      moe.sparse = {false, true};
+    }
+    const BlockDiffusionModel plain = tiny_model(4, config);
+    const BlockDiffusionModel packed = tiny_model(4, config).packed();
+    EXPECT_TRUE(packed.weights().empty());
+    const c10::InferenceMode guard;
+    at::manual_seed(4);
+    const at::Tensor tokens = at::randint(600, {2, 9}, at::kLong);
+    const at::Tensor positions = at::arange(9, at::kLong).expand({2, 9});
+    FullAttention seams;
+    const at::Tensor expected = plain.logits(plain.forward(tokens, positions, seams));
+    const at::Tensor got = packed.logits(packed.forward(tokens, positions, seams));
+    const double range = (expected.max() - expected.min()).item<double>();
+    EXPECT_LT((got - expected).abs().max().item<double>(), 1e-5 * range) << experts;
   }
-  const BlockDiffusionModel plain(config, weights);
-  const BlockDiffusionModel packed = BlockDiffusionModel(config, weights).packed();
-  EXPECT_TRUE(packed.weights().empty());
-  const c10::InferenceMode guard;
-  const at::Tensor tokens = at::randint(600, {2, 9}, at::kLong);
-  const at::Tensor positions = at::arange(9, at::kLong).expand({2, 9});
-  FullAttention seams;
-  const at::Tensor expected = plain.logits(plain.forward(tokens, positions, seams));
-  const at::Tensor got = packed.logits(packed.forward(tokens, positions, seams));
-  const double range = (expected.max() - expected.min()).item<double>();
-  EXPECT_LT((got - expected).abs().max().item<double>(), 1e-5 * range);
 }
 
 }  // namespace

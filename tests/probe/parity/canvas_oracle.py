@@ -4,6 +4,7 @@ outputs by absolute position, and every rule in the order in which its paper or 
 """
 
 import dataclasses
+import itertools
 
 import numpy as np
 import torch
@@ -213,9 +214,10 @@ def decode(model, prompt, options, cache, shift, watch=lambda state, tokens: Non
         begin, end = start + block * size, start + (block + 1) * size
         rules = Rules(options, margin, begin, tracks)
         answer = lambda p, sigma: ([t != options.mask_id for t in tokens[start:]], sigma, begin + p - start)
-        for step in range(options.steps):
-            if options.mask_id not in tokens[begin:end]:
+        for step in itertools.count():
+            if options.mask_id not in tokens[begin:end] or not rules.goes_on(step):
                 break
+            rules.begin_step(step, tokens[begin:end].count(options.mask_id))
             rows = list(range(length))
             if cache.kind in ("prefix", "dual") and step:
                 rows = list(range(begin, end if cache.kind == "dual" else length))
@@ -247,6 +249,7 @@ def decode(model, prompt, options, cache, shift, watch=lambda state, tokens: Non
                                    if p >= end and tokens[p] == options.mask_id})
             if shift and step == 0 and cache.kind in ("prefix", "dual"):
                 picked = [p for p in eligible if p == 0]
+            rules.end_step(len(picked))
             chosen = [p for p in picked if top1[p] != options.mask_id]
             for p in chosen:
                 tokens[begin + p] = top1[p]

@@ -18,6 +18,7 @@ SHAPES = [(7, 16, 8, 8), (1, 12, 4, 2), (19, 10, 5, 5), (5, 24, 24, 6)]
 STRATEGIES = [("low_confidence_static", {}), ("threshold", {"threshold": 0.3}), ("factor", {"factor": 1.4}),
               ("klass", {"threshold": 0.15, "kl_threshold": 0.5}),
               ("prefix_ordered", {"threshold": 0.25, "rank_by": "margin"}),
+              ("threshold", {"threshold": 0.2, "quota": "carry"}),
               ("low_confidence_static", {"quota": "linear", "density_sigma": 3.0})]
 CACHES = [oracle.Cache("none"), oracle.Cache("prefix"), oracle.Cache("dual"),
           oracle.Cache("dllm-cache", prompt_interval=5, answer_interval=3, transfer_ratio=0.3),
@@ -31,7 +32,7 @@ TOO_NEAR, TOO_NEAR_LOGIT = 5e-5, 2e-4
 
 
 class Totals:
-    runs = steps = predictions = near = 0
+    runs = steps = predictions = near = late = 0  # late: steps behind the last that was planned
     largest = 0.0
 
 
@@ -66,13 +67,14 @@ def compare(where, trace, expected, prompt, options):
             harness.require(error < 1e-4, f"{at}: confidence of {i} differs by {error}")
             Totals.predictions += 1
         Totals.steps += 1
+        Totals.late += step.step > options.steps
 
 
 def run(work, name, model, shape, strategy, cache, seed):
     spec = spec_of(name)
     prompt_length, gen_length, block_length, steps = shape
     kind, values = strategy
-    if kind != "low_confidence_static":
+    if kind != "low_confidence_static" and values.get("quota") != "carry":
         steps = block_length
     draw = random.Random(seed)
     prompt = [draw.randrange(spec["vocab"] - 4) for _ in range(prompt_length)]
@@ -108,7 +110,8 @@ def main():
                     found = any(run(work, name, model, shape, strategy, cache, 100 * n + 10 * c + s + 1000 * i)
                                 for i in range(40))
                     harness.require(found, f"{name}, {cache}, {strategy}: no prompt without a near tie")
-    print(f"{Totals.runs} runs, {Totals.steps} steps, {Totals.predictions} predictions equal; largest difference "
+    harness.require(Totals.late > 0, "no block took more steps than planned: the carried quota was not tried")
+    print(f"{Totals.runs} runs, {Totals.steps} steps ({Totals.late} late), {Totals.predictions} predictions equal; largest difference "
           f"of a confidence {Totals.largest:.1e}; {Totals.near} prompts left out for near ties")
 
 

@@ -51,6 +51,7 @@ class Rules:
         """`tracks`: what KLASS knows of positions, [distribution before, KLs in order]; a block begins at `begin`."""
         self.options, self.margin, self.begin = options, margin, begin
         self.tracks = {} if tracks is None else tracks
+        self.due = self.carried = 0
         self.share = frequencies(options.frequencies) if options.frequencies else None
 
     def scores(self, probability, confidence, top1, answer):
@@ -112,6 +113,8 @@ class Rules:
             margin.of(*[score[p] - options.threshold for p in masked])
         elif options.strategy == "threshold":
             count = max(1, sum(score[p] >= options.threshold for p in masked))
+            if options.quota == "carry":
+                count = max(1, min(count, self.due))
             margin.of(*[score[p] - options.threshold for p in masked])
         elif options.strategy == "factor":
             needed = [-1.0] + [1.0 - options.factor / (n + 1) for n in range(2, left + 1)]
@@ -123,6 +126,17 @@ class Rules:
         else:
             raise ValueError(options.strategy)
         return self.first(ranked, count, score)
+
+    def begin_step(self, step, masks):
+        """Fast-dLLM, confidence_threshold without a cache: what a step was due and left is due at the next."""
+        share = quota(self.options, step, masks) if step < self.options.steps else 0
+        self.due = share + self.carried
+
+    def end_step(self, chosen):
+        self.carried = self.due - chosen if self.options.quota == "carry" else 0
+
+    def goes_on(self, step):
+        return step < self.options.steps or self.carried > 0
 
     def first(self, ranked, count, score):
         if 0 < count < len(ranked):
