@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 #include <fmt/format.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <chrono>
@@ -16,13 +17,26 @@ namespace {
 
 using EntryPoint = int (*)(int, char**);
 
+// What the libraries of a module read when they are loaded. A user's own settings win.
+void prepare_libraries() {
+  // Idle OpenMP threads of LibTorch spin for milliseconds by default. On a busy machine that is
+  // ruinous for the many short parallel regions of a decoding step (measured: 1 against 68 tokens/s
+  // on two loaded cores); without any spinning each of them pays for waking a thread (200 against
+  // 450 tokens/s on idle ones). A thousand turns last some 20 microseconds.
+  if (std::getenv("OMP_WAIT_POLICY") == nullptr) setenv("GOMP_SPINCOUNT", "1000", 0);
+  // Every pass allocates tensors of the same sizes: memory that goes back to the system in between
+  // is zeroed page by page at the next (5 to 10 % of a pass over 512 positions).
+  if (std::getenv("MALLOC_MMAP_THRESHOLD_") == nullptr) {
+    mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that glibc takes
+    mallopt(M_TRIM_THRESHOLD, 1 << 30);
+    mallopt(M_TOP_PAD, 16 << 20);
+  }
+}
+
 // Returns the entry point, or nullptr with the loader's reason in `problem`.
 EntryPoint load_entry_point(const Module& module, const std::filesystem::path& path,
                             std::string& problem) {
-  // Idle OpenMP threads of LibTorch spin by default. On a busy machine that is ruinous for the many
-  // short parallel regions of a decoding step (measured: 1 against 68 tokens/s on two loaded
-  // cores); libgomp reads the variable when it is loaded, and a user's own setting wins.
-  setenv("OMP_WAIT_POLICY", "passive", /*overwrite=*/0);
+  prepare_libraries();
   // RTLD_GLOBAL would let a module's symbols take part in the lookups of everything loaded later.
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   void* symbol =

@@ -5,65 +5,10 @@
 #include <cstring>
 
 #include "kernels/row_kernels.h"
-#include "kernels/vectors_impl.h"
+#include "kernels/stores_impl.h"
 
 namespace blockscope {
 namespace {
-
-// --- stores: one vector, rounded to nearest even
-
-struct Float32 : LoadFloat32 {
-  static void store_vec(char* p, Vec v) { std::memcpy(p, &v, sizeof v); }
-};
-
-struct BFloat16 : LoadBFloat16 {
-  static void store_vec(char* p, Vec v) {
-    const VecU raw = bits<VecU>(v);
-    const VecU rounded = (raw + 0x7fffu + ((raw >> 16) & 1u)) >> 16;
-    const VecU nan = VecU{} + 0x7fc0u;
-    const VecU16 narrow = __builtin_convertvector(v == v ? rounded : nan, VecU16);
-    std::memcpy(p, &narrow, sizeof narrow);
-  }
-};
-
-struct Float16 : LoadFloat16 {
-  static void store_vec(char* p, Vec v) {
-#if defined(__AVX512F__)
-    const __m256i narrow =
-        _mm512_maskz_cvtps_ph(0xffff, v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    std::memcpy(p, &narrow, sizeof narrow);
-#elif defined(__F16C__)
-    const __m128i narrow = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    std::memcpy(p, &narrow, sizeof narrow);
-#else
-    for (int i = 0; i < kLanes; ++i) {
-      const _Float16 narrow = static_cast<_Float16>(v[i]);
-      std::memcpy(p + i * 2, &narrow, 2);
-    }
-#endif
-  }
-};
-
-template <class Type>
-inline Vec rounded(Vec v) {
-  char copy[kLanes * 4];
-  Type::store_vec(copy, v);
-  return Type::load_vec(copy);
-}
-
-template <>
-inline Vec rounded<Float32>(Vec v) {
-  return v;
-}
-
-// The first elements of a vector, as many as `bytes` bytes hold.
-template <class Type>
-inline void store_some(char* p, Vec v, int64_t bytes) {
-  if (bytes >= kLanes * Type::kUnitBytes) return Type::store_vec(p, v);
-  char copy[kLanes * 4];
-  Type::store_vec(copy, v);
-  std::memcpy(p, copy, static_cast<size_t>(bytes));
-}
 
 template <class F>
 inline void with_type(Element element, F f) {
@@ -77,8 +22,6 @@ inline float sum_of(Vec v) {
   for (int i = 0; i < kLanes; ++i) sum += v[i];
   return sum;
 }
-
-// --- kernels
 
 void rms_norm(Element element, const void* x, const void* weight, int64_t dim, float eps,
               bool weight_first, void* output) {
@@ -148,9 +91,8 @@ void silu_multiply(Element element, const void* gate, const void* up, int64_t co
     const int64_t end = count * Type::kUnitBytes;
     for (int64_t at = 0; at < end; at += kLanes * Type::kUnitBytes) {
       const Vec g = load_some<Type>(static_cast<const char*>(gate) + at, end - at);
-      const Vec silu = rounded<Type>(g / (exp_vec(-g) + 1.0f));
       const Vec u = load_some<Type>(static_cast<const char*>(up) + at, end - at);
-      store_some<Type>(static_cast<char*>(output) + at, silu * u, end - at);
+      store_some<Type>(static_cast<char*>(output) + at, silu_times<Type>(g, u), end - at);
     }
   });
 }

@@ -23,7 +23,7 @@ Available detect() {
   Available available;
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (has_avx512() && __builtin_cpu_supports("avx512bf16")) available.add(kTileKernelsAvx512Bf16);
+  if (has_avx512_bf16()) available.add(kTileKernelsAvx512Bf16);
   if (has_avx512()) available.add(kTileKernelsAvx512);
   if (has_avx2()) available.add(kTileKernelsAvx2);
 #endif

@@ -13,11 +13,23 @@ namespace blockscope {
 at::Tensor CanvasCache::attention_block(int64_t layer, const AttentionLayer& weights,
                                         const at::Tensor& x, const RotaryRows& rotary,
                                         CanvasKeys& keys, const RowAttention& attend,
-                                        LayerWork& work) {
+                                        const at::Tensor* needed, LayerWork& work) {
   keys.write_keys(layer, rows_, weights.key(x, rotary));
   keys.write_values(layer, rows_, weights.value(x));
   work = {rows_, rows_, rows_};
-  return weights.output(attend(weights.query(x, rotary), rows_));
+  const at::Tensor q = needed == nullptr
+                           ? weights.query(x, rotary)
+                           : weights.query(x.index_select(1, *needed), rotary.rows(*needed));
+  return weights.output(attend(q, positions_of(needed)));
+}
+
+std::vector<int64_t> CanvasCache::positions_of(const at::Tensor* needed) const {
+  if (needed == nullptr) return rows_;
+  std::vector<int64_t> positions;
+  for (int64_t i = 0; i < needed->numel(); ++i) {
+    positions.push_back(rows_[static_cast<size_t>(needed->const_data_ptr<int64_t>()[i])]);
+  }
+  return positions;
 }
 
 at::Tensor CanvasCache::ffn(int64_t /*layer*/, const at::Tensor& x,

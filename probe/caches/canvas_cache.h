@@ -56,15 +56,22 @@ class CanvasCache {
   /// Fast-dLLM's cached Dream: the block's first pass decides its first position and nothing else.
   virtual bool decides_first_position_only(const CanvasState& /*state*/) const { return false; }
 
-  /// The attention part of a layer: x [1, R, hidden_size] of the pass's rows -> same shape. The
-  /// default computes all of them; `work` says what was done.
+  /// The attention part of a layer: x [1, R, hidden_size] of the pass's rows -> same shape. At the
+  /// last layer somebody reads the rows `needed` (int64, their places in x) alone, and they alone
+  /// are returned; else it is null. The default computes all of them; `work` says what was done,
+  /// where rows that nobody needed count as computed.
   virtual at::Tensor attention_block(int64_t layer, const AttentionLayer& weights,
                                      const at::Tensor& x, const RotaryRows& rotary,
-                                     CanvasKeys& keys, const RowAttention& attend, LayerWork& work);
+                                     CanvasKeys& keys, const RowAttention& attend,
+                                     const at::Tensor* needed, LayerWork& work);
 
   /// The feed-forward part, likewise.
   virtual at::Tensor ffn(int64_t layer, const at::Tensor& x,
                          const std::function<at::Tensor(const at::Tensor&)>& mlp);
+
+  /// Whether it takes outputs of rows from earlier passes, so that every pass must make those of
+  /// all its rows at the last layer too.
+  virtual bool keeps_outputs() const { return false; }
 
   /// Whether end_step needs the confidence of masks behind the block too.
   virtual bool wants_answer_confidence() const { return false; }
@@ -73,6 +80,9 @@ class CanvasCache {
   virtual void end_step(const CanvasState& /*state*/, const CanvasFeedback& /*feedback*/) {}
 
  protected:
+  /// The positions of `needed`, all those of the pass without it.
+  std::vector<int64_t> positions_of(const at::Tensor* needed) const;
+
   std::vector<int64_t> rows_;  // of the current pass, as rows() returned them
 };
 

@@ -27,9 +27,11 @@ class DllmCache : public CanvasCache {
     return rows_;
   }
 
+  bool keeps_outputs() const override { return true; }
+
   at::Tensor attention_block(int64_t layer, const AttentionLayer& weights, const at::Tensor& x,
                              const RotaryRows& rotary, CanvasKeys& keys, const RowAttention& attend,
-                             LayerWork& work) override {
+                             const at::Tensor* /*needed*/, LayerWork& work) override {
     const bool prompt = prompt_due_ || layer == 0;
     const bool answer = answer_due_ || layer == 0;
     const auto answer_rows = range(prompt_length_, x.size(1));

@@ -123,12 +123,14 @@ class CanvasDecoder {
         for (int64_t p = state_.block_start; p < state_.block_end(); ++p) positions.push_back(p);
       }
       const auto shadow_rows = std::ssize(positions) - std::ssize(rows);
-      seams_.begin_pass(context, rows, shadow_rows);
+      PredictingRows predicting = predicting_rows(rows);
+      std::optional<at::Tensor> needed;
+      if (shadow_rows == 0 && !cache_->keeps_outputs()) needed = needed_rows(rows, predicting);
+      seams_.begin_pass(context, rows, shadow_rows, needed);
       const at::Tensor hidden =
           model_.forward(at::tensor(ids, at::kLong).unsqueeze(0),
                          at::tensor(positions, at::kLong).unsqueeze(0), seams_);
       seams_.end_pass();
-      const PredictingRows predicting = predicting_rows(rows);
       const at::Tensor all = model_.logits(hidden.index_select(1, at::tensor(predicting.index)));
       const at::Tensor logits = all.narrow(1, 0, state_.block_length);
       std::vector<StepInput> inputs{step_input(pass, predicting.exists)};
@@ -164,8 +166,8 @@ class CanvasDecoder {
 
   /// The rows of a pass whose logits are looked at, by their place among its rows.
   struct PredictingRows {
-    std::vector<int64_t> index;   // [B + N]: of the block's positions, the first row of the pass
-                                  // for one that has none; and of `behind`
+    std::vector<int64_t> index;   // [B + N]: of the block's positions, any row of the pass for one
+                                  // that has none; and of `behind`
     std::vector<bool> exists;     // [B]
     std::vector<int64_t> behind;  // [N] masks behind the block, where somebody asks for them
   };
@@ -190,6 +192,22 @@ class CanvasDecoder {
       result.behind.push_back(p);
     }
     return result;
+  }
+
+  /// The rows of the pass whose last hidden states are read: those that predict, and the block's
+  /// own, which observers are shown. `predicting` becomes places among them.
+  at::Tensor needed_rows(const std::vector<int64_t>& rows, PredictingRows& predicting) const {
+    std::vector<int64_t> needed = predicting.index;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (rows[i] < state_.block_start || rows[i] >= state_.block_end()) continue;
+      needed.push_back(static_cast<int64_t>(i));
+    }
+    std::sort(needed.begin(), needed.end());
+    needed.erase(std::unique(needed.begin(), needed.end()), needed.end());
+    for (int64_t& row : predicting.index) {
+      row = std::lower_bound(needed.begin(), needed.end(), row) - needed.begin();
+    }
+    return at::tensor(needed, at::kLong);
   }
 
   /// `exists`: positions that this pass predicts. No other is decided.

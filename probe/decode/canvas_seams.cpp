@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 
 #include "kernels/ops.h"
 #include "probe/decode/block_rows.h"
@@ -36,10 +37,11 @@ CanvasSeams::CanvasSeams(AttentionPolicy& policy, CanvasCache& cache, CanvasKeys
     : policy_(policy), cache_(cache), keys_(keys), observer_(observer), shadow_(shadow) {}
 
 void CanvasSeams::begin_pass(const PassContext& context, const std::vector<int64_t>& rows,
-                             int64_t shadow_rows) {
+                             int64_t shadow_rows, std::optional<at::Tensor> needed) {
   context_ = &context;
   rows_ = rows;
   shadow_rows_ = shadow_rows;
+  needed_ = std::move(needed);
   observer_ns_ = attention_ns_ = 0;
   work_.clear();
   outputs_.clear();
@@ -66,11 +68,13 @@ at::Tensor CanvasSeams::attention_block(int64_t layer, const AttentionLayer& wei
   const int64_t rows = std::ssize(rows_);
   at::Tensor out;
   if (shadow_rows_ == 0) {
-    out = cache_.attention_block(layer, weights, x, rotary, keys_, attend, work);
+    const bool last = layer + 1 == keys_.shape().num_layers;
+    const at::Tensor* needed = last && needed_ ? &*needed_ : nullptr;
+    out = cache_.attention_block(layer, weights, x, rotary, keys_, attend, needed, work);
   } else {
-    const at::Tensor canvas =
-        cache_.attention_block(layer, weights, x.narrow(1, 0, rows),
-                               rotary.rows(at::arange(rows, at::kLong)), keys_, attend, work);
+    const at::Tensor canvas = cache_.attention_block(layer, weights, x.narrow(1, 0, rows),
+                                                     rotary.rows(at::arange(rows, at::kLong)),
+                                                     keys_, attend, nullptr, work);
     const at::Tensor shadow =
         shadow_attention(layer, weights, x.narrow(1, rows, shadow_rows_),
                          rotary.rows(at::arange(rows, rows + shadow_rows_, at::kLong)), keys_);

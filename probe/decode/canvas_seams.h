@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "probe/caches/canvas_cache.h"
@@ -23,11 +24,13 @@ class CanvasSeams : public ForwardSeams {
               DecodeObserver* observer, bool shadow);
 
   /// The pass to come: one sequence, with the rows that the cache named; `shadow_rows` of the input
-  /// behind them belong to a shadow block (shadow_block.h).
-  void begin_pass(const PassContext& context, const std::vector<int64_t>& rows,
-                  int64_t shadow_rows);
+  /// behind them belong to a shadow block (shadow_block.h). `needed`: see needed_rows; the block's
+  /// own rows must be among them, and there may be none with a shadow block.
+  void begin_pass(const PassContext& context, const std::vector<int64_t>& rows, int64_t shadow_rows,
+                  std::optional<at::Tensor> needed);
   void end_pass();
 
+  std::optional<at::Tensor> needed_rows() const override { return needed_; }
   at::Tensor attention_block(int64_t layer, const AttentionLayer& weights, const at::Tensor& x,
                              const RotaryRows& rotary) override;
   at::Tensor attention(const AttentionInput& input) override;
@@ -71,6 +74,7 @@ class CanvasSeams : public ForwardSeams {
   const PassContext* context_ = nullptr;
   std::vector<int64_t> rows_;
   int64_t shadow_rows_ = 0;
+  std::optional<at::Tensor> needed_;
   std::vector<LayerWork> work_;       // by layer
   std::vector<BlockOutput> outputs_;  // by layer
   int64_t observer_ns_ = 0;

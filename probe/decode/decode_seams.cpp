@@ -22,10 +22,12 @@ DecodeSeams::DecodeSeams(const DecodeSeamsOptions& options, AttentionPolicy& pol
                          DecodeObserver* observer)
     : options_(options), policy_(policy), cache_(cache), observer_(observer) {}
 
-void DecodeSeams::begin_prefill(const PassContext& context, int64_t slot, int64_t length) {
+void DecodeSeams::begin_prefill(const PassContext& context, int64_t slot, int64_t length,
+                                bool reads_last) {
   context_ = &context;
   prefill_slot_ = slot;
   prefill_length_ = length;
+  needed_ = at::arange(reads_last ? length - 1 : length, length, at::kLong);
   observer_ns_ = attention_ns_ = 0;
 }
 
@@ -39,6 +41,7 @@ void DecodeSeams::begin_blocks(const PassContext& context, const RowRange& rows)
     stored_[static_cast<size_t>(commit.slot)] = options_.block_length;
   }
   prefill_slot_ = -1;
+  needed_.reset();
   observer_ns_ = attention_ns_ = 0;
   policy_.begin_pass(context);
 }
@@ -77,6 +80,19 @@ void DecodeSeams::store(const AttentionInput& input, int64_t row, int64_t slot,
       {pass.sequence, input.layer, cache_.length(slot), k.select(0, 0), v.select(0, 0)});
 }
 
+at::Tensor DecodeSeams::attention_block(int64_t layer, const AttentionLayer& weights,
+                                        const at::Tensor& x, const RotaryRows& rotary) {
+  if (!needed_ || layer + 1 < options_.num_layers) {
+    return ForwardSeams::attention_block(layer, weights, x, rotary);
+  }
+  // Behind a prefill's last layer nothing is read but its keys and values.
+  const at::Tensor rows = x.index_select(1, *needed_);
+  const at::Tensor q = weights.query(rows, rotary.rows(*needed_));
+  const at::Tensor k = weights.key(x, rotary);
+  const at::Tensor v = weights.value(x);
+  return weights.output(attention({layer, q, k, v, weights.scale()}));
+}
+
 at::Tensor DecodeSeams::attention(const AttentionInput& input) {
   const int64_t observer_before = observer_ns_;
   at::Tensor out;
@@ -92,10 +108,12 @@ at::Tensor DecodeSeams::attention(const AttentionInput& input) {
 at::Tensor DecodeSeams::prefill_attention_of(const AttentionInput& input) {
   store(input, 0, prefill_slot_, context_->sequences.front());
   const int64_t committed = cache_.length(prefill_slot_);
+  if (input.q.size(2) == 0) return input.q;
   const at::Tensor length = at::full({1}, committed + prefill_length_, at::kLong);
   return prefill_attention(input.q, cache_.stored_key(input.layer, prefill_slot_, prefill_length_),
                            cache_.stored_value(input.layer, prefill_slot_, prefill_length_), length,
-                           options_.block_length, input.scale, committed);
+                           options_.block_length, input.scale,
+                           committed + prefill_length_ - input.q.size(2));
 }
 
 /// The input with the keys of the whole block: a pass over all of it leaves them behind, one over a

@@ -14,6 +14,7 @@
 namespace blockscope {
 
 struct DecodeSeamsOptions {
+  int64_t num_layers = 1;
   int64_t block_length = 1;
   bool store_denoising = false;  // autoregressive: every pass commits its token
   bool shadow = false;           // compute the exact values beside the policy
@@ -25,8 +26,9 @@ class DecodeSeams : public ForwardSeams {
   DecodeSeams(const DecodeSeamsOptions& options, AttentionPolicy& policy, KvCache& cache,
               DecodeObserver* observer);
 
-  /// The pass to come: a prefill of `slot` with `length` positions, ...
-  void begin_prefill(const PassContext& context, int64_t slot, int64_t length);
+  /// The pass to come: a prefill of `slot` with `length` positions, of which somebody reads the
+  /// last hidden state (`reads_last`) or none, ...
+  void begin_prefill(const PassContext& context, int64_t slot, int64_t length, bool reads_last);
   /// ... or a denoising / commit pass of all active slots, over these rows of their blocks. The
   /// context's fused commits are entries behind them: their keys are stored at every layer before
   /// any sequence reads its prefix.
@@ -34,6 +36,9 @@ class DecodeSeams : public ForwardSeams {
   /// Makes what the pass stored visible.
   void end_pass();
 
+  std::optional<at::Tensor> needed_rows() const override { return needed_; }
+  at::Tensor attention_block(int64_t layer, const AttentionLayer& weights, const at::Tensor& x,
+                             const RotaryRows& rotary) override;
   at::Tensor attention(const AttentionInput& input) override;
   void routed(int64_t layer, const RouterChoice& choice) override;
   void before_layer(int64_t layer, const at::Tensor& hidden) override;
@@ -61,9 +66,10 @@ class DecodeSeams : public ForwardSeams {
   const PassContext* context_ = nullptr;
   int64_t prefill_slot_ = -1;
   int64_t prefill_length_ = 0;
-  RowRange rows_;                // of the block that this pass computes
-  at::Tensor row_index_;         // the same, [rows_.count] int64
-  std::vector<int64_t> stored_;  // [S] positions that fused commits store; empty: none does
+  std::optional<at::Tensor> needed_;  // rows of a prefill
+  RowRange rows_;                     // of the block that this pass computes
+  at::Tensor row_index_;              // the same, [rows_.count] int64
+  std::vector<int64_t> stored_;       // [S] positions that fused commits store; empty: none does
   std::vector<at::Tensor> block_key_, block_value_;  // by layer [1, K, B, D], with a block cache
   int64_t observer_ns_ = 0;
   int64_t attention_ns_ = 0;

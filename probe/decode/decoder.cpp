@@ -33,7 +33,8 @@ class BatchDecoder {
         callbacks_(callbacks),
         next_pass_(next_pass),
         cache_(cache_shape(model.config(), requests, options), model.dtype()),
-        seams_({block_length_, options.autoregressive(), options.shadow, options.block_cache()},
+        seams_({model.config().num_layers, block_length_, options.autoregressive(), options.shadow,
+                options.block_cache()},
                policy, cache_, callbacks.observer) {
     for (const DecodeRequest& request : requests) {
       active_.push_back(initial_state(request, options));
@@ -102,15 +103,16 @@ class BatchDecoder {
       int64_t elapsed = 0;
       {
         const Stopwatch watch(elapsed);
-        seams_.begin_prefill(context, slot, length);
+        const bool reads_last = predicts && begin + length == total;
+        seams_.begin_prefill(context, slot, length, reads_last);
         const std::vector<int64_t> ids(state.tokens.begin() + begin,
                                        state.tokens.begin() + begin + length);
         const at::Tensor hidden =
             model_.forward(at::tensor(ids, at::kLong).unsqueeze(0),
                            at::arange(begin, begin + length, at::kLong).unsqueeze(0), seams_);
         seams_.end_pass();
-        if (predicts && begin + length == total) {
-          known.next = first_token(state, next_tokens(hidden.narrow(1, length - 1, 1)).front());
+        if (reads_last) {
+          known.next = first_token(state, next_tokens(hidden).front());
           decisions = {known};
         }
       }

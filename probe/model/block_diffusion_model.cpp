@@ -143,8 +143,13 @@ at::Tensor BlockDiffusionModel::forward(const at::Tensor& tokens, const at::Tens
   for (int64_t index = 0; index < config_.num_layers; ++index) {
     const Layer& layer = layers_[static_cast<size_t>(index)];
     seams.before_layer(index, hidden);
-    hidden =
-        hidden + seams.attention_block(index, layer.attention, layer.input_norm(hidden), rotary);
+    const at::Tensor attended =
+        seams.attention_block(index, layer.attention, layer.input_norm(hidden), rotary);
+    if (index + 1 == config_.num_layers) {
+      if (const auto needed = seams.needed_rows()) hidden = hidden.index_select(1, *needed);
+      if (hidden.size(1) == 0) return hidden;
+    }
+    hidden = hidden + attended;
     const RouterListener heard = [&](const RouterChoice& choice) { seams.routed(index, choice); };
     hidden = hidden + seams.ffn(index, layer.post_norm(hidden), [&](const at::Tensor& x) {
       return apply(layer.feed_forward, x, heard);

@@ -37,7 +37,7 @@ class BlockDiffusionModel {
   BlockDiffusionModel packed() &&;
 
   /// tokens int64 [S, T], positions int64 [S, T] (absolute, from 0) -> final-normed hidden states
-  /// [S, T, hidden_size].
+  /// [S, T, hidden_size], or of the rows that the seams need alone.
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions,
                      ForwardSeams& seams) const;
 

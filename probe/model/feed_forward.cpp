@@ -102,6 +102,7 @@ ByExpert by_expert(const at::Tensor& chosen, size_t num_experts) {
 }  // namespace
 
 at::Tensor SwiGlu::operator()(const at::Tensor& x) const {
+  if (gate_up.defined()) return down(gate_up(x));
   const at::Tensor gated = gate(x);
   const bool by_chain = gated.requires_grad() || !gated.is_cpu();  // training, other devices
   if (by_chain) return down(at::silu(gated) * up(x));
@@ -109,6 +110,10 @@ at::Tensor SwiGlu::operator()(const at::Tensor& x) const {
 }
 
 void SwiGlu::pack() {
+  if (gate.weight().defined() && PackedMatrix::fits(gate.weight())) {
+    gate_up = PackedMatrix::swiglu(gate.weight(), up.weight());
+    gate = up = Linear();
+  }
   for (Linear* linear : {&gate, &up, &down}) linear->pack();
 }
 
@@ -131,6 +136,30 @@ RouterChoice ExpertMixture::route(const at::Tensor& rows) const {
   return choice;
 }
 
+/// input [R * per_token, hidden], the rows of each expert one behind the other, `rows` [E] of them
+/// -> the same shape.
+at::Tensor ExpertMixture::expert_outputs(const at::Tensor& input,
+                                         const std::vector<int64_t>& rows) const {
+  const SwiGlu& any = experts.front();
+  if (any.gate_up.defined() && any.down.matrix().defined()) {
+    std::vector<MatrixRows> first;
+    std::vector<MatrixRows> second;
+    for (size_t e = 0; e < experts.size(); ++e) {
+      first.push_back({&experts[e].gate_up, rows[e]});
+      second.push_back({&experts[e].down.matrix(), rows[e]});
+    }
+    return packed_products(packed_products(input, first), second);
+  }
+  std::vector<at::Tensor> made;
+  int64_t begin = 0;
+  for (size_t e = 0; e < experts.size(); ++e) {
+    if (rows[e] == 0) continue;
+    made.push_back(experts[e](input.narrow(0, begin, rows[e])));
+    begin += rows[e];
+  }
+  return at::cat(made);
+}
+
 at::Tensor ExpertMixture::operator()(const at::Tensor& x, const RouterListener& heard) const {
   const at::Tensor rows = x.reshape({-1, x.size(-1)});
   const RouterChoice choice = route(rows);
@@ -140,15 +169,8 @@ at::Tensor ExpertMixture::operator()(const at::Tensor& x, const RouterListener& 
   }
   const ByExpert places = by_expert(choice.expert, experts.size());
   const at::Tensor input = rows.index_select(0, places.row);
-  std::vector<at::Tensor> made;
-  int64_t begin = 0;
-  for (size_t e = 0; e < experts.size(); ++e) {
-    if (places.count[e] == 0) continue;
-    made.push_back(experts[e](input.narrow(0, begin, places.count[e])));
-    begin += places.count[e];
-  }
   const at::ScalarType type = config.sigmoid ? at::kFloat : x.scalar_type();
-  const at::Tensor by_row = at::cat(made)
+  const at::Tensor by_row = expert_outputs(input, places.count)
                                 .index_select(0, places.back)
                                 .view({rows.size(0), config.experts_per_token, rows.size(1)});
   const at::Tensor weighted = by_row.to(type) * choice.weight.to(type).unsqueeze(-1);

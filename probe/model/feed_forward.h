@@ -17,6 +17,7 @@ namespace blockscope {
 /// silu(x gate^T) * (x up^T), times down^T.
 struct SwiGlu {
   Linear gate, up, down;
+  PackedMatrix gate_up = {};  // packed for our kernels, instead of gate and up
 
   at::Tensor operator()(const at::Tensor& x) const;
   void pack();  // its linear layers
@@ -41,6 +42,9 @@ struct ExpertMixture {
   /// rows [R, hidden] -> [R, per_token].
   RouterChoice route(const at::Tensor& rows) const;
   void pack();  // its experts' linear layers; the router's scores stay ATen's
+
+ private:
+  at::Tensor expert_outputs(const at::Tensor& input, const std::vector<int64_t>& rows) const;
 };
 
 /// What a layer has behind its attention.

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 
 #include "probe/model/attention_layer.h"
 #include "probe/model/router_choice.h"
@@ -27,8 +28,13 @@ class ForwardSeams {
  public:
   virtual ~ForwardSeams() = default;
 
+  /// Which of the T rows somebody reads the final hidden states of: int64 [R], ascending; none:
+  /// all. Of the others the last layer needs keys and values alone.
+  virtual std::optional<at::Tensor> needed_rows() const { return std::nullopt; }
+
   /// The attention part of a layer without its residual: x [S, T, hidden_size], normed -> same
-  /// shape. A cache may compute fewer rows and take the others from earlier passes.
+  /// shape, or at the last layer the needed rows alone, [S, R, hidden_size]. A cache may compute
+  /// fewer rows and take the others from earlier passes.
   virtual at::Tensor attention_block(int64_t layer, const AttentionLayer& weights,
                                      const at::Tensor& x, const RotaryRows& rotary) {
     const at::Tensor q = weights.query(x, rotary);

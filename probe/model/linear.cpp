@@ -63,14 +63,20 @@ Linear::Linear(at::Tensor weight, at::Tensor bias)
     : weight_(std::move(weight)), bias_(std::move(bias)), out_(weight_.size(0)) {}
 
 void Linear::pack() {
-  if (packed_ || !defined() || weight_.numel() < kFewestWeights) return;
-  if (!has_kernel(weight_.scalar_type())) return;
+  if (!defined() || packed()) return;
+  if (PackedMatrix::fits(weight_)) {
+    matrix_ = PackedMatrix(weight_, bias_);
+    weight_ = at::Tensor();
+    return;
+  }
+  if (weight_.numel() < kFewestWeights || !has_kernel(weight_.scalar_type())) return;
   weight_ = reorder()->call(weight_.detach().contiguous(), c10::SymInt(kRowsHint));
-  packed_ = true;
+  by_onednn_ = true;
 }
 
 at::Tensor Linear::operator()(const at::Tensor& x) const {
-  if (!packed_) return at::linear(x, weight_, bias_);
+  if (matrix_.defined()) return matrix_(x);
+  if (!by_onednn_) return at::linear(x, weight_, bias_);
   if (x.numel() == 0) {
     std::vector<int64_t> shape = x.sizes().vec();
     shape.back() = out_;
