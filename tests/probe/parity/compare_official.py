@@ -19,11 +19,11 @@ ALGS = {"maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "negat
 
 
 def klass_flags(parameters, steps):
-    """unmask_strategy max_conf and min_kl are not offered; the authors' entropy takes the highest."""
-    if parameters["alg"] == "klass" and parameters["unmask_strategy"] == "all":
+    """The authors' entropy takes the highest, which ours does not offer."""
+    if parameters["alg"] == "klass":
         return ["--strategy", "klass", "--threshold", parameters["conf_threshold"], "--kl-threshold",
                 parameters["kl_threshold"], "--kl-history", parameters["kl_history_length"],
-                "--denoising-steps", steps]
+                "--klass-choose", parameters["unmask_strategy"], "--denoising-steps", steps]
     rank = {"default": "confidence", "topk_margin": "margin"}.get(parameters["alg"])
     return rank and ["--strategy", "low_confidence_static", "--rank-by", rank, "--denoising-steps", steps]
 

@@ -31,6 +31,7 @@ class Options:
     kl_threshold: float = 0.01
     kl_history: int = 2
     pc_lambda: float = 0.25
+    klass_choose: str = "all"
     pc_alpha: float = 10.0
     frequencies: str = ""       # a file
     stop_ids: tuple = ()
