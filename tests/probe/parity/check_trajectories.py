@@ -6,7 +6,6 @@ probable token of every position, the final sequence and why it ended.
 """
 
 import dataclasses
-import hashlib
 import json
 import pathlib
 
@@ -115,21 +114,10 @@ def label(strategy, values):
 
 
 def write_table(checkpoint, vocab):
-    """Token counts for pc_sampler, bound to a tokenizer that this checkpoint then has."""
-    tokenizer = json.dumps({"version": "1.0", "added_tokens": [], "normalizer": None,
-                            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False,
-                                              "trim_offsets": True, "use_regex": True},
-                            "post_processor": None, "decoder": {"type": "ByteLevel"},
-                            "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}})
-    (checkpoint / "tokenizer.json").write_text(tokenizer)
+    """Token counts for pc_sampler."""
     generator = torch.Generator().manual_seed(vocab)
     counts = (torch.rand(vocab, generator=generator) ** 4 * 5000).int().tolist()
-    path = checkpoint / "table.json"
-    path.write_text(json.dumps({
-        "format": "blockscope-frequencies", "format_version": 1, "vocab_size": vocab,
-        "tokenizer": hashlib.sha256(tokenizer.encode()).hexdigest(), "tokens": sum(counts),
-        "texts": 1, "counts": [[i, count] for i, count in enumerate(counts) if count]}))
-    return str(path)
+    return harness.write_frequencies(checkpoint, counts)
 
 
 def our_run(folder, case, checkpoint, prompts, options, values, cache):
