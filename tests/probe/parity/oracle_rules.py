@@ -55,7 +55,7 @@ class Rules:
         `known` of its positions are the prompt's, which the schedule counts as done."""
         self.options, self.margin, self.begin = options, margin, begin
         self.tracks = {} if tracks is None else tracks
-        self.due = self.carried = 0
+        self.due, self.carried = 0, -known
         self.share = frequencies(options.frequencies) if options.frequencies else None
 
     def scores(self, probability, confidence, top1, answer):
