@@ -44,7 +44,7 @@ LINEAR = [("low_confidence_static", {"quota": "linear"}),
           ("sequential", {"quota": "linear"}),
           ("prefix_ordered", {"quota": "linear", "threshold": 0.3}),
           ("klass", {"quota": "linear", "threshold": 0.2, "kl_threshold": 0.8})]
-CARRY = [("threshold", {"quota": "carry", "threshold": 0.3}),
+CARRY = [("threshold", {"quota": "carry", "threshold": 0.1}),
          ("threshold", {"quota": "carry", "threshold": 0.6}),
          ("threshold", {"quota": "carry", "threshold": 0.3, "rank_by": "margin"})]
 DENSITY = [("low_confidence_static", {"density_sigma": 3.0}),
