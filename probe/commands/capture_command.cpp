@@ -87,12 +87,10 @@ std::string speed_text(const CaptureTotals& totals) {
 void print_plan(const CaptureFlags& flags, const LoadedModel& model, const CaptureCost& cost,
                 size_t num_prompts, const std::string& output) {
   note_text(resolved_table(model.config));
-  note("{}, level {}: {} will take at most {}; memory: weights {}, KV cache {}, recorder {}\n",
+  note("{}, level {}: {} will take at most {}; memory: weights {}, {}\n",
        plural(static_cast<int64_t>(num_prompts), "prompt"), flags.record.level, output,
        format_bytes(static_cast<double>(cost.file_bytes)),
-       format_bytes(static_cast<double>(model.checkpoint_bytes)),
-       format_bytes(static_cast<double>(cost.kv_cache_bytes)),
-       format_bytes(static_cast<double>(cost.recorder_bytes)));
+       format_bytes(static_cast<double>(model.model->weight_bytes())), memory_text(cost));
 }
 
 void print_totals(const CaptureTotals& totals, const ResumeState& resumed, size_t num_prompts,
@@ -218,7 +216,7 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   if (flags.dry_run) return;
   if (!flags.no_space_check) {
     check_free_space(output, cost.file_bytes);
-    check_memory(cost, model.checkpoint_bytes, available_memory());
+    check_memory(cost, model.model->weight_bytes(), available_memory());
   }
 
   // From here to the end of the file: a signal must not cut the writer short.

@@ -3,13 +3,29 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
+#include <utility>
+
+#include "probe/decode/choice_names.h"
 
 namespace blockscope {
 namespace {
 
 constexpr double kEpsilon = 1e-12;
 
+constexpr std::array<std::pair<KlassChoose, const char*>, 3> kChooseNames{{
+    {KlassChoose::kAll, "all"},
+    {KlassChoose::kMaxConf, "max_conf"},
+    {KlassChoose::kMinKl, "min_kl"},
+}};
+
 }  // namespace
+
+KlassChoose parse_klass_choose(const std::string& name) {
+  return parse_choice(kChooseNames, "--klass-choose", name);
+}
+
+std::string klass_choose_name(KlassChoose choose) { return choice_name(kChooseNames, choose); }
 
 std::vector<double> KlassMemory::update(const std::vector<int64_t>& positions,
                                         const at::Tensor& probability) {
@@ -40,7 +56,8 @@ void KlassMemory::forget_before(int64_t begin) {
 
 std::vector<int64_t> select_klass(const std::vector<double>& confidence,
                                   const std::vector<bool>& stable, const std::vector<bool>& masked,
-                                  double threshold, int64_t due) {
+                                  double threshold, int64_t due, KlassChoose choose,
+                                  const std::vector<double>& kl) {
   std::vector<int64_t> ready;
   std::vector<int64_t> order;
   for (size_t p = 0; p < masked.size(); ++p) {
@@ -48,7 +65,19 @@ std::vector<int64_t> select_klass(const std::vector<double>& confidence,
     order.push_back(static_cast<int64_t>(p));
     if (stable[p] && confidence[p] > threshold) ready.push_back(static_cast<int64_t>(p));
   }
-  if (!ready.empty()) return ready;
+  if (!ready.empty()) {
+    const auto value = [](const std::vector<double>& of) {
+      return [&of](int64_t p) { return of[static_cast<size_t>(p)]; };
+    };
+    switch (choose) {
+      case KlassChoose::kAll:
+        return ready;
+      case KlassChoose::kMaxConf:
+        return {*std::ranges::max_element(ready, {}, value(confidence))};
+      case KlassChoose::kMinKl:
+        return {*std::ranges::min_element(ready, {}, value(kl))};
+    }
+  }
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
     return confidence[static_cast<size_t>(a)] > confidence[static_cast<size_t>(b)];
   });

@@ -1,15 +1,24 @@
 // KLASS: a position takes its token when it is sure and its distribution has stopped moving.
 // Source: KLASS, arXiv 2511.05664; shkim0116/KLASS `src/model/llada_klass.py:
-// stable_confident_decode`, alg "klass", unmask_strategy "all". Softmax and KL are float64.
+// stable_confident_decode`, alg "klass". Softmax and KL are float64.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <map>
+#include <string>
 #include <vector>
 
 namespace blockscope {
+
+/// Which of several ready positions take their token (the authors' `unmask_strategy`): all, the
+/// most confident one, or the one that moved least at this step.
+enum class KlassChoose { kAll, kMaxConf, kMinKl };
+
+/// Throws UsageError for an unknown name, listing the known ones.
+KlassChoose parse_klass_choose(const std::string& name);
+std::string klass_choose_name(KlassChoose choose);
 
 /// What one sequence remembers of each position's last steps. A bidirectional model predicts
 /// positions behind its block too, and as in the authors' code their history goes on from block to
@@ -40,10 +49,13 @@ class KlassMemory {
   std::map<int64_t, Track> tracks_;  // by position
 };
 
-/// Masked positions that are stable with `confidence` > `threshold`; without any, the `due` most
-/// confident masked ones, ties to the lower position. Ascending.
+/// Masked positions that are stable with `confidence` > `threshold`, of several those that `choose`
+/// says; without any, the `due` most confident masked ones. Ties go to the lower position.
+/// Ascending. `kl`: of this step, [B] as KlassMemory::update returned it; only for kMinKl.
 std::vector<int64_t> select_klass(const std::vector<double>& confidence,
                                   const std::vector<bool>& stable, const std::vector<bool>& masked,
-                                  double threshold, int64_t due);
+                                  double threshold, int64_t due,
+                                  KlassChoose choose = KlassChoose::kAll,
+                                  const std::vector<double>& kl = {});
 
 }  // namespace blockscope

@@ -122,11 +122,13 @@ void observe_klass(const DecodeOptions& options, const StepInput& input,
   const std::vector<double> kl =
       memory.update(positions, distributions.index_select(0, at::tensor(index, at::kLong)));
   prediction.kl.assign(rows, std::numeric_limits<double>::quiet_NaN());
+  prediction.moved = prediction.kl;
   prediction.stable.assign(rows, false);
   const UnmaskingOptions& unmasking = options.unmasking;
   for (size_t i = 0; i < index.size(); ++i) {
     const auto p = static_cast<size_t>(index[i]);
     if (known[i]) prediction.kl[p] = kl[i];
+    prediction.moved[p] = kl[i];
     // Nothing is stable at a block's first steps, however long its history.
     prediction.stable[p] =
         input.pass.step >= unmasking.kl_history &&

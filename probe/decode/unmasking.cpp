@@ -10,7 +10,6 @@
 
 #include "decode_record/error.h"
 #include "probe/decode/choice_names.h"
-#include "probe/decode/klass.h"
 #include "probe/decode/wino.h"
 
 namespace blockscope {
@@ -292,7 +291,7 @@ std::vector<int64_t> select_transfers(const UnmaskingOptions& options, int64_t s
       return wino_wide_in(score, masked, options.threshold);
     case Strategy::kKlass:
       return select_klass(score, prediction.stable, masked, options.threshold,
-                          static_cast<int64_t>(due));
+                          static_cast<int64_t>(due), options.klass_choose, prediction.moved);
   }
   order.resize(count);
   std::sort(order.begin(), order.end());

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "probe/decode/klass.h"
 #include "probe/decode/pc_sampler.h"
 #include "probe/decode/quota.h"
 
@@ -63,6 +64,7 @@ struct UnmaskingOptions {
   double density_sigma = 0.0;   // positions; scores are times the certainty density; 0: off
   double kl_threshold = 0.01;   // nats; klass takes `<`
   int64_t kl_history = 2;       // klass: steps whose KL must be below
+  KlassChoose klass_choose = KlassChoose::kAll;
   double threshold_back = 0.9;  // wino: of the second look at a token, below it is masked again
   double pc_lambda = 0.25;      // pc_sampler: decay per position
   double pc_alpha = 10.0;       // pc_sampler: largest debiased confidence
@@ -88,6 +90,7 @@ struct BlockPrediction {
   std::vector<double> score;      // by RankBy, or klass's and wino's float64 confidence; empty: the
                                   // confidence is the score
   std::vector<double> kl;         // klass: nats since its last prediction; NaN at the first
+  std::vector<double> moved;      // klass: the same, but at the first from a step without any
   std::vector<bool> stable;       // klass: the last KLs were all below the threshold
   std::vector<float> entropy;     // nats over the vocabulary; only for kEntropyBounded
   std::vector<int64_t> top1;      // argmax token; equals `token` when greedy

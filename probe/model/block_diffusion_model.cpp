@@ -50,6 +50,8 @@ BlockDiffusionModel::BlockDiffusionModel(ModelConfig config, WeightMap weights)
     layers_.push_back(std::move(layer));
   }
   scale_rope(config_.max_position_embeddings);
+  for (const auto& [name, tensor] : weights_)
+    weight_bytes_ += static_cast<int64_t>(tensor.nbytes());
 }
 
 RmsNorm BlockDiffusionModel::norm_of(const std::string& name) const {
@@ -100,6 +102,9 @@ BlockDiffusionModel BlockDiffusionModel::packed() && {
     std::visit([](auto& part) { part.pack(); }, layer.feed_forward);
   }
   lm_head_.pack();
+  if (config_.tie_word_embeddings && lm_head_.packed()) {
+    weight_bytes_ += static_cast<int64_t>(embed_.nbytes());
+  }
   return std::move(*this);
 }
 

@@ -52,6 +52,8 @@ class BlockDiffusionModel {
   const ModelConfig& config() const { return config_; }
   const WeightMap& weights() const { return weights_; }  // empty when packed
   at::ScalarType dtype() const;
+  /// What the weights take in memory, those of a tied LM head that was packed twice.
+  int64_t weight_bytes() const { return weight_bytes_; }
 
  private:
   void scale_rope(int64_t longest_sequence);
@@ -69,6 +71,7 @@ class BlockDiffusionModel {
 
   ModelConfig config_;
   WeightMap weights_;
+  int64_t weight_bytes_ = 0;
   std::vector<Layer> layers_;
   at::Tensor embed_;                    // [vocab_size, hidden_size]
   RmsNorm norm_;                        // over hidden_size

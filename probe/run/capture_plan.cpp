@@ -143,6 +143,22 @@ int64_t recorder_memory(const RecorderOptions& recorder, const DecodeOptions& de
   return bytes;
 }
 
+/// What klass remembers of a batch: a float64 distribution for each position of the block, and in a
+/// bidirectional model, whose sequences are decoded one after another, of everything behind it.
+int64_t klass_history(const std::vector<DecodeRequest>& batch, const DecodeOptions& decode,
+                      const ModelConfig& config) {
+  if (decode.unmasking.strategy != Strategy::kKlass || decode.autoregressive()) return 0;
+  int64_t positions = std::ssize(batch) * decode.block_length();
+  if (decode.bidirectional) {
+    positions = 0;
+    for (const DecodeRequest& request : batch) {
+      const auto length = static_cast<int64_t>(request.prompt.size());
+      positions = std::max(positions, generated_positions(length, request.gen_length, decode));
+    }
+  }
+  return positions * config.vocab_size * static_cast<int64_t>(sizeof(double));
+}
+
 }  // namespace
 
 void add_record_flags(CLI::App& app, RecordFlags& flags) {
@@ -261,6 +277,7 @@ CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& d
     const std::vector<DecodeRequest> batch = batch_requests(prompts, first, batch_size);
     const KvCacheShape shape = cache_shape(config, batch, decode);
     cost.kv_cache_bytes = std::max(cost.kv_cache_bytes, KvCache::size_bytes(shape, model.dtype));
+    cost.history_bytes = std::max(cost.history_bytes, klass_history(batch, decode, config));
   }
   cost.recorder_bytes = sequences * recorder_memory(recorder, decode, config);
   return cost;
@@ -310,16 +327,25 @@ int64_t available_memory() {
   return 0;
 }
 
-void check_memory(const CaptureCost& cost, uint64_t weights, int64_t available) {
-  const int64_t wanted = cost.kv_cache_bytes + cost.recorder_bytes;
+std::string memory_text(const CaptureCost& cost) {
+  const auto part = [](const char* name, int64_t bytes) {
+    return fmt::format("{} {}", name, format_bytes(static_cast<double>(bytes)));
+  };
+  std::string text =
+      part("KV cache", cost.kv_cache_bytes) + ", " + part("recorder", cost.recorder_bytes);
+  if (cost.history_bytes > 0) text += ", " + part("klass's history", cost.history_bytes);
+  return text;
+}
+
+void check_memory(const CaptureCost& cost, int64_t weights, int64_t available) {
+  const int64_t wanted = cost.kv_cache_bytes + cost.recorder_bytes + cost.history_bytes;
   if (available <= 0 || wanted <= available) return;
   throw Error(fmt::format(
-      "capture: the KV cache takes {} and the recorder {} (beside weights of {}), and {} are free. "
+      "capture: memory: expected at most the {} that are free, got {} (beside weights of {}). "
       "HINT: a smaller --batch-size, --gen-length or --set-size, fewer --layers, or "
       "--no-space-check",
-      format_bytes(static_cast<double>(cost.kv_cache_bytes)),
-      format_bytes(static_cast<double>(cost.recorder_bytes)),
-      format_bytes(static_cast<double>(weights)), format_bytes(static_cast<double>(available))));
+      format_bytes(static_cast<double>(available)), memory_text(cost),
+      format_bytes(static_cast<double>(weights))));
 }
 
 void check_free_space(const std::string& path, int64_t bytes) {

@@ -40,6 +40,7 @@ struct CaptureCost {
   int64_t file_bytes = 0;      // of the trace, if every block takes all its steps
   int64_t kv_cache_bytes = 0;  // of the largest batch
   int64_t recorder_bytes = 0;  // rows and history the recorder keeps of the largest batch
+  int64_t history_bytes = 0;   // distributions that klass compares with, of the largest batch
 };
 CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& decode,
                          const std::vector<RunPrompt>& prompts, int64_t batch_size,
@@ -55,9 +56,12 @@ void check_filter(const RecorderOptions& recorder, const DecodeOptions& decode,
 /// Bytes that this machine could still give to a process; 0: unknown.
 int64_t available_memory();
 
-/// Throws Error when cache and recorder need more than the `available` bytes of memory (0:
+/// Throws Error when cache, recorder and history need more than the `available` bytes of memory (0:
 /// unknown); the weights are in memory already.
-void check_memory(const CaptureCost& cost, uint64_t weights, int64_t available);
+void check_memory(const CaptureCost& cost, int64_t weights, int64_t available);
+
+/// "KV cache 1.0 MB, recorder 2.0 MB", and the history where there is one.
+std::string memory_text(const CaptureCost& cost);
 
 /// Throws TraceError when the file system of `path` has less free space than `bytes`.
 void check_free_space(const std::string& path, int64_t bytes);

@@ -76,8 +76,8 @@ void check_same_run(const std::string& partial, const TraceMeta& meta) {
            "seed",           "stop_ids",        "batch_size",
            "shadow",         "replay",          "gen_length",
            "recorded_steps", "recorded_blocks", "recorded_sequences",
-           "num_prompts",    "prompts_digest",  "rank",
-           "world_size"});
+           "klass_choose",   "num_prompts",     "prompts_digest",
+           "rank",           "world_size"});
 }
 
 namespace {

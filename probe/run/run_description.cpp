@@ -43,6 +43,7 @@ std::string decoding_json(const DecodeOptions& decode) {
       {"density_sigma", unmasking.density_sigma},
       {"kl_threshold", unmasking.kl_threshold},
       {"kl_history", unmasking.kl_history},
+      {"klass_choose", klass_choose_name(unmasking.klass_choose)},
       {"threshold_back", unmasking.threshold_back},
       {"pc_lambda", unmasking.pc_lambda},
       {"pc_alpha", unmasking.pc_alpha},
@@ -76,6 +77,9 @@ std::string strategy_text(const UnmaskingOptions& unmasking) {
   if (unmasking.strategy == Strategy::kKlass) {
     text += fmt::format(", KL below {:g} for {}", unmasking.kl_threshold,
                         plural(unmasking.kl_history, "step"));
+    if (unmasking.klass_choose != KlassChoose::kAll) {
+      text += ", " + klass_choose_name(unmasking.klass_choose);
+    }
   }
   if (unmasking.strategy == Strategy::kWino) {
     text += fmt::format(", taken back below {:g}", unmasking.threshold_back);

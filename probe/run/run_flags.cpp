@@ -119,6 +119,10 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
   add("--kl-threshold", flags.kl_threshold, real_number(0.0, kAnyReal, false),
       "klass: nats that a position may have moved at a step");
   add("--kl-history", flags.kl_history, whole_number(1), "klass: steps that must be below it");
+  app.add_option("--klass-choose", flags.klass_choose,
+                 "klass: of several positions that are ready take all, the most confident one "
+                 "(max_conf) or the one that moved least (min_kl)")
+      ->capture_default_str();
   add("--threshold-back", flags.threshold_back, real_number(0.0, 1.0, false),
       "wino: probability below which a second look takes a token back");
   add("--pc-lambda", flags.pc_lambda, real_number(0.0, kAnyReal), "pc_sampler: decay per position");
@@ -177,7 +181,7 @@ void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags, bool 
           ? "--strategy threshold"
           : "a strategy with a schedule: not entropy_bounded, factor or wino; threshold has "
             "--quota carry");
-  for (const char* option : {"--kl-threshold", "--kl-history"}) {
+  for (const char* option : {"--kl-threshold", "--kl-history", "--klass-choose"}) {
     refuse_idle(app, option, strategy == Strategy::kKlass, "--strategy klass");
   }
   for (const char* option : {"--pc-lambda", "--pc-alpha", "--frequencies"}) {
@@ -230,6 +234,7 @@ DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& mode
   unmasking.density_sigma = flags.density_sigma;
   unmasking.kl_threshold = flags.kl_threshold;
   unmasking.kl_history = flags.kl_history;
+  unmasking.klass_choose = parse_klass_choose(flags.klass_choose);
   unmasking.threshold_back = flags.threshold_back;
   unmasking.pc_lambda = flags.pc_lambda;
   unmasking.pc_alpha = flags.pc_alpha;

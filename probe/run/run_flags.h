@@ -49,6 +49,7 @@ struct DecodingFlags {
   bool separate_commits = false;  // without --cache: commit, because the command times single steps
   double kl_threshold = 0.01;
   int64_t kl_history = 2;
+  std::string klass_choose = "all";
   double threshold_back = 0.9;
   double pc_lambda = 0.25;
   double pc_alpha = 10.0;

@@ -103,7 +103,8 @@ class Frequencies(PromiseCase):
 
         check("low_confidence_static", [], (("--rank-by", "margin"), ("--quota", "linear"), ("--density-sigma", 2)),
               "static.h5")
-        check("klass", [], (("--kl-threshold", 0.5), ("--kl-history", 3), ("--threshold", 0.8)), "klass.h5")
+        check("klass", [], (("--kl-threshold", 0.5), ("--kl-history", 3), ("--threshold", 0.8),
+                            ("--klass-choose", "max_conf")), "klass.h5")
         other = self.root / "other.json"
         self.must("frequencies", self.model, self.table, "-o", other, "-q", "--force")
         check("pc_sampler", ["--frequencies", self.table], (("--pc-lambda", 1), ("--pc-alpha", 1)), "table.h5")

@@ -15,7 +15,7 @@ TURNS = ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['cont
 SWITCH = "{% if enable_thinking is defined and not enable_thinking %}{{ '<think></think>' }}{% endif %}"
 DECODING = (["--threshold", 0.5], ["--eb-threshold", 1], ["--factor", 2], ["--top-k", 2], ["--top-p", 0.5],
             ["--strategy", "factor", "--threshold", 0.5], ["--strategy", "threshold", "--factor", 1],
-            ["--kl-threshold", 0.1], ["--kl-history", 3], ["--pc-lambda", 1], ["--pc-alpha", 1],
+            ["--kl-threshold", 0.1], ["--kl-history", 3], ["--klass-choose", "min_kl"], ["--pc-lambda", 1], ["--pc-alpha", 1],
             ["--frequencies", "x.json"], ["--strategy", "klass", "--rank-by", "margin"],
             ["--strategy", "sequential", "--rank-by", "margin"], ["--strategy", "entropy_bounded", "--rank-by", "margin"],
             ["--strategy", "klass", "--density-sigma", 2], ["--strategy", "sequential", "--density-sigma", 2],

@@ -58,7 +58,8 @@ def klass_cases(folder, generator):
     decode = official(pathlib.Path(folder, "src/model/llada_klass.py"), "add_gumbel_noise",
                       "get_num_transfer_tokens", "stable_confident_decode")
     block, vocab, mask = 6, 9, 126336
-    for case in range(24):
+    for case in range(36):
+        choose = ["all", "max_conf", "min_kl"][case // 12]
         scale = 10 ** (-3 * torch.rand(block, 1, generator=generator))  # some rows hardly move
         start = 4 * torch.randn(block, vocab, generator=generator)
         logits = [start + scale * torch.randn(block, vocab, generator=generator) / (1 + step)
@@ -69,13 +70,14 @@ def klass_cases(folder, generator):
         model = Model([torch.cat([torch.zeros(2, vocab), step]) for step in logits])
         final, _ = decode(model, None, prompt, block, block, block, mask_id=mask,
                           conf_threshold=threshold, kl_threshold=kl_threshold,
-                          kl_history_length=history, alg="klass")
+                          kl_history_length=history, alg="klass",
+                          unmask_strategy=choose)
         seen = [x[2:] for x in model.inputs] + [final[0, 2:]]
         steps = [{"logits": numbers(logits[i]),
                   "masked": [bool(x) for x in before == mask],
                   "taken": [int(p) for p in ((before == mask) & (after != mask)).nonzero()]}
                  for i, (before, after) in enumerate(zip(seen, seen[1:]))]
-        yield {"block": block, "vocab": vocab, "threshold": threshold, "history": history,
+        yield {"block": block, "vocab": vocab, "threshold": threshold, "history": history, "choose": choose,
                "kl_threshold": kl_threshold, "steps": steps}
 
 

@@ -177,25 +177,6 @@ TEST(DecoderCarry, GoesOnBehindTheLastStepUntilWhatWasCarriedIsChosen) {
   }
 }
 
-TEST(DecoderKlass, HasAKlForEveryPositionAndStepAndStableOnlyWithAHistory) {
-  DecodeOptions options = options_with(Strategy::kKlass);
-  options.unmasking.kl_threshold = 1e6;  // everything that has a history is stable
-  options.unmasking.threshold = 0.0;
-  PassLog log;
-  decode_exact(tiny_model(27), options, {tiny_request(0, 8, 8)}, &log);
-  // Step 1 falls back on the schedule, step 2 takes all that are left: in each block anew.
-  EXPECT_EQ(taken_by_step(log), (std::vector<size_t>{1, 3, 1, 3}));
-  for (const PassLog::Entry& pass : log.passes) {
-    const SequencePass& sequence = pass.context.sequences[0];
-    if (sequence.kind != PassKind::denoise) continue;
-    const BlockPrediction& prediction = pass.decisions[0].prediction;
-    ASSERT_EQ(prediction.kl.size(), static_cast<size_t>(kTinyBlock));
-    for (const double kl : prediction.kl) {
-      EXPECT_EQ(std::isnan(kl), sequence.step == 1) << "a block's first step has none before it";
-    }
-  }
-}
-
 TEST(DecoderDensity, CountsWhatIsDecidedInTheWholeAnswer) {
   // All predictions are equally likely: the density alone ranks, and it is largest beside the
   // decided blocks and the prompt.

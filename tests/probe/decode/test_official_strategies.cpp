@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
@@ -37,6 +38,7 @@ at::Tensor logits_of(const nlohmann::json& numbers, int64_t vocab) {
 }
 
 TEST(OfficialKlass, TakesTheSamePositionsAtEveryStep) {
+  std::map<KlassChoose, size_t> narrowed;
   size_t ready = 0;
   for (const auto& item : cases_of("klass")) {
     SCOPED_TRACE(item.at("history"));
@@ -46,6 +48,7 @@ TEST(OfficialKlass, TakesTheSamePositionsAtEveryStep) {
     options.threshold = item.at("threshold").get<double>();
     options.kl_threshold = item.at("kl_threshold").get<double>();
     options.kl_history = item.at("history").get<int64_t>();
+    options.klass_choose = parse_klass_choose(item.at("choose").get<std::string>());
     KlassMemory memory;
     int64_t step = 0;
     for (const auto& given : item.at("steps")) {
@@ -55,7 +58,7 @@ TEST(OfficialKlass, TakesTheSamePositionsAtEveryStep) {
                          kStream, prediction_needs(options), &distributions)[0];
       Positions all(given.at("masked").size());
       std::iota(all.begin(), all.end(), 0);
-      prediction.kl = memory.update(all, distributions[0]);
+      prediction.kl = prediction.moved = memory.update(all, distributions[0]);
       for (const auto p : all) {
         prediction.stable.push_back(memory.stable(p, options.kl_threshold, options.kl_history));
       }
@@ -63,10 +66,18 @@ TEST(OfficialKlass, TakesTheSamePositionsAtEveryStep) {
           select_transfers(options, step, prediction, given.at("masked").get<std::vector<bool>>());
       EXPECT_EQ(taken, given.at("taken").get<Positions>()) << "step " << step;
       if (taken.size() > 1) ++ready;
+      UnmaskingOptions every = options;
+      every.klass_choose = KlassChoose::kAll;
+      const auto masked = given.at("masked").get<std::vector<bool>>();
+      if (select_transfers(every, step, prediction, masked) != taken) {
+        ++narrowed[options.klass_choose];
+      }
       ++step;
     }
   }
   EXPECT_GT(ready, 5U) << "the cases hardly reach the rule itself";
+  EXPECT_GT(narrowed[KlassChoose::kMaxConf], 5U) << "hardly a step has several to choose from";
+  EXPECT_GT(narrowed[KlassChoose::kMinKl], 5U) << "hardly a step has several to choose from";
 }
 
 TEST(OfficialPcSampler, GivesTheSameScores) {

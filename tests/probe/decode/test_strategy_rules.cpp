@@ -191,6 +191,26 @@ TEST(KlassChoice, NeedsBothAndFallsBackOnTheMostConfident) {
       ElementsAre(1));
 }
 
+TEST(KlassChoice, TakesOneOfTheReadyPositions) {
+  const std::vector<bool> masked{true, true, true, true, false};
+  const std::vector<bool> stable{true, true, true, false, true};
+  const std::vector<double> confidence{.95, .99, .99, 1.0, 1.0};
+  const std::vector<double> kl{.002, .003, .002, .001, .0};
+  const auto chosen = [&](KlassChoose choose, double threshold) {
+    return select_klass(confidence, stable, masked, threshold, 2, choose, kl);
+  };
+  EXPECT_THAT(chosen(KlassChoose::kAll, .9), ElementsAre(0, 1, 2));
+  EXPECT_THAT(chosen(KlassChoose::kMaxConf, .9), ElementsAre(1)) << "the lower of two";
+  EXPECT_THAT(chosen(KlassChoose::kMinKl, .9), ElementsAre(0)) << "the lower of two";
+  EXPECT_THAT(chosen(KlassChoose::kMinKl, .96), ElementsAre(2)) << "only among the ready ones";
+  // Nothing is ready: the choice has no say.
+  for (const KlassChoose choose : {KlassChoose::kAll, KlassChoose::kMaxConf, KlassChoose::kMinKl}) {
+    EXPECT_THAT(chosen(choose, .999), ElementsAre(1, 3)) << klass_choose_name(choose);
+    EXPECT_EQ(parse_klass_choose(klass_choose_name(choose)), choose);
+  }
+  EXPECT_THROW(parse_klass_choose("random"), UsageError);
+}
+
 TEST(CertaintyDensity, IsOneBesideDecidedNeighboursAndFallsWithDistance) {
   std::vector<bool> decided(40, false);
   const auto density = certainty_density(decided, 2.0, {0, 40});

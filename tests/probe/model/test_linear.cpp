@@ -95,5 +95,25 @@ TEST(PackedModel, PredictsWhatTheModelDoes) {
   }
 }
 
+TEST(PackedModel, CountsATiedHeadTwice) {
+  ModelConfig config = tiny_config();
+  config.hidden_size = 128;
+  config.vocab_size = 1024;  // enough weights for packing
+  for (const bool tied : {false, true}) {
+    config.tie_word_embeddings = tied;
+    int64_t weights = 0;
+    for (const ExpectedTensor& tensor : expected_tensors(config)) {
+      int64_t numel = 1;
+      for (const int64_t size : tensor.shape) numel *= size;
+      weights += numel * 4;
+    }
+    BlockDiffusionModel model = tiny_model(5, config);
+    EXPECT_EQ(model.weight_bytes(), weights);
+    const bool packs = at::globalContext().userEnabledMkldnn();
+    const int64_t head = config.vocab_size * config.hidden_size * 4;
+    EXPECT_EQ(std::move(model).packed().weight_bytes(), weights + (tied && packs ? head : 0));
+  }
+}
+
 }  // namespace
 }  // namespace blockscope::testing

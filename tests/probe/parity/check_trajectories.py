@@ -6,7 +6,6 @@ probable token of every position, the final sequence and why it ended.
 """
 
 import dataclasses
-import hashlib
 import json
 import pathlib
 
@@ -14,6 +13,7 @@ import harness
 import torch
 from checkpoints import mask_id, spec_of, write_checkpoint
 from oracle_decoder import COMMIT, DENOISE, PREFILL, Options, decode
+from oracle_rules import Rules
 from trace_file import Trace
 
 CONFIDENCE_TOLERANCE = 1e-4
@@ -34,7 +34,9 @@ BY_SCORE = [("low_confidence_static", {"rank_by": "margin"}),
             ("factor", {"rank_by": "margin", "factor": 1.8})]
 KLASS = [("klass", {"threshold": 0.15, "kl_threshold": 0.6}),
          ("klass", {"threshold": 0.1, "kl_threshold": 1.5, "kl_history": 1}),
-         ("klass", {"threshold": 0.1, "kl_threshold": 2.0, "kl_history": 3})]
+         ("klass", {"threshold": 0.1, "kl_threshold": 2.0, "kl_history": 3}),
+         ("klass", {"threshold": 0.1, "kl_threshold": 2.0, "klass_choose": "max_conf"}),
+         ("klass", {"threshold": 0.1, "kl_threshold": 2.0, "klass_choose": "min_kl"})]
 PREFIX = [("prefix_ordered", {"threshold": 0.35}),
           ("prefix_ordered", {"threshold": 0.2, "rank_by": "margin"})]
 LINEAR = [("low_confidence_static", {"quota": "linear"}),
@@ -42,6 +44,9 @@ LINEAR = [("low_confidence_static", {"quota": "linear"}),
           ("sequential", {"quota": "linear"}),
           ("prefix_ordered", {"quota": "linear", "threshold": 0.3}),
           ("klass", {"quota": "linear", "threshold": 0.2, "kl_threshold": 0.8})]
+CARRY = [("threshold", {"quota": "carry", "threshold": 0.1}),
+         ("threshold", {"quota": "carry", "threshold": 0.6}),
+         ("threshold", {"quota": "carry", "threshold": 0.3, "rank_by": "margin"})]
 DENSITY = [("low_confidence_static", {"density_sigma": 3.0}),
            ("threshold", {"density_sigma": 8.0, "threshold": 0.15}),
            ("prefix_ordered", {"density_sigma": 1.5, "threshold": 0.15}),
@@ -49,7 +54,9 @@ DENSITY = [("low_confidence_static", {"density_sigma": 3.0}),
 PC = [("pc_sampler", {"frequencies": "table"}),
       ("pc_sampler", {"frequencies": "table", "pc_lambda": 0.0}),
       ("pc_sampler", {"frequencies": "table", "pc_lambda": 0.05, "pc_alpha": 0.9})]
-NEW = [*KLASS, *PREFIX, *LINEAR, *DENSITY, *PC]
+# After a step that chose nothing but [MASK] the same input comes again, and every KL is 0: a tie.
+WITHOUT_TIES = lambda choices: [c for c in choices if c[1].get("klass_choose") != "min_kl"]
+NEW = [*KLASS, *PREFIX, *LINEAR, *CARRY, *DENSITY, *PC]
 
 
 @dataclasses.dataclass
@@ -92,7 +99,7 @@ CASES = [
     Case("newer strategies, uneven", "sdar-g3-tied", 3, [9, 6, 16], strategies=NEW),
     Case("newer strategies, block of 5", "sdar-g4-bf16-sharded", 4, [5, 4, 12], batch=2,
          strategies=NEW),
-    Case("newer strategies, [MASK]", "sdar-g2", 6, [5, 11, 16], strategies=NEW,
+    Case("newer strategies, [MASK]", "sdar-g2", 6, [5, 11, 16], strategies=WITHOUT_TIES(NEW),
          overrides={"mask_bias": 2.5, "block_length": 8}),
     Case("newer strategies, block of 32", "sdar-d128-b32", 12, [5, 77], batch=2, strategies=NEW),
 ]
@@ -109,27 +116,16 @@ def make_prompts(spec, case):
 
 def label(strategy, values):
     """What is counted apart: the strategy and what it is combined with."""
-    names = [str(values.get("rank_by", "")), "linear" if "quota" in values else "",
+    names = [values.get("rank_by", ""), values.get("quota", ""), values.get("klass_choose", ""),
              "density" if "density_sigma" in values else ""]
     return " ".join([strategy, *filter(None, names)])
 
 
 def write_table(checkpoint, vocab):
-    """Token counts for pc_sampler, bound to a tokenizer that this checkpoint then has."""
-    tokenizer = json.dumps({"version": "1.0", "added_tokens": [], "normalizer": None,
-                            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False,
-                                              "trim_offsets": True, "use_regex": True},
-                            "post_processor": None, "decoder": {"type": "ByteLevel"},
-                            "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}})
-    (checkpoint / "tokenizer.json").write_text(tokenizer)
+    """Token counts for pc_sampler."""
     generator = torch.Generator().manual_seed(vocab)
     counts = (torch.rand(vocab, generator=generator) ** 4 * 5000).int().tolist()
-    path = checkpoint / "table.json"
-    path.write_text(json.dumps({
-        "format": "blockscope-frequencies", "format_version": 1, "vocab_size": vocab,
-        "tokenizer": hashlib.sha256(tokenizer.encode()).hexdigest(), "tokens": sum(counts),
-        "texts": 1, "counts": [[i, count] for i, count in enumerate(counts) if count]}))
-    return str(path)
+    return harness.write_frequencies(checkpoint, counts)
 
 
 def our_run(folder, case, checkpoint, prompts, options, values, cache):
@@ -269,11 +265,11 @@ def check_case(folder, case, counts):
                                                     prompt["input_ids"], oracle, counts,
                                                     f"{where}, {prompt['id']}, {cache}"))
                 check_passes(trace, cache, f"{where}, {cache}")
-            count(counts, oracle, label(strategy, values))
+            count(counts, oracle, label(strategy, values), options.steps)
     return worst
 
 
-def count(counts, oracle, strategy):
+def count(counts, oracle, strategy, steps):
     """What the cases reached, so that a case that tests nothing is seen."""
     counts["rows"] += len(oracle.rows)
     counts["sequences"] += 1
@@ -281,12 +277,13 @@ def count(counts, oracle, strategy):
     counts["masks committed"] += sum(r.masks_left for r in oracle.rows if r.kind == COMMIT)
     for row in oracle.rows:
         if row.kind == DENOISE:
+            counts["late"] += row.step > steps
             counts.setdefault(strategy, set()).add(len(row.positions))
 
 
 def main():
     harness.start()
-    counts = {"rows": 0, "sequences": 0, "stopped": 0, "masks committed": 0,
+    counts = {"rows": 0, "sequences": 0, "stopped": 0, "masks committed": 0, "late": 0,
               "prefill passes": 0, "logit margin": float("inf"), "choice margin": float("inf")}
     with harness.temporary_folder() as path:
         for case in CASES:
@@ -299,6 +296,10 @@ def main():
     for name in {label(*chosen): None for case in CASES for chosen in case.strategies}:
         print(f"  {name}: tokens per step {sorted(counts[name])}")
         harness.require(len(counts[name]) > 1, f"{name}: every step took the same number")
+    print(f"{counts['late']} steps behind the last that was planned; steps with several positions ready: {dict(Rules.several)}")
+    harness.require(counts["late"] > 0, "no block took more steps than planned: the carried quota was not tried")
+    harness.require(all(Rules.several[name] for name in ("all", "max_conf", "min_kl")),
+                    "klass never had several positions to choose from")
     harness.require(counts["prefill passes"] > 2, "no prompt took several prefill passes")
     harness.require(counts["stopped"] > 0 and counts["masks committed"] > 0,
                     "the cases reach no stop id or leave no mask")

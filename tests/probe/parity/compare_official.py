@@ -8,7 +8,9 @@ code itself did not finish are left out and counted. Needs BLOCKSCOPE_BINARY, h5
 """
 
 import json
+import math
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -19,13 +21,26 @@ ALGS = {"maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "negat
 
 
 def klass_flags(parameters, steps):
-    """unmask_strategy max_conf and min_kl are not offered; the authors' entropy takes the highest."""
-    if parameters["alg"] == "klass" and parameters["unmask_strategy"] == "all":
+    """The authors' entropy takes the highest, which ours does not offer."""
+    if parameters["alg"] == "klass":
         return ["--strategy", "klass", "--threshold", parameters["conf_threshold"], "--kl-threshold",
                 parameters["kl_threshold"], "--kl-history", parameters["kl_history_length"],
-                "--denoising-steps", steps]
+                "--klass-choose", parameters["unmask_strategy"], "--denoising-steps", steps]
     rank = {"default": "confidence", "topk_margin": "margin"}.get(parameters["alg"])
     return rank and ["--strategy", "low_confidence_static", "--rank-by", rank, "--denoising-steps", steps]
+
+
+def pc_sampler_flags(parameters, steps):
+    """The authors' other functions: EB stops elsewhere than entropy_bounded, linear_position ours does not offer,
+    entropy and margin rank the whole answer, which is the block where there is one only."""
+    function = parameters["function"].removeprefix("generate_with_")
+    if function == "pc_sampler":
+        return ["--strategy", "pc_sampler", "--pc-lambda", parameters["lambd"], "--pc-alpha", parameters["alpha"],
+                "--denoising-steps", steps]
+    rank = {"entropy": "negative_entropy", "margin": "margin"}.get(function)
+    if rank is None or parameters["block_length"] < parameters["gen_length"]:
+        return None
+    return ["--strategy", "low_confidence_static", "--rank-by", rank, "--denoising-steps", steps]
 
 
 def strategy_flags(family, method, parameters):
@@ -37,6 +52,8 @@ def strategy_flags(family, method, parameters):
                 parameters["threshold_back"]]
     if method == "klass" and "variant" not in parameters:
         return klass_flags(parameters, steps)
+    if method == "pc-sampler":
+        return pc_sampler_flags(parameters, steps)
     if "factor" in parameters and "variant" not in parameters:
         return ["--strategy", "factor", "--factor", parameters["factor"]]
     if "variant" in parameters:  # d2Cache: one token a step, or all above a threshold
@@ -61,8 +78,8 @@ def strategy_flags(family, method, parameters):
     return ["--strategy", "low_confidence_static", "--denoising-steps", steps]
 
 
-CACHES = {"none": "none", "wino": "none", "klass": "none", "vanilla": "none", "gsai": "none", "prefix-cache": "prefix",
-          "dual-cache": "dual"}
+CACHES = {"none": "none", "wino": "none", "klass": "none", "pc-sampler": "none", "vanilla": "none", "gsai": "none",
+          "prefix-cache": "prefix", "dual-cache": "dual"}
 
 
 def cache_flags(method, parameters):
@@ -85,6 +102,32 @@ def overwrites(case):
     return any(step["input"][position] != mask for step in case["passes"] for position, _ in step["changed"])
 
 
+def ties_at_the_cap(case):
+    """Whether a step of PC-Sampler's took one of several scores that are all alpha, among which topk picks any."""
+    parameters, counts = case["parameters"], case["token_counts"]
+    if parameters.get("lambd") != 0:
+        return False
+    for step in case["passes"]:
+        taken = {position for position, _ in step["changed"]}
+        start = min(taken) - (min(taken) - parameters["prompt_length"]) % parameters["block_length"]
+        capped = {position for position, token, p in zip(step["positions"], step["top1"], step["probability"])
+                  if start <= position < start + parameters["block_length"]
+                  and step["input"][position] == parameters["mask_id"]
+                  and -p * math.log(max(counts[token], 1) / sum(counts) + 1e-9) > parameters["alpha"]}
+        if capped & taken and capped - taken:
+            return True
+    return False
+
+
+def goes_back(case):
+    """Whether a step of ML-GSAI's decided a mask that an earlier block left, which ours leaves."""
+    parameters = case["parameters"]
+    blocks = parameters["gen_length"] // parameters["block_length"]
+    steps, start = parameters["steps"] // blocks, parameters["prompt_length"]
+    return any(position < start + i // steps * parameters["block_length"]
+               for i, step in enumerate(case["passes"]) for position, _ in step["changed"])
+
+
 class Comparison:
     def __init__(self):
         self.cases = self.passes = self.rows = self.skipped = 0
@@ -95,14 +138,19 @@ class Comparison:
         parameters = case["parameters"]
         flags = strategy_flags(family, method, parameters)
         cache = cache_flags(method, parameters)
-        if flags is None or cache is None or case.get("error") or (method == "klass" and overwrites(case)):
+        if (flags is None or cache is None or case.get("error") or (method == "klass" and overwrites(case)) or
+                (method == "gsai" and goes_back(case)) or (method == "pc-sampler" and ties_at_the_cap(case))):
             self.skipped += 1
             return
         block = parameters.get("block_length", parameters["gen_length"])
         prompt = case["prompt"]
         with harness.temporary_folder() as work:
-            path = pathlib.Path(work) / "run.h5"
-            command = [harness.BINARY, "capture", folder / case["checkpoint"], "--input-ids",
+            path, model = pathlib.Path(work) / "run.h5", folder / case["checkpoint"]
+            if "token_counts" in case:  # a table belongs to a tokenizer, and these checkpoints have none
+                model = shutil.copytree(model, pathlib.Path(work) / "model")
+                table = harness.write_frequencies(model, case["token_counts"])
+                flags = flags + ["--frequencies", table] * ("pc_sampler" in flags)
+            command = [harness.BINARY, "capture", model, "--input-ids",
                        ",".join(map(str, prompt)), "--gen-length", parameters["gen_length"],
                        "--block-length", block, *cache, "--no-stop", "--dtype", "float32",
                        "--record", "trajectory", "--threads", 1, "--quiet", "-o", path, *flags]

@@ -1,6 +1,9 @@
 """Runs the `blockscope` binary for the parity tests and counts what was compared."""
 
+import hashlib
+import json
 import os
+import pathlib
 import subprocess
 import sys
 import tempfile
@@ -16,6 +19,22 @@ def run(*arguments, expect=0):
         sys.exit(f"{' '.join(command)}\nexit code {result.returncode}, expected {expect}\n"
                  f"{result.stdout}{result.stderr}")
     return result.stdout
+
+
+def write_frequencies(checkpoint, counts):
+    """A table for pc_sampler of how often each token occurs, bound to a tokenizer that this checkpoint then has."""
+    tokenizer = json.dumps({"version": "1.0", "added_tokens": [], "normalizer": None,
+                            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False,
+                                              "trim_offsets": True, "use_regex": True},
+                            "post_processor": None, "decoder": {"type": "ByteLevel"},
+                            "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}})
+    (pathlib.Path(checkpoint) / "tokenizer.json").write_text(tokenizer)
+    path = pathlib.Path(checkpoint) / "table.json"
+    path.write_text(json.dumps({
+        "format": "blockscope-frequencies", "format_version": 1, "vocab_size": len(counts),
+        "tokenizer": hashlib.sha256(tokenizer.encode()).hexdigest(), "tokens": sum(counts),
+        "texts": 1, "counts": [[i, count] for i, count in enumerate(counts) if count]}))
+    return str(path)
 
 
 def temporary_folder():

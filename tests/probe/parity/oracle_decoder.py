@@ -7,6 +7,7 @@ without near ties instead of loosening its comparison.
 """
 
 import dataclasses
+import itertools
 
 import torch
 from checkpoints import block_causal_mask
@@ -30,6 +31,7 @@ class Options:
     density_sigma: float = 0.0
     kl_threshold: float = 0.01
     kl_history: int = 2
+    klass_choose: str = "all"
     pc_lambda: float = 0.25
     pc_alpha: float = 10.0
     frequencies: str = ""       # a file
@@ -87,7 +89,7 @@ def decode_with(logits_of, prompt, options, replay=None):
     for block in range(first_block, num_blocks):
         begin, end = block * size, (block + 1) * size
         before = None  # the input of the step before
-        rules = Rules(options, choice_margin)
+        rules = Rules(options, choice_margin, known=max(len(prompt) - begin, 0))
 
         def answer(p, sigma):
             if begin + p < len(prompt):
@@ -95,21 +97,23 @@ def decode_with(logits_of, prompt, options, replay=None):
             decided = [token != options.mask_id for token in tokens[len(prompt):]]
             return decided, sigma, begin + p - len(prompt)
 
-        for step in range(options.steps + 1):
+        for step in itertools.count():
             now = tokens[begin:end]
             changed = 0 if before is None else sum(a != b for a, b in zip(now, before))
             before = now
             masked = [p for p in range(size) if now[p] == options.mask_id]
-            if not masked or step == options.steps:
+            if not masked or not rules.goes_on(step):
                 rows.append(Row(COMMIT, block, 0, begin, changed, len(masked), [], [], []))
                 break
+            rules.begin_step(step, len(masked))
             logits = logits_of(tokens, begin, step + 1)
             best = logits.topk(2, -1).values
             logit_margin.of(float((best[:, 0] - best[:, 1]).min()))
             probability = logits.softmax(-1)
             confidence, top1 = [x.tolist() for x in probability.max(-1)]
-            chosen = rules.select(step, masked, probability, top1, answer)
-            chosen = [p for p in chosen if top1[p] != options.mask_id]
+            picked = rules.select(step, masked, probability, top1, answer)
+            rules.end_step(len(picked))
+            chosen = [p for p in picked if top1[p] != options.mask_id]
             taken = [top1[p] for p in chosen]
             if replay is not None:
                 chosen, taken = replay[block, step + 1]

@@ -4,6 +4,7 @@ A block's `Rules` sees every step's probabilities in order and remembers what a 
 measures how near each choice was to another one.
 """
 
+import collections
 import json
 import math
 import pathlib
@@ -47,11 +48,14 @@ def frequencies(path):
 
 
 class Rules:
-    def __init__(self, options, margin, begin=0, tracks=None):
-        """`tracks`: what KLASS knows of positions, [distribution before, KLs in order]; a block begins at `begin`."""
+    several = collections.Counter()  # by klass_choose: steps with more than one position to choose from
+
+    def __init__(self, options, margin, begin=0, tracks=None, known=0):
+        """`tracks`: what KLASS knows of positions, [distribution before, KLs in order]; a block begins at `begin`,
+        `known` of its positions are the prompt's, which the schedule counts as done."""
         self.options, self.margin, self.begin = options, margin, begin
         self.tracks = {} if tracks is None else tracks
-        self.due = self.carried = 0
+        self.due, self.carried = 0, -known
         self.share = frequencies(options.frequencies) if options.frequencies else None
 
     def scores(self, probability, confidence, top1, answer):
@@ -165,6 +169,11 @@ class Rules:
             if max(last) < options.kl_threshold and confidence[p] > options.threshold:
                 ready.append(p)
         if ready:
-            return ready
+            Rules.several[options.klass_choose] += len(ready) > 1
+            rank = {"all": None, "max_conf": lambda p: -confidence[p],
+                    "min_kl": lambda p: self.tracks[self.begin + p][1][-1]}[options.klass_choose]
+            if rank is None:
+                return ready
+            return self.first(sorted(ready, key=rank), 1, {p: rank(p) for p in ready})
         ranked = sorted(masked, key=lambda p: (-confidence[p], p))
         return self.first(ranked, due, confidence)

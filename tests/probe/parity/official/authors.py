@@ -37,10 +37,17 @@ DLLM = [dict(prompt_interval_steps=p, gen_interval_steps=g, transfer_ratio=r) fo
         [(5, 2, 0.25), (50, 7, 0.25), (7, 3, 0.5), (4, 2, 0.0), (100, 8, 0.3), (3, 1, 0.25), (6, 4, 1.0)]]
 
 
+def token_counts(vocab):
+    """How often each token occurs in a corpus; every fifth never."""
+    counts = (1e6 * torch.arange(2, vocab + 2, dtype=torch.float64) ** -1.2).long()
+    counts[::5] = 0
+    return counts.tolist()
+
+
 def frequencies(vocab):
-    frequency = torch.arange(2, vocab + 2, dtype=torch.float32) ** -1.2
-    frequency[::5] = 1e-6
-    return frequency
+    """As the authors' load_baseline makes them of a table of counts."""
+    counts = token_counts(vocab)
+    return torch.tensor([max(count, 1) / sum(counts) for count in counts], dtype=torch.float32)
 
 
 def model_of(modeling, folder):
@@ -138,7 +145,7 @@ def run_case(official, decode, method, model, layers, name, shape, selection, se
                       mask_id=mask_id, **selection)
     case = dict(checkpoint=f"../llada/{name}", parameters=parameters, prompt=prompt)
     if method == "pc-sampler":
-        case["token_frequency"] = [common.number(f) for f in frequencies(vocab)]
+        case["token_counts"] = token_counts(vocab)
     recorder = common.Recorder(prompt + [mask_id] * gen_length, mask_id)
     watch(model, recorder, layers)
     try:

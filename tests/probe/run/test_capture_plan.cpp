@@ -1,0 +1,75 @@
+// What a capture is said to need in memory, before it runs.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "decode_record/error.h"
+#include "probe/run/capture_plan.h"
+#include "tests/support/tiny_model.h"
+
+namespace blockscope {
+namespace {
+
+using namespace testing;  // NOLINT: the helpers of this folder
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int64_t kDistribution = kTinyVocab * 8;  // float64
+
+CaptureCost cost_of(const DecodeOptions& options, int64_t batch_size) {
+  LoadedModel model;
+  model.config = tiny_config();
+  model.dtype = at::kFloat;
+  std::vector<RunPrompt> prompts;
+  for (const int64_t gen_length : {8, 20, 12}) {
+    RunPrompt prompt;
+    prompt.request = tiny_request(std::ssize(prompts), 5, gen_length);
+    prompts.push_back(prompt);
+  }
+  RecorderOptions recorder;
+  recorder.meta.level = RecordLevel::trajectory;
+  recorder.meta.num_layers = model.config.num_layers;
+  recorder.meta.block_length = kTinyBlock;
+  return capture_cost(recorder, options, prompts, batch_size, model);
+}
+
+DecodeOptions klass_options(bool bidirectional) {
+  DecodeOptions options = tiny_options();
+  options.unmasking.strategy = Strategy::kKlass;
+  options.bidirectional = bidirectional;
+  if (bidirectional) options.cache.kind = CacheKind::kNone;
+  return options;
+}
+
+TEST(CaptureCost, HasKlassHistoryOfTheBlockAndOfEverythingBehindItWhereAModelPredictsThat) {
+  // Sequences of a bidirectional model are decoded one after another: the longest answer counts.
+  EXPECT_EQ(cost_of(klass_options(true), 1).history_bytes, 20 * kDistribution);
+  EXPECT_EQ(cost_of(klass_options(true), 3).history_bytes, 20 * kDistribution);
+  EXPECT_EQ(cost_of(klass_options(false), 1).history_bytes, kTinyBlock * kDistribution);
+  EXPECT_EQ(cost_of(klass_options(false), 2).history_bytes, 2 * kTinyBlock * kDistribution);
+  DecodeOptions other = klass_options(true);
+  other.unmasking.strategy = Strategy::kThreshold;
+  EXPECT_EQ(cost_of(other, 3).history_bytes, 0);
+}
+
+TEST(CaptureMemory, RefusesARunWhoseHistoryDoesNotFit) {
+  const CaptureCost cost = cost_of(klass_options(true), 1);
+  const int64_t rest = cost.kv_cache_bytes + cost.recorder_bytes;
+  EXPECT_NO_THROW(check_memory(cost, 0, rest + cost.history_bytes));
+  EXPECT_NO_THROW(check_memory(cost, 0, 0)) << "0: unknown";
+  try {
+    check_memory(cost, 0, rest + cost.history_bytes - 1);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("klass's history"));
+    EXPECT_THAT(error.what(), HasSubstr("HINT"));
+  }
+  EXPECT_THAT(memory_text(CaptureCost{}), Not(HasSubstr("klass")));
+}
+
+}  // namespace
+}  // namespace blockscope
