@@ -13,6 +13,7 @@ namespace blockscope {
 namespace {
 
 constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
+constexpr int64_t kMapNumbers = 1 << 22;  // attention probabilities that are held at a time
 
 class D2Cache : public CanvasCache {
  public:
@@ -65,18 +66,23 @@ class D2Cache : public CanvasCache {
   }
 
  private:
-  /// Mean over the heads of the attention probabilities, [R, L] float32, columns by position.
+  /// Mean over the heads of the attention probabilities, [R, L] float32, columns by position: q
+  /// [1, H, R, D], keys [K, L, D]. The heads of a part of the rows at a time, so that a long canvas
+  /// needs no more memory than a short one.
   static at::Tensor attention_map(const at::Tensor& q, const at::Tensor& keys, double scale) {
-    const int64_t heads = q.size(1);
-    const int64_t group = heads / keys.size(0);
-    at::Tensor sum;
-    for (int64_t head = 0; head < heads; ++head) {
-      const at::Tensor scores = at::matmul(q.select(0, 0).select(0, head).to(at::kFloat),
-                                           keys.select(0, head / group).to(at::kFloat).t());
-      const at::Tensor probability = at::softmax(scores * scale, -1);
-      sum = sum.defined() ? sum + probability : probability;
+    const int64_t kv_heads = keys.size(0);
+    const at::Tensor by_kv_head =
+        q[0].to(at::kFloat).view({kv_heads, q.size(1) / kv_heads, q.size(2), q.size(3)});
+    const at::Tensor columns = keys.to(at::kFloat).transpose(1, 2);  // [K, D, L]
+    const int64_t part = std::max<int64_t>(1, kMapNumbers / (q.size(1) * keys.size(1)));
+    std::vector<at::Tensor> rows;
+    for (int64_t first = 0; first < q.size(2); first += part) {
+      const int64_t count = std::min(part, q.size(2) - first);
+      const at::Tensor mine = by_kv_head.narrow(2, first, count).flatten(1, 2);  // [K, G r, D]
+      const at::Tensor probability = at::softmax(at::bmm(mine, columns).mul_(scale), -1);
+      rows.push_back(probability.view({q.size(1), count, keys.size(1)}).mean(0));
     }
-    return sum / static_cast<double>(heads);
+    return rows.size() == 1 ? rows.front() : at::cat(rows);
   }
 
   /// Column sums of the product of all layers' (A + I) / 2, where A has the rows of this pass and
