@@ -42,7 +42,7 @@ class Faults(CheckpointCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.prompts = write_prompts(cls.root / "prompts.jsonl", 10, gen_length=160)
+        cls.prompts = write_prompts(cls.root / "prompts.jsonl", 10, gen_length=240)
         cls.whole, cls.seconds = {}, {}
         for batch in (1, 4):
             output = cls.root / f"whole-{batch}.h5"
