@@ -64,25 +64,28 @@ constexpr auto tiles() {
                 tile<Type, 11>, tile<Type, 12>}};
 }
 
-// finish(sums of a row, where the row goes) for every row.
-template <class Type, class Finish>
-void for_rows(const PanelProduct& p, const Finish& finish) {
-  static constexpr auto kTiles = tiles<Type>();
-  const int64_t count = (p.rows + kTileRows - 1) / kTileRows;
-  alignas(64) float sums[kTileRows * kPanelColumns];
-  for (int64_t t = 0; t < count; ++t) {
-    const int64_t begin = p.rows * t / count;  // tiles of nearly one size
-    const int64_t rows = p.rows * (t + 1) / count - begin;
-    kTiles.of[rows](p.x + begin * p.x_stride, p.x_stride, p.panel, p.steps, sums);
-    for (int64_t r = 0; r < rows; ++r) {
-      finish(sums + r * kPanelColumns, p.out + (begin + r) * p.out_stride);
+// The sums of vectors. for_rows calls finish(sums of a row, where the row goes) for every row.
+template <class Type>
+struct VectorSums {
+  template <class Finish>
+  static void for_rows(const PanelProduct& p, const Finish& finish) {
+    static constexpr auto kTiles = tiles<Type>();
+    const int64_t count = (p.rows + kTileRows - 1) / kTileRows;
+    alignas(64) float sums[kTileRows * kPanelColumns];
+    for (int64_t t = 0; t < count; ++t) {
+      const int64_t begin = p.rows * t / count;  // tiles of nearly one size
+      const int64_t rows = p.rows * (t + 1) / count - begin;
+      kTiles.of[rows](p.x + begin * p.x_stride, p.x_stride, p.panel, p.steps, sums);
+      for (int64_t r = 0; r < rows; ++r) {
+        finish(sums + r * kPanelColumns, p.out + (begin + r) * p.out_stride);
+      }
     }
   }
-}
+};
 
-template <class Type>
+template <class Type, class Sums>
 void product(const PanelProduct& p) {
-  for_rows<Type>(p, [&](const float* sums, char* out) {
+  Sums::for_rows(p, [&](const float* sums, char* out) {
     for (int64_t c = 0; c < p.columns; c += kLanes) {
       const int64_t bytes = (p.columns - c) * Type::kUnitBytes;
       Vec sum = load(sums + c);
@@ -92,18 +95,18 @@ void product(const PanelProduct& p) {
   });
 }
 
-template <class Type>
+template <class Type, class Sums>
 void swiglu(const PanelProduct& p) {
-  for_rows<Type>(p, [&](const float* sums, char* out) {
+  Sums::for_rows(p, [&](const float* sums, char* out) {
     const Vec gate = rounded<Type>(load(sums));
     const Vec up = rounded<Type>(load(sums + kLanes));
     store_some<Type>(out, silu_times<Type>(gate, up), p.columns * Type::kUnitBytes);
   });
 }
 
-template <class Type>
+template <class Type, class Sums = VectorSums<Type>>
 constexpr LinearKernels make_linear_kernels(const char* name) {
-  return {name, product<Type>, swiglu<Type>};
+  return {name, product<Type, Sums>, swiglu<Type, Sums>};
 }
 
 }  // namespace
