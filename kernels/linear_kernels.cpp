@@ -4,6 +4,7 @@
 #include <iterator>
 #include <vector>
 
+#include "kernels/amx_support.h"
 #include "kernels/instruction_set.h"
 
 namespace blockscope {
@@ -19,8 +20,12 @@ const LinearKernels* const* available_linear_kernels(Element element, int64_t* c
   static const std::vector<const LinearKernels*> bfloat16 = [] {
     std::vector<const LinearKernels*> variants;
 #if defined(__x86_64__)
-    // oneDNN multiplies with AMX, several times as fast as vectors where many rows share a weight.
+    // Where vectors are several times slower than AMX, oneDNN has it if we have not. Never both of
+    // ours: their sums differ, and a row's must not depend on the number of rows.
     if (has_avx512_bf16() && !has_amx_bf16()) variants.push_back(&kLinearBFloat16Avx512);
+    if (has_avx512() && may_use_amx() && multiplies_exactly(kLinearBFloat16Amx)) {
+      variants.push_back(&kLinearBFloat16Amx);
+    }
 #endif
     return variants;
   }();

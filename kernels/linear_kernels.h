@@ -44,5 +44,6 @@ const LinearKernels* const* available_linear_kernels(Element element, int64_t* c
 // One per instruction set and type; only linear_kernels.cpp names them.
 extern const LinearKernels kLinearFloat32Avx512;
 extern const LinearKernels kLinearBFloat16Avx512;
+extern const LinearKernels kLinearBFloat16Amx;  // where may_use_amx() alone (amx_support.h)
 
 }  // namespace blockscope
