@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/linear_kernels.h"
 #include "kernels/packed_matrix.h"
 
 namespace {
@@ -106,7 +107,12 @@ int main(int argc, char** argv) {
   const c10::InferenceMode guard;
   at::set_num_threads(threads);
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    std::printf("%s, %d threads\n", c10::toString(dtype), threads);
+    int64_t count = 0;
+    const blockscope::LinearKernels* const* kernels = blockscope::available_linear_kernels(
+        dtype == at::kFloat ? blockscope::Element::kFloat32 : blockscope::Element::kBFloat16,
+        &count);
+    std::printf("%s, %d threads, our kernels: %s\n", c10::toString(dtype), threads,
+                count > 0 ? kernels[0]->name : "none");
     for (const Shape& shape : {Shape{768, 768}, {3072, 768}, {768, 3072}, {384, 1024}}) {
       bench(shape, dtype, rows, repeats);
     }
