@@ -30,11 +30,21 @@
 namespace blockscope {
 
 struct SplitAttention {
-  at::Tensor out;           // [S, H, T, D] dtype of q: attention over external + internal keys
+  at::Tensor out;           // [S, H, T, D] dtype of q, stored [S, T, H, D]: over all the keys
   at::Tensor external;      // [S, H, T, D] float32: A_out, over the external keys alone
   at::Tensor lse_external;  // [S, H, T] float32: L_out
   at::Tensor internal;      // [S, H, T, D] float32: A_in, over the internal keys alone
   at::Tensor lse_internal;  // [S, H, T] float32: L_in
+};
+
+// What an exact step weighed its external keys with, before it knew their sum: under any lse,
+// weight * exp(max - lse) is the probability of a key. Tiles of 64 keys; row g * T + t of a KV
+// head.
+struct ExternalWeights {
+  at::Tensor weight;  // [S, K, ceil(N / 64), G * T, 64] float32: exp(q . k * scale - max); nothing
+                      // is written behind ext_len[s]
+  at::Tensor max;     // [S, K, ceil(N / 64), G * T] float32
+  bool defined() const { return weight.defined(); }
 };
 
 // Attention split at the block boundary (FlashBlock, arXiv 2602.05305, eqs. 3-7), in one pass over
@@ -42,12 +52,15 @@ struct SplitAttention {
 //   q [S, H, T, D]; k_ext, v_ext [S, K, N, D]; ext_len [S] int64 on the CPU, 0 <= ext_len <= N;
 //   k_in, v_in [S, K, T_in, D]. Every query sees the first ext_len[s] external keys and all T_in
 //   internal keys; nothing behind ext_len[s] is read.
+//   kept (may be null; C++ only): gets the weights, which topk_sets chooses from without a second
+//   walk over the keys.
 SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& v_ext, const at::Tensor& ext_len,
-                               const at::Tensor& k_in, const at::Tensor& v_in, double scale);
+                               const at::Tensor& k_in, const at::Tensor& v_in, double scale,
+                               ExternalWeights* kept = nullptr);
 
 struct ReuseAttention {
-  at::Tensor out;           // [S, H, T, D] dtype of q
+  at::Tensor out;           // [S, H, T, D] dtype of q, stored [S, T, H, D]
   at::Tensor external;      // [S, H, T, D] float32: the pair used, cached where the head reuses,
   at::Tensor lse_external;  // [S, H, T] float32     fresh elsewhere
   at::Tensor internal;      // [S, H, T, D] float32
@@ -67,7 +80,7 @@ ReuseAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& reuse_mask, double scale);
 
 struct GatherAttention {
-  at::Tensor out;           // [S, H, T, D] dtype of q
+  at::Tensor out;           // [S, H, T, D] dtype of q, stored [S, T, H, D]
   at::Tensor external;      // [S, H, T, D] float32: over the selected external keys alone
   at::Tensor lse_external;  // [S, H, T] float32
   at::Tensor internal;      // [S, H, T, D] float32
@@ -156,6 +169,10 @@ struct TopKSets {
 // C++ only: the registered operators can't leave results out.
 TopKSets topk_sets(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& ext_len,
                    const at::Tensor& lse, int64_t k, double scale, bool with_tokens);
+
+// The same of the weights that split_attention kept of q and k_ext, whose keys are not read again.
+TopKSets topk_sets(const ExternalWeights& kept, const at::Tensor& ext_len, const at::Tensor& lse,
+                   int64_t k, bool with_tokens);
 
 struct PageBounds {
   at::Tensor max;  // [S, K, P, D] dtype of k_ext: the largest value of each channel in a page,

@@ -29,7 +29,7 @@ using Tensors6 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 Tensors5 split_cpu(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext, const Tensor& ext_len,
                    const Tensor& k_in, const Tensor& v_in, double scale) {
   SplitAttention r = split_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale);
-  return {r.out, r.external, r.lse_external, r.internal, r.lse_internal};
+  return {r.out.contiguous(), r.external, r.lse_external, r.internal, r.lse_internal};
 }
 
 Tensors6 reuse_cpu(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext, const Tensor& ext_len,
@@ -37,7 +37,7 @@ Tensors6 reuse_cpu(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext, co
                    const Tensor& cached_lse, const Tensor& reuse_mask, double scale) {
   ReuseAttention r = reuse_attention(q, k_ext, v_ext, ext_len, k_in, v_in, cached_external,
                                      cached_lse, reuse_mask, scale);
-  return {r.out, r.external, r.lse_external, r.internal, r.lse_internal, r.keys_read};
+  return {r.out.contiguous(), r.external, r.lse_external, r.internal, r.lse_internal, r.keys_read};
 }
 
 Tensors2 merge_cpu(at::TensorList outputs, at::TensorList lses) {
@@ -66,7 +66,7 @@ Tensors6 gather_cpu(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
   const auto given = [](const OptionalTensor& tensor) { return tensor.value_or(Tensor()); };
   GatherAttention r = gather_attention(q, k_ext, v_ext, ext_len, index, k_in, v_in, scale,
                                        given(dense), given(residual), given(lse_residual));
-  return {r.out, r.external, r.lse_external, r.internal, r.lse_internal, r.keys_read};
+  return {r.out.contiguous(), r.external, r.lse_external, r.internal, r.lse_internal, r.keys_read};
 }
 
 Tensors2 unselected_cpu(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,

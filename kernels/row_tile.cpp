@@ -62,6 +62,12 @@ void RowTile::set_query(int64_t row, const void* query) {
   kernels_.pack_query(element_, query, dim_, row, queries_);
 }
 
+void RowTile::keep_weights(float* weights, float* max, int64_t stride) {
+  kept_weights_ = weights;
+  kept_max_ = max;
+  kept_stride_ = stride;
+}
+
 const float* RowTile::score_tile(const KeyRange& range, int64_t begin, int64_t count) {
   kernels_.pack_keys(element_, range.keys + begin * range.key_stride, range.key_stride, count, dim_,
                      packed_);
@@ -74,6 +80,8 @@ void RowTile::attend(const KeyRange& range, int64_t begin, int64_t end, float sc
   std::array<int64_t, kMaxRows> visible;
   for (int64_t tile = begin; tile < end; tile += kTileKeys) {
     const int64_t count = std::min(kTileKeys, end - tile);
+    const int64_t kept_row = tile / kTileKeys * kept_stride_;
+    if (kept_weights_ != nullptr) scores_ = kept_weights_ + kept_row * kTileKeys;
     score_tile(range, tile, count);
     bool partial = false;
     if (visible_end) {
@@ -84,6 +92,7 @@ void RowTile::attend(const KeyRange& range, int64_t begin, int64_t end, float sc
     }
     kernels_.softmax(scores_, num_rows_, count, scale, partial ? visible.data() : nullptr, row_max_,
                      row_sum_, alpha_);
+    if (kept_max_ != nullptr) std::copy_n(row_max_, num_rows_, kept_max_ + kept_row);
     kernels_.pack_values(element_, range.values + tile * range.value_stride, range.value_stride,
                          count, dim_, packed_);
     kernels_.accumulate(scores_, packed_, alpha_, num_rows_, count, dim_, output_);

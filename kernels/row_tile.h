@@ -34,6 +34,11 @@ class RowTile {
   void attend(const KeyRange& range, int64_t begin, int64_t end, float scale,
               const int64_t* visible_end = nullptr);
 
+  // From now on attend() leaves what it multiplied the values with, and the maximum that it was
+  // taken against: of tile i of the range, row r, at weights[(i * stride + r) * kTileKeys] and
+  // max[i * stride + r]. Ranges begin at a tile of their own.
+  void keep_weights(float* weights, float* max, int64_t stride);
+
   // Raw scores of keys [begin, begin + count), count <= kTileKeys: [num_rows, kTileKeys].
   const float* score_tile(const KeyRange& range, int64_t begin, int64_t count);
 
@@ -53,6 +58,9 @@ class RowTile {
   float* row_max_;
   float* row_sum_;
   float* alpha_;
+  float* kept_weights_ = nullptr;
+  float* kept_max_ = nullptr;
+  int64_t kept_stride_ = 0;
 };
 
 // Keys per task: fixed by the length alone, so that results depend neither on the number of threads

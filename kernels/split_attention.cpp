@@ -31,12 +31,13 @@ std::vector<bool> check_reuse_mask(const at::Tensor& mask, const AttentionSizes&
 
 SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& v_ext, const at::Tensor& ext_len,
-                               const at::Tensor& k_in, const at::Tensor& v_in, double scale) {
+                               const at::Tensor& k_in, const at::Tensor& v_in, double scale,
+                               ExternalWeights* kept) {
   const AttentionSizes sizes = check_split_attention(kSplit, q, k_ext, v_ext, k_in, v_in);
   const std::vector<int64_t> lengths =
       check_lengths(kSplit, "ext_len", ext_len, sizes.sequences, sizes.external_keys);
   ReuseAttention result = split_attention_cpu(best_tile_kernels(), sizes, q, k_ext, v_ext, lengths,
-                                              k_in, v_in, {}, scale);
+                                              k_in, v_in, {}, scale, kept);
   return {result.out, result.external, result.lse_external, result.internal, result.lse_internal};
 }
 

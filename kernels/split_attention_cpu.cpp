@@ -46,7 +46,7 @@ class SplitAttentionRun {
   SplitAttentionRun(const TileKernels& kernels, const AttentionSizes& sizes, const at::Tensor& q,
                     const at::Tensor& k_ext, const at::Tensor& v_ext, const at::Tensor& k_in,
                     const at::Tensor& v_in, const ExternalSource& source, double scale,
-                    ReuseAttention& result)
+                    const ExternalWeights* kept, ReuseAttention& result)
       : kernels_(kernels),
         sizes_(sizes),
         element_(element_of(q)),
@@ -57,6 +57,7 @@ class SplitAttentionRun {
         v_in_(v_in),
         internal_keys_(k_in.size(2)),
         scale_(static_cast<float>(scale)),
+        kept_(kept),
         cached_external_(floats_of(source.cached_external)),
         cached_lse_(floats_of(source.cached_lse)),
         residual_(floats_of(source.residual)),
@@ -116,6 +117,14 @@ class SplitAttentionRun {
     const KeyRange keys = key_range(k_ext_, v_ext_, job.sequence, job.kv_head);
     const int64_t begin = task.chunk * job.chunk;
     const int64_t end = std::min(begin + job.chunk, job.length);
+    if (kept_ != nullptr) {
+      const int64_t tiles = kept_->max.size(2);
+      const int64_t rows = sizes_.group * sizes_.queries;
+      const int64_t first =
+          (job.sequence * sizes_.kv_heads + job.kv_head) * tiles * rows + task.row_begin;
+      tile.keep_weights(kept_->weight.mutable_data_ptr<float>() + first * kTileKeys,
+                        kept_->max.mutable_data_ptr<float>() + first, rows);
+    }
     if (job.positions == nullptr) {
       tile.attend(keys, begin, end, scale_);
     } else {
@@ -193,7 +202,9 @@ class SplitAttentionRun {
                                 {internal_ + target * dim, lse_internal_[target], 1.0f}};
       if (residual_ != nullptr) parts[2] = {residual_ + target * dim, lse_residual_[target], 1.0f};
       merge_parts(parts, residual_ != nullptr ? 3 : 2, dim, merged.data());
-      store_rounded(merged.data(), dim, element_, out_, target * dim);
+      // [S, T, H, D]: the output projection takes a token's heads together.
+      const int64_t row = (job.sequence * sizes_.queries + t) * sizes_.heads + head;
+      store_rounded(merged.data(), dim, element_, out_, row * dim);
     }
   }
 
@@ -207,6 +218,7 @@ class SplitAttentionRun {
   RawView v_in_;
   int64_t internal_keys_;
   float scale_;
+  const ExternalWeights* kept_;
   const float* cached_external_;
   const float* cached_lse_;
   const float* residual_;
@@ -252,10 +264,12 @@ ReuseAttention split_attention_cpu(const TileKernels& kernels, const AttentionSi
                                    const at::Tensor& q, const at::Tensor& k_ext,
                                    const at::Tensor& v_ext, const std::vector<int64_t>& ext_len,
                                    const at::Tensor& k_in, const at::Tensor& v_in,
-                                   const ExternalSource& source, double scale) {
+                                   const ExternalSource& source, double scale,
+                                   ExternalWeights* kept) {
   const auto floats = at::TensorOptions().dtype(at::kFloat);
   ReuseAttention result;
-  result.out = at::empty(q.sizes(), q.options().memory_format(at::MemoryFormat::Contiguous));
+  result.out = at::empty({sizes.sequences, sizes.queries, sizes.heads, sizes.dim}, q.options())
+                   .transpose(1, 2);
   result.external = at::empty(q.sizes(), floats);
   result.lse_external = at::empty(q.sizes().slice(0, 3), floats);
   result.internal = at::empty(q.sizes(), floats);
@@ -263,7 +277,13 @@ ReuseAttention split_attention_cpu(const TileKernels& kernels, const AttentionSi
   result.keys_read = at::zeros({sizes.sequences, sizes.kv_heads}, floats.dtype(at::kLong));
   int64_t* keys_read = result.keys_read.mutable_data_ptr<int64_t>();
 
-  SplitAttentionRun run(kernels, sizes, q, k_ext, v_ext, k_in, v_in, source, scale, result);
+  if (kept != nullptr) {
+    const int64_t tiles = (sizes.external_keys + kTileKeys - 1) / kTileKeys;
+    const int64_t rows = sizes.group * sizes.queries;
+    kept->weight = at::empty({sizes.sequences, sizes.kv_heads, tiles, rows, kTileKeys}, floats);
+    kept->max = at::empty({sizes.sequences, sizes.kv_heads, tiles, rows}, floats);
+  }
+  SplitAttentionRun run(kernels, sizes, q, k_ext, v_ext, k_in, v_in, source, scale, kept, result);
   std::vector<PrefixJob> jobs;
   int64_t num_slots = 0;
   for (int64_t s = 0; s < sizes.sequences; ++s) {

@@ -31,6 +31,7 @@ ReuseAttention split_attention_cpu(const TileKernels& kernels, const AttentionSi
                                    const at::Tensor& q, const at::Tensor& k_ext,
                                    const at::Tensor& v_ext, const std::vector<int64_t>& ext_len,
                                    const at::Tensor& k_in, const at::Tensor& v_in,
-                                   const ExternalSource& source, double scale);
+                                   const ExternalSource& source, double scale,
+                                   ExternalWeights* kept = nullptr);
 
 }  // namespace blockscope

@@ -53,6 +53,21 @@ struct TileKernels {
   void (*token_probabilities)(const float* scores, const float* lse, int64_t num_tokens,
                               int64_t group, int64_t num_keys, float scale, int64_t stride,
                               float* means, float* totals);
+
+  // factors[r] = exp(max[r] - lse[r]), r < num_rows.
+  void (*row_factors)(const float* max, const float* lse, int64_t num_rows, float* factors);
+
+  // token_probabilities of weights[r][j] * factors[r], row r = g * row_stride + t of token t.
+  void (*token_weights)(const float* weights, const float* factors, int64_t num_tokens,
+                        int64_t row_stride, int64_t group, int64_t num_keys, int64_t stride,
+                        float* means, float* totals);
+
+  // The places of those of p[0 .. count) that are not below `bound` (NaN is not), ascending ->
+  // their number. Written up to count + kMaxLanes.
+  int64_t (*not_below)(const float* p, int64_t count, float bound, int32_t* places);
+
+  // largest[i] = the larger of largest[i] and p[i]; a NaN loses.
+  void (*keep_larger)(const float* p, int64_t count, float* largest);
 };
 
 // Floats per output row.

@@ -223,9 +223,74 @@ void token_probabilities(const float* scores_of_rows, const float* lse, int64_t 
   }
 }
 
+void row_factors(const float* max, const float* lse, int64_t num_rows, float* factors) {
+  int64_t r = 0;
+  for (; r + kLanes <= num_rows; r += kLanes) {
+    store(factors + r, exp_vec(load(max + r) - load(lse + r)));
+  }
+  for (; r < num_rows; ++r) factors[r] = exp_vec(broadcast(max[r] - lse[r]))[0];
+}
+
+void token_weights(const float* weights, const float* factors, int64_t num_tokens,
+                   int64_t row_stride, int64_t group, int64_t num_keys, int64_t stride,
+                   float* means, float* totals) {
+  for (int64_t j = 0; j < num_keys; j += kLanes) {
+    Vec total{};
+    for (int64_t t = 0; t < num_tokens; ++t) {
+      Vec sum{};
+      for (int64_t g = 0; g < group; ++g) {
+        const int64_t row = g * row_stride + t;
+        sum += load(weights + row * kTileKeys + j) * broadcast(factors[row]);
+      }
+      total += sum;
+      store(means + t * stride + j, sum / static_cast<float>(group));
+    }
+    store(totals + j, load(totals + j) + total);
+  }
+}
+
+// --- selection
+
+int64_t not_below(const float* p, int64_t count, float bound, int32_t* places) {
+  int64_t found = 0;
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Vec v = load(p + i);
+#if defined(__AVX512F__)
+    const __mmask16 kept = _mm512_cmp_ps_mask(v, _mm512_set1_ps(bound), _CMP_NLT_UQ);
+    if (kept == 0) continue;
+    const __m512i place = bits<__m512i>(lane_index() + static_cast<int32_t>(i));
+    _mm512_storeu_si512(places + found, _mm512_maskz_compress_epi32(kept, place));
+    found += __builtin_popcount(kept);
+#else
+    const VecI below = v < bound;
+    for (int lane = 0; lane < kLanes; ++lane) {  // no branch: which ones pass can't be predicted
+      places[found] = static_cast<int32_t>(i) + lane;
+      found += 1 + below[lane];
+    }
+#endif
+  }
+  for (; i < count; ++i) {
+    places[found] = static_cast<int32_t>(i);
+    found += p[i] < bound ? 0 : 1;
+  }
+  return found;
+}
+
+void keep_larger(const float* p, int64_t count, float* largest) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Vec v = load(p + i);
+    const Vec before = load(largest + i);
+    store(largest + i, v > before ? v : before);
+  }
+  for (; i < count; ++i) largest[i] = p[i] > largest[i] ? p[i] : largest[i];
+}
+
 constexpr TileKernels make_tile_kernels(const char* name) {
-  return {name,    pack_query, pack_keys,     pack_values,        scores,
-          softmax, accumulate, probabilities, token_probabilities};
+  return {name,          pack_query, pack_keys,     pack_values,         scores,
+          softmax,       accumulate, probabilities, token_probabilities, row_factors,
+          token_weights, not_below,  keep_larger};
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <functional>
 #include <limits>
 
+#include "kernels/tile_kernels.h"
+
 namespace blockscope {
 
 float TopKSelector::to_probability(uint32_t rank) {
@@ -35,10 +37,7 @@ void TopKSelector::raise_bound(const float* probabilities, int64_t count) {
   std::fill_n(largest.begin(), groups, -1.0f);
   for (int64_t member = 0; member < members; ++member) {
     const float* p = probabilities + member * groups;
-    for (int64_t group = 0; group < groups; ++group) {
-      auto& best = largest[static_cast<std::size_t>(group)];
-      best = p[group] > best ? p[group] : best;
-    }
+    best_tile_kernels().keep_larger(p, groups, largest.data());
   }
   const auto kth = largest.begin() + (k - 1);
   std::nth_element(largest.begin(), kth, largest.begin() + groups, std::greater<>());
@@ -46,18 +45,15 @@ void TopKSelector::raise_bound(const float* probabilities, int64_t count) {
 }
 
 void TopKSelector::push_range(const float* probabilities, int64_t count, int32_t first) {
-  std::array<uint16_t, kRange> passed;
+  std::array<int32_t, kRange + kMaxLanes> passed;
   for (int64_t begin = 0; begin < count; begin += kRange) {
     const float* p = probabilities + begin;
     const int64_t part = std::min(kRange, count - begin);
     raise_bound(p, part);
-    std::size_t num_passed = 0;
-    for (int64_t i = 0; i < part; ++i) {  // no branch: which ones pass can't be predicted
-      passed[num_passed] = static_cast<uint16_t>(i);
-      num_passed += p[i] < bound_ ? 0 : 1;
-    }
-    for (std::size_t i = 0; i < num_passed; ++i) {
-      push(p[passed[i]], first + static_cast<int32_t>(begin + passed[i]));
+    const int64_t num_passed = best_tile_kernels().not_below(p, part, bound_, passed.data());
+    for (int64_t i = 0; i < num_passed; ++i) {
+      const int32_t at = passed[static_cast<std::size_t>(i)];
+      push(p[at], first + static_cast<int32_t>(begin) + at);
     }
   }
 }

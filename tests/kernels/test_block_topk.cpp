@@ -209,6 +209,65 @@ TEST(TopKSets, EqualsBlockAndTokenTopKBitForBit) {
   }
 }
 
+/// Every probability of a set by its position, [S, K, N]; 0 outside.
+at::Tensor by_position(const at::Tensor& index, const at::Tensor& probability, int64_t keys) {
+  std::vector<int64_t> shape = index.sizes().vec();
+  shape.back() = keys + 1;  // the last one takes what is -1
+  const at::Tensor place = at::where(index < 0, keys, index).to(at::kLong);
+  return at::zeros(shape, at::kFloat).scatter(-1, place, probability).narrow(-1, 0, keys);
+}
+
+TEST(TopKSets, OfKeptWeightsAreThoseOfTheKeys) {
+  uint64_t seed = 60;
+  std::vector<CaseShape> shapes = case_table();
+  shapes.push_back({.heads = 6, .kv_heads = 2, .queries = 16, .ext_len = {2600, 1024, 31}});
+  shapes.push_back({.heads = 8, .kv_heads = 1, .queries = 33, .ext_len = {1100}});  // two tasks
+  for (const CaseShape& shape : shapes) {
+    SCOPED_TRACE(::testing::Message() << shape << " seed " << seed);
+    const AttentionCase c = make_case(shape, seed++);
+    ExternalWeights kept;
+    const SplitAttention split =
+        split_attention(c.q, c.k_ext, c.v_ext, c.ext_len, c.k_in, c.v_in, c.scale, &kept);
+    const SplitAttention plain =
+        split_attention(c.q, c.k_ext, c.v_ext, c.ext_len, c.k_in, c.v_in, c.scale);
+    EXPECT_TRUE(at::equal(split.out, plain.out)) << "keeping changes nothing";
+    EXPECT_TRUE(at::equal(split.lse_external, plain.lse_external));
+    const at::Tensor merged = at::logaddexp(split.lse_external, split.lse_internal);
+    for (const at::Tensor& lse : {split.lse_external, merged}) {
+      for (const int64_t k : {1, 10, 700}) {
+        const TopKSets got = topk_sets(kept, c.ext_len, lse, k, true);
+        const TopKSets expected = topk_sets(c.q, c.k_ext, c.ext_len, lse, k, c.scale, true);
+        // Where two probabilities are equal to rounding, either may be the last of a set.
+        const int64_t keys = c.k_ext.size(2);
+        const auto close = [&](const at::Tensor& a, const at::Tensor& b) {
+          return at::allclose(a, b, 2e-5, 1e-7);
+        };
+        EXPECT_TRUE(close(got.probability, expected.probability)) << k;
+        EXPECT_TRUE(close(got.token_probability, expected.token_probability)) << k;
+        const at::Tensor same = (by_position(got.index, got.probability, keys) -
+                                 by_position(expected.index, expected.probability, keys))
+                                    .abs()
+                                    .lt(2e-5)
+                                    .to(at::kFloat);
+        EXPECT_GT(same.mean().item<double>(), 0.999) << k;
+        EXPECT_LE((got.union_size - expected.union_size).abs().max().item<int64_t>(), 2) << k;
+      }
+    }
+  }
+}
+
+TEST(TopKSets, RefuseWeightsOfAnotherStep) {
+  const AttentionCase c = make_case({.ext_len = {130}}, 25);
+  ExternalWeights kept;
+  const SplitAttention split =
+      split_attention(c.q, c.k_ext, c.v_ext, c.ext_len, c.k_in, c.v_in, c.scale, &kept);
+  EXPECT_THROW(topk_sets(kept, c.ext_len, split.lse_external, 0, false), c10::Error);
+  EXPECT_THROW(topk_sets(kept, c.ext_len, split.lse_external.slice(2, 1), 3, false), c10::Error);
+  EXPECT_THROW(topk_sets(kept, c.ext_len + 1000, split.lse_external, 3, false), c10::Error);
+  kept.max = kept.max.slice(2, 1);
+  EXPECT_THROW(topk_sets(kept, c.ext_len, split.lse_external, 3, false), c10::Error);
+}
+
 TEST(BlockTopK, WrongArgumentsThrow) {
   const AttentionCase c = make_case({.ext_len = {30}}, 24);
   const at::Tensor lse = lse_external(c);
