@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "kernels/row_kernels.h"
 #include "kernels/row_tile.h"
 #include "kernels/tile_kernels.h"
 
@@ -40,19 +41,8 @@ inline KeyRange key_range(const RawView& keys, const RawView& values, int64_t se
 // Rounds `dim` floats once to `element` and stores them at output[offset...].
 inline void store_rounded(const float* values, int64_t dim, Element element, void* output,
                           int64_t offset) {
-  for (int64_t d = 0; d < dim; ++d) {
-    switch (element) {
-      case Element::kFloat32:
-        static_cast<float*>(output)[offset + d] = values[d];
-        break;
-      case Element::kFloat16:
-        static_cast<at::Half*>(output)[offset + d] = values[d];
-        break;
-      case Element::kBFloat16:
-        static_cast<at::BFloat16*>(output)[offset + d] = values[d];
-        break;
-    }
-  }
+  best_row_kernels().round(element, values, dim,
+                           static_cast<char*>(output) + offset * element_bytes(element));
 }
 
 // Whether a SerialScope lives on this thread.

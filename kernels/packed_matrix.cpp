@@ -83,15 +83,20 @@ void check_weight(const char* name, const at::Tensor& weight) {
 
 }  // namespace
 
-/// What the products of one call share.
+/// The products of one call.
 struct PackedProducts {
   const LinearKernels& kernels;
   const at::Tensor& x;  // [R, in]
-  at::Tensor out;       // [R, out]
 
-  struct Task {
+  /// Rows of x times a matrix -> the same rows of `out`, from their first.
+  struct Part {
     const PackedMatrix* matrix;
-    int64_t row, rows, first_panel, end_panel;
+    int64_t row, rows;
+    at::Tensor out;  // [rows, out]
+  };
+  struct Task {
+    const Part* part;
+    int64_t first_panel, end_panel;
   };
 
   // What a core does in a microsecond, by order of magnitude, and what starting threads is worth.
@@ -99,29 +104,25 @@ struct PackedProducts {
   static constexpr double kWorthThreadsUs = 8.0;
   static constexpr int64_t kTasksPerThread = 8;
 
-  void run(std::span<const MatrixRows> matrices) const {
+  void run(const std::vector<Part>& parts) const {
     double us = 0.0;
-    for (const MatrixRows& m : matrices) {
-      const auto weights = static_cast<double>(m.matrix->panels_.numel());
-      us += m.rows == 0 ? 0.0
-                        : std::max(weights * 4 / kBytesPerUs,
-                                   weights * static_cast<double>(m.rows) / kProductsPerUs);
+    for (const Part& part : parts) {
+      const auto weights = static_cast<double>(part.matrix->panels_.numel());
+      us += std::max(weights * 4 / kBytesPerUs,
+                     weights * static_cast<double>(part.rows) / kProductsPerUs);
     }
     const int64_t threads = at::get_num_threads();
     const bool serial = threads == 1 || us < kWorthThreadsUs;
     const int64_t tasks_wanted = serial ? 1 : threads * kTasksPerThread;
-    const auto busy = std::count_if(matrices.begin(), matrices.end(),
-                                    [](const MatrixRows& m) { return m.rows > 0; });
-    const int64_t pieces = (tasks_wanted + busy - 1) / std::max<int64_t>(busy, 1);
+    const int64_t count = std::max<int64_t>(std::ssize(parts), 1);
+    const int64_t pieces = (tasks_wanted + count - 1) / count;
     std::vector<Task> tasks;
-    int64_t row = 0;
-    for (const MatrixRows& m : matrices) {
-      const int64_t panels = m.matrix->panels_.size(0);
-      const int64_t count = m.rows == 0 ? 0 : std::min(pieces, panels);
-      for (int64_t i = 0; i < count; ++i) {
-        tasks.push_back({m.matrix, row, m.rows, panels * i / count, panels * (i + 1) / count});
+    for (const Part& part : parts) {
+      const int64_t panels = part.matrix->panels_.size(0);
+      const int64_t mine = std::min(pieces, panels);
+      for (int64_t i = 0; i < mine; ++i) {
+        tasks.push_back({&part, panels * i / mine, panels * (i + 1) / mine});
       }
-      row += m.rows;
     }
     const auto task = [&](int64_t i) { multiply(tasks[static_cast<size_t>(i)]); };
     if (!serial) return parallel_tasks(std::ssize(tasks), task);
@@ -129,16 +130,16 @@ struct PackedProducts {
   }
 
   void multiply(const Task& task) const {
-    const PackedMatrix& matrix = *task.matrix;
+    const PackedMatrix& matrix = *task.part->matrix;
     const int64_t element = x.element_size();
     const int64_t width = matrix.swiglu_ ? kPanelColumns / 2 : kPanelColumns;
     PanelProduct p;
     p.x_stride = x.stride(0) * element;
-    p.x = static_cast<const char*>(x.const_data_ptr()) + task.row * p.x_stride;
-    p.rows = task.rows;
+    p.x = static_cast<const char*>(x.const_data_ptr()) + task.part->row * p.x_stride;
+    p.rows = task.part->rows;
     p.steps = matrix.panels_.size(1);
-    p.out_stride = out.stride(0) * element;
-    auto* to = static_cast<char*>(out.data_ptr()) + task.row * p.out_stride;
+    p.out_stride = task.part->out.stride(0) * element;
+    auto* to = static_cast<char*>(task.part->out.data_ptr());
     const auto* panels = static_cast<const char*>(matrix.panels_.const_data_ptr());
     const auto* bias =
         matrix.bias_.defined() ? static_cast<const char*>(matrix.bias_.const_data_ptr()) : nullptr;
@@ -152,24 +153,54 @@ struct PackedProducts {
     }
   }
 
-  static at::Tensor of(const at::Tensor& x, std::span<const MatrixRows> matrices) {
-    const PackedMatrix& first = *matrices.front().matrix;
+  static PackedProducts checked(const at::Tensor& x, const PackedMatrix& first) {
     check_operand("packed_products", "x", x, first.dtype_);
     check_shape("packed_products", "x", x, {-1, first.in_});
+    int64_t count = 0;
+    return {*available_linear_kernels(element_of(x), &count)[0], x};
+  }
+
+  /// Matrices of one shape, times rows one behind the other.
+  static at::Tensor by_rows(const at::Tensor& x, std::span<const MatrixRows> matrices) {
+    const PackedMatrix& first = *matrices.front().matrix;
+    const PackedProducts products = checked(x, first);
+    const at::Tensor out = at::empty({x.size(0), first.out_}, x.options());
+    std::vector<Part> parts;
     int64_t rows = 0;
     for (const MatrixRows& m : matrices) {
       TORCH_CHECK(m.matrix->defined() && m.matrix->in_ == first.in_ &&
                       m.matrix->out_ == first.out_ && m.matrix->dtype_ == first.dtype_ &&
                       m.matrix->swiglu_ == first.swiglu_ && m.rows >= 0,
                   "packed_products: expected matrices of one kind, and no negative rows");
+      TORCH_CHECK(rows + m.rows <= x.size(0), "packed_products: x: expected at least ",
+                  rows + m.rows, " rows, got ", x.size(0));
+      if (m.rows > 0) parts.push_back({m.matrix, rows, m.rows, out.narrow(0, rows, m.rows)});
       rows += m.rows;
     }
     TORCH_CHECK(rows == x.size(0), "packed_products: x: expected ", rows, " rows, got ", x.size(0));
-    const at::Tensor out = at::empty({rows, first.out_}, x.options());
-    int64_t count = 0;
-    const LinearKernels& kernels = *available_linear_kernels(element_of(x), &count)[0];
-    PackedProducts{kernels, x, out}.run(matrices);
+    products.run(parts);
     return out;
+  }
+
+  /// Matrices of one depth, times the same rows.
+  static std::vector<at::Tensor> by_columns(const at::Tensor& x,
+                                            const std::vector<const PackedMatrix*>& matrices) {
+    const PackedMatrix& first = *matrices.front();
+    std::vector<int64_t> shape = x.sizes().vec();
+    const at::Tensor rows = x.reshape({-1, x.size(-1)}).contiguous();
+    const PackedProducts products = checked(rows, first);
+    std::vector<Part> parts;
+    std::vector<at::Tensor> outs;
+    for (const PackedMatrix* matrix : matrices) {
+      TORCH_CHECK(matrix->defined() && matrix->in_ == first.in_ && matrix->dtype_ == first.dtype_,
+                  "packed_products: expected matrices of one depth and dtype");
+      const at::Tensor out = at::empty({rows.size(0), matrix->out_}, x.options());
+      shape.back() = matrix->out_;
+      outs.push_back(out.view(shape));
+      if (rows.size(0) > 0) parts.push_back({matrix, 0, rows.size(0), out});
+    }
+    products.run(parts);
+    return outs;
   }
 };
 
@@ -210,16 +241,18 @@ PackedMatrix PackedMatrix::swiglu(const at::Tensor& gate, const at::Tensor& up) 
 }
 
 at::Tensor PackedMatrix::operator()(const at::Tensor& x) const {
-  const at::Tensor rows = x.reshape({-1, x.size(-1)}).contiguous();
-  std::vector<int64_t> shape = x.sizes().vec();
-  shape.back() = out_;
-  const MatrixRows all{this, rows.size(0)};
-  return packed_products(rows, {&all, 1}).view(shape);
+  return packed_products(x, std::vector<const PackedMatrix*>{this}).front();
 }
 
 at::Tensor packed_products(const at::Tensor& x, std::span<const MatrixRows> matrices) {
   TORCH_CHECK(!matrices.empty(), "packed_products: expected at least one matrix, got none");
-  return PackedProducts::of(x, matrices);
+  return PackedProducts::by_rows(x, matrices);
+}
+
+std::vector<at::Tensor> packed_products(const at::Tensor& x,
+                                        const std::vector<const PackedMatrix*>& matrices) {
+  TORCH_CHECK(!matrices.empty(), "packed_products: expected at least one matrix, got none");
+  return PackedProducts::by_columns(x, matrices);
 }
 
 }  // namespace blockscope

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 namespace blockscope {
 
@@ -53,5 +54,10 @@ struct MatrixRows {
 /// Matrices of one shape, each times the rows of x [R, in] behind those of the one before it (their
 /// numbers add up to R), in one pass over all of them -> [R, out]: what a mixture of experts needs.
 at::Tensor packed_products(const at::Tensor& x, std::span<const MatrixRows> matrices);
+
+/// x [..., in] times each of several matrices of one dtype and depth, in one pass over all of them
+/// -> [..., out] each: a layer's queries, keys and values.
+std::vector<at::Tensor> packed_products(const at::Tensor& x,
+                                        const std::vector<const PackedMatrix*>& matrices);
 
 }  // namespace blockscope

@@ -25,6 +25,12 @@ struct RowKernels {
   void (*rotate)(Element element, const void* x, Element table, const void* cos, const void* sin,
                  int64_t turning, int64_t dim, void* output);
 
+  // output = x, float32, rounded to the element.
+  void (*round)(Element element, const float* x, int64_t count, void* output);
+
+  // output = a + b.
+  void (*add)(Element element, const void* a, const void* b, int64_t count, void* output);
+
   // output = silu(gate) * up, silu(x) = x / (1 + exp(-x)), rounded like the two operators.
   void (*silu_multiply)(Element element, const void* gate, const void* up, int64_t count,
                         void* output);

@@ -86,6 +86,27 @@ void rotate(Element element, const void* x, Element table, const void* cos, cons
   });
 }
 
+void round(Element element, const float* x, int64_t count, void* output) {
+  with_type(element, [&]<class Type>(Type) {
+    for (int64_t i = 0; i < count; i += kLanes) {
+      const Vec v = load_some<Float32>(reinterpret_cast<const char*>(x + i), (count - i) * 4);
+      store_some<Type>(static_cast<char*>(output) + i * Type::kUnitBytes, v,
+                       (count - i) * Type::kUnitBytes);
+    }
+  });
+}
+
+void add(Element element, const void* a, const void* b, int64_t count, void* output) {
+  with_type(element, [&]<class Type>(Type) {
+    const int64_t end = count * Type::kUnitBytes;
+    for (int64_t at = 0; at < end; at += kLanes * Type::kUnitBytes) {
+      const Vec x = load_some<Type>(static_cast<const char*>(a) + at, end - at);
+      const Vec y = load_some<Type>(static_cast<const char*>(b) + at, end - at);
+      store_some<Type>(static_cast<char*>(output) + at, x + y, end - at);
+    }
+  });
+}
+
 void silu_multiply(Element element, const void* gate, const void* up, int64_t count, void* output) {
   with_type(element, [&]<class Type>(Type) {
     const int64_t end = count * Type::kUnitBytes;
@@ -134,7 +155,7 @@ void best(Element element, const void* x, int64_t count, int64_t* index, float* 
 }
 
 constexpr RowKernels make_row_kernels(const char* name) {
-  return {name, rms_norm, rotate, silu_multiply, best};
+  return {name, rms_norm, rotate, round, add, silu_multiply, best};
 }
 
 }  // namespace

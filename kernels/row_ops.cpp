@@ -59,14 +59,20 @@ void check_rows(const char* op, const char* name, const at::Tensor& x) {
   TORCH_CHECK(x.dim() <= 4, op, ": ", name, ": expected up to 4 dimensions, got ", x.dim());
 }
 
+/// task(i) for `rows` rows that have so many elements in all.
 template <class Task>
-void for_rows(const Rows& rows, const Task& task) {
+void run_rows(int64_t rows, int64_t elements, const Task& task) {
   const auto run = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) task(i);
   };
-  if (runs_serially() || rows.count() * rows.dim() <= kGrain) return run(0, rows.count());
-  at::parallel_for(0, rows.count(), std::max<int64_t>(1, kGrain / std::max<int64_t>(1, rows.dim())),
-                   run);
+  if (runs_serially() || elements <= kGrain) return run(0, rows);
+  const int64_t dim = std::max<int64_t>(1, elements / std::max<int64_t>(1, rows));
+  at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / dim), run);
+}
+
+template <class Task>
+void for_rows(const Rows& rows, const Task& task) {
+  run_rows(rows.count(), rows.count() * rows.dim(), task);
 }
 
 }  // namespace
@@ -88,33 +94,124 @@ at::Tensor rms_norm_rows(const at::Tensor& x, const at::Tensor& weight, double e
   return out;
 }
 
-at::Tensor rotate_rows(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
-  check_rows("rotate_rows", "x", x);
-  check_shape("rotate_rows", "x", x, {-1, -1, -1, -1});
-  const int64_t turning = cos.size(-1);
-  TORCH_CHECK(turning % 2 == 0 && turning <= x.size(-1),
-              "rotate_rows: cos expected an even number"
-              " of channels up to ",
-              x.size(-1), ", got ", turning);
-  const at::ScalarType type = cos.scalar_type() == at::kFloat ? at::kFloat : x.scalar_type();
-  for (const auto& [name, table] : {std::pair{"cos", &cos}, std::pair{"sin", &sin}}) {
-    check_operand("rotate_rows", name, *table, type);
-    const int64_t sequences = table->size(0) == 1 ? 1 : x.size(0);
-    check_shape("rotate_rows", name, *table, {sequences, 1, x.size(2), turning});
-  }
-  check_shape("rotate_rows", "sin", sin, cos.sizes());
-  at::Tensor out = at::empty(x.sizes(), x.options());
-  const Rows rows(x);
-  const Rows cosines(cos);
-  const Rows sines(sin);
+SumAndNorm add_rms_norm_rows(const at::Tensor& x, const at::Tensor& y, const at::Tensor& weight,
+                             double eps, bool weight_first) {
+  check_rows("add_rms_norm_rows", "x", x);
+  check_operand("add_rms_norm_rows", "y", y, x.scalar_type());
+  check_shape("add_rms_norm_rows", "y", y, x.sizes());
+  check_operand("add_rms_norm_rows", "weight", weight, x.scalar_type());
+  check_shape("add_rms_norm_rows", "weight", weight, {x.size(-1)});
+  SumAndNorm result{at::empty(x.sizes(), x.options()), at::empty(x.sizes(), x.options())};
+  const Rows left(x);
+  const Rows right(y);
   const Element element = element_of(x);
-  const Element table = element_of(cos);
-  auto* to = static_cast<char*>(out.data_ptr());
-  for_rows(rows, [&](int64_t i) {
-    const auto place = rows.place(i);
-    const std::array<int64_t, 3> entry{cos.size(0) == 1 ? 0 : place[0], 0, place[2]};
-    best_row_kernels().rotate(element, rows.at(place), table, cosines.at(entry), sines.at(entry),
-                              turning, rows.dim(), to + i * rows.row_bytes());
+  const RowKernels& kernels = best_row_kernels();
+  auto* sum = static_cast<char*>(result.sum.data_ptr());
+  auto* norm = static_cast<char*>(result.norm.data_ptr());
+  for_rows(left, [&](int64_t i) {
+    const auto place = left.place(i);
+    char* row = sum + i * left.row_bytes();
+    kernels.add(element, left.at(place), right.at(place), left.dim(), row);
+    kernels.rms_norm(element, row, weight.const_data_ptr(), left.dim(), static_cast<float>(eps),
+                     weight_first, norm + i * left.row_bytes());
+  });
+  return result;
+}
+
+namespace {
+
+constexpr const char* kRotate = "rotate_rows";
+
+/// What turns the rows of one tensor, after their norm.
+class Rotation {
+ public:
+  Rotation(const HeadsToRotate& heads, const at::Tensor& cos, const at::Tensor& sin)
+      : heads_(heads),
+        out_(at::empty(heads.x.sizes(), heads.x.options())),
+        element_(element_of(heads.x)),
+        table_(element_of(cos)),
+        turning_(cos.size(-1)),
+        per_sequence_(cos.size(0) > 1),
+        rows_(checked(heads, cos, sin)),
+        cosines_(cos),
+        sines_(sin) {}
+
+  const at::Tensor& out() const { return out_; }
+  const Rows& rows() const { return rows_; }
+
+  void operator()(int64_t i) const {
+    const RowKernels& kernels = best_row_kernels();
+    const auto place = rows_.place(i);
+    const std::array<int64_t, 3> entry{per_sequence_ ? place[0] : 0, 0, place[2]};
+    const char* from = rows_.at(place);
+    char* to = static_cast<char*>(out_.data_ptr()) + i * rows_.row_bytes();
+    thread_local std::vector<char> normed;
+    if (heads_.weight.defined()) {
+      normed.resize(static_cast<size_t>(rows_.row_bytes()));
+      kernels.rms_norm(element_, from, heads_.weight.const_data_ptr(), rows_.dim(),
+                       static_cast<float>(heads_.eps), heads_.weight_first, normed.data());
+      from = normed.data();
+    }
+    kernels.rotate(element_, from, table_, cosines_.at(entry), sines_.at(entry), turning_,
+                   rows_.dim(), to);
+  }
+
+ private:
+  static const at::Tensor& checked(const HeadsToRotate& heads, const at::Tensor& cos,
+                                   const at::Tensor& sin) {
+    const at::Tensor& x = heads.x;
+    check_rows(kRotate, "x", x);
+    check_shape(kRotate, "x", x, {-1, -1, -1, -1});
+    if (heads.weight.defined()) {
+      check_operand(kRotate, "weight", heads.weight, x.scalar_type());
+      check_shape(kRotate, "weight", heads.weight, {x.size(-1)});
+    }
+    const int64_t turning = cos.size(-1);
+    TORCH_CHECK(turning % 2 == 0 && turning <= x.size(-1), kRotate,
+                ": cos: expected an even number of channels up to ", x.size(-1), ", got ", turning);
+    const at::ScalarType type = cos.scalar_type() == at::kFloat ? at::kFloat : x.scalar_type();
+    for (const auto& [name, table] : {std::pair{"cos", &cos}, std::pair{"sin", &sin}}) {
+      check_operand(kRotate, name, *table, type);
+      const int64_t sequences = table->size(0) == 1 ? 1 : x.size(0);
+      check_shape(kRotate, name, *table, {sequences, 1, x.size(2), turning});
+    }
+    check_shape(kRotate, "sin", sin, cos.sizes());
+    return x;
+  }
+
+  const HeadsToRotate& heads_;
+  at::Tensor out_;
+  Element element_;
+  Element table_;
+  int64_t turning_;
+  bool per_sequence_;
+  Rows rows_;
+  Rows cosines_;
+  Rows sines_;
+};
+
+}  // namespace
+
+at::Tensor rotate_rows(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  return norm_rotate_rows({{x, {}, 0.0, false}}, cos, sin).front();
+}
+
+std::vector<at::Tensor> norm_rotate_rows(const std::vector<HeadsToRotate>& heads,
+                                         const at::Tensor& cos, const at::Tensor& sin) {
+  std::vector<Rotation> rotations;
+  std::vector<at::Tensor> out;
+  int64_t rows = 0;
+  int64_t elements = 0;
+  for (const HeadsToRotate& one : heads) {
+    rotations.emplace_back(one, cos, sin);
+    out.push_back(rotations.back().out());
+    rows += rotations.back().rows().count();
+    elements += one.x.numel();
+  }
+  run_rows(rows, elements, [&](int64_t i) {
+    size_t part = 0;
+    for (; i >= rotations[part].rows().count(); ++part) i -= rotations[part].rows().count();
+    rotations[part](i);
   });
   return out;
 }

@@ -17,10 +17,32 @@ namespace blockscope {
 at::Tensor rms_norm_rows(const at::Tensor& x, const at::Tensor& weight, double eps,
                          bool weight_first);
 
+struct SumAndNorm {
+  at::Tensor sum;   // x + y
+  at::Tensor norm;  // rms_norm_rows of it
+};
+
+/// x and y of one shape and dtype, y and the weight contiguous.
+SumAndNorm add_rms_norm_rows(const at::Tensor& x, const at::Tensor& y, const at::Tensor& weight,
+                             double eps, bool weight_first);
+
 /// Rotate-half RoPE: x [S, H, T, D], last dimension contiguous, cos and sin [S or 1, 1, T, R] ->
 /// [S, H, T, D] contiguous; the channels behind the first R (even) are copied. cos and sin are
 /// float32 (x is rotated before anything is rounded) or of x's dtype.
 at::Tensor rotate_rows(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+
+/// The queries or keys of a layer, [S, H, T, D] with their last dimension contiguous, and the norm
+/// over D that they take before they are rotated.
+struct HeadsToRotate {
+  at::Tensor x;
+  at::Tensor weight;  // [D]; undefined: none
+  double eps = 0.0;
+  bool weight_first = false;
+};
+
+/// rotate_rows(rms_norm_rows(x)) of all of them, one dtype, in one walk.
+std::vector<at::Tensor> norm_rotate_rows(const std::vector<HeadsToRotate>& heads,
+                                         const at::Tensor& cos, const at::Tensor& sin);
 
 /// silu(gate) * up, same shapes, contiguous.
 at::Tensor silu_multiply(const at::Tensor& gate, const at::Tensor& up);

@@ -113,6 +113,23 @@ TEST_P(PackedMatrixOf, ManyMatricesAtOnceAreEachByItself) {
             0);
 }
 
+TEST_P(PackedMatrixOf, SeveralOfOneInputAreEachByItself) {
+  const PackedMatrix wide(random({300, 64}), random({300}));
+  const PackedMatrix narrow(random({33, 64}));
+  const PackedMatrix gated = PackedMatrix::swiglu(random({50, 64}), random({50, 64}));
+  for (const int64_t rows : {0, 1, 40}) {
+    const at::Tensor x = random({2, rows, 64});
+    const auto got = packed_products(x, {&wide, &narrow, &gated});
+    ASSERT_EQ(got.size(), 3U);
+    EXPECT_EQ(got[0].sizes(), (std::vector<int64_t>{2, rows, 300}));
+    EXPECT_TRUE(at::equal(got[0], wide(x)));
+    EXPECT_TRUE(at::equal(got[1], narrow(x)));
+    EXPECT_TRUE(at::equal(got[2], gated(x)));
+  }
+  const PackedMatrix deeper(random({32, 66}));
+  EXPECT_THROW(packed_products(random({4, 64}), {&wide, &deeper}), c10::Error);
+}
+
 TEST_P(PackedMatrixOf, KeepsInfinityAndNaNInTheirRowsAndColumns) {
   const at::Tensor weight = at::ones({40, 8}, GetParam());
   at::Tensor x = at::ones({3, 8}, GetParam());

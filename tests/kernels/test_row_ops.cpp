@@ -98,6 +98,34 @@ TEST_P(RowOps, RotationEqualsTheChain) {
   }
 }
 
+TEST_P(RowOps, SumAndItsNormEqualTheChain) {
+  for (const int64_t width : {1, 33, 768}) {
+    const at::Tensor weight = random_rows({width}, GetParam(), 1.0);
+    const at::Tensor x = random_rows({3, 7, width}, GetParam());
+    const at::Tensor y = random_rows({3, 7, width}, GetParam());
+    const SumAndNorm got = add_rms_norm_rows(x, y, weight, 1e-6, false);
+    EXPECT_TRUE(at::equal(got.sum, x + y)) << width;
+    EXPECT_TRUE(at::equal(got.norm, rms_norm_rows(x + y, weight, 1e-6, false))) << width;
+    EXPECT_THROW(add_rms_norm_rows(x, y.slice(1, 1), weight, 1e-6, false), c10::Error);
+  }
+}
+
+TEST_P(RowOps, NormAndRotationOfAllHeadsAreThoseOfEach) {
+  for (const int64_t dim : {10, 48, 128}) {
+    const at::Tensor q = random_rows({2, 5, 6, dim}, GetParam()).transpose(1, 2);
+    const at::Tensor k = random_rows({2, 5, 2, dim}, GetParam()).transpose(1, 2);
+    const at::Tensor weight = random_rows({dim}, GetParam(), 1.0);
+    const at::Tensor angle = at::randn({2, 1, 5, dim});
+    const at::Tensor cos = angle.cos().to(GetParam());
+    const at::Tensor sin = angle.sin().to(GetParam());
+    const auto got = norm_rotate_rows({{q, weight, 1e-6, true}, {k, {}, 0.0, false}}, cos, sin);
+    ASSERT_EQ(got.size(), 2U);
+    EXPECT_TRUE(at::equal(got[0], rotate_rows(rms_norm_rows(q, weight, 1e-6, true), cos, sin)));
+    EXPECT_TRUE(at::equal(got[1], rotate_rows(k, cos, sin)));
+    EXPECT_THROW(norm_rotate_rows({{q, weight.slice(0, 1), 1e-6, true}}, cos, sin), c10::Error);
+  }
+}
+
 TEST_P(RowOps, GateEqualsTheChain) {
   for (const int64_t width : {1, 5, 33, 3072}) {
     const at::Tensor gate = random_rows({2, 9, width}, GetParam(), 8.0);
