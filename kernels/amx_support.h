@@ -1,5 +1,5 @@
-// Whether the linear kernels of AMX may run, and whether they multiply what they should: no CPU with
-// AMX has run them yet, so every process proves them before it uses them.
+// Whether the linear kernels of AMX may run, and whether they multiply what they should: no CPU
+// with AMX has run them yet, so every process proves them before it uses them.
 #pragma once
 
 #include "kernels/linear_kernels.h"

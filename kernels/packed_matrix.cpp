@@ -1,7 +1,6 @@
 #include "kernels/packed_matrix.h"
 
 #include <ATen/ATen.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -11,52 +10,37 @@
 #include <vector>
 
 #include "kernels/cpu_support.h"
+#include "kernels/huge_pages.h"
 #include "kernels/linear_kernels.h"
 #include "kernels/shape_check.h"
 
 namespace blockscope {
 namespace {
 
-/// Memory for weights that are streamed: chunks of huge pages, so that neighbours share them and
-/// the prefetchers of the CPU, which stop at the end of a page, run on.
+/// Memory for weights that are streamed: chunks of huge pages that neighbours share.
 class StreamedMemory {
  public:
   at::Tensor take(std::vector<int64_t> shape) {
     const auto bytes = static_cast<size_t>(c10::multiply_integers(shape)) * 4;
     const std::lock_guard guard(mutex_);
-    std::shared_ptr<Chunk> chunk = current_.lock();
-    if (!chunk || chunk->size - chunk->used < bytes) {
-      chunk = std::make_shared<Chunk>(std::max(bytes, kChunk));
+    std::shared_ptr<HugePages> chunk = current_.lock();
+    if (!chunk || chunk->size() - used_ < bytes) {
+      chunk = std::make_shared<HugePages>(std::max(bytes, kChunk));
       current_ = chunk;
+      used_ = 0;
     }
-    char* data = chunk->data + chunk->used;
-    chunk->used += (bytes + 63) / 64 * 64;
-    chunk->used = std::min(chunk->used, chunk->size);
+    char* data = chunk->data() + used_;
+    used_ = std::min(used_ + (bytes + 63) / 64 * 64, chunk->size());
     return at::from_blob(
         data, shape, [chunk](void*) {}, at::kInt);
   }
 
  private:
-  static constexpr size_t kHugePage = size_t{2} << 20;
   static constexpr size_t kChunk = size_t{64} << 20;
 
-  struct Chunk {
-    explicit Chunk(size_t bytes)
-        : size((bytes + kHugePage - 1) / kHugePage * kHugePage),
-          data(static_cast<char*>(std::aligned_alloc(kHugePage, size))) {
-      if (data == nullptr) throw std::bad_alloc();
-      madvise(data, size, MADV_HUGEPAGE);  // a hint: without it, pages are small
-    }
-    Chunk(const Chunk&) = delete;
-    Chunk& operator=(const Chunk&) = delete;
-    ~Chunk() { std::free(data); }
-
-    size_t size = 0, used = 0;
-    char* data = nullptr;
-  };
-
   std::mutex mutex_;
-  std::weak_ptr<Chunk> current_;  // the tensors own it
+  std::weak_ptr<HugePages> current_;  // the tensors own it
+  size_t used_ = 0;
 };
 
 /// Rows [N, in] as 4-byte units [panels, columns, steps], zeros behind the last row.

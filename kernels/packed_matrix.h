@@ -3,8 +3,8 @@
 // A decoding pass multiplies a few dozen rows by weights that never change: it streams them from
 // memory. Each thread reads its share from one end to the other (panels, linear_kernels.h), out of
 // huge pages where the system gives them. Products of float32 and bfloat16 on CPUs with AVX-512
-// (bfloat16: with AMX, or else with its bfloat16 products). Sums are float32 and rounded once; a row
-// of the result never depends on the other rows or on the number of threads.
+// (bfloat16: with AMX, or else with its bfloat16 products). Sums are float32 and rounded once; a
+// row of the result never depends on the other rows or on the number of threads.
 #pragma once
 
 #include <ATen/core/Tensor.h>

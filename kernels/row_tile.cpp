@@ -12,6 +12,10 @@ namespace blockscope {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
+// Between the products of so many rows the next tile's keys and values are asked for: as many lines
+// as a core can have on their way. All of them at once would mostly be dropped, and without them
+// packing waits for memory, 2.2 us instead of 0.6 of a tile's 17.
+constexpr int64_t kSliceRows = 12;
 
 struct AlignedDelete {
   void operator()(float* p) const { ::operator delete (p, std::align_val_t{kAlignment}); }
@@ -95,7 +99,27 @@ void RowTile::attend(const KeyRange& range, int64_t begin, int64_t end, float sc
     if (kept_max_ != nullptr) std::copy_n(row_max_, num_rows_, kept_max_ + kept_row);
     kernels_.pack_values(element_, range.values + tile * range.value_stride, range.value_stride,
                          count, dim_, packed_);
-    kernels_.accumulate(scores_, packed_, alpha_, num_rows_, count, dim_, output_);
+    accumulate(range, count, tile + count, std::min(kTileKeys, end - tile - count));
+  }
+}
+
+void RowTile::accumulate(const KeyRange& range, int64_t count, int64_t next, int64_t next_count) {
+  constexpr int64_t kLine = 64;
+  const int64_t row_lines = (dim_ * element_bytes(element_) + kLine - 1) / kLine;
+  const int64_t lines = 2 * std::max<int64_t>(next_count, 0) * row_lines;  // of keys and values
+  const int64_t slices = (num_rows_ + kSliceRows - 1) / kSliceRows;
+  for (int64_t slice = 0; slice < slices; ++slice) {
+    for (int64_t i = lines * slice / slices; i < lines * (slice + 1) / slices; ++i) {
+      const bool value = i >= lines / 2;
+      const int64_t at = value ? i - lines / 2 : i;
+      const char* row = value ? range.values + (next + at / row_lines) * range.value_stride
+                              : range.keys + (next + at / row_lines) * range.key_stride;
+      __builtin_prefetch(row + at % row_lines * kLine, 0, 2);
+    }
+    const int64_t row = slice * kSliceRows;
+    kernels_.accumulate(scores_ + row * kTileKeys, packed_, alpha_ + row,
+                        std::min(kSliceRows, num_rows_ - row), count, dim_,
+                        output_ + row * padded(dim_));
   }
 }
 

@@ -47,6 +47,10 @@ class RowTile {
   AttentionPart row_state(int64_t row) const;
 
  private:
+  /// The weights of a tile of `count` keys times its values, while keys [next, next + next_count)
+  /// are fetched.
+  void accumulate(const KeyRange& range, int64_t count, int64_t next, int64_t next_count);
+
   const TileKernels& kernels_;
   Element element_;
   int64_t num_rows_;

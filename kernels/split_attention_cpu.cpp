@@ -86,8 +86,9 @@ class SplitAttentionRun {
       for (int64_t chunk = 0; chunk < jobs[j].num_chunks; ++chunk) {
         add_tasks(j, jobs[j].num_rows, chunk);
       }
-      add_tasks(j, sizes_.group * sizes_.queries, -1);
     }
+    // The short ones last: threads that end at different times are apart by no more than one.
+    for (size_t j = 0; j < jobs.size(); ++j) add_tasks(j, sizes_.group * sizes_.queries, -1);
     parallel_tasks(static_cast<int64_t>(tasks.size()), [&](int64_t i) {
       const Task& task = tasks[static_cast<size_t>(i)];
       const PrefixJob& job = jobs[task.job];

@@ -59,7 +59,11 @@ inline void store_some(char* p, Vec v, int64_t bytes) {
   if (bytes >= kLanes * Type::kUnitBytes) return Type::store_vec(p, v);
   char copy[kLanes * 4];
   Type::store_vec(copy, v);
+#if defined(__AVX512BW__)
+  _mm512_mask_storeu_epi8(p, (__mmask64{1} << bytes) - 1, _mm512_loadu_si512(copy));
+#else
   std::memcpy(p, copy, static_cast<size_t>(bytes));
+#endif
 }
 
 // silu(gate) * up, silu(x) = x / (1 + exp(-x)), rounded like the two operators but for the last

@@ -151,7 +151,7 @@ inline float max_lane(Vec v) {
 #pragma GCC unroll 4
   for (int step = 1; step < kLanes; step *= 2) {
     const Vec other = __builtin_shuffle(v, lane_index() ^ step);
-    v = v > other ? v : other;
+    v = larger(v, other);
   }
   return v[0];
 }
@@ -169,7 +169,7 @@ void softmax(float* scores_of_rows, int64_t num_rows, int64_t num_keys, float sc
         const VecI hidden = lane_index() >= static_cast<int32_t>(limit - j);
         x = hidden ? broadcast(-kInfinity) : x;
       }
-      largest = x > largest ? x : largest;  // a NaN is passed over here and caught by exp
+      largest = larger(x, largest);  // a NaN is passed over here and caught by exp
       store(s + j, x);
     }
     const float before = row_max[r];

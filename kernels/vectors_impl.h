@@ -94,15 +94,29 @@ struct LoadFloat16 {
 template <class Load>
 inline Vec load_some(const char* p, int64_t bytes) {
   if (bytes >= kLanes * Load::kUnitBytes) return Load::load_vec(p);
+#if defined(__AVX512BW__)
+  char copy[kLanes * 4];
+  _mm512_storeu_si512(copy, _mm512_maskz_loadu_epi8((__mmask64{1} << bytes) - 1, p));
+#else
   char copy[kLanes * 4] = {};
   std::memcpy(copy, p, static_cast<size_t>(bytes));
+#endif
   return Load::load_vec(copy);
+}
+
+// The larger of a and b; b where one of them is NaN.
+inline Vec larger(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return _mm512_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
 }
 
 // exp for x <= 88, below 1.5 ulp; 0 below -87.33, where the result would be subnormal. NaN stays.
 inline Vec exp_vec(Vec x) {
   const VecI tiny = x < -87.33654f;
-  x = tiny ? broadcast(-87.33654f) : x;
+  x = larger(broadcast(-87.33654f), x);
   x = x > 88.0f ? broadcast(88.0f) : x;
   // Adding 1.5 * 2^23 rounds to an integer that then sits in the low bits.
   const Vec shifted = x * 1.44269504f + 12582912.0f;

@@ -6,14 +6,17 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "kernels/huge_pages.h"
+
 namespace blockscope {
 
 KvCache::KvCache(const KvCacheShape& shape, at::ScalarType dtype) : capacity_(shape.capacity) {
-  const std::vector<int64_t> sizes{shape.num_sequences, shape.num_kv_heads, shape.capacity,
-                                   shape.head_dim};
+  const auto all = empty_on_huge_pages({2 * shape.num_layers, shape.num_sequences,
+                                        shape.num_kv_heads, shape.capacity, shape.head_dim},
+                                       dtype);
   for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
-    key_.push_back(at::empty(sizes, dtype));
-    value_.push_back(at::empty(sizes, dtype));
+    key_.push_back(all.select(0, 2 * layer));
+    value_.push_back(all.select(0, 2 * layer + 1));
   }
   lengths_.assign(static_cast<size_t>(shape.num_sequences), 0);
 }
