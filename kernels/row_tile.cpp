@@ -16,6 +16,7 @@ constexpr std::size_t kAlignment = 64;
 // as a core can have on their way. All of them at once would mostly be dropped, and without them
 // packing waits for memory, 2.2 us instead of 0.6 of a tile's 17.
 constexpr int64_t kSliceRows = 12;
+constexpr int64_t kLine = 64;
 
 struct AlignedDelete {
   void operator()(float* p) const { ::operator delete (p, std::align_val_t{kAlignment}); }
@@ -104,17 +105,17 @@ void RowTile::attend(const KeyRange& range, int64_t begin, int64_t end, float sc
 }
 
 void RowTile::accumulate(const KeyRange& range, int64_t count, int64_t next, int64_t next_count) {
-  constexpr int64_t kLine = 64;
-  const int64_t row_lines = (dim_ * element_bytes(element_) + kLine - 1) / kLine;
-  const int64_t lines = 2 * std::max<int64_t>(next_count, 0) * row_lines;  // of keys and values
+  const int64_t row_bytes = dim_ * element_bytes(element_);
+  const int64_t fetched = std::max<int64_t>(next_count, 0);
+  const char* keys = range.keys + next * range.key_stride;
+  const char* values = range.values + next * range.value_stride;
   const int64_t slices = (num_rows_ + kSliceRows - 1) / kSliceRows;
   for (int64_t slice = 0; slice < slices; ++slice) {
-    for (int64_t i = lines * slice / slices; i < lines * (slice + 1) / slices; ++i) {
-      const bool value = i >= lines / 2;
-      const int64_t at = value ? i - lines / 2 : i;
-      const char* row = value ? range.values + (next + at / row_lines) * range.value_stride
-                              : range.keys + (next + at / row_lines) * range.key_stride;
-      __builtin_prefetch(row + at % row_lines * kLine, 0, 2);
+    for (int64_t i = fetched * slice / slices; i < fetched * (slice + 1) / slices; ++i) {
+      for (int64_t at = 0; at < row_bytes; at += kLine) {
+        __builtin_prefetch(keys + i * range.key_stride + at, 0, 2);
+        __builtin_prefetch(values + i * range.value_stride + at, 0, 2);
+      }
     }
     const int64_t row = slice * kSliceRows;
     kernels_.accumulate(scores_ + row * kTileKeys, packed_, alpha_ + row,

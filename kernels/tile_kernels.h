@@ -66,6 +66,9 @@ struct TileKernels {
   // their number. Written up to count + kMaxLanes.
   int64_t (*not_below)(const float* p, int64_t count, float bound, int32_t* places);
 
+  // How many of p[0 .. count) are not below `bound`.
+  int64_t (*count_not_below)(const float* p, int64_t count, float bound);
+
   // largest[i] = the larger of largest[i] and p[i]; a NaN loses.
   void (*keep_larger)(const float* p, int64_t count, float* largest);
 };

@@ -234,18 +234,34 @@ void row_factors(const float* max, const float* lse, int64_t num_rows, float* fa
 void token_weights(const float* weights, const float* factors, int64_t num_tokens,
                    int64_t row_stride, int64_t group, int64_t num_keys, int64_t stride,
                    float* means, float* totals) {
-  for (int64_t j = 0; j < num_keys; j += kLanes) {
-    Vec total{};
+  // Row after row, four vectors of each at a time: the rows come from beyond the nearest cache.
+  constexpr int64_t kAtOnce = 4;
+  for (int64_t begin = 0; begin < num_keys; begin += kAtOnce * kLanes) {
+    Vec total[kAtOnce] = {};
     for (int64_t t = 0; t < num_tokens; ++t) {
-      Vec sum{};
+      Vec sum[kAtOnce] = {};
       for (int64_t g = 0; g < group; ++g) {
         const int64_t row = g * row_stride + t;
-        sum += load(weights + row * kTileKeys + j) * broadcast(factors[row]);
+        const Vec factor = broadcast(factors[row]);
+#pragma GCC unroll 4
+        for (int64_t v = 0; v < kAtOnce; ++v) {
+          const int64_t j = begin + v * kLanes;
+          if (j < num_keys) sum[v] += load(weights + row * kTileKeys + j) * factor;
+        }
       }
-      total += sum;
-      store(means + t * stride + j, sum / static_cast<float>(group));
+#pragma GCC unroll 4
+      for (int64_t v = 0; v < kAtOnce; ++v) {
+        const int64_t j = begin + v * kLanes;
+        if (j >= num_keys) continue;
+        total[v] += sum[v];
+        store(means + t * stride + j, sum[v] / static_cast<float>(group));
+      }
     }
-    store(totals + j, load(totals + j) + total);
+#pragma GCC unroll 4
+    for (int64_t v = 0; v < kAtOnce; ++v) {
+      const int64_t j = begin + v * kLanes;
+      if (j < num_keys) store(totals + j, load(totals + j) + total[v]);
+    }
   }
 }
 
@@ -277,6 +293,16 @@ int64_t not_below(const float* p, int64_t count, float bound, int32_t* places) {
   return found;
 }
 
+int64_t count_not_below(const float* p, int64_t count, float bound) {
+  VecI below{};  // -1 for each
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) below += load(p + i) < bound;
+  int64_t found = i;
+  for (int lane = 0; lane < kLanes; ++lane) found += below[lane];
+  for (; i < count; ++i) found += p[i] < bound ? 0 : 1;
+  return found;
+}
+
 void keep_larger(const float* p, int64_t count, float* largest) {
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
@@ -288,9 +314,9 @@ void keep_larger(const float* p, int64_t count, float* largest) {
 }
 
 constexpr TileKernels make_tile_kernels(const char* name) {
-  return {name,          pack_query, pack_keys,     pack_values,         scores,
-          softmax,       accumulate, probabilities, token_probabilities, row_factors,
-          token_weights, not_below,  keep_larger};
+  return {name,          pack_query, pack_keys,       pack_values,         scores,
+          softmax,       accumulate, probabilities,   token_probabilities, row_factors,
+          token_weights, not_below,  count_not_below, keep_larger};
 }
 
 }  // namespace

@@ -44,18 +44,41 @@ void TopKSelector::raise_bound(const float* probabilities, int64_t count) {
   bound_ = std::max(bound_, *kth);
 }
 
-void TopKSelector::push_range(const float* probabilities, int64_t count, int32_t first) {
+// Whether at least k are not below the guess, and not so many that it says little: then it is a
+// lower bound of the k-th best.
+bool TopKSelector::raise_bound_to(float guess, const float* probabilities, int64_t count) {
+  if (guess <= bound_) return guess >= 0.0f;
+  const int64_t reached = best_tile_kernels().count_not_below(probabilities, count, guess);
+  const auto k = static_cast<int64_t>(k_);
+  if (reached < k || reached > 4 * k + static_cast<int64_t>(kSlack)) return false;
+  bound_ = guess;
+  return true;
+}
+
+float TopKSelector::kth() {
+  if (entries_.size() < k_) return -1.0f;
+  if (entries_.size() > k_) shrink();
+  const auto least = std::min_element(entries_.begin(), entries_.end());
+  return to_probability(static_cast<uint32_t>(*least >> 32));
+}
+
+bool TopKSelector::push_range(const float* probabilities, int64_t count, int32_t first,
+                              float guess) {
+  bool served = true;
   std::array<int32_t, kRange + kMaxLanes> passed;
   for (int64_t begin = 0; begin < count; begin += kRange) {
     const float* p = probabilities + begin;
     const int64_t part = std::min(kRange, count - begin);
-    raise_bound(p, part);
+    const bool serves = raise_bound_to(guess, p, part);
+    served = served && serves;
+    if (!serves && bound_ < 0.0f) raise_bound(p, part);
     const int64_t num_passed = best_tile_kernels().not_below(p, part, bound_, passed.data());
     for (int64_t i = 0; i < num_passed; ++i) {
       const int32_t at = passed[static_cast<std::size_t>(i)];
       push(p[at], first + static_cast<int32_t>(begin) + at);
     }
   }
+  return served;
 }
 
 void TopKSelector::mark(uint64_t* bits) {

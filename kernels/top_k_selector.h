@@ -22,7 +22,11 @@ class TopKSelector {
   }
 
   // push(probabilities[i], first + i) for i < count, without looking at most of them twice.
-  void push_range(const float* probabilities, int64_t count, int32_t first);
+  // `guess`: what the k-th best may be, from a stream like this one; a wrong one costs time alone. Returns whether it served.
+  bool push_range(const float* probabilities, int64_t count, int32_t first, float guess = -1.0f);
+
+  // The k-th best so far; -1 while there are fewer.
+  float kth();
 
   // Sets bit (position % 64) of bits[position / 64] for each of the k best.
   void mark(uint64_t* bits);
@@ -46,6 +50,7 @@ class TopKSelector {
   static float to_probability(uint32_t rank);
   void shrink();
   void raise_bound(const float* probabilities, int64_t count);
+  bool raise_bound_to(float guess, const float* probabilities, int64_t count);
 
   std::size_t k_;
   float bound_ = -1.0f;            // the k-th best of the whole stream is at least this

@@ -120,9 +120,13 @@ class SetsBuilder {
         rows.load_tile(key, std::min(kTileKeys, end - key));
         rows.token_means(tokens, kChunkKeys, means.data() + (key - chunk), totals(task) + key);
       }
+      float guess = -1.0f;
       for (int64_t t = 0; t < tokens; ++t) {
-        best[static_cast<size_t>(t)].push_range(means.data() + t * kChunkKeys, end - chunk,
-                                                static_cast<int32_t>(chunk));
+        TopKSelector& selector = best[static_cast<size_t>(t)];
+        // Tokens of a block look at much the same keys.
+        const bool served = selector.push_range(means.data() + t * kChunkKeys, end - chunk,
+                                                static_cast<int32_t>(chunk), guess);
+        if (!served) guess = 0.8f * selector.kth();
       }
     }
     for (int64_t t = 0; t < tokens; ++t) {

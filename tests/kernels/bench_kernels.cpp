@@ -93,6 +93,46 @@ void bench(const Shape& shape, at::ScalarType dtype, int repeats) {
               (expected - split.out).abs().max().item<double>());
 }
 
+/// split_attention beside the best of SDPA's ways without a split, from a short prefix to a long
+/// one: with grouped heads, and with the queries of a KV head folded into rows, which every key
+/// being visible allows. The limit: the products at the rate that torch multiplies matrices.
+void bench_length(const Shape& shape, at::ScalarType dtype, int repeats) {
+  torch::manual_seed(1);
+  const int64_t n = shape.external_keys;
+  const int64_t b = shape.block_length;
+  const int64_t group = shape.heads / shape.kv_heads;
+  const at::Tensor q = torch::randn({1, shape.heads, b, shape.dim}).to(dtype);
+  const at::Tensor k = torch::randn({1, shape.kv_heads, n + b, shape.dim}).to(dtype);
+  const at::Tensor v = torch::randn({1, shape.kv_heads, n + b, shape.dim}).to(dtype);
+  const at::Tensor folded = q.view({1, shape.kv_heads, group * b, shape.dim});
+  const at::Tensor ext_len = torch::full({1}, n, at::kLong);
+  const double scale = 1.0 / std::sqrt(static_cast<double>(shape.dim));
+  const at::Tensor a = torch::randn({1024, 4096}).to(dtype);
+  const at::Tensor w = torch::randn({4096, 1024}).to(dtype);
+  at::Tensor reference;
+  const double grouped_s = least_seconds(repeats, [&] {
+    reference = at::scaled_dot_product_attention(q, k, v, {}, 0.0, false, scale, group > 1);
+  });
+  blockscope::SplitAttention split;
+  const double ours = least_seconds(repeats, [&] {
+    split = blockscope::split_attention(q, k.slice(2, 0, n), v.slice(2, 0, n), ext_len,
+                                        k.slice(2, n), v.slice(2, n), scale);
+  });
+  const double folded_s = least_seconds(repeats, [&] {
+    at::scaled_dot_product_attention(folded, k, v, {}, 0.0, false, scale, false);
+  });
+  const double product = least_seconds(repeats, [&] { at::mm(a, w); });
+  const double flops = 4.0 * static_cast<double>(shape.heads * b * shape.dim * (n + b));
+  const double rate = 2.0 * 1024 * 4096 * 1024 / product;
+  const double best = std::min(grouped_s, folded_s);
+  std::printf(
+      "%-9s N %7ld  SDPA grouped %8.2f folded %8.2f  ours %8.2f ms  %5.2f x the best  "
+      "%5.2f x the limit (%.0f GFLOP/s)  error %.1e\n",
+      c10::toString(dtype), static_cast<long>(n), grouped_s * 1e3, folded_s * 1e3, ours * 1e3,
+      ours / best, ours * rate / flops, rate * 1e-9,
+      (reference - split.out).abs().max().item<double>());
+}
+
 /// What a sparse policy pays at a step, beside one exact step in the same run: reading k keys, and
 /// choosing them.
 void bench_selection(const Shape& shape, at::ScalarType dtype, int64_t k, int64_t page,
@@ -190,6 +230,10 @@ int main(int argc, char** argv) {
   bool selection = false;
   app.add_flag("--selection", selection,
                "Time the operators of sparse policies instead, 32 / 8 heads of 128, bf16");
+  std::vector<int64_t> lengths;
+  app.add_option("--lengths", lengths,
+                 "Time split_attention alone over so many keys, 32 / 8 heads of 128, B 32")
+      ->delimiter(',');
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(threads);
   const at::InferenceMode no_grad;
@@ -202,6 +246,12 @@ int main(int argc, char** argv) {
     }
     return 0;
   }
+  for (const auto dtype : {at::kBFloat16, at::kFloat}) {
+    for (const int64_t keys : lengths) {
+      bench_length({"SDAR-8B", 1, 32, 8, 128, 32, keys}, dtype, repeats);
+    }
+  }
+  if (!lengths.empty()) return 0;
   const Shape sdar = {"SDAR-8B", 1, 32, 8, 128, 32, 4096};
   const Shape small = {"needle", 1, 6, 2, 48, 16, 1024};
   const Shape batch = {"needle x8", 8, 6, 2, 48, 16, 1024};
