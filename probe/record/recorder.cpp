@@ -90,7 +90,7 @@ void Recorder::on_attention(const AttentionView& view) {
     summarise(view, s, index);
     if (records(pass) && at_least(RecordLevel::outputs)) record_arrays(view, s, index);
   }
-  if (options_.meta.set_size > 0 && at_least(RecordLevel::sets)) record_sets(view, index);
+  record_sets(view, index);
 }
 
 void Recorder::summarise(const AttentionView& view, size_t s, int64_t layer_index) {
@@ -98,10 +98,8 @@ void Recorder::summarise(const AttentionView& view, size_t s, int64_t layer_inde
   const int64_t row = static_cast<int64_t>(s);
   Slot& slot = slot_at(s);
   LayerHistory& history = history_of(slot, layer_index, pass);
-  put_head_rows(slot, Field::attention_lse_external, layer_index,
-                view.used.lse_external.select(0, row));
-  put_head_rows(slot, Field::attention_lse_internal, layer_index,
-                view.used.lse_internal.select(0, row));
+  put_head_rows(slot, Field::attention_lse_external, layer_index, view.used.lse_external, row);
+  put_head_rows(slot, Field::attention_lse_internal, layer_index, view.used.lse_internal, row);
   if (view.used.reused.defined()) {
     const at::Tensor reused = recorded_heads(view.used.reused.select(0, row)).to(at::kByte);
     const size_t heads = options_.meta.heads.size();
@@ -116,51 +114,47 @@ void Recorder::summarise(const AttentionView& view, size_t s, int64_t layer_inde
   const HeadAttention external(view.exact->external, view.exact->lse_external, row);
   const HeadAttention internal(view.exact->internal, view.exact->lse_internal, row);
   if (options_.meta.has_shadow) record_shadow(view, s, layer_index);
-  record_reuse_error(pass, slot, history, layer_index, external, internal);
-  record_similarity(pass, slot, history, layer_index, external, internal);
+  record_step(pass, slot, history, layer_index, external, internal);
 }
 
-void Recorder::record_similarity(const SequencePass& pass, Slot& slot, LayerHistory& history,
-                                 int64_t layer_index, const HeadAttention& external,
-                                 const HeadAttention& internal) {
-  const HeadShape shape = head_shape();
-  std::vector<float> value(static_cast<size_t>(shape.heads));
+void Recorder::record_step(const SequencePass& pass, Slot& slot, LayerHistory& history,
+                           int64_t layer_index, const HeadAttention& external,
+                           const HeadAttention& internal) {
   const bool has_prefix = pass.context_length > 0;
   const bool has_last = history.last_internal.defined() && history.last_step == pass.step - 1;
+  LayerStep step;
+  step.internal = internal;
+  if (has_last) step.last_internal = history.last_internal;
   if (has_prefix) {
-    mean_external_mass(external.lse, internal.lse, shape, value.data());
-    put_heads(slot, Field::external_mass, layer_index, value);
+    step.external = external;
+    if (has_last) step.last_external = history.last_external;
+    for (size_t t = 0; t < kReuseTaus.size(); ++t) {
+      const bool reuses = !pass.first_step() && static_cast<float>(pass.changed) < kReuseTaus[t];
+      if (!reuses || !history.source[t].defined()) history.source[t] = external;
+    }
+    step.source = history.source;
   }
-  if (has_last && has_prefix) {
-    mean_similarity(external.output, history.last_external.output, shape, value.data());
-    put_heads(slot, Field::similarity_external, layer_index, value);
-  }
-  if (has_last) {
-    mean_similarity(internal.output, history.last_internal.output, shape, value.data());
-    put_heads(slot, Field::similarity_internal, layer_index, value);
-  }
+  const LayerStatistics statistics = layer_statistics(step, head_shape());
+  const auto put = [&](Field field, const std::vector<float>& values) {
+    if (!values.empty()) put_heads(slot, field, layer_index, values);
+  };
+  put(Field::external_mass, statistics.external_mass);
+  put(Field::similarity_external, statistics.similarity_external);
+  put(Field::similarity_internal, statistics.similarity_internal);
+  if (has_prefix) put_reuse_error(slot, layer_index, statistics);
   history.last_external = external;
   history.last_internal = internal;
   history.last_step = pass.step;
 }
 
-void Recorder::record_reuse_error(const SequencePass& pass, Slot& slot, LayerHistory& history,
-                                  int64_t layer_index, const HeadAttention& external,
-                                  const HeadAttention& internal) {
-  if (pass.context_length == 0) return;
+void Recorder::put_reuse_error(Slot& slot, int64_t layer_index, const LayerStatistics& statistics) {
   const size_t layers = options_.meta.layers.size();
   const size_t heads = options_.meta.heads.size();
   auto& out = slot.floats[Field::reuse_error];  // [tau, layer, head, sum]
   out.resize(kReuseTaus.size() * layers * heads * 4, kNaN);
-  std::vector<ErrorSums> sums;
   for (size_t t = 0; t < kReuseTaus.size(); ++t) {
-    const bool reuses = !pass.first_step() && static_cast<float>(pass.changed) < kReuseTaus[t];
-    if (!reuses || !history.source[t].defined()) history.source[t] = external;
-    // Most rules hold the same pair most of the time.
-    const bool as_before = t > 0 && history.source[t].output == history.source[t - 1].output;
-    if (!as_before) sums = reuse_error(history.source[t], external, internal, head_shape());
     for (size_t h = 0; h < heads; ++h) {
-      const ErrorSums& sum = sums[static_cast<size_t>(options_.meta.heads[h])];
+      const ErrorSums& sum = statistics.reuse_error[t][static_cast<size_t>(options_.meta.heads[h])];
       float* cell = &out[((t * layers + static_cast<size_t>(layer_index)) * heads + h) * 4];
       cell[0] = static_cast<float>(sum.squared);
       cell[1] = static_cast<float>(sum.absolute);
@@ -174,25 +168,22 @@ void Recorder::record_query_gaps(const AttentionView& view, size_t s, int64_t la
   const SequencePass& pass = view.context.sequences[s];
   Slot& slot = slot_at(s);
   LayerHistory& history = history_of(slot, layer_index, pass);
-  std::vector<float> unit = unit_normalised(view.input.q, static_cast<int64_t>(s));
+  const at::Tensor& query = view.input.q;
+  const auto row = static_cast<int64_t>(s);
   if (pass.first_step()) {
-    history.first_query = std::move(unit);
+    history.first_query = unit_normalised(query, row);
     return;
   }
-  if (history.first_query.size() != unit.size()) return;
-  const HeadShape shape = head_shape();
-  std::vector<float> gap(static_cast<size_t>(shape.heads));
-  std::vector<float> block_gap(gap.size());
-  unit_gaps(unit, history.first_query, shape, gap.data(), block_gap.data());
-  put_heads(slot, Field::query_gap, layer_index, gap);
-  put_heads(slot, Field::query_block_gap, layer_index, block_gap);
+  if (std::ssize(history.first_query) != head_shape().rows() * head_shape().dim) return;
+  const UnitGaps gaps = unit_gaps(query, row, history.first_query);
+  put_heads(slot, Field::query_gap, layer_index, gaps.gap);
+  put_heads(slot, Field::query_block_gap, layer_index, gaps.block_gap);
 }
 
 void Recorder::record_shadow(const AttentionView& view, size_t s, int64_t layer_index) {
   const int64_t row = static_cast<int64_t>(s);
   Slot& slot = slot_at(s);
-  put_head_rows(slot, Field::shadow_lse_external, layer_index,
-                view.exact->lse_external.select(0, row));
+  put_head_rows(slot, Field::shadow_lse_external, layer_index, view.exact->lse_external, row);
   const auto computed = [&](const at::Tensor& out) {
     const at::Tensor rows = out.select(0, row).to(at::kFloat);
     return view.rows == nullptr ? rows : rows.index_select(1, *view.rows);
@@ -217,14 +208,13 @@ void Recorder::on_hidden(const PassContext& context, int64_t layer, const at::Te
     if (records(pass) && at_least(RecordLevel::full)) {
       put_array(slot, Field::hidden, index, hidden.select(0, static_cast<int64_t>(s)));
     }
-    std::vector<float> unit = unit_normalised(hidden.unsqueeze(1), static_cast<int64_t>(s));
+    const at::Tensor rows = hidden.unsqueeze(1);
+    const auto row = static_cast<int64_t>(s);
     if (pass.first_step()) {
-      history.first_hidden = std::move(unit);
-    } else if (history.first_hidden.size() == unit.size()) {
-      float gap = 0.0F;
-      float block_gap = 0.0F;  // not recorded
-      unit_gaps(unit, history.first_hidden, {1, hidden.size(1), hidden.size(2)}, &gap, &block_gap);
-      put_floats(slot, Field::hidden_gap, index, &gap, 1);
+      history.first_hidden = unit_normalised(rows, row);
+    } else if (std::ssize(history.first_hidden) == hidden.size(1) * hidden.size(2)) {
+      const UnitGaps gaps = unit_gaps(rows, row, history.first_hidden);
+      put_floats(slot, Field::hidden_gap, index, gaps.gap.data(), 1);
     }
   }
 }

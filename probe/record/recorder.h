@@ -46,6 +46,7 @@ class Recorder : public DecodeObserver {
   };
   const Counters& counters() const { return counters_; }
 
+  bool wants_weights(const PassContext& context, int64_t layer) const override;
   void on_attention(const AttentionView& view) override;
   void on_hidden(const PassContext& context, int64_t layer, const at::Tensor& hidden) override;
   void on_router(const PassContext& context, int64_t layer, const RouterChoice& choice) override;
@@ -90,15 +91,13 @@ class Recorder : public DecodeObserver {
   static LayerHistory& history_of(Slot& slot, int64_t layer_index, const SequencePass& pass);
 
   void summarise(const AttentionView& view, size_t slot, int64_t layer_index);
-  void record_similarity(const SequencePass& pass, Slot& slot, LayerHistory& history,
-                         int64_t layer_index, const HeadAttention& external,
-                         const HeadAttention& internal);
-  void record_reuse_error(const SequencePass& pass, Slot& slot, LayerHistory& history,
-                          int64_t layer_index, const HeadAttention& external,
-                          const HeadAttention& internal);
+  void record_step(const SequencePass& pass, Slot& slot, LayerHistory& history, int64_t layer_index,
+                   const HeadAttention& external, const HeadAttention& internal);
+  void put_reuse_error(Slot& slot, int64_t layer_index, const LayerStatistics& statistics);
   void record_selection(const AttentionView& view, size_t slot, int64_t layer_index);
   void record_query_gaps(const AttentionView& view, size_t slot, int64_t layer_index);
   void record_shadow(const AttentionView& view, size_t slot, int64_t layer_index);
+  bool wants_sets(const PassContext& context) const;
   void record_sets(const AttentionView& view, int64_t layer_index);
   void record_recall(const SequencePass& pass, Slot& slot, LayerHistory& history,
                      int64_t layer_index, const std::vector<int32_t>& index);
@@ -106,7 +105,9 @@ class Recorder : public DecodeObserver {
 
   void put_floats(Slot& slot, Field field, int64_t layer_index, const float* values, size_t count);
   void put_heads(Slot& slot, Field field, int64_t layer_index, const std::vector<float>& all_heads);
-  void put_head_rows(Slot& slot, Field field, int64_t layer_index, const at::Tensor& rows);
+  /// rows [S, H, ...], of entry `row`.
+  void put_head_rows(Slot& slot, Field field, int64_t layer_index, const at::Tensor& rows,
+                     int64_t row);
   void put_ints(Slot& slot, Field field, int64_t layer_index, const std::vector<int32_t>& values);
   void put_array(Slot& slot, Field field, int64_t layer_index, const at::Tensor& values);
   HeadShape head_shape() const;

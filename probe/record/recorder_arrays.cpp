@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "decode_record/error.h"
@@ -16,6 +17,21 @@ namespace blockscope {
 namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+/// Entry `row` of all [S, heads, ...], of the recorded heads alone. Some dozen of these a layer and
+/// step: a chain of tensor operators would cost more than the copy.
+template <typename Value>
+std::vector<Value> heads_of_row(const at::Tensor& all, int64_t row,
+                                const std::vector<int64_t>& heads) {
+  const at::Tensor dense = all.contiguous();
+  const auto size = static_cast<size_t>(dense.stride(1));
+  const Value* from = dense.const_data_ptr<Value>() + row * dense.stride(0);
+  std::vector<Value> kept(heads.size() * size);
+  for (size_t i = 0; i < heads.size(); ++i) {
+    std::copy_n(from + static_cast<size_t>(heads[i]) * size, size, kept.data() + i * size);
+  }
+  return kept;
+}
 
 }  // namespace
 
@@ -43,10 +59,10 @@ void Recorder::put_heads(Slot& slot, Field field, int64_t layer_index,
   put_floats(slot, field, layer_index, kept.data(), kept.size());
 }
 
-void Recorder::put_head_rows(Slot& slot, Field field, int64_t layer_index, const at::Tensor& rows) {
-  const at::Tensor kept = recorded_heads(rows).contiguous();
-  put_floats(slot, field, layer_index, kept.const_data_ptr<float>(),
-             static_cast<size_t>(kept.numel()));
+void Recorder::put_head_rows(Slot& slot, Field field, int64_t layer_index, const at::Tensor& rows,
+                             int64_t row) {
+  const std::vector<float> kept = heads_of_row<float>(rows, row, options_.meta.heads);
+  put_floats(slot, field, layer_index, kept.data(), kept.size());
 }
 
 void Recorder::put_ints(Slot& slot, Field field, int64_t layer_index,
@@ -117,11 +133,12 @@ void Recorder::record_selection(const AttentionView& view, size_t s, int64_t lay
     put_ints(slot, Field::attention_selected, layer_index, kept);
   }
   if (meta.has_residual) {
-    put_head_rows(slot, Field::attention_lse_residual, layer_index,
-                  view.used.lse_residual.defined()
-                      ? view.used.lse_residual.select(0, row)
-                      : at::full_like(view.used.lse_external.select(0, row),
-                                      -std::numeric_limits<float>::infinity()));
+    put_head_rows(
+        slot, Field::attention_lse_residual, layer_index,
+        view.used.lse_residual.defined()
+            ? view.used.lse_residual
+            : at::full_like(view.used.lse_external, -std::numeric_limits<float>::infinity()),
+        row);
   }
 }
 
@@ -171,15 +188,24 @@ void Recorder::add_kl(const StepDecision& decision, TraceRow& row) const {
   row.arrays.push_back({Field::prediction_kl, kAllLayers, make_buffer(std::move(kl))});
 }
 
+bool Recorder::wants_sets(const PassContext& context) const {
+  if (options_.meta.set_size == 0 || !at_least(RecordLevel::sets) || !options_.exact_known) {
+    return false;
+  }
+  return std::any_of(context.sequences.begin(), context.sequences.end(),
+                     [&](const SequencePass& pass) {
+                       // Step 1 is the anchor of every later recall, whatever the filter says.
+                       return traced(pass) && pass.kind == PassKind::denoise &&
+                              (records(pass) || pass.first_step());
+                     });
+}
+
+bool Recorder::wants_weights(const PassContext& context, int64_t layer) const {
+  return layer_index(layer) >= 0 && wants_sets(context);
+}
+
 void Recorder::record_sets(const AttentionView& view, int64_t layer_index) {
-  if (!options_.exact_known || view.exact == nullptr) return;
-  const bool wanted = std::any_of(view.context.sequences.begin(), view.context.sequences.end(),
-                                  [&](const SequencePass& pass) {
-                                    // Step 1 is the anchor of every later recall, whatever the
-                                    // filter says.
-                                    return traced(pass) && (records(pass) || pass.first_step());
-                                  });
-  if (!wanted) return;
+  if (!wants_sets(view.context) || view.exact == nullptr) return;
   const AttentionInput& input = view.input;
   const int64_t k = options_.meta.set_size;
   const at::Tensor lse = options_.meta.set_normaliser == SetNormaliser::prefix
@@ -188,9 +214,11 @@ void Recorder::record_sets(const AttentionView& view, int64_t layer_index) {
   const auto computed = [&](const at::Tensor& rows) {
     return view.rows == nullptr ? rows : rows.index_select(2, *view.rows);
   };
-  TopKSets sets =
-      topk_sets(computed(input.q), view.external.key, view.external.length, computed(lse), k,
-                input.scale, /*with_tokens=*/at_least(RecordLevel::full));
+  const bool with_tokens = at_least(RecordLevel::full);
+  TopKSets sets = view.exact->weights.defined()
+                      ? topk_sets(view.exact->weights, view.external.length, lse, k, with_tokens)
+                      : topk_sets(computed(input.q), view.external.key, view.external.length,
+                                  computed(lse), k, input.scale, with_tokens);
   if (view.rows != nullptr && sets.token_index.defined()) {
     std::vector<int64_t> shape = sets.token_index.sizes().vec();
     shape[2] = options_.meta.block_length;
@@ -203,25 +231,23 @@ void Recorder::record_sets(const AttentionView& view, int64_t layer_index) {
     const int64_t row = static_cast<int64_t>(s);
     Slot& slot = slot_at(s);
     const auto ints = [&](const at::Tensor& values) {
-      const at::Tensor kept = recorded_kv_heads(values.select(0, row)).contiguous();
-      const int32_t* data = kept.const_data_ptr<int32_t>();
-      return std::vector<int32_t>(data, data + kept.numel());
+      return heads_of_row<int32_t>(values, row, options_.meta.kv_heads);
     };
     const std::vector<int32_t> index = ints(sets.index);
     put_ints(slot, Field::set_topk, layer_index, index);
     put_ints(slot, Field::set_union_size, layer_index, ints(sets.union_size));
-    const at::Tensor probability = recorded_kv_heads(sets.probability.select(0, row)).contiguous();
-    put_floats(slot, Field::set_probability, layer_index, probability.const_data_ptr<float>(),
-               static_cast<size_t>(probability.numel()));
-    const at::Tensor covered = probability.sum(-1).contiguous();
-    put_floats(slot, Field::set_covered, layer_index, covered.const_data_ptr<float>(),
-               static_cast<size_t>(covered.numel()));
+    const std::vector<float> probability =
+        heads_of_row<float>(sets.probability, row, options_.meta.kv_heads);
+    put_floats(slot, Field::set_probability, layer_index, probability.data(), probability.size());
+    std::vector<float> covered;
+    for (auto of_head = probability.begin(); of_head != probability.end(); of_head += k) {
+      covered.push_back(static_cast<float>(std::accumulate(of_head, of_head + k, 0.0)));
+    }
+    put_floats(slot, Field::set_covered, layer_index, covered.data(), covered.size());
     record_recall(pass, slot, history_of(slot, layer_index, pass), layer_index, index);
     if (records(pass) && at_least(RecordLevel::full)) {
-      const at::Tensor kept = recorded_kv_heads(sets.token_index.select(0, row)).contiguous();
-      const int32_t* data = kept.const_data_ptr<int32_t>();
-      slot.arrays.push_back({Field::set_topk_token, layer_index,
-                             make_buffer(std::vector<int32_t>(data, data + kept.numel()))});
+      slot.arrays.push_back(
+          {Field::set_topk_token, layer_index, make_buffer(ints(sets.token_index))});
     }
   }
 }

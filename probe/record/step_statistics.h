@@ -1,13 +1,17 @@
 // Per-head statistics between two denoising steps of one sequence. They run at every layer of every
-// step, so each is one loop over raw float32, without temporary tensors. `out` arguments hold one
-// value per query head (all H of them; the recorder keeps the recorded ones). Rows that a pass did
-// not compute hold NaN: sums and means leave them out, and a mean of none is NaN.
+// step: one walk over the heads does all of a layer's, so that a head's rows are read while they
+// are in the cache. Rows that a pass did not compute hold NaN: sums and means leave them out, and a
+// mean of none is NaN.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <vector>
+
+#include "decode_record/trace_schema.h"
+#include "kernels/statistics_kernels.h"
 
 namespace blockscope {
 
@@ -32,43 +36,44 @@ struct HeadAttention {
   bool defined() const { return output != nullptr; }
 };
 
-/// mean_i cos(a_i, b_i) over the block, in double: sim_X of FlashBlock Fig. 5. a, b [H, B, D].
-void mean_similarity(const float* a, const float* b, const HeadShape& shape, float* out);
-
-/// mean_i exp(L_out) / (exp(L_in) + exp(L_out)); lse [H, B].
-void mean_external_mass(const float* lse_external, const float* lse_internal,
-                        const HeadShape& shape, float* out);
-
-/// Sums over positions and channels of one head: e = merged(source, internal) - ref,
-/// ref = merged(external, internal) (FlashBlock eq. 9).
-struct ErrorSums {
-  double squared = 0.0;    // sum e^2
-  double absolute = 0.0;   // sum |e|
-  double reference = 0.0;  // sum ref^2
-  double dot = 0.0;        // sum ref * merged
+/// What a layer's statistics are taken of; what is not defined gives none.
+struct LayerStep {
+  HeadAttention external, internal;            // of this step
+  HeadAttention last_external, last_internal;  // of the step before it
+  /// The external pair that each rule of kReuseTaus takes; `external` itself for a step that the
+  /// rule recomputes.
+  std::array<HeadAttention, kReuseTaus.size()> source;
 };
 
-/// `source` is the external pair a reuse rule would take; pass `external` itself for a step the
-/// rule recomputes. -> [H].
-std::vector<ErrorSums> reuse_error(const HeadAttention& source, const HeadAttention& external,
-                                   const HeadAttention& internal, const HeadShape& shape);
+/// One value per query head (all H of them; the recorder keeps the recorded ones).
+struct LayerStatistics {
+  std::vector<float> external_mass;        // mean_i exp(L_out) / (exp(L_in) + exp(L_out))
+  std::vector<float> similarity_external;  // mean_i cos(a_i, b_i) over the block, in double: sim_X
+  std::vector<float> similarity_internal;  // of FlashBlock Fig. 5
+  std::array<std::vector<ErrorSums>, kReuseTaus.size()> reuse_error;  // over positions and channels
+};
+LayerStatistics layer_statistics(const LayerStep& step, const HeadShape& shape);
 
-/// Rows of x[row], x [S, H, B, D] of any float type and any strides but the last, scaled to unit
+/// Rows of x[row], x [S, H, B, D] of any float type, last dimension contiguous, scaled to unit
 /// length along D: [H, B, D]; a zero vector stays zero.
 std::vector<float> unit_normalised(const at::Tensor& x, int64_t row);
 
-/// gap: mean_i |a_i - b_i|_2 over the block (MAGE Table 2, S2, S3); block_gap: |mean_i a_i -
-/// mean_i b_i|_2, the means not renormalised (S4). a, b [H, B, D] unit vectors.
-void unit_gaps(const std::vector<float>& a, const std::vector<float>& b, const HeadShape& shape,
-               float* gap, float* block_gap);
+/// How far a step's unit vectors are from the first step's, per head.
+struct UnitGaps {
+  std::vector<float> gap;        // mean_i |a_i - b_i|_2 over the block (MAGE Table 2, S2, S3)
+  std::vector<float> block_gap;  // |mean_i a_i - mean_i b_i|_2, the means not renormalised (S4)
+};
+/// a: x[row] as in unit_normalised; `first` [H, B, D] unit vectors.
+UnitGaps unit_gaps(const at::Tensor& x, int64_t row, const std::vector<float>& first);
 
 /// What KL to a block's first step needs of that step.
 struct FirstPrediction {
-  at::Tensor log_p, p;  // [B, V] float32
+  at::Tensor logits;        // [B, V] of any float type
+  std::vector<double> lse;  // [B]
 
-  explicit FirstPrediction(const at::Tensor& logits);  // [B, V] of any float type
+  explicit FirstPrediction(const at::Tensor& logits);
   FirstPrediction() = default;
-  bool defined() const { return p.defined(); }
+  bool defined() const { return logits.defined(); }
 };
 
 /// KL(p_first || p_now) per position in nats; logits [B, V] of now -> [B]; NaN where not `masked`
