@@ -14,13 +14,17 @@ at::Tensor CanvasCache::attention_block(int64_t layer, const AttentionLayer& wei
                                         const at::Tensor& x, const RotaryRows& rotary,
                                         CanvasKeys& keys, const RowAttention& attend,
                                         const at::Tensor* needed, LayerWork& work) {
-  keys.write_keys(layer, rows_, weights.key(x, rotary));
-  keys.write_values(layer, rows_, weights.value(x));
+  AttentionLayer::Projections made;
+  if (needed == nullptr) {
+    made = weights.project(x, rotary);
+  } else {
+    made = {weights.query(x.index_select(1, *needed), rotary.rows(*needed)), weights.key(x, rotary),
+            weights.value(x)};
+  }
+  keys.write_keys(layer, rows_, made.k);
+  keys.write_values(layer, rows_, made.v);
   work = {rows_, rows_, rows_};
-  const at::Tensor q = needed == nullptr
-                           ? weights.query(x, rotary)
-                           : weights.query(x.index_select(1, *needed), rotary.rows(*needed));
-  return weights.output(attend(q, positions_of(needed)));
+  return weights.output(attend(made.q, positions_of(needed)));
 }
 
 std::vector<int64_t> CanvasCache::positions_of(const at::Tensor* needed) const {

@@ -34,10 +34,10 @@ class D2Cache : public CanvasCache {
   at::Tensor attention_block(int64_t layer, const AttentionLayer& weights, const at::Tensor& x,
                              const RotaryRows& rotary, CanvasKeys& keys, const RowAttention& attend,
                              const at::Tensor* needed, LayerWork& work) override {
-    keys.write_keys(layer, rows_, weights.key(x, rotary));
-    keys.write_values(layer, rows_, weights.value(x));
+    const auto [q, k, v] = weights.project(x, rotary);
+    keys.write_keys(layer, rows_, k);
+    keys.write_values(layer, rows_, v);
     work = {rows_, rows_, rows_};
-    const at::Tensor q = weights.query(x, rotary);
     maps_.push_back(attention_map(q, keys.ordered_key(layer), weights.scale()));
     return weights.output(
         attend(needed == nullptr ? q : q.index_select(2, *needed), positions_of(needed)));

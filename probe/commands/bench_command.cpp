@@ -51,6 +51,10 @@ class TimingObserver : public DecodeObserver {
   TimingObserver(Recorder* recorder, Timing& timing)
       : recorder_(recorder), timing_(timing), begin_(std::chrono::steady_clock::now()) {}
 
+  bool wants_every_prediction() const override { return recorder_ != nullptr; }
+  bool wants_weights(const PassContext& context, int64_t layer) const override {
+    return recorder_ != nullptr && recorder_->wants_weights(context, layer);
+  }
   void on_attention(const AttentionView& view) override {
     if (recorder_ != nullptr) recorder_->on_attention(view);
   }
@@ -78,6 +82,10 @@ class TimingObserver : public DecodeObserver {
       denoises = denoises || result.context.sequences[s].kind == PassKind::denoise;
       timing_.tokens += result.decisions[s].net_tokens();
     }
+    constexpr double kSecond = 1e-9;
+    timing_.deciding += static_cast<double>(result.deciding_ns) * kSecond;
+    timing_.attention += static_cast<double>(result.attention_ns) * kSecond;
+    timing_.forward += static_cast<double>(result.pass_ns - result.deciding_ns) * kSecond;
     ++timing_.block_passes;
     timing_.denoising_passes += denoises ? 1 : 0;
   }
@@ -186,6 +194,9 @@ nlohmann::json to_json(const std::string& level, const Timing& timing, const Ove
           {"overhead_most", overhead.most},
           {"prefill_s", timing.prefill},
           {"blocks_s", timing.blocks},
+          {"forward_s", timing.forward},
+          {"attention_s", timing.attention},
+          {"deciding_s", timing.deciding},
           {"finish_s", timing.finish},
           {"tokens", timing.tokens},
           {"block_passes", timing.block_passes},

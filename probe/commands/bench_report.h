@@ -11,8 +11,11 @@ namespace blockscope {
 /// Seconds and counts of one decoded batch.
 struct Timing {
   double prefill = 0.0;
-  double blocks = 0.0;  // denoising and commit passes, recorder included
-  double finish = 0.0;  // until the trace is closed
+  double blocks = 0.0;     // denoising and commit passes, recorder included
+  double finish = 0.0;     // until the trace is closed
+  double forward = 0.0;    // of `blocks`: from tokens to logits, attention included
+  double attention = 0.0;  // of `forward`
+  double deciding = 0.0;   // of `blocks`: from logits to tokens
   int64_t block_passes = 0;
   int64_t denoising_passes = 0;
   int64_t tokens = 0;

@@ -113,6 +113,7 @@ class CanvasDecoder {
     std::vector<StepDecision> decisions;
     int64_t elapsed = 0;
     int64_t beside_ns = 0;  // of the observer and the shadow
+    int64_t deciding_ns = 0;
     {
       const Stopwatch watch(elapsed);
       std::vector<int64_t> ids;
@@ -131,15 +132,21 @@ class CanvasDecoder {
           model_.forward(at::tensor(ids, at::kLong).unsqueeze(0),
                          at::tensor(positions, at::kLong).unsqueeze(0), seams_);
       seams_.end_pass();
-      const at::Tensor all = model_.logits(hidden.index_select(1, at::tensor(predicting.index)));
-      const at::Tensor logits = all.narrow(1, 0, state_.block_length);
       std::vector<StepInput> inputs{step_input(pass, predicting.exists)};
-      inputs.front().behind = predicting.behind;
-      inputs.front().behind_logits =
-          all[0].narrow(0, state_.block_length, std::ssize(predicting.behind));
+      const bool masks = predicts_masks_alone();
+      if (masks) leave_decided_out(pass, predicting, inputs.front());
+      const at::Tensor all = model_.logits(hidden.index_select(1, at::tensor(predicting.index)));
+      const at::Tensor logits = masks ? all[0] : all.narrow(1, 0, state_.block_length);
+      if (!masks) {
+        inputs.front().behind = predicting.behind;
+        inputs.front().behind_logits =
+            all[0].narrow(0, state_.block_length, std::ssize(predicting.behind));
+      }
       if (callbacks_.observer != nullptr) {
         const Stopwatch observer_watch(beside_ns);
-        callbacks_.observer->on_logits(context, {0}, predicted_logits(logits, inputs));
+        if (!masks) {
+          callbacks_.observer->on_logits(context, {0}, predicted_logits(logits, inputs));
+        }
         if (options_.shadow) {
           callbacks_.observer->on_staleness(context,
                                             measure_staleness(model_, tokens_, keys_, seams_));
@@ -149,14 +156,17 @@ class CanvasDecoder {
         inputs.front().shadow =
             model_.logits(hidden.narrow(1, std::ssize(rows), shadow_rows)).squeeze(0);
       }
-      decisions = decide_tokens(options_, logits, inputs);
+      {
+        const Stopwatch deciding(deciding_ns);
+        decisions = decide_tokens(options_, logits, inputs);
+      }
       take(decisions.front(), predicting, all);
     }
     if (callbacks_.observer == nullptr) return;
     callbacks_.observer->on_pass({context, state_.block_length, state_.block_start,
                                   seams_.computed_rows(),
                                   elapsed - seams_.observer_ns() - beside_ns, seams_.attention_ns(),
-                                  std::move(decisions), seams_.work()});
+                                  std::move(decisions), seams_.work(), deciding_ns});
   }
 
   /// Whether WINO's shadow block goes along. A replay knows what is taken back.
@@ -192,6 +202,24 @@ class CanvasDecoder {
       result.behind.push_back(p);
     }
     return result;
+  }
+
+  /// Whether nobody looks at predictions of positions that are decided.
+  bool predicts_masks_alone() const {
+    const DecodeObserver* observer = callbacks_.observer;
+    return (observer == nullptr || !observer->wants_every_prediction()) && masks_alone(options_) &&
+           !looks_twice() && !cache_->wants_answer_confidence() && model_.logits_stand_alone();
+  }
+
+  /// Then the rows that predict are those of the block's masks.
+  static void leave_decided_out(const SequencePass& pass, PredictingRows& predicting,
+                                StepInput& input) {
+    std::vector<int64_t> rows;
+    for (size_t p = 0; p < pass.masked.size(); ++p) {
+      input.predicted[p] = input.predicted[p] && pass.masked[p];
+      if (input.predicted[p]) rows.push_back(predicting.index[p]);
+    }
+    predicting.index = rows;
   }
 
   /// The rows of the pass whose last hidden states are read: those that predict, and the block's

@@ -87,11 +87,19 @@ struct PassResult {
                              // what the policy does beside them
   std::vector<StepDecision> decisions;  // [S]; for commit only `next`; prefill: none, or [1]
   std::vector<LayerWork> work = {};     // by model layer, of a bidirectional model's one sequence
+  int64_t deciding_ns = 0;  // part of pass_ns between logits and tokens: sampling, the strategy
 };
 
 class DecodeObserver {
  public:
   virtual ~DecodeObserver() = default;
+  /// Whether on_attention of this layer will read the exact parts' weights.
+  virtual bool wants_weights(const PassContext& /*context*/, int64_t /*layer*/) const {
+    return false;
+  }
+  /// Whether predictions of positions that are already decided are looked at. Where they are not,
+  /// the LM head leaves them out, on_logits is not called, and a decision has -1 and NaN there.
+  virtual bool wants_every_prediction() const { return true; }
   virtual void on_attention(const AttentionView& /*view*/) {}
   /// Residual stream entering a layer, [S, B, hidden_size]; denoising and commit passes.
   virtual void on_hidden(const PassContext& /*context*/, int64_t /*layer*/,

@@ -182,9 +182,10 @@ at::Tensor DecodeSeams::fused_commits(const AttentionInput& input) {
 }
 
 at::Tensor DecodeSeams::denoising_attention(const AttentionInput& pass_input) {
-  const AttentionInput input = options_.block_cache ? with_block_keys(pass_input) : pass_input;
+  AttentionInput input = options_.block_cache ? with_block_keys(pass_input) : pass_input;
   const ExternalKeys external{cache_.key(input.layer, stored_), cache_.value(input.layer, stored_),
                               cache_.lengths(stored_)};
+  input.keep_weights = wants_weights(input, external);
   const AttentionParts used = policy_.attend(input, external);
   for (size_t slot = 0; slot < context_->sequences.size(); ++slot) {
     const SequencePass& pass = context_->sequences[slot];
@@ -203,6 +204,17 @@ at::Tensor DecodeSeams::denoising_attention(const AttentionInput& pass_input) {
     show(input, external, used, exact);
   }
   return used.out;
+}
+
+/// Kept weights are written and read again: beyond the caches of a CPU, walking the keys a second
+/// time is as fast and takes no memory.
+bool DecodeSeams::wants_weights(const AttentionInput& input, const ExternalKeys& external) const {
+  constexpr int64_t kMostBytes = int64_t{64} << 20;
+  const int64_t weights =
+      input.q.size(0) * input.q.size(1) * input.q.size(2) * external.key.size(2);
+  return observer_ != nullptr && rows_.count == options_.block_length &&
+         weights * static_cast<int64_t>(sizeof(float)) <= kMostBytes &&
+         observer_->wants_weights(*context_, input.layer);
 }
 
 void DecodeSeams::show(const AttentionInput& input, const ExternalKeys& external,

@@ -53,6 +53,7 @@ class DecodeSeams : public ForwardSeams {
   at::Tensor denoising_attention(const AttentionInput& input);
   at::Tensor fused_commits(const AttentionInput& input);
   AttentionInput with_block_keys(const AttentionInput& input);
+  bool wants_weights(const AttentionInput& input, const ExternalKeys& external) const;
   void show(const AttentionInput& input, const ExternalKeys& external, const AttentionParts& used,
             const AttentionParts* exact);
   bool stores(const SequencePass& sequence) const;

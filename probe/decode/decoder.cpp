@@ -158,6 +158,7 @@ class BatchDecoder {
     std::vector<StepDecision> decisions(active_.size());
     int64_t elapsed = 0;
     int64_t logits_observer_ns = 0;
+    deciding_ns_ = 0;
     {
       const Stopwatch watch(elapsed);
       seams_.begin_blocks(context, plan.rows);
@@ -179,8 +180,15 @@ class BatchDecoder {
       advance(active_[slot], context.sequences[slot], decisions[slot], options_);
     }
     const auto rows = static_cast<double>(plan.entries() * plan.rows.count);
-    report({context, block_length_, 0, rows, elapsed - seams_.observer_ns() - logits_observer_ns,
-            seams_.attention_ns(), std::move(decisions)});
+    report({context,
+            block_length_,
+            0,
+            rows,
+            elapsed - seams_.observer_ns() - logits_observer_ns,
+            seams_.attention_ns(),
+            std::move(decisions),
+            {},
+            deciding_ns_});
   }
 
   at::Tensor of_slots(const at::Tensor& hidden, const std::vector<int64_t>& slots) const {
@@ -188,17 +196,41 @@ class BatchDecoder {
     return hidden.index_select(0, at::tensor(slots, at::kLong));
   }
 
-  void decide(const PassPlan& planned, const at::Tensor& hidden,
-              std::vector<StepDecision>& decisions, int64_t& observer_ns) {
-    const PassContext& context = planned.context;
+  /// hidden [n, rows of the pass, hidden_size] -> logits [n, B, V].
+  at::Tensor block_logits(const PassPlan& planned, const at::Tensor& hidden) const {
     at::Tensor predicting = hidden;
     if (options_.sub_blocks()) {
       predicting = hidden.index_select(1, at::tensor(predicting_rows(planned.rows), at::kLong));
     }
-    const at::Tensor logits = among_block(
+    return among_block(
         model_.logits(predicting), 1,
         at::arange(planned.rows.first, planned.rows.first + planned.rows.count, at::kLong),
         block_length_, 0.0);
+  }
+
+  /// hidden [n, B, hidden_size] -> logits [R, V] of the masked positions.
+  at::Tensor masked_logits(const PassPlan& planned, const at::Tensor& hidden) const {
+    std::vector<int64_t> rows;
+    for (size_t i = 0; i < planned.denoising.size(); ++i) {
+      const auto slot = static_cast<size_t>(planned.denoising[i]);
+      const std::vector<bool>& masked = planned.context.sequences[slot].masked;
+      for (size_t p = 0; p < masked.size(); ++p) {
+        if (masked[p])
+          rows.push_back(static_cast<int64_t>(i) * block_length_ + static_cast<int64_t>(p));
+      }
+    }
+    return model_.logits(hidden.flatten(0, 1).index_select(0, at::tensor(rows, at::kLong)));
+  }
+
+  void decide(const PassPlan& planned, const at::Tensor& hidden,
+              std::vector<StepDecision>& decisions, int64_t& observer_ns) {
+    const PassContext& context = planned.context;
+    DecodeObserver* const observer = callbacks_.observer;
+    const bool every = observer != nullptr && observer->wants_every_prediction();
+    const bool masks = !every && !options_.sub_blocks() && masks_alone(options_) &&
+                       model_.logits_stand_alone();
+    const at::Tensor logits =
+        masks ? masked_logits(planned, hidden) : block_logits(planned, hidden);
     std::vector<StepInput> inputs;
     for (const int64_t slot : planned.denoising) {
       const SequencePass& pass = context.sequences[static_cast<size_t>(slot)];
@@ -207,15 +239,17 @@ class BatchDecoder {
       StepInput& input = inputs.emplace_back(StepInput{
           pass, state.tokens, state.prompt_length, pass.block * block_length_,
           replayed ? &state.request->replay[state.replay_cursor] : nullptr, state.memory});
+      if (masks) input.predicted = pass.masked;
       if (options_.sub_blocks()) {
         input.predicted = predicted_positions(pass.masked, planned.rows);
         input.open = open_positions(pass.masked, options_.sub_block_length);
       }
     }
-    if (callbacks_.observer != nullptr) {
+    if (every) {
       const Stopwatch watch(observer_ns);
-      callbacks_.observer->on_logits(context, planned.denoising, predicted_logits(logits, inputs));
+      observer->on_logits(context, planned.denoising, predicted_logits(logits, inputs));
     }
+    const Stopwatch watch(deciding_ns_);
     std::vector<StepDecision> decided = decide_tokens(options_, logits, inputs);
     for (size_t i = 0; i < decided.size(); ++i) {
       decisions[static_cast<size_t>(planned.denoising[i])] = std::move(decided[i]);
@@ -273,6 +307,7 @@ class BatchDecoder {
   DecodeSeams seams_;
   std::vector<SequenceState> active_;  // by slot
   std::vector<DecodeOutcome> finished_;
+  int64_t deciding_ns_ = 0;  // of the current pass
   bool interrupted_ = false;
 };
 

@@ -93,29 +93,6 @@ at::Tensor scores_of(const at::Tensor& probs, RankBy rank_by) {
   return {};
 }
 
-/// Whether the best token and its probability are all that is asked for.
-bool best_alone(const SamplingOptions& options, const PredictionNeeds& needs) {
-  const bool undivided = options.temperature == 0.0 || options.temperature == 1.0;
-  const bool greedy = options.temperature == 0.0 || options.top_k == 1;
-  return undivided && greedy && !needs.entropy && !needs.distributions &&
-         needs.rank_by == RankBy::kConfidence;
-}
-
-/// logits [S, B, V]; no probability but the best is stored.
-std::vector<BlockPrediction> best_predictions(const at::Tensor& logits) {
-  const BestTokens best = best_tokens(logits.flatten(0, 1));
-  std::vector<BlockPrediction> predictions;
-  for (int64_t begin = 0; begin < std::ssize(best.token); begin += logits.size(1)) {
-    BlockPrediction& out = predictions.emplace_back();
-    out.top1.assign(best.token.begin() + begin, best.token.begin() + begin + logits.size(1));
-    out.top1_confidence.assign(best.probability.begin() + begin,
-                               best.probability.begin() + begin + logits.size(1));
-    out.token = out.top1;
-    out.confidence = out.top1_confidence;
-  }
-  return predictions;
-}
-
 template <typename Element>
 std::vector<Element> slice(const at::Tensor& flat, int64_t begin, int64_t count) {
   const Element* data = flat.const_data_ptr<Element>() + begin;
@@ -153,6 +130,34 @@ PredictionNeeds prediction_needs(const UnmaskingOptions& options) {
           options.strategy == Strategy::kKlass || options.strategy == Strategy::kWino};
 }
 
+bool best_alone(const SamplingOptions& options, const PredictionNeeds& needs) {
+  const bool undivided = options.temperature == 0.0 || options.temperature == 1.0;
+  const bool greedy = options.temperature == 0.0 || options.top_k == 1;
+  return undivided && greedy && !needs.entropy && !needs.distributions &&
+         needs.rank_by == RankBy::kConfidence;
+}
+
+std::vector<BlockPrediction> best_predictions(const at::Tensor& logits,
+                                              const std::vector<std::vector<bool>>& predicted) {
+  const BestTokens best = best_tokens(logits);
+  std::vector<BlockPrediction> predictions;
+  size_t row = 0;
+  for (const std::vector<bool>& positions : predicted) {
+    BlockPrediction& out = predictions.emplace_back();
+    out.top1.assign(positions.size(), -1);
+    out.top1_confidence.assign(positions.size(), std::numeric_limits<float>::quiet_NaN());
+    for (size_t p = 0; p < positions.size(); ++p) {
+      if (!positions[p]) continue;
+      out.top1[p] = best.token[row];
+      out.top1_confidence[p] = best.probability[row];
+      ++row;
+    }
+    out.token = out.top1;
+    out.confidence = out.top1_confidence;
+  }
+  return predictions;
+}
+
 std::vector<BlockPrediction> predict_tokens(const at::Tensor& logits,
                                             const SamplingOptions& options,
                                             const std::vector<StreamId>& streams,
@@ -160,7 +165,10 @@ std::vector<BlockPrediction> predict_tokens(const at::Tensor& logits,
                                             at::Tensor* distributions) {
   const int64_t sequences = logits.size(0);
   const int64_t block_length = logits.size(1);
-  if (best_alone(options, needs)) return best_predictions(logits);
+  if (best_alone(options, needs)) {
+    const std::vector<bool> all(static_cast<size_t>(block_length), true);
+    return best_predictions(logits.flatten(0, 1), std::vector(static_cast<size_t>(sequences), all));
+  }
   at::Tensor rows = logits.reshape({sequences * block_length, -1}).to(at::kCPU, at::kFloat);
   // Before the temperature: a division may round two logits to the same number.
   const at::Tensor top1 = rows.argmax(-1);

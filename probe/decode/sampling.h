@@ -41,6 +41,15 @@ struct PredictionNeeds {
 };
 PredictionNeeds prediction_needs(const UnmaskingOptions& options);
 
+/// Whether a prediction is the best token and its probability, and nothing else is asked for: then
+/// every row stands for itself.
+bool best_alone(const SamplingOptions& options, const PredictionNeeds& needs);
+
+/// logits [R, V], row after row those of the positions in `predicted` ([B] per sequence) -> one
+/// prediction per sequence; the other positions have token -1 and confidence NaN.
+std::vector<BlockPrediction> best_predictions(const at::Tensor& logits,
+                                              const std::vector<std::vector<bool>>& predicted);
+
 /// logits [S, B, V] of any floating dtype -> one prediction per sequence; `streams` has S entries.
 /// The softmax is float32, with needs.distributions float64: then the scores are the confidences
 /// before they are rounded, and `distributions`, where it is given, becomes [S, B, V] of them.

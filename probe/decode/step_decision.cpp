@@ -51,8 +51,10 @@ StepDecision first_token(const DecodeOptions& options, const SequencePass& pass,
   return decision;
 }
 
-void check_finite(const SequencePass& pass, const BlockPrediction& prediction) {
+void check_finite(const StepInput& input, const BlockPrediction& prediction) {
+  const SequencePass& pass = input.pass;
   for (size_t p = 0; p < prediction.top1_confidence.size(); ++p) {
+    if (!input.predicted.empty() && !input.predicted[p]) continue;
     if (std::isfinite(prediction.top1_confidence[p])) continue;
     throw CheckpointError(fmt::format(
         "sequence {}, block {}, step {}, position {} of the block: expected finite logits, got "
@@ -143,6 +145,10 @@ void observe_klass(const DecodeOptions& options, const StepInput& input,
   memory.update(input.behind, behind.squeeze(0));
 }
 
+PredictionNeeds needs_of(const DecodeOptions& options) {
+  return options.autoregressive() ? PredictionNeeds{} : prediction_needs(options.unmasking);
+}
+
 StepDecision replayed_tokens(const ReplayStep& step, const StepInput& input, int64_t mask_token_id,
                              BlockPrediction prediction) {
   StepDecision decision;
@@ -163,6 +169,10 @@ StepDecision replayed_tokens(const ReplayStep& step, const StepInput& input, int
 }
 
 }  // namespace
+
+bool masks_alone(const DecodeOptions& options) {
+  return !options.autoregressive() && best_alone(options.sampling, needs_of(options));
+}
 
 bool schedule_spent(const UnmaskingOptions& options, const ChoiceMemory& memory, int64_t steps) {
   if (options.quota != Quota::kCarry) return steps >= options.denoising_steps;
@@ -192,16 +202,22 @@ std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::
     streams.push_back({input.pass.prompt_hash, input.pass.block, input.pass.step});
   }
   const UnmaskingOptions& unmasking = options.unmasking;
-  const PredictionNeeds needs =
-      options.autoregressive() ? PredictionNeeds{} : prediction_needs(unmasking);
   at::Tensor distributions;
-  std::vector<BlockPrediction> predictions =
-      predict_tokens(logits, options.sampling, streams, needs, &distributions);
+  std::vector<BlockPrediction> predictions;
+  if (logits.dim() == 2) {
+    std::vector<std::vector<bool>> predicted;
+    for (const StepInput& input : inputs) predicted.push_back(input.predicted);
+    predictions = best_predictions(logits, predicted);
+  } else {
+    predictions =
+        predict_tokens(logits, options.sampling, streams, needs_of(options), &distributions);
+  }
   std::vector<StepDecision> decisions;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const StepInput& input = inputs[i];
     BlockPrediction& prediction = predictions[i];
-    check_finite(input.pass, prediction);
+    const int64_t block_rows = std::ssize(prediction.token);
+    check_finite(input, prediction);
     if (unmasking.strategy == Strategy::kKlass) {
       observe_klass(options, input, distributions[static_cast<int64_t>(i)], prediction);
     }
@@ -215,7 +231,7 @@ std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::
       decisions.push_back(first_token(options, open, std::move(prediction)));
     } else {
       decisions.push_back(choose_tokens(options, open, std::move(prediction),
-                                        density_of(options, input, logits.size(1)), chosen));
+                                        density_of(options, input, block_rows), chosen));
       StepDecision& decision = decisions.back();
       if (input.shadow.defined()) {
         decision.revoked = revoked_tokens(options, input, std::ssize(decision.selected));

@@ -49,7 +49,12 @@ struct StepInput {
 /// observers see.
 at::Tensor predicted_logits(const at::Tensor& logits, const std::vector<StepInput>& inputs);
 
-/// logits [S, B, V], an entry of `inputs` for each sequence -> what each decides. A selected
+/// Whether the masked positions are all that a step of these options has to predict, so that their
+/// rows alone may go through the LM head.
+bool masks_alone(const DecodeOptions& options);
+
+/// logits [S, B, V], or [R, V] of the positions in StepInput::predicted alone, row after row (where
+/// masks_alone), an entry of `inputs` for each sequence -> what each decides. A selected
 /// position whose token is [MASK] stays masked. Throws CheckpointError when a prediction rests on
 /// NaN or infinity: such logits decide tokens all the same, and all of them mean nothing.
 std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::Tensor& logits,

@@ -32,10 +32,14 @@ at::Tensor rotated_by_chain(const at::Tensor& x, const RotaryRows& rotary, bool 
   return x * rotary.cos.to(type) + turned * rotary.sin.to(type);
 }
 
-at::Tensor rotated(const at::Tensor& x, const RotaryRows& rotary, bool in_float32) {
-  if (x.requires_grad() || !x.is_cpu()) return rotated_by_chain(x, rotary, in_float32);
-  const at::ScalarType table = in_float32 ? at::kFloat : x.scalar_type();
-  return rotate_rows(x, rotary.cos.to(table), rotary.sin.to(table));
+/// Whether the one-pass operators of row_ops.h may stand for the chains, which are differentiable.
+bool by_rows(const at::Tensor& x, const at::Tensor& weight) {
+  const bool trained = x.requires_grad() || (weight.defined() && weight.requires_grad());
+  return !(c10::GradMode::is_enabled() && trained) && x.is_cpu();
+}
+
+RotaryRows in_type(const RotaryRows& rotary, at::ScalarType type) {
+  return {rotary.cos.to(type), rotary.sin.to(type)};
 }
 
 }  // namespace
@@ -45,8 +49,7 @@ RotaryRows RotaryRows::rows(const at::Tensor& index) const {
 }
 
 at::Tensor RmsNorm::operator()(const at::Tensor& x) const {
-  const bool trained = c10::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());
-  if (!trained && x.is_cpu()) return rms_norm_rows(x, weight, eps, weight_before_cast);
+  if (by_rows(x, weight)) return rms_norm_rows(x, weight, eps, weight_before_cast);
   if (x.scalar_type() == at::kFloat) return at::rms_norm(x, weight.sizes(), weight, eps);
   const at::Tensor x32 = x.to(at::kFloat);
   const at::Tensor normed = x32 * at::rsqrt(x32.square().mean(-1, true) + eps);
@@ -54,16 +57,49 @@ at::Tensor RmsNorm::operator()(const at::Tensor& x) const {
   return normed.to(x.scalar_type()) * weight;
 }
 
+SumAndNorm RmsNorm::of_sum(const at::Tensor& x, const at::Tensor& y) const {
+  if (by_rows(x, weight) && by_rows(y, weight))
+    return add_rms_norm_rows(x, y, weight, eps, weight_before_cast);
+  at::Tensor sum = x + y;
+  at::Tensor norm = (*this)(sum);
+  return {std::move(sum), std::move(norm)};
+}
+
+at::Tensor AttentionLayer::turned(const at::Tensor& heads, const RmsNorm& norm,
+                                  const RotaryRows& rotary) const {
+  if (!by_rows(heads, norm.weight)) {
+    return rotated_by_chain(norm.defined() ? norm(heads) : heads, rotary, rotate_in_float32);
+  }
+  const RotaryRows table = in_type(rotary, rotate_in_float32 ? at::kFloat : heads.scalar_type());
+  return norm_rotate_rows({{heads, norm.weight, norm.eps, norm.weight_before_cast}}, table.cos,
+                          table.sin)
+      .front();
+}
+
+AttentionLayer::Projections AttentionLayer::project(const at::Tensor& x,
+                                                    const RotaryRows& rotary) const {
+  const bool fused = q_proj.matrix().defined() && k_proj.matrix().defined() &&
+                     v_proj.matrix().defined() && x.is_cpu();
+  if (!fused) return {query(x, rotary), key(x, rotary), value(x)};
+  const std::vector<at::Tensor> made =
+      packed_products(x, {&q_proj.matrix(), &k_proj.matrix(), &v_proj.matrix()});
+  const RotaryRows table = in_type(rotary, rotate_in_float32 ? at::kFloat : x.scalar_type());
+  const auto to_turn = [&](const at::Tensor& flat, int64_t heads, const RmsNorm& norm) {
+    return HeadsToRotate{heads_of(flat, heads, head_dim), norm.weight, norm.eps,
+                         norm.weight_before_cast};
+  };
+  const std::vector<at::Tensor> turned_heads = norm_rotate_rows(
+      {to_turn(made[0], num_heads, q_norm), to_turn(made[1], num_kv_heads, k_norm)}, table.cos,
+      table.sin);
+  return {turned_heads[0], turned_heads[1], heads_of(made[2], num_kv_heads, head_dim)};
+}
+
 at::Tensor AttentionLayer::query(const at::Tensor& x, const RotaryRows& rotary) const {
-  at::Tensor q = heads_of(q_proj(x), num_heads, head_dim);
-  if (q_norm.defined()) q = q_norm(q);
-  return rotated(q, rotary, rotate_in_float32);
+  return turned(heads_of(q_proj(x), num_heads, head_dim), q_norm, rotary);
 }
 
 at::Tensor AttentionLayer::key(const at::Tensor& x, const RotaryRows& rotary) const {
-  at::Tensor k = heads_of(k_proj(x), num_kv_heads, head_dim);
-  if (k_norm.defined()) k = k_norm(k);
-  return rotated(k, rotary, rotate_in_float32);
+  return turned(heads_of(k_proj(x), num_kv_heads, head_dim), k_norm, rotary);
 }
 
 at::Tensor AttentionLayer::value(const at::Tensor& x) const {

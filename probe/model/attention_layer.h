@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/row_ops.h"
 #include "probe/model/linear.h"
 
 namespace blockscope {
@@ -27,6 +28,8 @@ struct RmsNorm {
 
   bool defined() const { return weight.defined(); }
   at::Tensor operator()(const at::Tensor& x) const;
+  /// Of x + y, and x + y itself.
+  SumAndNorm of_sum(const at::Tensor& x, const at::Tensor& y) const;
 };
 
 /// S sequences, T rows, H query heads, K KV heads, D head_dim. x [S, T, hidden_size] is the input
@@ -37,6 +40,11 @@ struct AttentionLayer {
   RmsNorm q_norm, k_norm;          // over D, undefined without
   bool rotate_in_float32 = false;  // LLaDA: q and k are rotated before they are rounded
 
+  struct Projections {
+    at::Tensor q, k, v;
+  };
+  /// query, key and value of the same rows, in one pass over their weights.
+  Projections project(const at::Tensor& x, const RotaryRows& rotary) const;
   at::Tensor query(const at::Tensor& x, const RotaryRows& rotary) const;  // [S, H, T, D]
   at::Tensor key(const at::Tensor& x, const RotaryRows& rotary) const;    // [S, K, T, D]
   at::Tensor value(const at::Tensor& x) const;                            // [S, K, T, D]
@@ -44,6 +52,9 @@ struct AttentionLayer {
   at::Tensor output(const at::Tensor& z) const;
   double scale() const;  // of the softmax: 1 / sqrt(D)
   void pack();           // its linear layers
+
+ private:
+  at::Tensor turned(const at::Tensor& heads, const RmsNorm& norm, const RotaryRows& rotary) const;
 };
 
 }  // namespace blockscope

@@ -145,22 +145,26 @@ at::Tensor BlockDiffusionModel::forward(const at::Tensor& tokens, const at::Tens
                                         ForwardSeams& seams) const {
   at::Tensor hidden = at::embedding(embed_, tokens);
   const RotaryRows rotary = rotary_rows(positions, hidden.scalar_type());
+  at::Tensor normed = layers_.empty() ? norm_(hidden) : layers_.front().input_norm(hidden);
   for (int64_t index = 0; index < config_.num_layers; ++index) {
     const Layer& layer = layers_[static_cast<size_t>(index)];
+    const bool last = index + 1 == config_.num_layers;
     seams.before_layer(index, hidden);
-    const at::Tensor attended =
-        seams.attention_block(index, layer.attention, layer.input_norm(hidden), rotary);
-    if (index + 1 == config_.num_layers) {
+    const at::Tensor attended = seams.attention_block(index, layer.attention, normed, rotary);
+    if (last) {
       if (const auto needed = seams.needed_rows()) hidden = hidden.index_select(1, *needed);
       if (hidden.size(1) == 0) return hidden;
     }
-    hidden = hidden + attended;
+    auto [with_attention, ffn_input] = layer.post_norm.of_sum(hidden, attended);
     const RouterListener heard = [&](const RouterChoice& choice) { seams.routed(index, choice); };
-    hidden = hidden + seams.ffn(index, layer.post_norm(hidden), [&](const at::Tensor& x) {
-      return apply(layer.feed_forward, x, heard);
-    });
+    const at::Tensor made = seams.ffn(
+        index, ffn_input, [&](const at::Tensor& x) { return apply(layer.feed_forward, x, heard); });
+    const RmsNorm& next = last ? norm_ : layers_[static_cast<size_t>(index) + 1].input_norm;
+    SumAndNorm behind = next.of_sum(with_attention, made);
+    hidden = std::move(behind.sum);
+    normed = std::move(behind.norm);
   }
-  return norm_(hidden);
+  return normed;
 }
 
 at::Tensor BlockDiffusionModel::logits(const at::Tensor& hidden) const { return lm_head_(hidden); }

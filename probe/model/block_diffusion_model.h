@@ -43,6 +43,8 @@ class BlockDiffusionModel {
 
   /// hidden [..., hidden_size] -> logits [..., vocab_size] in the weights' dtype.
   at::Tensor logits(const at::Tensor& hidden) const;
+  /// Whether a row's logits are bit for bit the same whatever other rows are asked for with it.
+  bool logits_stand_alone() const { return lm_head_.matrix().defined(); }
 
   /// The same model (the weights are shared) with rotary embeddings for sequences of up to `length`
   /// positions, prompt and generated; only `dynamic` RoPE scaling depends on it. A model that was

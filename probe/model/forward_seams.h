@@ -17,10 +17,11 @@ namespace blockscope {
 /// What a layer hands to its attention: after QK-norm and RoPE.
 struct AttentionInput {
   int64_t layer = 0;
-  const at::Tensor& q;  // [S, H, T, D]
-  const at::Tensor& k;  // [S, K, T, D]
-  const at::Tensor& v;  // [S, K, T, D]
-  double scale = 1.0;   // softmax scale, 1/sqrt(D)
+  const at::Tensor& q;        // [S, H, T, D]
+  const at::Tensor& k;        // [S, K, T, D]
+  const at::Tensor& v;        // [S, K, T, D]
+  double scale = 1.0;         // softmax scale, 1/sqrt(D)
+  bool keep_weights = false;  // an exact step's external weights are asked for
 };
 
 /// S sequences, T positions of this pass, H query heads, K KV heads, D head_dim.
@@ -37,9 +38,7 @@ class ForwardSeams {
   /// fewer rows and take the others from earlier passes.
   virtual at::Tensor attention_block(int64_t layer, const AttentionLayer& weights,
                                      const at::Tensor& x, const RotaryRows& rotary) {
-    const at::Tensor q = weights.query(x, rotary);
-    const at::Tensor k = weights.key(x, rotary);
-    const at::Tensor v = weights.value(x);
+    const auto [q, k, v] = weights.project(x, rotary);
     return weights.output(attention({layer, q, k, v, weights.scale()}));
   }
 

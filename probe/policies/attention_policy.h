@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/ops.h"
 #include "probe/model/forward_seams.h"
 #include "probe/policies/pass_context.h"
 
@@ -37,6 +38,7 @@ struct AttentionParts {
                             // undefined: all sequences did
   at::Tensor residual;      // [S, H, T, D] float32: merged into `out` beside the selected keys, and
   at::Tensor lse_residual;  // [S, H, T]    its lse, -inf: none; undefined: no sequence has one
+  ExternalWeights weights;  // of an exact step over the whole prefix, where the input asks for them
   at::Tensor rows_scored;   // [S] int64: rows of D elements (a key, a value, a page's least or
                             // largest key) that each KV head read besides, to choose its set and to
                             // keep the residual of the others; undefined: none

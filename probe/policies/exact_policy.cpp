@@ -1,12 +1,18 @@
 #include "probe/policies/exact_policy.h"
 
+#include <utility>
+
 #include "kernels/ops.h"
 
 namespace blockscope {
 
 AttentionParts exact_attention(const AttentionInput& input, const ExternalKeys& external) {
-  return parts_of(split_attention(input.q, external.key, external.value, external.length, input.k,
-                                  input.v, input.scale));
+  ExternalWeights weights;
+  AttentionParts parts =
+      parts_of(split_attention(input.q, external.key, external.value, external.length, input.k,
+                               input.v, input.scale, input.keep_weights ? &weights : nullptr));
+  parts.weights = std::move(weights);
+  return parts;
 }
 
 namespace {

@@ -20,6 +20,7 @@ class RunWatch : public DecodeObserver {
   RunWatch(const ReadShape& shape, const AttentionPolicy& policy, MethodRun& run)
       : reads_(shape), policy_(policy), run_(run) {}
 
+  bool wants_every_prediction() const override { return false; }
   void on_attention(const AttentionView& view) override { add_measured(view, reads_); }
   void on_pass(const PassResult& result) override {
     const SequencePass& pass = result.context.sequences.front();

@@ -30,6 +30,7 @@ class FreeRunObserver : public DecodeObserver {
  public:
   FreeRunObserver(const DecodeOptions& options, const ReadShape& shape);
 
+  bool wants_every_prediction() const override { return false; }
   void on_attention(const AttentionView& view) override;
   void on_pass(const PassResult& result) override;
 

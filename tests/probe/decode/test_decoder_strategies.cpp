@@ -5,11 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <vector>
 
 #include "decode_record/error.h"
 #include "probe/decode/decoder.h"
+#include "probe/decode/step_decision.h"
 #include "probe/policies/flashblock_policy.h"
 #include "tests/support/tiny_model.h"
 
@@ -86,6 +88,48 @@ TEST_P(EveryStrategy, DecidesForEachSequenceOfABatchAsForItAlone) {
     const auto alone = decode_exact(model, options, {requests[i]})[0];
     EXPECT_EQ(together[i].generated, alone.generated) << "sequence " << i;
     EXPECT_EQ(together[i].denoising_steps, alone.denoising_steps) << "sequence " << i;
+  }
+}
+
+/// Looks at masks only.
+class MaskLog : public PassLog {
+ public:
+  bool wants_every_prediction() const override { return false; }
+  void on_logits(const PassContext& /*context*/, const std::vector<int64_t>& /*slots*/,
+                 const at::Tensor& /*logits*/) override {
+    ++logits_shown;
+  }
+  int64_t logits_shown = 0;
+};
+
+TEST_P(EveryStrategy, DecidesTheSameWhereNobodyLooksAtDecidedPositions) {
+  const BlockDiffusionModel model = tiny_model(26).packed();
+  const DecodeOptions options = options_with(GetParam());
+  const std::vector<DecodeRequest> requests{tiny_request(0, 6, 13), tiny_request(1, 17, 5)};
+  PassLog all;
+  MaskLog masks;
+  const auto expected = decode_exact(model, options, requests, &all);
+  const auto got = decode_exact(model, options, requests, &masks);
+  const bool alone = model.logits_stand_alone() && masks_alone(options);
+  EXPECT_EQ(masks.logits_shown, 0);
+  ASSERT_EQ(all.passes.size(), masks.passes.size());
+  for (size_t i = 0; i < requests.size(); ++i) EXPECT_EQ(got[i].generated, expected[i].generated);
+  for (size_t i = 0; i < all.passes.size(); ++i) {
+    const auto& sequences = all.passes[i].context.sequences;
+    for (size_t s = 0; s < sequences.size(); ++s) {
+      if (sequences[s].kind != PassKind::denoise) continue;
+      const BlockPrediction& a = all.passes[i].decisions[s].prediction;
+      const BlockPrediction& b = masks.passes[i].decisions[s].prediction;
+      for (size_t p = 0; p < sequences[s].masked.size(); ++p) {
+        if (sequences[s].masked[p] || !alone) {
+          EXPECT_EQ(a.token[p], b.token[p]);
+          EXPECT_EQ(a.top1_confidence[p], b.top1_confidence[p]);
+        } else {
+          EXPECT_EQ(b.token[p], -1);
+          EXPECT_TRUE(std::isnan(b.confidence[p]));
+        }
+      }
+    }
   }
 }
 
