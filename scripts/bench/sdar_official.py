@@ -7,8 +7,10 @@ positions); here the mask gets the fourth, unless `as_published`.
 Needs transformers 4.52.4, torch, einops and safetensors.
 """
 
+import contextlib
 import importlib
 import importlib.machinery
+import io
 import json
 import pathlib
 import sys
@@ -16,6 +18,7 @@ import time
 import types
 
 import torch
+import transformers
 from torch.nn import functional as F
 
 
@@ -56,7 +59,9 @@ def _import_code(repository):
     sys.modules["sdar_code"].__path__ = [str(repository / "training/model/SDAR-4B-Chat")]
     _stand_in("sdar_code.fused_linear_diffusion_cross_entropy", FusedLinearDiffusionCrossEntropyLoss=None)
     sys.path.insert(0, str(repository))
-    return importlib.import_module("generate"), importlib.import_module("sdar_code.modeling_sdar")
+    transformers.utils.logging.set_verbosity_error()
+    with contextlib.redirect_stdout(io.StringIO()):  # it remarks on undocumented arguments
+        return importlib.import_module("generate"), importlib.import_module("sdar_code.modeling_sdar")
 
 
 class Official:

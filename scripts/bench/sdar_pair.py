@@ -8,8 +8,8 @@ beside what the machine allows, all in one run.
 
 SDAR is a work tree of JetAstra/SDAR; sdar_official.py says what stands in for flash-attn, and needs transformers 4.52.4.
 One token a step, greedy on both sides. A step is the time of all blocks over the number of denoising steps, commits
-included; its forward part is the time inside forward passes, the official sampler's part is that of the published one
-(softmax and a draw for every position of the block). In float32 all tokens must be equal, or the exit code is 1.
+included; a forward pass is the time inside forward passes over their number, LM head included. The official sampler is
+the published one (softmax and a draw for every position of the block). In float32 all tokens must be equal, or the exit code is 1.
 """
 
 import argparse
@@ -38,21 +38,21 @@ def parse():
     return parser.parse_args()
 
 
-def ms_a_step(run):
-    """A run's seconds as milliseconds a denoising step, or a pass."""
-    steps, passes = run["denoising_passes"], run["block_passes"]
+def milliseconds(run):
+    """A run's seconds as milliseconds: the step, a forward pass, and a step's other parts where they are known."""
+    steps = run["denoising_passes"]
     result = dict(step=1e3 * run["blocks_s"] / steps)
     if "forward_s" in run:
-        result |= {"forward": 1e3 * run["forward_s"] / steps, "a pass": 1e3 * run["forward_s"] / passes}
-        result["rest"] = result["step"] - result["forward"]
+        result["forward pass"] = 1e3 * run["forward_s"] / run["block_passes"]
+        result["step without forward"] = 1e3 * (run["blocks_s"] - run["forward_s"]) / steps
     if "sampling_s" in run:
         result |= {"sampling": 1e3 * run["sampling_s"] / steps, "argmax instead": 1e3 * run["greedy_s"] / steps}
     return result
 
 
 def show(label, runs):
-    columns = [ms_a_step(run) for run in runs]
-    print(f"  {label}, ms a step, least / median / most: " +
+    columns = [milliseconds(run) for run in runs]
+    print(f"  {label}, ms, least / median / most: " +
           "; ".join(f"{name} {pairs.spread([c[name] for c in columns])}" for name in columns[0]))
     return columns
 
@@ -62,9 +62,9 @@ def compare_steps(a, shape, machine, ours, theirs):
     mine, his = show("blockscope", ours), show("official", theirs)
     column = lambda columns, name: [c[name] for c in columns]
     print(f"  limit of a pass: {need.describe(machine)}")
-    forward = "forward" if "forward" in mine[0] else "step"  # an older binary does not tell them apart
+    forward = "forward pass" if "forward pass" in mine[0] else "step"  # an older binary does not tell them apart
     least = min(column(mine, forward))
-    print(f"  {forward} of ours over official forward: {pairs.ratios(column(mine, forward), column(his, 'forward'))}; "
+    print(f"  {forward} of ours over official pass: {pairs.ratios(column(mine, forward), column(his, 'forward pass'))}; "
           f"over the limit {least / 1e3 / need.seconds(machine):.2f}")
     print(f"  step, official over ours: {pairs.ratios(column(his, 'step'), column(mine, 'step'))}; with argmax in place "
           f"of its sampler {min(c['step'] - c['sampling'] + c['argmax instead'] for c in his) / min(column(mine, 'step')):.2f}")
