@@ -71,7 +71,8 @@ class Official:
         if not as_published:
             modeling.F = types.SimpleNamespace(scaled_dot_product_attention=_masked_attention)
         self.config = json.loads((folder / "config.json").read_text())
-        known = {k: v for k, v in self.config.items() if k not in ("architectures", "model_type", "torch_dtype")}
+        known = dict(sliding_window=None)
+        known |= {k: v for k, v in self.config.items() if k not in ("architectures", "model_type", "torch_dtype")}
         torch.set_default_dtype(dtype)
         model = modeling.SDARForCausalLM(modeling.SDARConfig(**known, fuse_cross_entropy=False))
         torch.set_default_dtype(torch.float32)

@@ -68,6 +68,10 @@ def compare_steps(a, shape, machine, ours, theirs):
           f"over the limit {least / 1e3 / need.seconds(machine):.2f}")
     print(f"  step, official over ours: {pairs.ratios(column(his, 'step'), column(mine, 'step'))}; with argmax in place "
           f"of its sampler {min(c['step'] - c['sampling'] + c['argmax instead'] for c in his) / min(column(mine, 'step')):.2f}")
+    at_least = lambda columns, *names: [f"{min(column(columns, name)):.3g}" for name in names if name in columns[0]]
+    step, official_parts = at_least(his, "step")[0], " + ".join(at_least(his, "forward pass", "sampling"))
+    print(f"  least: | {a.model.name} | {a.context} | {step} = {official_parts} | {' of which '.join(at_least(mine, 'step', forward))} | "
+          f"{1e3 * need.seconds(machine):.3g} |")
     if a.batch > 1:
         print(f"  tokens/s: {max(a.batch * 1e3 / s for s in column(mine, 'step')):.4g} ours with batch {a.batch}, "
               f"{max(1e3 / s for s in column(his, 'step')):.4g} official with 1")
