@@ -7,7 +7,11 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$ROOT" || exit 1
 
 PARTS=(step prefill llama attention recording policies batch analysis)
-SDAR=${SDAR:-} BENCH_PYTHON=${BENCH_PYTHON:-python3} LLAMA_CPP=${LLAMA_CPP:-} LLAMA_DRIVER=${LLAMA_DRIVER:-}
+# The tests' Python has what all parts but step and prefill need.
+VENVS=("${BLOCKSCOPE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/blockscope}"/venv-*/bin/python)
+BENCH_PYTHON=${BENCH_PYTHON:-${VENVS[0]}}
+command -v "$BENCH_PYTHON" >/dev/null || BENCH_PYTHON=python3
+SDAR=${SDAR:-} LLAMA_CPP=${LLAMA_CPP:-} LLAMA_DRIVER=${LLAMA_DRIVER:-}
 export BLOCKSCOPE_BINARY=${BLOCKSCOPE_BINARY:-$ROOT/build/release/bin/blockscope}
 BENCHES=build/release/tests MODELS=build/bench/models OUT=build/bench ROUNDS=3 THREADS=$(nproc)
 SIZES="5m 150m 0.6b" CONTEXTS="256 2048"
@@ -28,7 +32,8 @@ Parts (default: all): ${PARTS[*]}
 
 Options (environment in brackets):
   --sdar FOLDER         work tree of JetAstra/SDAR [SDAR]; step, prefill
-  --python FILE         Python with torch, transformers 4.52.4, safetensors, h5py, einops [BENCH_PYTHON]
+  --python FILE         Python with torch, safetensors, h5py, and for step and prefill transformers 4.52.4 and einops;
+                        the tests' one if none is named [BENCH_PYTHON]
   --llama-cpp FOLDER    llama.cpp's source, for its converter [LLAMA_CPP]; llama
   --llama-driver FILE   built as scripts/bench/llama_block_pair.py says [LLAMA_DRIVER]; llama
   --binary FILE         blockscope [BLOCKSCOPE_BINARY]
@@ -69,7 +74,7 @@ done
 [ ${#selected[@]} -gt 0 ] || selected=("${PARTS[@]}")
 mkdir -p "$OUT" "$MODELS"
 
-python() { "$BENCH_PYTHON" "$@"; }
+python() { "$BENCH_PYTHON" -u "$@"; }
 
 # skip WHAT: ends a part as skipped, with what is missing; need_*: does so unless it is there.
 skip() { echo "skipped: $1" && return 77; }
