@@ -80,7 +80,8 @@ python() { "$BENCH_PYTHON" -u "$@"; }
 skip() { echo "skipped: $1" && return 77; }
 need_binary() { [ -x "$BLOCKSCOPE_BINARY" ] || skip "no $BLOCKSCOPE_BINARY. HINT: cmake --build --preset release"; }
 need_python() { # MODULE...
-  python -c "import ${*// /, }" 2>/dev/null ||
+  local modules="$*"
+  python -c "import ${modules// /, }" 2>/dev/null ||
     skip "$BENCH_PYTHON lacks one of: $*. HINT: pip install torch==2.11.0 transformers==4.52.4 safetensors numpy h5py einops, then --python"
 }
 need_sdar() {
