@@ -130,5 +130,6 @@ def ratios(ours, theirs):
 def machine(threads):
     load = " ".join(f"{value:.1f}" for value in os.getloadavg())
     model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
-    policy = os.environ.get("OMP_WAIT_POLICY", "each side's own")
-    return f"{model}, {os.cpu_count()} cores, {threads} threads, load before {load}, OMP_WAIT_POLICY: {policy}"
+    settings = [f"{name}={os.environ[name]}" for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT") if name in os.environ]
+    idle = " ".join(settings) or "each side's own setting"
+    return f"{model}, {os.cpu_count()} cores, {threads} threads, load before {load}, idle threads: {idle}"

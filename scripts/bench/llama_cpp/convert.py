@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""A random checkpoint without a tokenizer as GGUF, through llama.cpp's own conversion of LLaDA and Dream.
+"""A random checkpoint without a tokenizer as GGUF, through llama.cpp's own conversion of LLaDA, Dream or (for SDAR)
+Qwen3.
 
     python scripts/bench/llama_cpp/convert.py LLAMA_CPP build/llada-150m build/llada-150m-f32.gguf --type f32
 """
@@ -23,14 +24,15 @@ def main() -> None:
     from conversion.base import ModelBase
 
     config = json.loads((args.model / "config.json").read_text())
-    kind = get_model_class(config["architectures"][0])
+    # SDAR's weights are named and used as Qwen3's; only the mask of its attention differs.
+    kind = get_model_class({"SDARForCausalLM": "Qwen3ForCausalLM"}.get(config["architectures"][0], config["architectures"][0]))
 
     class WithoutTokenizer(kind):
         model_arch = kind.model_arch
 
         def set_vocab(self):
             self._set_vocab_none()
-            if config["model_type"] == "Dream":  # LLaDA's conversion writes it itself
+            if config["model_type"] != "llada":  # whose conversion writes it itself
                 self.gguf_writer.add_vocab_size(config["vocab_size"])
 
     file_type = {"f32": gguf.LlamaFileType.ALL_F32, "bf16": gguf.LlamaFileType.MOSTLY_BF16,
