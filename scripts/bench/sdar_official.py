@@ -1,8 +1,8 @@
 """The official SDAR code on a CPU, for sdar_pair.py: generate.py and modeling_sdar.py of a work tree of JetAstra/SDAR,
 imported and not changed. What it lacks on a CPU is put in its place, as fast as torch has it: flash-attn's attention by
 torch's with the query heads of a KV head folded into rows (keys and values are not repeated), its RMSNorm by torch's.
-Its prefill hands torch a mask of three dimensions, for which torch has only the slow path (18 times the time at 2,048
-positions); here the mask gets the fourth, unless `as_published`.
+Its prefill hands torch a mask of three dimensions, for which torch has no fast kernel; here the mask gets the
+fourth, unless `as_published`.
 
 Needs transformers 4.52.4, torch, einops and safetensors.
 """

@@ -61,13 +61,15 @@ def compare_steps(a, shape, machine, ours, theirs):
     need = shape.denoising_pass(shape.mean_prefix(a.context, a.gen_length, a.block_length), a.block_length, a.batch)
     mine, his = show("blockscope", ours), show("official", theirs)
     column = lambda columns, name: [c[name] for c in columns]
+    theirs_all = lambda name: [a.batch * value for value in column(his, name)]  # a batch, one sequence after the other
     print(f"  limit of a pass: {need.describe(machine)}")
     forward = "forward pass" if "forward pass" in mine[0] else "step"  # an older binary does not tell them apart
     least = min(column(mine, forward))
-    print(f"  {forward} of ours over official pass: {pairs.ratios(column(mine, forward), column(his, 'forward pass'))}; "
+    print(f"  {forward} of ours over official pass: {pairs.ratios(column(mine, forward), theirs_all('forward pass'))}; "
           f"over the limit {least / 1e3 / need.seconds(machine):.2f}")
-    print(f"  step, official over ours: {pairs.ratios(column(his, 'step'), column(mine, 'step'))}; with argmax in place "
-          f"of its sampler {min(c['step'] - c['sampling'] + c['argmax instead'] for c in his) / min(column(mine, 'step')):.2f}")
+    without_sampler = min(c["step"] - c["sampling"] + c["argmax instead"] for c in his)
+    print(f"  step, official over ours: {pairs.ratios(theirs_all('step'), column(mine, 'step'))}; with argmax in place "
+          f"of its sampler {a.batch * without_sampler / min(column(mine, 'step')):.2f}")
     at_least = lambda columns, *names: [f"{min(column(columns, name)):.3g}" for name in names if name in columns[0]]
     step, official_parts = at_least(his, "step")[0], " + ".join(at_least(his, "forward pass", "sampling"))
     print(f"  least: | {a.model.name} | {a.context} | {step} = {official_parts} | {' of which '.join(at_least(mine, 'step', forward))} | "
