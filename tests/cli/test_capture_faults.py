@@ -42,7 +42,7 @@ class Faults(CheckpointCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.prompts = write_prompts(cls.root / "prompts.jsonl", 10, gen_length=240)
+        cls.prompts = write_prompts(cls.root / "prompts.jsonl", 16, gen_length=440)
         cls.whole, cls.seconds = {}, {}
         for batch in (1, 4):
             output = cls.root / f"whole-{batch}.h5"
@@ -53,7 +53,7 @@ class Faults(CheckpointCase):
             cls.seconds[batch] = time.monotonic() - begin  # in which a kill meets a file
             cls.whole[batch] = trajectories(output)
         assert_same = cls.whole[1].keys() == cls.whole[4].keys()
-        assert assert_same and len(cls.whole[1]) == 10
+        assert assert_same and len(cls.whole[1]) == 16
 
     @classmethod
     def arguments(cls, output, batch, level="outputs"):
