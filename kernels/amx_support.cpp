@@ -85,4 +85,62 @@ bool multiplies_exactly(const LinearKernels& kernels) {
   return true;
 }
 
+bool multiplies_exactly(const TileKernels& kernels) {
+  constexpr Element kElement = Element::kBFloat16;
+  constexpr int64_t kDim = 75;   // two blocks of the depth and a part of one, in pairs a half
+  constexpr int64_t kKeys = 51;  // a panel and a part of one
+  const auto key_at = [](int64_t j, int64_t d) { return small(j * 41 + d); };
+  const auto value_at = [](int64_t j, int64_t d) { return small(j * 29 + d + 3); };
+  std::vector<uint16_t> keys, values;
+  for (int64_t j = 0; j < kKeys; ++j) {
+    for (int64_t d = 0; d < kDim; ++d) {
+      keys.push_back(bfloat16_of(key_at(j, d)));
+      values.push_back(bfloat16_of(value_at(j, d)));
+    }
+  }
+  std::vector<float> packed(static_cast<size_t>(packed_tile_floats(kDim)));
+  for (const int64_t rows : {1, 51}) {  // one row; two full tiles, a full one and a part of one
+    std::vector<float> queries(static_cast<size_t>(packed_query_floats(rows, kDim)));
+    for (int64_t r = 0; r < rows; ++r) {
+      std::vector<uint16_t> query;
+      for (int64_t d = 0; d < kDim; ++d) query.push_back(bfloat16_of(small(r * 53 + d)));
+      kernels.pack_query(kElement, query.data(), kDim, r, queries.data());
+    }
+    std::vector<float> scores(static_cast<size_t>(rows * kTileKeys));
+    kernels.pack_keys(kElement, keys.data(), kDim * 2, kKeys, kDim, packed.data());
+    kernels.scores(kElement, queries.data(), packed.data(), rows, kKeys, kDim, scores.data());
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t j = 0; j < kKeys; ++j) {
+        int64_t sum = 0;
+        for (int64_t d = 0; d < kDim; ++d) sum += small(r * 53 + d) * key_at(j, d);
+        if (scores[static_cast<size_t>(r * kTileKeys + j)] != static_cast<float>(sum)) return false;
+      }
+    }
+    // Weights in units of 2^-10: whole numbers and a unit or two, more than a bfloat16 holds.
+    const auto weight_at = [](int64_t r, int64_t j) {
+      return small(r * 31 + j) * 1024 + small(r + j * 17);
+    };
+    std::vector<float> weights(scores.size()), alpha(static_cast<size_t>(rows), 0.5f);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t j = 0; j < kKeys; ++j) {
+        weights[static_cast<size_t>(r * kTileKeys + j)] =
+            static_cast<float>(weight_at(r, j)) / 1024.0f;
+      }
+    }
+    std::vector<float> output(static_cast<size_t>(rows * padded(kDim)), 6.0f);
+    kernels.pack_values(kElement, values.data(), kDim * 2, kKeys, kDim, packed.data());
+    kernels.accumulate(kElement, weights.data(), packed.data(), alpha.data(), rows, kKeys, kDim,
+                       output.data());
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t d = 0; d < kDim; ++d) {
+        int64_t sum = 3 * 1024;  // below 2^18: exact in float32, in any order
+        for (int64_t j = 0; j < kKeys; ++j) sum += weight_at(r, j) * value_at(j, d);
+        const float found = output[static_cast<size_t>(r * padded(kDim) + d)];
+        if (found != static_cast<float>(sum) / 1024.0f) return false;
+      }
+    }
+  }
+  return true;
+}
+
 }  // namespace blockscope

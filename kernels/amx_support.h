@@ -1,8 +1,9 @@
-// Whether the linear kernels of AMX may run, and whether they multiply what they should: no CPU
-// with AMX has run them yet, so every process proves them before it uses them.
+// Whether the kernels of AMX may run, and whether they multiply what they should: no CPU with AMX
+// has run them yet, so every process proves them before it uses them.
 #pragma once
 
 #include "kernels/linear_kernels.h"
+#include "kernels/tile_kernels.h"
 
 namespace blockscope {
 
@@ -12,5 +13,8 @@ bool may_use_amx();
 
 /// Whether `kernels`, of bfloat16, give the exact product of small integers.
 bool multiplies_exactly(const LinearKernels& kernels);
+
+/// The same of scores and of weighted sums, whose weights need more than 8 bits.
+bool multiplies_exactly(const TileKernels& kernels);
 
 }  // namespace blockscope

@@ -12,12 +12,13 @@
 // Empty sides: no keys, or only -inf scores, give output 0 and lse -inf, and a merge with such a
 // side returns the other side bit for bit. NaN in a query gives NaN in that row (query head and
 // token) only, NaN in a key in the rows that see it. NaN or infinity in channel d of a value gives
-// NaN in channel d of the rows that see it, and in prefill_attention also of rows before it: a row
-// that doesn't see a key weighs its value with 0, and up to 128 rows of a KV head walk the keys
-// together. Results depend on the instruction set, never on the number of threads or on the other
-// sequences of the batch.
+// one of them in channel d of the rows that see it, and in prefill_attention also of rows before
+// it: a row that doesn't see a key weighs its value with 0, and up to 128 rows of a KV head walk
+// the keys together. Results depend on the instruction set, never on the number of threads or on
+// the other sequences of the batch.
 // Tolerance against float64: lse 2e-5 * max(1, max |score|), float32 outputs 2e-5 * max |v| *
-// max(1, max |score|); an `out` in bfloat16 / float16 is the float32 result rounded once.
+// max(1, max |score|); an `out` in bfloat16 / float16 is the float32 result rounded once. On the
+// instruction set "amx_bf16" products of a weight and a bfloat16 value below 2^-126 are 0.
 // Wrong shape, dtype, device, layout or length throws c10::Error naming the tensor.
 #pragma once
 
@@ -211,7 +212,8 @@ class SerialScope {
   bool before_;
 };
 
-// The instruction set the operators use here: "avx512_bf16", "avx512", "avx2" or "baseline".
+// The instruction set the operators use here: "amx_bf16", "avx512_bf16", "avx512", "avx2" or
+// "baseline".
 std::string instruction_set();
 
 }  // namespace blockscope

@@ -4,13 +4,14 @@
 #include <array>
 #include <cstddef>
 
+#include "kernels/amx_support.h"
 #include "kernels/instruction_set.h"
 
 namespace blockscope {
 namespace {
 
 struct Available {
-  std::array<const TileKernels*, 4> variants{};
+  std::array<const TileKernels*, 5> variants{};
   int64_t count = 0;
 
   void add(const TileKernels& variant) {
@@ -23,6 +24,9 @@ Available detect() {
   Available available;
 #if defined(__x86_64__)
   __builtin_cpu_init();
+  if (has_avx512_bf16() && may_use_amx() && multiplies_exactly(kTileKernelsAmx)) {
+    available.add(kTileKernelsAmx);
+  }
   if (has_avx512_bf16()) available.add(kTileKernelsAvx512Bf16);
   if (has_avx512()) available.add(kTileKernelsAvx512);
   if (has_avx2()) available.add(kTileKernelsAvx2);

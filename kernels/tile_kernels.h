@@ -18,6 +18,7 @@ constexpr int64_t kMaxLanes = 16;  // widest vector, in floats; padding unit of 
 
 struct TileKernels {
   const char* name;
+  int64_t slice_rows;  // as many rows as accumulate should be given at once, where there are more
 
   // Stores query row `row` of `dim` elements into `packed` (see packed_query_floats).
   void (*pack_query)(Element element, const void* query, int64_t dim, int64_t row, float* packed);
@@ -40,8 +41,9 @@ struct TileKernels {
                   const int64_t* visible, float* row_max, float* row_sum, float* alpha);
 
   // output[r] = alpha[r] * output[r] + sum_j weights[r][j] * value j; row stride padded(dim).
-  void (*accumulate)(const float* weights, const float* packed_values, const float* alpha,
-                     int64_t num_rows, int64_t num_keys, int64_t dim, float* output);
+  void (*accumulate)(Element element, const float* weights, const float* packed_values,
+                     const float* alpha, int64_t num_rows, int64_t num_keys, int64_t dim,
+                     float* output);
 
   // sums[j] = sum over rows of exp(scores[r][j] * scale - lse[r]), j < kTileKeys.
   void (*probabilities)(const float* scores, const float* lse, int64_t num_rows, int64_t num_keys,
@@ -79,7 +81,7 @@ constexpr int64_t padded(int64_t dim) { return (dim + kMaxLanes - 1) / kMaxLanes
 // Floats of a packed tile of keys or values; the last panel of two vectors may be half used.
 constexpr int64_t packed_tile_floats(int64_t dim) { return kTileKeys * (padded(dim) + kMaxLanes); }
 
-// Floats that the packed form of num_rows queries takes: rows are interleaved in groups of 12.
+// Floats that the packed form of num_rows queries takes: rows may be interleaved in groups of 12.
 constexpr int64_t packed_query_floats(int64_t num_rows, int64_t dim) {
   return (num_rows + 11) / 12 * 12 * padded(dim);
 }
@@ -97,5 +99,6 @@ extern const TileKernels kTileKernelsBaseline;
 extern const TileKernels kTileKernelsAvx2;
 extern const TileKernels kTileKernelsAvx512;
 extern const TileKernels kTileKernelsAvx512Bf16;
+extern const TileKernels kTileKernelsAmx;
 
 }  // namespace blockscope

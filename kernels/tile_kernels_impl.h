@@ -1,13 +1,13 @@
-// The one body of all tile kernels, written with GCC vector extensions and included by the four
+// The one body of all tile kernels, written with GCC vector extensions and included by the
 // tile_kernels_<isa>.cpp, whose compiler flags set the vector width. With tile_pack_impl.h it is
-// longer than a header should be because it is a source file that is compiled four times.
+// longer than a header should be because it is a source file that is compiled five times.
 // Everything is in an unnamed namespace.
 //
 // Layouts: queries [group of kGroup rows][depth][kGroup]; keys [panel][depth][kPanel] (transposed);
 // values [panel][kTileKeys][kPanel]; a panel is two vectors wide. With AVX512-BF16, bfloat16
 // queries and keys stay as they are and a unit of depth is a pair of elements: vdpbf16ps multiplies
 // exactly and adds in float32, at twice the rate of a float32 FMA (it takes subnormal inputs as 0).
-// Weights stay float32 in every variant.
+// Weights stay float32 in all of these; tile_kernels_amx.cpp has its own products of bfloat16.
 #pragma once
 
 #include "kernels/tile_kernels.h"
@@ -122,7 +122,7 @@ void scores(Element element, const float* queries, const float* packed_keys, int
   }
 }
 
-void accumulate(const float* weights, const float* packed_values, const float* alpha,
+void accumulate(Element, const float* weights, const float* packed_values, const float* alpha,
                 int64_t num_rows, int64_t num_keys, int64_t dim, float* output) {
   const int64_t stride = padded(dim);
   for (int64_t d = 0; d < dim; d += kPanel) {
@@ -314,9 +314,14 @@ void keep_larger(const float* p, int64_t count, float* largest) {
 }
 
 constexpr TileKernels make_tile_kernels(const char* name) {
-  return {name,          pack_query, pack_keys,       pack_values,         scores,
-          softmax,       accumulate, probabilities,   token_probabilities, row_factors,
-          token_weights, not_below,  count_not_below, keep_larger};
+  return {name,          12,
+          pack_query,    pack_keys,
+          pack_values,   scores,
+          softmax,       accumulate,
+          probabilities, token_probabilities,
+          row_factors,   token_weights,
+          not_below,     count_not_below,
+          keep_larger};
 }
 
 }  // namespace

@@ -161,16 +161,19 @@ TEST(BlockTopK, AllProbabilitiesSumToOneOverThePrefixAndToLessWithTheBlock) {
 }
 
 TEST(BlockTopK, ThreadsAndOtherSequencesChangeNothing) {
-  const AttentionCase problem = make_case({.ext_len = {3000, 40}}, 23);
-  const int threads = at::get_num_threads();
-  at::set_num_threads(1);
-  const TopK alone = block(problem, 50);
-  const TokenTopK alone_token = token(problem, 50);
-  at::set_num_threads(5);
-  EXPECT_TRUE(at::equal(block(problem, 50).index, alone.index));
-  EXPECT_TRUE(at::equal(block(problem, 50).probability, alone.probability));
-  EXPECT_TRUE(at::equal(token(problem, 50).index, alone_token.index));
-  at::set_num_threads(threads);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    SCOPED_TRACE(c10::toString(dtype));
+    const AttentionCase problem = make_case({.ext_len = {3000, 40}, .dtype = dtype}, 23);
+    const int threads = at::get_num_threads();
+    at::set_num_threads(1);
+    const TopK alone = block(problem, 50);
+    const TokenTopK alone_token = token(problem, 50);
+    at::set_num_threads(5);
+    EXPECT_TRUE(at::equal(block(problem, 50).index, alone.index));
+    EXPECT_TRUE(at::equal(block(problem, 50).probability, alone.probability));
+    EXPECT_TRUE(at::equal(token(problem, 50).index, alone_token.index));
+    at::set_num_threads(threads);
+  }
 }
 
 TEST(TopKSets, EqualsBlockAndTokenTopKBitForBit) {

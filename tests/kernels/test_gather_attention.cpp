@@ -145,37 +145,44 @@ TEST(GatherAttention, ASetOfTheWholePrefixIsBitForBitSplitAttention) {
 }
 
 TEST(GatherAttention, OtherKeysAreNotReadAndTheirOrderSaysNothing) {
-  AttentionCase c = make_case({.heads = 4, .kv_heads = 2, .ext_len = {300}}, 8);
-  const at::Tensor index = random_sets(c, 40, 9);
-  const GatherAttention before = gather(c, index);
-  for (int64_t h = 0; h < 2; ++h) {
-    const at::Tensor others = at::ones({c.k_ext.size(2)}, at::kBool);
-    others.index_fill_(0, index[0][h].to(at::kLong), 0);
-    for (const at::Tensor& cache : {c.k_ext, c.v_ext}) {
-      cache[0][h].masked_fill_(others.unsqueeze(-1), NAN);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    SCOPED_TRACE(c10::toString(dtype));
+    AttentionCase c = make_case({.heads = 4, .kv_heads = 2, .ext_len = {300}, .dtype = dtype}, 8);
+    const at::Tensor index = random_sets(c, 40, 9);
+    const GatherAttention before = gather(c, index);
+    for (int64_t h = 0; h < 2; ++h) {
+      const at::Tensor others = at::ones({c.k_ext.size(2)}, at::kBool);
+      others.index_fill_(0, index[0][h].to(at::kLong), 0);
+      for (const at::Tensor& cache : {c.k_ext, c.v_ext}) {
+        cache[0][h].masked_fill_(others.unsqueeze(-1), NAN);
+      }
     }
+    const GatherAttention after = gather(c, index.flip(-1));
+    EXPECT_TRUE(at::equal(after.out, before.out));
+    EXPECT_TRUE(at::equal(after.external, before.external));
   }
-  const GatherAttention after = gather(c, index.flip(-1));
-  EXPECT_TRUE(at::equal(after.out, before.out));
-  EXPECT_TRUE(at::equal(after.external, before.external));
 }
 
 TEST(GatherAttention, ThreadsAndOtherSequencesChangeNothing) {
-  const AttentionCase c = make_case({.heads = 4, .kv_heads = 2, .ext_len = {3000, 40}}, 10);
-  const at::Tensor index = random_sets(c, 1100, 11);
-  const int threads = at::get_num_threads();
-  at::set_num_threads(1);
-  const GatherAttention alone = gather(c, index);
-  at::set_num_threads(5);
-  const GatherAttention many = gather(c, index);
-  at::set_num_threads(threads);
-  EXPECT_TRUE(at::equal(alone.out, many.out));
-  AttentionCase first = c;
-  for (at::Tensor* tensor :
-       {&first.q, &first.k_ext, &first.v_ext, &first.ext_len, &first.k_in, &first.v_in}) {
-    *tensor = tensor->narrow(0, 0, 1);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    SCOPED_TRACE(c10::toString(dtype));
+    const AttentionCase c =
+        make_case({.heads = 4, .kv_heads = 2, .ext_len = {3000, 40}, .dtype = dtype}, 10);
+    const at::Tensor index = random_sets(c, 1100, 11);
+    const int threads = at::get_num_threads();
+    at::set_num_threads(1);
+    const GatherAttention alone = gather(c, index);
+    at::set_num_threads(5);
+    const GatherAttention many = gather(c, index);
+    at::set_num_threads(threads);
+    EXPECT_TRUE(at::equal(alone.out, many.out));
+    AttentionCase first = c;
+    for (at::Tensor* tensor :
+         {&first.q, &first.k_ext, &first.v_ext, &first.ext_len, &first.k_in, &first.v_in}) {
+      *tensor = tensor->narrow(0, 0, 1);
+    }
+    EXPECT_TRUE(at::equal(gather(first, index.narrow(0, 0, 1)).out, alone.out.narrow(0, 0, 1)));
   }
-  EXPECT_TRUE(at::equal(gather(first, index.narrow(0, 0, 1)).out, alone.out.narrow(0, 0, 1)));
 }
 
 TEST(GatherAttention, AResidualWithoutKeysIsSkipped) {

@@ -3,8 +3,6 @@
 // with packed_matrix.cpp made to take these kernels.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -20,6 +18,7 @@
 #include "kernels/linear_kernels.h"
 #include "kernels/packed_matrix.h"
 #include "tests/kernels/amx_emulation.h"
+#include "tests/support/at_the_edge.h"
 #include "tests/support/seed.h"
 
 namespace blockscope {
@@ -40,38 +39,15 @@ const LinearKernels* const* available_linear_kernels(Element element, int64_t* c
 namespace testing {
 namespace {
 
-/// Numbers behind whose last one no byte can be read or written.
-class AtTheEdge {
- public:
-  explicit AtTheEdge(int64_t count) : count_(static_cast<size_t>(count)) {
-    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    bytes_ = (count_ * 2 + page - 1) / page * page + page;
-    memory_ = static_cast<char*>(
-        mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    if (memory_ == MAP_FAILED || mprotect(memory_ + bytes_ - page, page, PROT_NONE) != 0) {
-      throw std::runtime_error("no memory");
-    }
-    data_ = reinterpret_cast<uint16_t*>(memory_ + bytes_ - page) - count_;
-  }
-  AtTheEdge(const AtTheEdge&) = delete;
-  AtTheEdge& operator=(const AtTheEdge&) = delete;
-  ~AtTheEdge() { munmap(memory_, bytes_); }
+using Numbers = AtTheEdge<uint16_t>;
 
-  size_t size() const { return count_; }
-  uint16_t& operator[](size_t i) { return data_[i]; }
-  char* bytes() { return reinterpret_cast<char*>(data_); }
-
- private:
-  size_t count_, bytes_ = 0;
-  char* memory_ = nullptr;
-  uint16_t* data_ = nullptr;
-};
+char* bytes_of(Numbers& numbers) { return reinterpret_cast<char*>(numbers.data()); }
 
 double value_of(uint16_t bfloat16) {
   return std::bit_cast<float>(static_cast<uint32_t>(bfloat16) << 16);
 }
 
-void fill(AtTheEdge& numbers, SeededRandom& random) {
+void fill(Numbers& numbers, SeededRandom& random) {
   for (size_t i = 0; i < numbers.size(); ++i) {
     const auto number = static_cast<float>(random.normal());
     numbers[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(number) >> 16);
@@ -91,19 +67,19 @@ struct Case {
         bias(columns),
         out((rows - 1) * kPanelColumns + columns) {
     SeededRandom random(seed);
-    for (AtTheEdge* numbers : {&x, &panel, &bias}) fill(*numbers, random);
+    for (Numbers* numbers : {&x, &panel, &bias}) fill(*numbers, random);
   }
 
   std::vector<uint16_t> product(bool biased) {
     for (size_t i = 0; i < out.size(); ++i) out[i] = kUntouched;
     PanelProduct p;
-    p.x = x.bytes();
+    p.x = bytes_of(x);
     p.x_stride = kPitch * 2;
     p.rows = rows;
-    p.panel = panel.bytes();
+    p.panel = bytes_of(panel);
     p.steps = steps;
-    p.bias = biased ? bias.bytes() : nullptr;
-    p.out = out.bytes();
+    p.bias = biased ? bytes_of(bias) : nullptr;
+    p.out = bytes_of(out);
     p.out_stride = kPanelColumns * 2;
     p.columns = columns;
     kLinearBFloat16Amx.product(p);
@@ -126,7 +102,7 @@ struct Case {
 
   static constexpr int64_t kPitch = 150;  // elements from row to row
   int64_t rows, steps, columns;
-  AtTheEdge x, panel, bias, out;
+  Numbers x, panel, bias, out;
 };
 
 void expect_exact(Case& c, bool biased) {
@@ -176,9 +152,10 @@ TEST_F(LinearKernelsAmx, GiveARowTheSameBitsWhateverIsBesideIt) {
     for (int64_t rows = 1; rows <= 70; ++rows) {  // the last ones of all
       Case some(rows, steps, kPanelColumns, 3);
       const auto skipped = static_cast<size_t>(70 - rows);
-      std::memcpy(some.panel.bytes(), all.panel.bytes(), all.panel.size() * 2);
-      std::memcpy(some.bias.bytes(), all.bias.bytes(), all.bias.size() * 2);
-      std::memcpy(some.x.bytes(), all.x.bytes() + skipped * Case::kPitch * 2, some.x.size() * 2);
+      std::memcpy(bytes_of(some.panel), bytes_of(all.panel), all.panel.size() * 2);
+      std::memcpy(bytes_of(some.bias), bytes_of(all.bias), all.bias.size() * 2);
+      std::memcpy(bytes_of(some.x), bytes_of(all.x) + skipped * Case::kPitch * 2,
+                  some.x.size() * 2);
       const std::vector<uint16_t> alone = some.product(true);
       const auto first = together.begin() + static_cast<int64_t>(skipped) * kPanelColumns;
       EXPECT_TRUE(std::equal(alone.begin(), alone.end(), first)) << rows << " rows";

@@ -98,31 +98,37 @@ TEST(PrefillAttention, RowsThatSeeNoKeyAreZero) {
 }
 
 TEST(PrefillAttention, LaterKeysChangeNothingBeforeTheirBlock) {
-  const PrefillShape shape = {4, 2, 48, 80, 80, 8, 0, {80}};
-  PrefillCase problem = make_prefill(shape, 2);
-  const at::Tensor before = prefill(shape, problem);
-  problem.k.slice(2, 40).mul_(-3.0);
-  problem.v.slice(2, 40).add_(1.0);
-  const at::Tensor after = prefill(shape, problem);
-  EXPECT_TRUE(at::equal(before.slice(2, 0, 40), after.slice(2, 0, 40)));
-  EXPECT_FALSE(at::equal(before.slice(2, 40), after.slice(2, 40)));
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    SCOPED_TRACE(c10::toString(dtype));
+    const PrefillShape shape = {4, 2, 48, 80, 80, 8, 0, {80}, dtype};
+    PrefillCase problem = make_prefill(shape, 2);
+    const at::Tensor before = prefill(shape, problem);
+    problem.k.slice(2, 40).mul_(-3.0);
+    problem.v.slice(2, 40).add_(1.0);
+    const at::Tensor after = prefill(shape, problem);
+    EXPECT_TRUE(at::equal(before.slice(2, 0, 40), after.slice(2, 0, 40)));
+    EXPECT_FALSE(at::equal(before.slice(2, 40), after.slice(2, 40)));
+  }
 }
 
 TEST(PrefillAttention, ChunksAndThreadsGiveTheSameBits) {
-  PrefillShape shape = {4, 2, 48, 96, 96, 16, 0, {96}};
-  const PrefillCase whole = make_prefill(shape, 3);
-  const at::Tensor expected = prefill(shape, whole);
-  const int threads = at::get_num_threads();
-  for (const int count : {1, 3}) {
-    at::set_num_threads(count);
-    for (const int64_t start : {0, 16, 48}) {
-      PrefillCase part = whole;
-      part.q = whole.q.slice(2, start);
-      shape.query_start = start;
-      EXPECT_TRUE(at::equal(prefill(shape, part), expected.slice(2, start))) << start;
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    SCOPED_TRACE(c10::toString(dtype));
+    PrefillShape shape = {4, 2, 48, 96, 96, 16, 0, {96}, dtype};
+    const PrefillCase whole = make_prefill(shape, 3);
+    const at::Tensor expected = prefill(shape, whole);
+    const int threads = at::get_num_threads();
+    for (const int count : {1, 3}) {
+      at::set_num_threads(count);
+      for (const int64_t start : {0, 16, 48}) {
+        PrefillCase part = whole;
+        part.q = whole.q.slice(2, start);
+        shape.query_start = start;
+        EXPECT_TRUE(at::equal(prefill(shape, part), expected.slice(2, start))) << start;
+      }
     }
+    at::set_num_threads(threads);
   }
-  at::set_num_threads(threads);
 }
 
 TEST(PrefillAttention, WrongArgumentsThrow) {
@@ -137,40 +143,43 @@ TEST(PrefillAttention, WrongArgumentsThrow) {
 bool any_nan(const at::Tensor& values) { return values.isnan().any().item<bool>(); }
 
 TEST(PrefillAttention, NaNGoesWhereTheHeaderSaysItGoes) {
-  const PrefillShape shape{4, 2, 16, 300, 300, 4, 0, {300}};
-  const PrefillCase clean = make_prefill(shape, 90);
-  const at::Tensor expected = prefill(shape, clean);
-  const int64_t first_that_sees = 40 / 4 * 4;  // the first row of key 40's block
-  {
-    PrefillCase nan_query = clean;
-    nan_query.q = clean.q.clone();
-    nan_query.q[0][1][40][3] = NAN;
-    at::Tensor got = prefill(shape, nan_query);
-    EXPECT_TRUE(got[0][1][40].isnan().all().item<bool>());
-    got[0][1][40] = expected[0][1][40];
-    EXPECT_TRUE(at::equal(got, expected));
-  }
-  {
-    PrefillCase nan_key = clean;
-    nan_key.k = clean.k.clone();
-    nan_key.k[0][0][40][3] = NAN;  // of query heads 0 and 1
-    const at::Tensor got = prefill(shape, nan_key);
-    EXPECT_TRUE(got[0].slice(0, 0, 2).slice(1, first_that_sees).isnan().all().item<bool>());
-    EXPECT_TRUE(at::equal(got[0].slice(0, 0, 2).slice(1, 0, first_that_sees),
-                          expected[0].slice(0, 0, 2).slice(1, 0, first_that_sees)));
-    EXPECT_TRUE(at::equal(got[0].slice(0, 2), expected[0].slice(0, 2)));
-  }
-  for (const float bad : {NAN, INFINITY}) {
-    PrefillCase bad_value = clean;
-    bad_value.v = clean.v.clone();
-    bad_value.v[0][0][200][3] = bad;
-    const at::Tensor got = prefill(shape, bad_value);
-    const at::Tensor channel = got[0].slice(0, 0, 2).select(-1, 3);
-    EXPECT_FALSE(channel.slice(1, 200).isfinite().any().item<bool>());
-    // 64 tokens of two heads walk the keys together: those before 192 never read key 200.
-    EXPECT_FALSE(any_nan(channel.slice(1, 0, 192)));
-    EXPECT_FALSE(any_nan(got[0].slice(0, 0, 2).slice(-1, 0, 3)));
-    EXPECT_TRUE(at::equal(got[0].slice(0, 2), expected[0].slice(0, 2)));
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    SCOPED_TRACE(c10::toString(dtype));
+    const PrefillShape shape{4, 2, 16, 300, 300, 4, 0, {300}, dtype};
+    const PrefillCase clean = make_prefill(shape, 90);
+    const at::Tensor expected = prefill(shape, clean);
+    const int64_t first_that_sees = 40 / 4 * 4;  // the first row of key 40's block
+    {
+      PrefillCase nan_query = clean;
+      nan_query.q = clean.q.clone();
+      nan_query.q[0][1][40][3] = NAN;
+      at::Tensor got = prefill(shape, nan_query);
+      EXPECT_TRUE(got[0][1][40].isnan().all().item<bool>());
+      got[0][1][40] = expected[0][1][40];
+      EXPECT_TRUE(at::equal(got, expected));
+    }
+    {
+      PrefillCase nan_key = clean;
+      nan_key.k = clean.k.clone();
+      nan_key.k[0][0][40][3] = NAN;  // of query heads 0 and 1
+      const at::Tensor got = prefill(shape, nan_key);
+      EXPECT_TRUE(got[0].slice(0, 0, 2).slice(1, first_that_sees).isnan().all().item<bool>());
+      EXPECT_TRUE(at::equal(got[0].slice(0, 0, 2).slice(1, 0, first_that_sees),
+                            expected[0].slice(0, 0, 2).slice(1, 0, first_that_sees)));
+      EXPECT_TRUE(at::equal(got[0].slice(0, 2), expected[0].slice(0, 2)));
+    }
+    for (const float bad : {NAN, INFINITY}) {
+      PrefillCase bad_value = clean;
+      bad_value.v = clean.v.clone();
+      bad_value.v[0][0][200][3] = bad;
+      const at::Tensor got = prefill(shape, bad_value);
+      const at::Tensor channel = got[0].slice(0, 0, 2).select(-1, 3);
+      EXPECT_FALSE(channel.slice(1, 200).isfinite().any().item<bool>());
+      // 64 tokens of two heads walk the keys together: those before 192 never read key 200.
+      EXPECT_FALSE(any_nan(channel.slice(1, 0, 192)));
+      EXPECT_FALSE(any_nan(got[0].slice(0, 0, 2).slice(-1, 0, 3)));
+      EXPECT_TRUE(at::equal(got[0].slice(0, 2), expected[0].slice(0, 2)));
+    }
   }
 }
 

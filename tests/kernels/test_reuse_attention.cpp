@@ -44,11 +44,16 @@ TEST(ReuseAttention, AllFalseMaskIsBitForBitSplitAttention) {
 }
 
 TEST(ReuseAttention, AFreshCacheGivesSplitAttentionWhateverTheMask) {
-  const AttentionCase problem = make_case(kShape, 2);
-  const SplitAttention fresh = split(problem);
-  for (const auto& flags : std::vector<std::vector<int64_t>>{
-           {1, 1, 1, 1, 1, 1}, {1, 0, 0, 1, 1, 1}, {0, 0, 1, 0, 1, 0}}) {
-    expect_equal(reuse(problem, fresh.external, fresh.lse_external, mask_of(flags)), fresh);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    SCOPED_TRACE(c10::toString(dtype));
+    CaseShape shape = kShape;
+    shape.dtype = dtype;
+    const AttentionCase problem = make_case(shape, 2);
+    const SplitAttention fresh = split(problem);
+    for (const auto& flags : std::vector<std::vector<int64_t>>{
+             {1, 1, 1, 1, 1, 1}, {1, 0, 0, 1, 1, 1}, {0, 0, 1, 0, 1, 0}}) {
+      expect_equal(reuse(problem, fresh.external, fresh.lse_external, mask_of(flags)), fresh);
+    }
   }
 }
 
@@ -74,21 +79,26 @@ TEST(ReuseAttention, ReusedHeadsTakeTheCachedPairAndTheOthersAFreshOne) {
 }
 
 TEST(ReuseAttention, APrefixIsReadUnlessAllHeadsOfItsGroupReuse) {
-  AttentionCase problem = make_case(kShape, 5);
-  const SplitAttention fresh = split(problem);
-  // KV head 0 serves heads 0-2, KV head 1 heads 3-5; sequence 2 has a mask of its own.
-  const at::Tensor mask =
-      at::tensor({1, 1, 1, 1, 0, 1, /**/ 1, 1, 1, 1, 1, 1, /**/ 0, 1, 1, 1, 1, 1})
-          .view({3, 6})
-          .to(at::kBool);
-  // Keys that must not be read are poisoned.
-  problem.k_ext[0][0].fill_(NAN);
-  problem.v_ext[0][0].fill_(NAN);
-  problem.k_ext[2][1].fill_(NAN);
-  problem.v_ext[2][1].fill_(NAN);
-  const ReuseAttention got = reuse(problem, fresh.external, fresh.lse_external, mask);
-  expect_equal(got, fresh);
-  EXPECT_TRUE(at::equal(got.keys_read, at::tensor({0, 90, 0, 0, 600, 0}).view({3, 2})));
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    SCOPED_TRACE(c10::toString(dtype));
+    CaseShape shape = kShape;
+    shape.dtype = dtype;
+    AttentionCase problem = make_case(shape, 5);
+    const SplitAttention fresh = split(problem);
+    // KV head 0 serves heads 0-2, KV head 1 heads 3-5; sequence 2 has a mask of its own.
+    const at::Tensor mask =
+        at::tensor({1, 1, 1, 1, 0, 1, /**/ 1, 1, 1, 1, 1, 1, /**/ 0, 1, 1, 1, 1, 1})
+            .view({3, 6})
+            .to(at::kBool);
+    // Keys that must not be read are poisoned.
+    problem.k_ext[0][0].fill_(NAN);
+    problem.v_ext[0][0].fill_(NAN);
+    problem.k_ext[2][1].fill_(NAN);
+    problem.v_ext[2][1].fill_(NAN);
+    const ReuseAttention got = reuse(problem, fresh.external, fresh.lse_external, mask);
+    expect_equal(got, fresh);
+    EXPECT_TRUE(at::equal(got.keys_read, at::tensor({0, 90, 0, 0, 600, 0}).view({3, 2})));
+  }
 }
 
 TEST(ReuseAttention, ACacheIsNeededOnlyIfSomeHeadReuses) {
