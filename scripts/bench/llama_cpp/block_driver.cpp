@@ -1,12 +1,14 @@
-// Decodes block by block with libllama as `blockscope --cache commit` does, one token a step, greedy by confidence, and
-// prints its times; llama_block_pair.py has the commands that build and run it.
+// Decodes block by block with libllama as `blockscope --cache commit` does, one token a step,
+// greedy by confidence, and prints its times; llama_block_pair.py has the commands that build and
+// run it.
 //
-//   block_driver MODEL.gguf THREADS GEN_LENGTH BLOCK_LENGTH MASK_ID f16|f32 FLASH(0|1) LOGITS_FILE|- < ids of the prompt
+//   block_driver MODEL.gguf THREADS GEN_LENGTH BLOCK_LENGTH MASK_ID f16|f32 FLASH(0|1)
+//   LOGITS_FILE|- < ids of the prompt
 //
-// A block is one batch without causal attention behind the KV cache, so the prefill, block after block, is
-// block-causal exactly. A denoising pass asks for the logits of masked positions only and its KV entries are
-// removed before the next one. LOGITS_FILE gets the logits of the whole blocks of the prompt and of one block
-// of masks after them, positions x vocabulary float32.
+// A block is one batch without causal attention behind the KV cache, so the prefill, block after
+// block, is block-causal exactly. A denoising pass asks for the logits of masked positions only and
+// its KV entries are removed before the next one. LOGITS_FILE gets the logits of the whole blocks
+// of the prompt and of one block of masks after them, positions x vocabulary float32.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -77,12 +79,14 @@ struct Decoder {
 
 int main(int argc, char** argv) {
   if (argc != 9) return 2;
-  const int threads = std::atoi(argv[2]), gen_length = std::atoi(argv[3]), block_length = std::atoi(argv[4]);
+  const int threads = std::atoi(argv[2]), gen_length = std::atoi(argv[3]),
+            block_length = std::atoi(argv[4]);
   const llama_token mask = std::atoi(argv[5]);
   std::vector<llama_token> canvas;
   for (int id = 0; std::scanf("%d", &id) == 1;) canvas.push_back(id);
   const int prefix = static_cast<int>(canvas.size()) / block_length * block_length;
-  const int blocks = (static_cast<int>(canvas.size()) + gen_length + block_length - 1) / block_length;
+  const int blocks =
+      (static_cast<int>(canvas.size()) + gen_length + block_length - 1) / block_length;
   canvas.resize(static_cast<size_t>(blocks) * block_length, mask);
   llama_log_set(
       [](ggml_log_level level, const char* text, void*) {
@@ -96,7 +100,8 @@ int main(int argc, char** argv) {
   options.n_ctx = static_cast<uint32_t>(canvas.size());
   options.n_batch = options.n_ubatch = static_cast<uint32_t>(block_length);
   options.type_k = options.type_v = std::string(argv[6]) == "f32" ? GGML_TYPE_F32 : GGML_TYPE_F16;
-  options.flash_attn_type = std::atoi(argv[7]) != 0 ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+  options.flash_attn_type =
+      std::atoi(argv[7]) != 0 ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
   llama_context* context = llama_init_from_model(model, options);
   if (context == nullptr) return 1;
   llama_set_n_threads(context, threads, threads);
@@ -106,9 +111,11 @@ int main(int argc, char** argv) {
 
   if (std::string(argv[8]) != "-") {
     std::FILE* file = std::fopen(argv[8], "wb");
-    for (int start = 0; start <= prefix && start < static_cast<int>(canvas.size()); start += block_length) {
+    for (int start = 0; start <= prefix && start < static_cast<int>(canvas.size());
+         start += block_length) {
       decoder.forward(canvas.data() + start, start, Decoder::Logits::all);
-      std::fwrite(llama_get_logits(context), sizeof(float), static_cast<size_t>(block_length) * decoder.vocabulary, file);
+      std::fwrite(llama_get_logits(context), sizeof(float),
+                  static_cast<size_t>(block_length) * decoder.vocabulary, file);
     }
     return std::fclose(file) == 0 ? 0 : 1;
   }
@@ -134,9 +141,11 @@ int main(int argc, char** argv) {
     }
     if (run == 0) continue;
     const double seconds = now() - prefilled;
-    std::printf("{\"prefill_s\": %.6f, \"blocks_s\": %.6f, \"forward_s\": %.6f, \"denoising_passes\": %d, "
-                "\"block_passes\": %d, \"tokens\": [",
-                prefilled - begin, seconds, decoder.in_decode, steps, steps + blocks - prefix / block_length);
+    std::printf(
+        "{\"prefill_s\": %.6f, \"blocks_s\": %.6f, \"forward_s\": %.6f, \"denoising_passes\": %d, "
+        "\"block_passes\": %d, \"tokens\": [",
+        prefilled - begin, seconds, decoder.in_decode, steps,
+        steps + blocks - prefix / block_length);
     for (size_t i = 0; i < canvas.size(); ++i) std::printf(i == 0 ? "%d" : ", %d", canvas[i]);
     std::printf("]}\n");
   }
