@@ -81,6 +81,13 @@ struct Place {
   std::uint64_t bytes = 0;
 };
 
+/// The same with the file's descriptor, which is open as long as the file is.
+struct OpenPlace {
+  int descriptor = -1;
+  Place place;
+  std::string_view dataset;  ///< "file:/path"
+};
+
 /// Rows [first, first + rows) of a virtual dataset: all rows of the dataset of the same path in
 /// another file.
 struct VirtualPart {
@@ -178,6 +185,11 @@ bool chunk_written(const Dataset& dataset, std::span<const hsize_t> offset);
 /// Where the chunk with element `offset` lies, also behind the end of the file; nullopt when it was
 /// never written. One look-up. Throws as chunk_written(). Only for files opened for reading.
 std::optional<Place> chunk_place(const Dataset& dataset, std::span<const hsize_t> offset);
+/// Where the box [start, start + count) lies as it is, if it is one unfiltered chunk of a file
+/// opened for reading; of a virtual dataset, in the file of its part. nullopt otherwise, and where
+/// there is no such chunk or it can't be looked up: read_words then knows what to do.
+std::optional<OpenPlace> values_place(const Dataset& dataset, std::span<const hsize_t> start,
+                                      std::span<const hsize_t> count);
 /// First row of the last chunk that the index of a chunked dataset knows, beyond its extent too;
 /// nullopt without any. Walks through all chunks.
 std::optional<hsize_t> last_chunk_row(const Dataset& dataset);

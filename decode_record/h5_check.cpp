@@ -6,6 +6,7 @@
 
 #include "decode_record/error.h"
 #include "decode_record/h5_prefetch.h"
+#include "decode_record/located_values.h"
 
 namespace blockscope::h5 {
 namespace {
@@ -69,11 +70,7 @@ void silence() {
 void fail(std::string_view where, std::string_view what) {
   const std::string error = innermost_error();
   if (const auto missing = take_behind_end()) {
-    throw CorruptTrace(
-        fmt::format("{}: expected data at bytes {} to {}, got the end of the file at {}. HINT: the "
-                    "file was cut off; `blockscope repack --repair` keeps the rows that are whole.",
-                    where, missing->place.offset, missing->place.offset + missing->place.bytes,
-                    missing->file_bytes));
+    throw_cut_off(where, missing->place.offset, missing->place.bytes, missing->file_bytes);
   }
   const std::string message = fmt::format("{}: {}: {}.{}", where, what, error, hint_for(error));
   if (tells_of_lock(error)) throw TraceLocked(message);

@@ -34,5 +34,7 @@ void read_parts(const Dataset& dataset, std::span<const hsize_t> start,
                 std::span<const hsize_t> count, void* data, std::size_t element_bytes,
                 BoxReader* read_box);
 bool part_chunk_written(const Dataset& dataset, std::span<const hsize_t> offset);
+std::optional<OpenPlace> part_values_place(const Dataset& dataset, std::span<const hsize_t> start,
+                                           std::span<const hsize_t> count);
 
 }  // namespace blockscope::h5

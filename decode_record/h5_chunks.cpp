@@ -1,4 +1,6 @@
 // Where the values of a dataset lie in the file, as its chunk index tells.
+#include <algorithm>
+
 #include "decode_record/h5.h"
 #include "decode_record/h5_check.h"
 #include "decode_record/h5_prefetch.h"
@@ -42,10 +44,31 @@ std::optional<Place> chunk_place(const Dataset& dataset, std::span<const hsize_t
   std::uint32_t filters = 0;
   std::byte unused{};  // HDF5 wants a buffer; nothing is written to it
   if (H5Dread_chunk(dataset.handle.get(), H5P_DEFAULT, offset.data(), &filters, &unused) >= 0) {
-    return DriverMode::located();
+    if (const auto found = DriverMode::located()) return found->place;
+    return std::nullopt;
   }
   if (says_never_written()) return std::nullopt;
   fail(dataset.name, "look up a chunk");
+}
+
+std::optional<OpenPlace> values_place(const Dataset& dataset, std::span<const hsize_t> start,
+                                      std::span<const hsize_t> count) {
+  if (!dataset.parts.empty()) return part_values_place(dataset, start, count);
+  if (!dataset.prefetches || dataset.filtered || !std::ranges::equal(dataset.chunk, count)) {
+    return std::nullopt;
+  }
+  silence();
+  const DriverMode locating(DriverMode::Kind::locate);
+  std::uint32_t filters = 0;
+  std::byte unused{};  // HDF5 wants a buffer; nothing is written to it
+  if (H5Dread_chunk(dataset.handle.get(), H5P_DEFAULT, start.data(), &filters, &unused) < 0) {
+    H5Eclear2(H5E_DEFAULT);
+    return std::nullopt;
+  }
+  std::optional<OpenPlace> found = DriverMode::located();
+  if (!found || found->descriptor < 0 || filters != 0) return std::nullopt;
+  found->dataset = dataset.name;
+  return found;
 }
 
 std::optional<hsize_t> last_chunk_row(const Dataset& dataset) {

@@ -12,7 +12,7 @@ namespace blockscope::h5 {
 namespace {
 
 thread_local DriverMode::Kind mode = DriverMode::Kind::read;
-thread_local std::optional<Place> last_place;
+thread_local std::optional<OpenPlace> last_place;
 thread_local std::optional<BehindEnd> behind_end;
 
 }  // namespace
@@ -22,7 +22,7 @@ DriverMode::DriverMode(Kind kind) {
   last_place.reset();
 }
 DriverMode::~DriverMode() { mode = Kind::read; }
-std::optional<Place> DriverMode::located() { return last_place; }
+std::optional<OpenPlace> DriverMode::located() { return last_place; }
 
 std::optional<BehindEnd> take_behind_end() { return std::exchange(behind_end, std::nullopt); }
 
@@ -113,7 +113,7 @@ herr_t read(H5FD_t* file, H5FD_mem_t type, hid_t transfer, haddr_t address, size
       prefetch(file, address, size);
       return 0;
     case DriverMode::Kind::locate:
-      last_place = Place{address, size};
+      last_place = OpenPlace{descriptor(file), {address, size}, {}};
       return 0;
     case DriverMode::Kind::read:
       break;

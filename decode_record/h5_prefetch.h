@@ -24,7 +24,7 @@ class DriverMode {
   DriverMode(const DriverMode&) = delete;
   DriverMode& operator=(const DriverMode&) = delete;
   /// Kind::locate: the place of the last read.
-  static std::optional<Place> located();
+  static std::optional<OpenPlace> located();
 };
 
 /// The last read of this thread that reached behind the end of its file, once.

@@ -167,4 +167,12 @@ bool part_chunk_written(const Dataset& dataset, std::span<const hsize_t> offset)
   return chunk_written(source, there);
 }
 
+std::optional<OpenPlace> part_values_place(const Dataset& dataset, std::span<const hsize_t> start,
+                                           std::span<const hsize_t> count) {
+  const std::size_t index = part_of(dataset, start[0]);
+  std::vector<hsize_t> there(start.begin(), start.end());
+  there[0] -= dataset.parts[index].first;
+  return values_place(dataset.sources.at(index).dataset, there, count);
+}
+
 }  // namespace blockscope::h5

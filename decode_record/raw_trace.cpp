@@ -178,7 +178,10 @@ std::vector<std::byte> RawTrace::read(Field field, std::int64_t first, std::int6
   if (bytes.empty()) return bytes;
   h5::read_words(source, start, box, bytes.data());
   const auto bounds = positions_ < 0 ? std::nullopt : bounds_of(field, meta_, positions_);
-  if (bounds) check_values(source, *bounds, first, static_cast<std::size_t>(count), bytes);
+  if (bounds) {
+    check_values(source.name, h5::size_of(source.element), *bounds, first,
+                 static_cast<std::size_t>(count), bytes);
+  }
   return bytes;
 }
 
@@ -196,7 +199,10 @@ std::vector<std::byte> RawTrace::read_layer(Field field, std::int64_t first, std
   if (bytes.empty()) return bytes;
   h5::read_words(source, start, box, bytes.data());
   const auto bounds = positions_ < 0 ? std::nullopt : bounds_of(field, meta_, positions_);
-  if (bounds) check_values(source, *bounds, first, static_cast<std::size_t>(count), bytes);
+  if (bounds) {
+    check_values(source.name, h5::size_of(source.element), *bounds, first,
+                 static_cast<std::size_t>(count), bytes);
+  }
   return bytes;
 }
 

@@ -199,33 +199,35 @@ StoredTrace::Box StoredTrace::box(Field field, std::int64_t first, std::int64_t 
     corrupt(target.name, fmt::format("expected rows in [0, {}), got [{}, {} + {})", rows_there,
                                      first, first, count));
   }
-  std::vector<hsize_t> start(spec.rank, 0);
-  std::vector<hsize_t> shape = target.extent;
-  start[0] = static_cast<hsize_t>(first);
-  shape[0] = static_cast<hsize_t>(count);
+  Box part;
+  part.rank = spec.rank;
+  std::ranges::copy(target.extent, part.lengths.begin());
+  part.starts[0] = static_cast<hsize_t>(first);
+  part.lengths[0] = static_cast<hsize_t>(count);
   if (layer >= 0) {
     const auto axis = std::find(spec.axes.begin() + 1, spec.axes.begin() + spec.rank, Axis::layer) -
                       spec.axes.begin();
     const auto i = static_cast<std::size_t>(axis);
-    const hsize_t layers = i < spec.rank ? shape[i] : 0;
+    const hsize_t layers = i < spec.rank ? part.lengths[i] : 0;
     if (static_cast<hsize_t>(layer) >= layers) {
       throw UsageError(
           fmt::format("{}: expected a layer slot in [0, {}), got {}", target.name, layers, layer));
     }
-    start[i] = static_cast<hsize_t>(layer);
-    shape[i] = 1;
+    part.starts[i] = static_cast<hsize_t>(layer);
+    part.lengths[i] = 1;
   }
-  std::size_t bytes = h5::size_of(target.element);
-  for (const hsize_t length : shape) bytes *= length;
-  check_read_size(target, bytes, bytes_.size());
-  return Box{std::move(start), std::move(shape), bytes};
+  part.bytes = h5::size_of(target.element);
+  for (const hsize_t length : part.shape()) part.bytes *= length;
+  // Asking for the size of the file is a call of the system, which small reads can do without.
+  if (part.bytes > kLargeRead) check_read_size(target, part.bytes, bytes_.size());
+  return part;
 }
 
 std::vector<std::byte> StoredTrace::read(Field field, std::int64_t first, std::int64_t count,
                                          std::int64_t layer) const {
   const Box part = box(field, first, count, layer);
   std::vector<std::byte> values(part.bytes);
-  if (part.bytes != 0) h5::read_words(dataset(field), part.start, part.shape, values.data());
+  if (part.bytes != 0) h5::read_words(dataset(field), part.start(), part.shape(), values.data());
   check_range(field, first, count, values);
   return values;
 }
@@ -238,9 +240,9 @@ void StoredTrace::read_into(Field field, std::int64_t first, std::int64_t count,
                                  part.bytes, out.size()));
   }
   const h5::Dataset& target = dataset(field);
-  const bool whole_chunk = target.chunk == part.shape;
-  const bool read = whole_chunk && h5::read_chunk(target, part.start, out.data(), part.bytes);
-  if (!read && part.bytes != 0) h5::read_words(target, part.start, part.shape, out.data());
+  const bool whole_chunk = std::ranges::equal(target.chunk, part.shape());
+  const bool read = whole_chunk && h5::read_chunk(target, part.start(), out.data(), part.bytes);
+  if (!read && part.bytes != 0) h5::read_words(target, part.start(), part.shape(), out.data());
   check_range(field, first, count, out);
 }
 
@@ -248,14 +250,31 @@ void StoredTrace::check_range(Field field, std::int64_t first, std::int64_t coun
                               std::span<const std::byte> values) const {
   if (positions_ < 0 || values.empty()) return;
   if (const auto bounds = bounds_of(field, meta_, positions_)) {
-    check_values(dataset(field), *bounds, first, static_cast<std::size_t>(count), values);
+    const h5::Dataset& source = dataset(field);
+    check_values(source.name, h5::size_of(source.element), *bounds, first,
+                 static_cast<std::size_t>(count), values);
   }
 }
 
 void StoredTrace::prefetch(Field field, std::int64_t row, std::int64_t layer) const {
   const Box part = box(field, row, 1, layer);
   const h5::Dataset& target = dataset(field);
-  if (target.chunk == part.shape) h5::prefetch_chunk(target, part.start);
+  if (std::ranges::equal(target.chunk, part.shape())) h5::prefetch_chunk(target, part.start());
+}
+
+std::optional<LocatedValues> StoredTrace::locate(Field field, std::int64_t row,
+                                                 std::int64_t layer) const {
+  const Box part = box(field, row, 1, layer);
+  const h5::Dataset& target = dataset(field);
+  const auto found = h5::values_place(target, part.start(), part.shape());
+  if (!found || found->place.bytes != part.bytes) return std::nullopt;
+  return LocatedValues{found->descriptor,
+                       found->place.offset,
+                       part.bytes,
+                       found->dataset,
+                       h5::size_of(target.element),
+                       row,
+                       positions_ < 0 ? std::nullopt : bounds_of(field, meta_, positions_)};
 }
 
 std::int64_t StoredTrace::whole_rows(Field field, std::int64_t count, std::string* why) const {

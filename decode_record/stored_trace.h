@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "decode_record/h5.h"
+#include "decode_record/located_values.h"
 #include "decode_record/trace_header.h"
 
 namespace blockscope {
@@ -86,6 +87,8 @@ class StoredTrace {
                  std::span<std::byte> out) const;
   /// See TraceReader::prefetch.
   void prefetch(Field field, std::int64_t row, std::int64_t layer) const;
+  /// See TraceReader::locate.
+  std::optional<LocatedValues> locate(Field field, std::int64_t row, std::int64_t layer) const;
   bool chunk_written(Field field, std::int64_t row, std::int64_t layer) const;
 
   template <typename Value>
@@ -101,9 +104,12 @@ class StoredTrace {
   };
   /// The part of a dataset that a read asks for.
   struct Box {
-    std::vector<hsize_t> start;
-    std::vector<hsize_t> shape;
+    std::array<hsize_t, kMaxRank> starts{};
+    std::array<hsize_t, kMaxRank> lengths{};
+    std::size_t rank = 0;
     std::size_t bytes = 0;
+    std::span<const hsize_t> start() const { return std::span(starts).first(rank); }
+    std::span<const hsize_t> shape() const { return std::span(lengths).first(rank); }
   };
   h5::Dataset& dataset(Field field) const;
   void check_range(Field field, std::int64_t first, std::int64_t count,

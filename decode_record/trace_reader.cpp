@@ -251,6 +251,15 @@ void TraceReader::prefetch(Field field, std::int64_t row, std::int64_t layer) co
   impl_->raw.prefetch(field, row, layer);
 }
 
+std::optional<LocatedValues> TraceReader::locate(Field field, std::int64_t row,
+                                                 std::int64_t layer) const {
+  if (!spec_of(field).per_row()) {
+    throw UsageError(fmt::format("{}: not a dataset with a row axis", spec_of(field).path));
+  }
+  impl_->check_rows(row, 1);
+  return impl_->raw.locate(field, row, layer);
+}
+
 bool TraceReader::written(Field field, std::int64_t row, std::int64_t layer) const {
   impl_->check_rows(row, 1);
   return impl_->raw.chunk_written(field, row, layer);

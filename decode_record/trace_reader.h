@@ -7,11 +7,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "decode_record/decode_record.h"
+#include "decode_record/located_values.h"
 #include "decode_record/trace_events.h"
 #include "decode_record/trace_layout.h"
 
@@ -90,6 +92,10 @@ class TraceReader {
   /// to read nothing of the file that was not asked for. Only for arrays stored in a chunk of their
   /// own per row and layer, or per row; no effect for others, and for compressed and merged files.
   void prefetch(Field field, std::int64_t row, std::int64_t layer) const;
+  /// Where what read_raw would read of one row lies; nullopt where it does not lie in one piece as
+  /// it is (compressed, more than a chunk or part of one, never written): read_raw then. The values
+  /// of a merged trace are found in the files it was made of.
+  std::optional<LocatedValues> locate(Field field, std::int64_t row, std::int64_t layer) const;
   /// Whether the row's values of this dataset were written (they are fill values otherwise).
   bool written(Field field, std::int64_t row, std::int64_t layer) const;
 

@@ -34,13 +34,12 @@ std::optional<ValueBounds> bounds_of(Field field, const TraceMeta& meta, std::in
   }
 }
 
-void check_values(const h5::Dataset& dataset, const ValueBounds& bounds, std::int64_t first,
-                  std::size_t rows, std::span<const std::byte> values) {
-  const std::size_t size = h5::size_of(dataset.element);
-  const std::size_t count = values.size() / size;
+void check_values(std::string_view dataset, std::size_t element_bytes, const ValueBounds& bounds,
+                  std::int64_t first, std::size_t rows, std::span<const std::byte> values) {
+  const std::size_t count = values.size() / element_bytes;
   for (std::size_t i = 0; i < count; ++i) {
     std::int32_t value = 0;
-    if (size == 1) {
+    if (element_bytes == 1) {
       value = std::to_integer<std::int32_t>(values[i]);
     } else {
       std::memcpy(&value, &values[4 * i], 4);
@@ -48,8 +47,7 @@ void check_values(const h5::Dataset& dataset, const ValueBounds& bounds, std::in
     if (value >= bounds.least && value <= bounds.most) continue;
     const auto row = first + static_cast<std::int64_t>(i / (count / rows));
     throw CorruptTrace(fmt::format("{}: row {}: expected {}, got {}. HINT: the file is damaged.",
-                                   dataset.name, row, interval_text(bounds.least, bounds.most),
-                                   value));
+                                   dataset, row, interval_text(bounds.least, bounds.most), value));
   }
 }
 

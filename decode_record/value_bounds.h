@@ -6,8 +6,9 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
-#include "decode_record/h5.h"
+#include "decode_record/located_values.h"
 #include "decode_record/trace_meta.h"
 #include "decode_record/trace_schema.h"
 
@@ -18,14 +19,11 @@ std::string interval_text(std::int64_t least, std::int64_t most);
 
 /// What the values of a dataset of integers with a row axis must lie in; nullopt: they are no
 /// indices. `positions` as TraceCheck::positions().
-struct ValueBounds {
-  std::int64_t least = 0;
-  std::int64_t most = 0;
-};
 std::optional<ValueBounds> bounds_of(Field field, const TraceMeta& meta, std::int64_t positions);
 
-/// Throws CorruptTrace unless every value of rows [first, ...) of `dataset` lies in its bounds.
-void check_values(const h5::Dataset& dataset, const ValueBounds& bounds, std::int64_t first,
-                  std::size_t rows, std::span<const std::byte> values);
+/// Throws CorruptTrace unless every value of rows [first, first + rows) of `dataset`, whose
+/// elements have 1 or 4 bytes, lies in its bounds.
+void check_values(std::string_view dataset, std::size_t element_bytes, const ValueBounds& bounds,
+                  std::int64_t first, std::size_t rows, std::span<const std::byte> values);
 
 }  // namespace blockscope

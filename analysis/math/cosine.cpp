@@ -1,8 +1,10 @@
 #include "analysis/math/cosine.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 
 #include "analysis/math/row_products.h"
@@ -10,9 +12,7 @@
 namespace blockscope {
 namespace {
 
-// Squares below lose bits to underflow, squares above may have overflowed on the way.
-constexpr float kSmallestSquare = 1e-24F;
-constexpr float kLargestSquare = 1e36F;
+constexpr double kNoSum = std::numeric_limits<double>::quiet_NaN();
 
 float widen(std::uint16_t word) { return std::bit_cast<float>(std::uint32_t{word} << 16U); }
 float widen(float value) { return value; }
@@ -29,6 +29,16 @@ void multiply(const std::uint16_t* a, const std::uint16_t* b, std::size_t rows, 
 
 void multiply(const float* a, const float* b, std::size_t rows, std::size_t dim, RowProducts* out) {
   kernels().f32(a, b, rows, dim, out);
+}
+
+void fill_cosines(const std::uint16_t* a, const std::uint16_t* b, std::size_t rows, std::size_t dim,
+                  const float* square_a, float* square_b, double* out) {
+  kernels().cosines_bf16(a, b, rows, dim, square_a, square_b, out);
+}
+
+void fill_cosines(const float* a, const float* b, std::size_t rows, std::size_t dim,
+                  const float* square_a, float* square_b, double* out) {
+  kernels().cosines_f32(a, b, rows, dim, square_a, square_b, out);
 }
 
 bool in_range(const RowProducts& row) {
@@ -61,18 +71,35 @@ double cosine_in_double(const Element* a, const Element* b, std::size_t dim) {
 template <typename Element>
 void sum_typed(const Element* a, const Element* b, std::size_t dim,
                std::span<const std::uint8_t> valid_a, std::span<const std::uint8_t> valid_b,
-               std::vector<CosineSum>& out) {
+               std::vector<CosineSum>& out, KeptSquares* kept) {
   const std::size_t positions = valid_a.size();
-  thread_local std::vector<RowProducts> products;
-  products.resize(positions);
+  thread_local std::vector<double> cosines;
+  cosines.resize(out.size() * positions);
+  if (kept != nullptr) {
+    const bool known = kept->known && kept->squares.size() == cosines.size();
+    kept->squares.resize(cosines.size());
+    float* const squares = kept->squares.data();
+    fill_cosines(a, b, cosines.size(), dim, known ? squares : nullptr, squares, cosines.data());
+    kept->known = true;
+  } else {
+    fill_cosines(a, b, cosines.size(), dim, nullptr, nullptr, cosines.data());
+  }
+  const auto is_valid = [](std::uint8_t valid) { return valid != 0; };
+  const bool all = std::ranges::all_of(valid_a, is_valid) && std::ranges::all_of(valid_b, is_valid);
+  const double* next = cosines.data();
   for (CosineSum& column : out) {
-    multiply(a, b, positions, dim, products.data());
-    for (std::size_t i = 0; i < positions; ++i, a += dim, b += dim) {
+    const double sum = all ? std::accumulate(next, next + positions, 0.0) : kNoSum;
+    if (std::isfinite(sum)) {  // the usual case
+      column.sum = sum;
+      column.terms = static_cast<std::int64_t>(positions);
+      next += positions;
+      a += positions * dim;
+      b += positions * dim;
+      continue;
+    }
+    for (std::size_t i = 0; i < positions; ++i, ++next, a += dim, b += dim) {
       if (valid_a[i] == 0 || valid_b[i] == 0) continue;
-      const RowProducts& row = products[i];
-      const double cosine =
-          in_range(row) ? double{row.dot} / std::sqrt(double{row.square_a} * double{row.square_b})
-                        : cosine_in_double(a, b, dim);
+      const double cosine = std::isnan(*next) ? cosine_in_double(a, b, dim) : *next;
       if (std::isfinite(cosine)) {
         column.sum += cosine;
         ++column.terms;
@@ -192,15 +219,15 @@ void cross_cosines(const ArrayView& a, const ArrayView& b, std::size_t columns,
 
 void sum_cosines(const ArrayView& a, const ArrayView& b, std::size_t columns,
                  std::span<const std::uint8_t> valid_a, std::span<const std::uint8_t> valid_b,
-                 std::vector<CosineSum>& out) {
+                 std::vector<CosineSum>& out, KeptSquares* kept) {
   out.assign(columns, CosineSum{});
   const std::size_t dim = channels(a, b, columns, valid_a, valid_b);
   if (dim == 0) return;
   if (a.type == ViewType::bf16) {
     sum_typed(reinterpret_cast<const std::uint16_t*>(a.data),
-              reinterpret_cast<const std::uint16_t*>(b.data), dim, valid_a, valid_b, out);
+              reinterpret_cast<const std::uint16_t*>(b.data), dim, valid_a, valid_b, out, kept);
   } else {
-    sum_typed(a.floats().data(), b.floats().data(), dim, valid_a, valid_b, out);
+    sum_typed(a.floats().data(), b.floats().data(), dim, valid_a, valid_b, out, kept);
   }
 }
 

@@ -16,6 +16,10 @@ struct RowProducts {
   float square_b;  ///< b . b
 };
 
+// Squares below lose bits to underflow, squares above may have overflowed on the way.
+constexpr float kSmallestSquare = 1e-24F;
+constexpr float kLargestSquare = 1e36F;
+
 /// One position of the merge ref = internal + w (external - internal), and what it is off by when
 /// the external pair is `source`: e = (w_src - w) (external - internal) + w_src (source -
 /// external).
@@ -41,6 +45,15 @@ struct RowProductKernels {
   const char* instruction_set;
   void (*bf16)(const uint16_t* a, const uint16_t* b, size_t rows, size_t dim, RowProducts* out);
   void (*f32)(const float* a, const float* b, size_t rows, size_t dim, RowProducts* out);
+
+  /// The cosines of the rows from the same sums, divided in double; NaN where a squared length is
+  /// not in [kSmallestSquare, kLargestSquare] (or is NaN): float32 sums are not good enough there.
+  /// square_a: the squares of a's rows if they are known from an earlier call, else null. square_b:
+  /// where those of b's rows go, or null; may be square_a.
+  void (*cosines_bf16)(const uint16_t* a, const uint16_t* b, size_t rows, size_t dim,
+                       const float* square_a, float* square_b, double* out);
+  void (*cosines_f32)(const float* a, const float* b, size_t rows, size_t dim,
+                      const float* square_a, float* square_b, double* out);
 
   /// All dot products of the rows of a with those of b: out[i * rows + j] = a_i . b_j, where a row
   /// is the concatenation of `segments` pieces of `dim` elements, `stride` elements apart

@@ -1,118 +1,11 @@
-// The kernels of row_products.h, written with the compiler's vector types for the width that the
-// including file is compiled for. Included once per instruction set; everything has internal
-// linkage.
+// The kernels of row_products.h for the width that the including file is compiled for. Included
+// once per instruction set; everything has internal linkage.
 #pragma once
 
-#include "analysis/math/row_products.h"
+#include "analysis/math/row_sums_impl.h"
 
 namespace blockscope {
 namespace {
-
-#if defined(__AVX512F__)
-constexpr size_t kBytes = 64;
-#elif defined(__AVX2__)
-constexpr size_t kBytes = 32;
-#else
-constexpr size_t kBytes = 16;
-#endif
-constexpr size_t kLanes = kBytes / sizeof(float);
-
-typedef float Floats __attribute__((vector_size(kBytes)));
-typedef uint32_t Words __attribute__((vector_size(kBytes)));
-
-template <typename Vector, typename Element>
-inline Vector load(const Element* from) {
-  Vector vector;
-  __builtin_memcpy(&vector, from, sizeof(vector));
-  return vector;
-}
-
-inline Floats as_floats(Words words) { return reinterpret_cast<Floats>(words); }
-
-typedef float Quad __attribute__((vector_size(16)));
-typedef int QuadIndex __attribute__((vector_size(16)));
-
-/// The lanes added up to four.
-inline Quad quarter(Floats values) {
-  constexpr size_t kQuads = kLanes / 4;
-  Quad quads[kQuads];
-  __builtin_memcpy(quads, &values, sizeof(values));
-  for (size_t half = kQuads / 2; half > 0; half /= 2) {
-    for (size_t i = 0; i < half; ++i) quads[i] += quads[i + half];
-  }
-  return quads[0];
-}
-
-inline float widen(uint16_t word) {
-  const uint32_t bits = static_cast<uint32_t>(word) << 16U;
-  float value;
-  __builtin_memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-
-inline float widen(float value) { return value; }
-
-struct Sums {
-  Floats dot{}, square_a{}, square_b{};
-  void add(Floats a, Floats b) {
-    dot += a * b;
-    square_a += a * a;
-    square_b += b * b;
-  }
-};
-
-/// One load of bfloat16 pairs gives two vectors of floats: a word of two elements shifted left is
-/// the first of them, with its lower half cleared the second.
-inline void add_pairs(const uint16_t* a, const uint16_t* b, Sums& even, Sums& odd) {
-  const Words x = load<Words>(a);
-  const Words y = load<Words>(b);
-  even.add(as_floats(x << 16U), as_floats(y << 16U));
-  odd.add(as_floats(x & 0xFFFF0000U), as_floats(y & 0xFFFF0000U));
-}
-
-inline void add_pairs(const float* a, const float* b, Sums& even, Sums& odd) {
-  even.add(load<Floats>(a), load<Floats>(b));
-  odd.add(load<Floats>(a + kLanes), load<Floats>(b + kLanes));
-}
-
-/// The sums over the lanes, of all three at once: one by one they would take longer than a row of
-/// 128 channels.
-inline RowProducts totals(const Sums& sums) {
-  const Quad dot = quarter(sums.dot);
-  const Quad a = quarter(sums.square_a);
-  Quad b = quarter(sums.square_b);
-  const Quad dot_a = __builtin_shuffle(dot, a, QuadIndex{0, 4, 1, 5}) +
-                     __builtin_shuffle(dot, a, QuadIndex{2, 6, 3, 7});
-  b += __builtin_shuffle(b, QuadIndex{2, 3, 0, 1});
-  const Quad all = __builtin_shuffle(dot_a, b, QuadIndex{0, 1, 4, 4}) +
-                   __builtin_shuffle(dot_a, b, QuadIndex{2, 3, 5, 5});
-  return RowProducts{all[0], all[1], all[2]};
-}
-
-template <typename Element>
-RowProducts one_row(const Element* a, const Element* b, size_t dim) {
-  Sums even;
-  Sums odd;
-  size_t i = 0;
-  for (; i + 2 * kLanes <= dim; i += 2 * kLanes) add_pairs(a + i, b + i, even, odd);
-  even.dot += odd.dot;
-  even.square_a += odd.square_a;
-  even.square_b += odd.square_b;
-  RowProducts row = totals(even);
-  for (; i < dim; ++i) {
-    const float x = widen(a[i]);
-    const float y = widen(b[i]);
-    row.dot += x * y;
-    row.square_a += x * x;
-    row.square_b += y * y;
-  }
-  return row;
-}
-
-template <typename Element>
-void all_rows(const Element* a, const Element* b, size_t rows, size_t dim, RowProducts* out) {
-  for (size_t r = 0; r < rows; ++r) out[r] = one_row(a + r * dim, b + r * dim, dim);
-}
 
 // All pairs: a panel of b is widened and transposed once, so that one load of it serves several
 // rows of a, whose channels are broadcast; no sum over lanes is left. Panels stay in the L1 cache.
@@ -295,8 +188,9 @@ MergeError merge_error(const MergedRow& row, size_t dim) {
 }
 
 constexpr RowProductKernels make_row_products(const char* instruction_set) {
-  return RowProductKernels{instruction_set,  &all_rows<uint16_t>, &all_rows<float>,
-                           &cross<uint16_t>, &cross<float>,       &merge_error};
+  return RowProductKernels{instruction_set,    &all_rows<uint16_t>, &all_rows<float>,
+                           &cosines<uint16_t>, &cosines<float>,     &cross<uint16_t>,
+                           &cross<float>,      &merge_error};
 }
 
 }  // namespace

@@ -9,7 +9,11 @@ void PairCosines::add(const StepView& step, Field field, std::size_t columns) {
   const ArrayView before = step.previous(field);
   if (before.empty()) return;
   thread_local std::vector<CosineSum> sums;
-  sum_cosines(before, step.now(field), columns, step.previous_valid(), step.valid(), sums);
+  Last& last = last_.at(step.layer());
+  last.squares.known = last.squares.known && last.step == step.previous();
+  last.step = &step.now();
+  sum_cosines(before, step.now(field), columns, step.previous_valid(), step.valid(), sums,
+              &last.squares);
   LeftOutOfLayer& left = left_.at(step.layer());
   for (std::size_t column = 0; column < columns; ++column) {
     const CosineSum& sum = sums[column];

@@ -15,9 +15,10 @@ namespace blockscope {
 class PairCosines {
  public:
   PairCosines() = default;
-  PairCosines(std::size_t layers, std::size_t columns) : grid_(layers, columns), left_(layers) {}
+  PairCosines(std::size_t layers, std::size_t columns)
+      : grid_(layers, columns), left_(layers), last_(layers) {}
 
-  /// The pair (previous, now) of a field [columns, B, dim].
+  /// The pair (previous, now) of a field [columns, B, dim], the same one for all steps of a trace.
   void add(const StepView& step, Field field, std::size_t columns);
   /// The pair's mean per column, as /summary has it.
   void add_means(const StepView& step, Field field);
@@ -32,6 +33,12 @@ class PairCosines {
   };
   StepGrid grid_;
   std::vector<LeftOutOfLayer> left_;  // [layer]
+  /// The step that was `now` last, and the squares of its rows: it may be `previous` next.
+  struct Last {
+    const StepRef* step = nullptr;
+    KeptSquares squares;
+  };
+  std::vector<Last> last_;  // [layer]
 };
 
 }  // namespace blockscope

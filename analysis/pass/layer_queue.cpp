@@ -7,9 +7,18 @@ namespace blockscope {
 namespace {
 
 constexpr std::size_t kMaxTasks = 4096;  // of small arrays
+// That tasks will read. Enough for the workers while more places are looked up; far more would only
+// let the reading thread, which counts the progress, run ahead.
+constexpr std::size_t kMaxLateBytes = std::size_t{64} << 20U;
 // What a worker takes of a layer with one lock: little, so that room comes free soon.
 constexpr std::size_t kTasksAtOnce = 64;
 constexpr std::size_t kBytesAtOnce = std::size_t{512} << 10U;
+
+std::size_t bytes_held(const LayerQueue::Run& run) {
+  std::size_t bytes = 0;
+  for (const StepTask& task : run) bytes += task.bytes;
+  return bytes;
+}
 
 }  // namespace
 
@@ -42,18 +51,22 @@ void LayerQueue::help_until(std::unique_lock<std::mutex>& lock, Done done) {
   if (error_) std::rethrow_exception(error_);
 }
 
-void LayerQueue::push(std::vector<StepTask> tasks) {
+void LayerQueue::push(std::vector<Run> runs) {
   std::size_t bytes = 0;
-  for (const StepTask& task : tasks) bytes += task.bytes;
+  for (const Run& run : runs) bytes += bytes_held(run);
   std::unique_lock lock(mutex_);
-  help_until(lock,
-             [&] { return tasks_ == 0 || (bytes_ + bytes <= max_bytes_ && tasks_ < kMaxTasks); });
+  help_until(lock, [&] {
+    return tasks_ == 0 ||
+           (bytes_ + bytes <= max_bytes_ && tasks_ < kMaxTasks && late_bytes_ < kMaxLateBytes);
+  });
   bytes_ += bytes;
-  tasks_ += tasks.size();
-  for (StepTask& task : tasks) {
-    const std::size_t index = task.layer;
+  for (Run& run : runs) {
+    if (run.empty()) continue;
+    const std::size_t index = run.front().layer;
     Layer& layer = layers_.at(index);
-    layer.tasks.push_back(std::move(task));
+    tasks_ += run.size();
+    for (const StepTask& task : run) late_bytes_ += task.late_bytes;
+    layer.runs.push_back(std::move(run));
     if (layer.busy) continue;
     layer.busy = true;
     ready_layers_.push_back(index);
@@ -85,18 +98,26 @@ void LayerQueue::run_some(std::unique_lock<std::mutex>& lock) {
   const std::size_t index = ready_layers_.front();
   ready_layers_.pop_front();
   Layer& layer = layers_[index];
-  std::vector<StepTask> batch;
+  std::vector<Run> batch;
+  std::size_t count = 0;
   std::size_t bytes = 0;
-  while (!layer.tasks.empty() && batch.size() < kTasksAtOnce && bytes < kBytesAtOnce) {
-    bytes += layer.tasks.front().bytes;
-    batch.push_back(std::move(layer.tasks.front()));
-    layer.tasks.pop_front();
+  std::size_t late_bytes = 0;
+  while (!layer.runs.empty() && count < kTasksAtOnce && bytes + late_bytes < kBytesAtOnce) {
+    batch.push_back(std::move(layer.runs.front()));
+    layer.runs.pop_front();
+    count += batch.back().size();
+    bytes += bytes_held(batch.back());
+    for (const StepTask& task : batch.back()) late_bytes += task.late_bytes;
   }
-  const std::size_t count = batch.size();
   lock.unlock();
   std::exception_ptr error;
   try {
-    for (const StepTask& task : batch) run_(task);
+    for (Run& run : batch) {
+      for (StepTask& task : run) {
+        run_(task);
+        task = StepTask();  // the next one reads into what this one looked back at
+      }
+    }
   } catch (...) {
     error = std::current_exception();
   }
@@ -104,9 +125,10 @@ void LayerQueue::run_some(std::unique_lock<std::mutex>& lock) {
   lock.lock();
   if (error && !error_) error_ = error;
   bytes_ -= bytes;
+  late_bytes_ -= late_bytes;
   tasks_ -= count;
   if (error_) stop_ = true;
-  if (layer.tasks.empty()) {
+  if (layer.runs.empty()) {
     layer.busy = false;
   } else {
     ready_layers_.push_back(index);

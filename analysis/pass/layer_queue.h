@@ -27,19 +27,21 @@ class LayerQueue {
   /// Drops what is queued and waits for the workers.
   ~LayerQueue();
 
+  /// Tasks of one layer that one thread shall run, one after the other.
+  using Run = std::vector<StepTask>;
   /// Waits for room. Throws what a worker threw. Many at a time wake a worker once.
-  void push(std::vector<StepTask> tasks);
+  void push(std::vector<Run> runs);
   /// Waits until everything pushed has run. Throws what a worker threw.
   void drain();
 
  private:
   struct Layer {
-    std::deque<StepTask> tasks;
+    std::deque<Run> runs;
     bool busy = false;  // waits for a worker or is with one
   };
 
   void work();
-  /// Takes some tasks of the layer that is first in turn and runs them. With the mutex held, which
+  /// Takes some runs of the layer that is first in turn and runs them. With the mutex held, which
   /// is free meanwhile; some layer must be ready.
   void run_some(std::unique_lock<std::mutex>& lock);
   /// Runs tasks until `done`; throws what a task threw. With the mutex held.
@@ -54,6 +56,7 @@ class LayerQueue {
   std::vector<Layer> layers_;
   std::deque<std::size_t> ready_layers_;
   std::size_t bytes_ = 0;  // of tasks that have not finished
+  std::size_t late_bytes_ = 0;
   std::size_t tasks_ = 0;
   std::exception_ptr error_;
   bool stop_ = false;

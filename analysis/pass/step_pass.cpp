@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "analysis/pass/damage.h"
+#include "analysis/pass/late_reader.h"
 #include "analysis/pass/layer_queue.h"
 #include "analysis/pass/step_reader.h"
 #include "analysis/pass/step_values.h"
@@ -18,8 +19,11 @@ namespace {
 
 // Enough to keep all workers busy; more would only push what was read out of the CPU's cache.
 constexpr std::size_t kQueueBytes = std::size_t{8} << 20U;
-// Handed over at a time, because waking a worker isn't free.
+// Arrays of layers handed over at a time, because waking a worker isn't free; what all layers of
+// the steps in a run share; and tasks.
 constexpr std::size_t kBatchBytes = std::size_t{1} << 20U;
+constexpr std::size_t kRunSharedBytes = std::size_t{4} << 20U;
+constexpr std::size_t kRunTasks = 2048;
 // What the system is asked to read before it is needed: enough for a disk with many requests at a
 // time; far more made it slower.
 constexpr std::size_t kBytesAhead = std::size_t{16} << 20U;
@@ -63,7 +67,7 @@ class TaskView final : public StepView {
   ArrayView at(const LayerValues& values, Field field) const {
     const std::int8_t slot = context_.plan->slot_of.at(static_cast<std::size_t>(field));
     if (slot < 0) throw std::logic_error("StepView: a field that no metric asked for");
-    return values ? (*values)[static_cast<std::size_t>(slot)].view : ArrayView{};
+    return values ? (*values)[static_cast<std::size_t>(slot)].get() : ArrayView{};
   }
   std::size_t tau_index(double tau) const {
     const auto& taus = context_.plan->taus;
@@ -79,6 +83,7 @@ class TaskView final : public StepView {
 /// The values of some fields only: what a later step looks back at.
 LayerValues keep(const LayerValues& values, const std::vector<bool>& slots) {
   if (std::ranges::find(slots, true) == slots.end()) return nullptr;
+  if (std::ranges::find(slots, false) == slots.end()) return values;
   auto kept = std::make_shared<std::vector<OwnedView>>(values->size());
   for (std::size_t i = 0; i < slots.size(); ++i) {
     if (slots[i]) (*kept)[i] = (*values)[i];
@@ -109,10 +114,11 @@ class Progress {
 class TracePass {
  public:
   TracePass(const TraceReader& trace, const std::vector<Needs>& needs, BufferPool& pool,
-            std::vector<std::size_t> layers, std::size_t memory_bytes)
+            LateReader& late, std::vector<std::size_t> layers, std::size_t memory_bytes)
       : plan_owner_(std::make_shared<const FieldPlan>(needs)),
         plan_(*plan_owner_),
         reader_(trace, plan_, pool),
+        late_(late),
         layers_(std::move(layers)) {
     const std::vector<bool> all(plan_.fields.size(), true);
     layer_bytes_ = reader_.layer_bytes(all);
@@ -132,8 +138,8 @@ class TracePass {
     const std::size_t room = memory_bytes / 2 - shared;
     group_ = std::clamp<std::size_t>(layer == 0 ? layers_.size() : room / layer, 1,
                                      std::max<std::size_t>(layers_.size(), 1));
-    const std::size_t step_bytes = reader_.shared_bytes(all) + group_ * layer_bytes_;
-    steps_ahead_ = std::clamp<std::size_t>(kBytesAhead / std::max<std::size_t>(step_bytes, 1), 1,
+    shared_bytes_ = reader_.shared_bytes(all);
+    steps_ahead_ = std::clamp<std::size_t>(kBytesAhead / std::max<std::size_t>(shared_bytes_, 1), 1,
                                            kMostStepsAhead);
   }
 
@@ -173,8 +179,7 @@ class TracePass {
     for (std::size_t i = 0; i < steps_ahead_; ++i) {
       const StepRef* later = ahead.next();
       if (later == nullptr) break;
-      reader_.prefetch(later->row, {});
-      for (const std::size_t layer : layers) reader_.prefetch(later->row, layer);
+      reader_.prefetch(later->row);
     }
     for (const StepRef& step : block.steps) {
       if (step.step != expected) forget(steps, history, [](std::size_t) { return true; });
@@ -188,6 +193,7 @@ class TracePass {
         forget(steps, history, recomputes);
       }
     }
+    hand_over(queue);
   }
 
   /// The recorded steps of a block, one after the other.
@@ -225,7 +231,7 @@ class TracePass {
   void run_step(const StepRef& step, std::span<const std::size_t> layers, const StepRef* later,
                 Recomputes recomputes, Steps& steps, std::vector<History>& history,
                 LayerQueue& queue) {
-    if (later != nullptr) reader_.prefetch(later->row, {});
+    if (later != nullptr) reader_.prefetch(later->row);
     reader_.seek(step.row);
     auto context = std::make_shared<StepContext>();
     context->plan = plan_owner_;
@@ -238,13 +244,28 @@ class TracePass {
     context->first = steps.first;
     context->sources = steps.sources;
     steps.previous = &step;
-    std::vector<StepTask> batch;
+    pending_.runs.resize(layers.size());
     for (std::size_t i = 0; i < layers.size(); ++i) {
-      if (later != nullptr) reader_.prefetch(later->row, layers[i]);
-      batch.push_back(task(context, layers[i], step.step == 1, recomputes, history[i]));
-      if (batch.size() * layer_bytes_ >= kBatchBytes) queue.push(std::exchange(batch, {}));
+      StepTask next = task(context, layers[i], step.step == 1, recomputes, history[i]);
+      pending_.bytes += next.bytes;
+      next.bytes += shared_bytes_ / layers.size();
+      pending_.runs[i].push_back(std::move(next));
+      if (pending_.bytes >= kBatchBytes) hand_over(queue);
     }
-    if (!batch.empty()) queue.push(std::move(batch));
+    pending_.shared_bytes += shared_bytes_;
+    pending_.tasks += layers.size();
+    if (pending_.shared_bytes >= kRunSharedBytes || pending_.tasks >= kRunTasks) hand_over(queue);
+  }
+
+  /// Layer by layer, so that the steps of one come one after the other: a step is compared with
+  /// the one before while both are in the cache.
+  void hand_over(LayerQueue& queue) {
+    for (const LayerQueue::Run& run : pending_.runs) {
+      for (const StepTask& task : run) late_.expect(*task.now);
+    }
+    const std::size_t layers = pending_.runs.size();
+    queue.push(std::exchange(pending_, {}).runs);
+    pending_.runs.resize(layers);
   }
 
   template <typename Recomputes>
@@ -258,7 +279,10 @@ class TracePass {
     task.previous_valid = std::exchange(history.previous_valid, task.valid);
     if (first) history.first_valid = task.valid;
     task.first_valid = history.first_valid;
-    task.bytes = layer_bytes_;
+    for (const OwnedView& value : *task.now) {
+      if (value.late) task.late_bytes += value.late->place.bytes;
+    }
+    task.bytes = layer_bytes_ - task.late_bytes;
     task.previous = std::move(history.previous);
     history.previous = keep(task.now, plan_.previous);
     if (first) history.first = keep(task.now, plan_.first);
@@ -279,10 +303,20 @@ class TracePass {
   std::shared_ptr<const FieldPlan> plan_owner_;  // tasks may outlive this after an error
   const FieldPlan& plan_;
   StepReader reader_;
+  LateReader& late_;
   std::vector<std::size_t> layers_;
   std::size_t layer_bytes_ = 0;
+  std::size_t shared_bytes_ = 0;
   std::size_t group_ = 1;
   std::size_t steps_ahead_ = 1;
+  /// Tasks that were not handed over.
+  struct Pending {
+    std::vector<LayerQueue::Run> runs;  // of each layer
+    std::size_t bytes = 0;              // of arrays of layers that were read
+    std::size_t shared_bytes = 0;
+    std::size_t tasks = 0;
+  };
+  Pending pending_;
 };
 
 std::vector<std::size_t> layer_slots(const TraceShape& shape, const PassOptions& options) {
@@ -332,11 +366,13 @@ std::vector<MetricResult> run_pass(const TraceGroup& traces, const Metrics& metr
   }
   Progress progress(options, count_recorded(blocks));
   BufferPool pool;
+  LateReader late(pool);
   const std::size_t threads = options.threads != 0
                                   ? options.threads
                                   : std::max<std::size_t>(std::thread::hardware_concurrency(), 1);
   LayerQueue queue(shape.layers.size(), threads, std::min(options.memory_bytes / 2, kQueueBytes),
-                   [&metrics](const StepTask& task) {
+                   [&](const StepTask& task) {
+                     late.read(*task.now);
                      const TaskView view(task);
                      for (const auto& metric : metrics) metric->add(view);
                    });
@@ -349,7 +385,7 @@ std::vector<MetricResult> run_pass(const TraceGroup& traces, const Metrics& metr
       for (const BlockSteps& block : blocks[i]) {
         for (const auto& metric : metrics) metric->add_block(block);
       }
-      TracePass pass(traces.trace(i), needs, pool, layers, options.memory_bytes);
+      TracePass pass(traces.trace(i), needs, pool, late, layers, options.memory_bytes);
       for (const BlockSteps& block : blocks[i]) {
         pass.run(block, queue);
         progress.add(std::ranges::count_if(block.steps, &StepRef::recorded));

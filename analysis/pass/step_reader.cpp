@@ -107,12 +107,11 @@ ValidPositions StepReader::valid(std::size_t slot) const {
   return std::make_shared<const std::vector<std::uint8_t>>(std::move(computed));
 }
 
-void StepReader::prefetch(std::int64_t row, std::optional<std::size_t> slot) const {
+void StepReader::prefetch(std::int64_t row) const {
   for (std::size_t i = 0; i + 1 < sources_.size(); ++i) {
     const Source& source = sources_[i];
-    if (source.window_rows > 0 || source.chunk_per_layer != slot.has_value()) continue;
-    trace_.prefetch(source.field, row,
-                    slot ? static_cast<std::int64_t>(*slot) : TraceReader::kAllLayersOfRow);
+    if (source.window_rows > 0 || source.chunk_per_layer) continue;
+    trace_.prefetch(source.field, row, TraceReader::kAllLayersOfRow);
   }
 }
 
@@ -164,6 +163,10 @@ OwnedView StepReader::read_row(Source& source, std::int64_t row) {
 OwnedView StepReader::layer_of_row(const Source& source, std::size_t layer) {
   const std::size_t elements = source.part_bytes / source.element_bytes;
   if (source.chunk_per_layer) {
+    const auto place = trace_.locate(source.field, row_, static_cast<std::int64_t>(layer));
+    if (place && place->bytes == source.part_bytes) {
+      return {nullptr, {}, std::make_shared<LateArray>(LateArray{*place, source.type, {}})};
+    }
     const PooledBytes bytes = pool_.take(source.part_bytes);
     trace_.read_raw(source.field, row_, 1, static_cast<std::int64_t>(layer), bytes.span());
     return {bytes.data, {bytes.data.get(), elements, source.type}};

@@ -24,12 +24,13 @@ class StepReader {
   /// Bytes of a row that all layers share.
   std::size_t shared_bytes(const std::vector<bool>& slots) const;
 
-  /// Has the system read the large arrays of a row that will be sought: what all layers share, or
-  /// those of one layer.
-  void prefetch(std::int64_t row, std::optional<std::size_t> slot) const;
+  /// Has the system read the large arrays of a row that will be sought, as far as all layers share
+  /// them.
+  void prefetch(std::int64_t row) const;
   /// Goes to a row; what all layers share is read.
   void seek(std::int64_t row);
-  /// The planned fields of this row in one recorded layer.
+  /// The planned fields of this row in one recorded layer; arrays with a chunk of their own as late
+  /// ones, where they lie in the file as they are.
   LayerValues layer(std::size_t slot);
   /// 1: the row computed the position at this recorded layer (everywhere, without /cache).
   ValidPositions valid(std::size_t slot) const;

@@ -1,8 +1,15 @@
 #include "analysis/pass/step_values.h"
 
 #include <algorithm>
+#include <cassert>
 
 namespace blockscope {
+
+ArrayView OwnedView::get() const {
+  if (!late) return view;
+  assert(late->bytes.data);
+  return {late->bytes.data.get(), late->place.bytes / late->place.element_bytes, late->type};
+}
 
 FieldPlan::FieldPlan(const std::vector<Needs>& needs) {
   slot_of.fill(-1);

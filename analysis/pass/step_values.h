@@ -8,17 +8,31 @@
 #include <memory>
 #include <vector>
 
+#include "analysis/pass/buffer_pool.h"
 #include "analysis/pass/step_pass.h"
+#include "decode_record/located_values.h"
 
 namespace blockscope {
 
-/// A view and what keeps it alive.
+/// An array of which only the place was looked up: whoever gets its step reads it (LateReader).
+struct LateArray {
+  LocatedValues place;
+  ViewType type = ViewType::f32;
+  PooledBytes bytes;  ///< none until it was read
+};
+
+/// An array and what keeps it alive.
 struct OwnedView {
   std::shared_ptr<const void> owner;
   ArrayView view;
+  std::shared_ptr<LateArray> late = nullptr;  ///< instead of the two above
+
+  /// A late array must have been read.
+  ArrayView get() const;
 };
 
-/// The arrays of one step in one layer, by slot of FieldPlan; null: no such step.
+/// The arrays of one step in one layer, by slot of FieldPlan; null: no such step. What a later step
+/// looks back at shares its late arrays.
 using LayerValues = std::shared_ptr<const std::vector<OwnedView>>;
 
 /// The union of what all metrics need.
@@ -54,7 +68,8 @@ struct StepTask {
   ValidPositions valid, previous_valid, first_valid;  ///< null: no such step
   std::vector<LayerValues> sources;                   ///< [taus]
   std::vector<ValidPositions> source_valid;           ///< [taus]
-  std::size_t bytes = 0;                              ///< of `now`, for the bound of the queue
+  std::size_t bytes = 0;       ///< held until the task has run, for the bound of the queue
+  std::size_t late_bytes = 0;  ///< that will be read for `now`
 };
 
 }  // namespace blockscope

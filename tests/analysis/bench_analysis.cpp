@@ -3,8 +3,8 @@
 //   bench_analysis run TRACE [--repeat 3] [--threads 2] [--cold] [--python PYTHON]
 // `run` prints GB/s of A_out for: a raw sequential read (pread, 1 MiB) of as many bytes of the same
 // file, adjacent-step cosines, token x token matrices, and scripts/bench/analysis_torch.py's; then
-// the ratios of the medians. --cold drops the file from the page cache before each raw read and
-// each cosine.
+// the ratios of the medians. What is compared runs by turns. --cold drops the file from the page
+// cache before each raw read and each cosine.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -207,27 +207,33 @@ class Bench {
 
   void run(const std::string& python) {
     raw(1);  // into the page cache
-    const double read = report("raw read, warm, 1 thread", [this] { raw(1); });
-    report(fmt::format("raw read, warm, {} threads", threads_), [this] { raw(threads_); });
     MetricResult result;
-    const double cosine = report(fmt::format("cosine of A_out, warm, {} threads", threads_),
-                                 [&] { result = pass<ExternalCosines>(path_, threads_); });
+    const auto raw_read = [this](std::size_t threads) {
+      return Case{fmt::format("raw read, warm, {}", count(threads)), [=, this] { raw(threads); }};
+    };
+    const auto cosines = [&](std::size_t threads) {
+      return Case{fmt::format("cosine of A_out, warm, {}", count(threads)),
+                  [&, threads] { result = pass<ExternalCosines>(path_, threads); }};
+    };
+    const std::vector<double> rates =
+        report({raw_read(1), cosines(1), raw_read(threads_), cosines(threads_)});
     fmt::print("  mean cosine {:.6f}\n", mean_over_others(result.arrays[0], {}).values[0]);
-    print_ratio("the raw read by 1 thread", cosine, read);
-    report("cosine of A_out, warm, 1 thread", [&] { pass<ExternalCosines>(path_, 1); });
-    const double matrix = report(fmt::format("token x token of A_out, warm, {} threads", threads_),
-                                 [&] { result = pass<ExternalMatrices>(path_, threads_); });
+    print_ratio("the raw read, by 1 thread both", rates[1], rates[0]);
+    print_ratio(fmt::format("the raw read, by {} both", count(threads_)), rates[3], rates[2]);
+    const std::vector<double> matrix =
+        report({{fmt::format("token x token of A_out, warm, {}", count(threads_)),
+                 [&] { result = pass<ExternalMatrices>(path_, threads_); }}});
     fmt::print("  sum of the matrices {:.3f}\n", result.arrays[0].values[0]);
-    if (!python.empty()) run_python(python, cosine, matrix);
+    if (!python.empty()) run_python(python, rates[3], matrix[0]);
   }
 
   void run_cold() {
-    const double read = report(
-        "raw read, cold, 1 thread", [this] { raw(1); }, true);
-    const double cosine = report(
-        fmt::format("cosine of A_out, cold, {} threads", threads_),
-        [this] { pass<ExternalCosines>(path_, threads_); }, true);
-    print_ratio("the raw read", cosine, read);
+    const std::vector<double> rates =
+        report({{"raw read, cold, 1 thread", [this] { raw(1); }},
+                {fmt::format("cosine of A_out, cold, {}", count(threads_)),
+                 [this] { pass<ExternalCosines>(path_, threads_); }}},
+               true);
+    print_ratio("the raw read", rates[1], rates[0]);
   }
 
   static void print_memory() {
@@ -261,7 +267,16 @@ class Bench {
     }
   }
 
-  static void print_ratio(const char* what, double ours, double other) {
+  struct Case {
+    std::string what;
+    std::function<void()> run;
+  };
+
+  static std::string count(std::size_t threads) {
+    return fmt::format("{} thread{}", threads, threads == 1 ? "" : "s");
+  }
+
+  static void print_ratio(const std::string& what, double ours, double other) {
     fmt::print("  ours is {:.2f} times {}\n", ours / other, what);
   }
 
@@ -292,20 +307,25 @@ class Bench {
     ::close(fd);
   }
 
-  /// Returns the median, GB/s.
-  double report(const std::string& what, const std::function<void()>& run,
-                bool cold = false) const {
-    std::vector<double> times;
+  /// By turns. Returns the medians, GB/s.
+  std::vector<double> report(const std::vector<Case>& cases, bool cold = false) const {
+    std::vector<std::vector<double>> times(cases.size());
     for (int i = 0; i < repeat_; ++i) {
-      if (cold) drop_from_cache();
-      times.push_back(seconds(run));
+      for (std::size_t c = 0; c < cases.size(); ++c) {
+        if (cold) drop_from_cache();
+        times[c].push_back(seconds(cases[c].run));
+      }
     }
-    std::ranges::sort(times);
     const double gb = 1e-9 * static_cast<double>(bytes_);
-    fmt::print("{:42} {:7.3f} GB/s  (best {:.3f}, worst {:.3f})\n", what,
-               gb / times[times.size() / 2], gb / times.front(), gb / times.back());
+    std::vector<double> rates;
+    for (std::size_t c = 0; c < cases.size(); ++c) {
+      std::ranges::sort(times[c]);
+      rates.push_back(gb / times[c][times[c].size() / 2]);
+      fmt::print("{:42} {:7.3f} GB/s  (best {:.3f}, worst {:.3f})\n", cases[c].what, rates.back(),
+                 gb / times[c].front(), gb / times[c].back());
+    }
     std::fflush(stdout);
-    return gb / times[times.size() / 2];
+    return rates;
   }
 
   std::string path_;

@@ -1,8 +1,11 @@
 // The rules of a pass over traces: what a metric is shown, in which order, and from which rows.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -10,6 +13,7 @@
 
 #include "analysis/metrics/metrics.h"
 #include "analysis/pass/step_pass.h"
+#include "decode_record/repack.h"
 #include "tests/analysis/trace_maker.h"
 #include "tests/decode_record/trace_fixture.h"
 
@@ -177,6 +181,75 @@ TEST(StepPass, ShowsEveryStepWithWhatCameBefore) {
         run_pass(traces, metrics, pass);
         check_calls(dynamic_cast<const Recorder&>(*metrics[0]), traces.trace(0));
       }
+    }
+  }
+}
+
+/// Runs a Recorder over the trace and judges it.
+void check_pass(const std::string& path, std::size_t threads) {
+  const TraceGroup traces({path});
+  std::vector<std::unique_ptr<StepMetric>> metrics;
+  metrics.push_back(std::make_unique<Recorder>());
+  PassOptions pass;
+  pass.threads = threads;
+  run_pass(traces, metrics, pass);
+  check_calls(dynamic_cast<const Recorder&>(*metrics[0]), traces.trace(0));
+}
+
+TEST(StepPass, ReadsFromTheDiskAndWhatIsCompressedOrMerged) {
+  const TempDir folder;
+  TraceMakerOptions options;
+  options.steps = 6;
+  for (const std::uint64_t seed : {1U, 2U}) {
+    options.seed = seed;
+    make_trace(folder.file(std::to_string(seed) + ".h5"), options);
+  }
+  RepackOptions deflated;
+  deflated.deflate = 1;
+  repack_traces({folder.file("1.h5")}, folder.file("deflated.h5"), deflated);
+  repack_traces({folder.file("1.h5"), folder.file("2.h5")}, folder.file("merged.h5"), {});
+  for (const std::size_t threads : {1U, 3U}) {
+    const int file = ::open(folder.file("1.h5").c_str(), O_RDONLY | O_CLOEXEC);
+    ::fsync(file);
+    ::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
+    ::close(file);
+    for (const char* name : {"1.h5", "deflated.h5", "merged.h5"}) {
+      check_pass(folder.file(name), threads);
+    }
+  }
+}
+
+/// Cuts the file off at its first call.
+class Cutting final : public StepMetric {
+ public:
+  explicit Cutting(std::string path) : path_(std::move(path)) {}
+  Needs begin_trace(const TraceReader&, const TraceShape&) override {
+    return {{Field::attention_external}, true, false, {}};
+  }
+  void add(const StepView&) override {
+    if (calls_++ == 0) std::filesystem::resize_file(path_, 4096);
+  }
+  MetricResult finish() override { return {}; }
+
+ private:
+  std::string path_;
+  std::atomic<int> calls_ = 0;
+};
+
+TEST(StepPass, SaysThatAFileWasCutOffMeanwhile) {
+  const TempDir folder;
+  for (const std::size_t threads : {1U, 3U}) {
+    const std::string path = folder.file(std::to_string(threads) + ".h5");
+    make_trace(path, {});
+    std::vector<std::unique_ptr<StepMetric>> metrics;
+    metrics.push_back(std::make_unique<Cutting>(path));
+    PassOptions pass;
+    pass.threads = threads;
+    try {
+      run_pass(TraceGroup({path}), metrics, pass);
+      FAIL() << "expected an error";
+    } catch (const TraceError& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(path));
     }
   }
 }
