@@ -10,13 +10,6 @@
 namespace blockscope {
 namespace {
 
-template <class F>
-inline void with_type(Element element, F f) {
-  if (element == Element::kFloat32) return f(Float32{});
-  if (element == Element::kFloat16) return f(Float16{});
-  f(BFloat16{});
-}
-
 inline float sum_of(Vec v) {
   float sum = 0.0f;
   for (int i = 0; i < kLanes; ++i) sum += v[i];

@@ -12,13 +12,6 @@ constexpr int64_t kHalfLanes = kLanes / 2;
 using HalfVec = float __attribute__((vector_size(kHalfLanes * 4)));
 using Doubles = double __attribute__((vector_size(kHalfLanes * 8)));
 
-template <class F>
-inline auto with_type(Element element, F f) {
-  if (element == Element::kFloat32) return f(Float32{});
-  if (element == Element::kFloat16) return f(Float16{});
-  return f(BFloat16{});
-}
-
 inline Vec magnitude(Vec v) { return bits<Vec>(bits<VecI>(v) & (VecI{} + 0x7fffffff)); }
 
 inline Doubles widened(const float* p) {
@@ -133,17 +126,11 @@ inline double sum_terms(int64_t count, Term term) {
   return sum;
 }
 
-inline VecI lane_numbers() {
-  VecI lanes{};
-  for (int i = 0; i < kLanes; ++i) lanes[i] = i;
-  return lanes;
-}
-
 template <class Type>
 inline Vec part_of(const char* x, int64_t i, int64_t lanes, float behind) {
   if (lanes == kLanes) return Type::load_vec(x + i * Type::kUnitBytes);
   const Vec v = load_some<Type>(x + i * Type::kUnitBytes, lanes * Type::kUnitBytes);
-  return lane_numbers() < static_cast<int32_t>(lanes) ? v : broadcast(behind);
+  return lane_index() < static_cast<int32_t>(lanes) ? v : broadcast(behind);
 }
 
 double log_sum_exp(Element element, const void* x, int64_t count) {

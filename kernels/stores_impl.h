@@ -41,6 +41,14 @@ struct Float16 : LoadFloat16 {
   }
 };
 
+// f of the type that `element` names.
+template <class F>
+inline auto with_type(Element element, F f) {
+  if (element == Element::kFloat32) return f(Float32{});
+  if (element == Element::kFloat16) return f(Float16{});
+  return f(BFloat16{});
+}
+
 template <class Type>
 inline Vec rounded(Vec v) {
   char copy[kLanes * 4];

@@ -141,12 +141,6 @@ void accumulate(Element, const float* weights, const float* packed_values, const
 
 // --- softmax
 
-inline VecI lane_index() {
-  VecI index{};
-  for (int i = 0; i < kLanes; ++i) index[i] = i;
-  return index;
-}
-
 inline float max_lane(Vec v) {
 #pragma GCC unroll 4
   for (int step = 1; step < kLanes; step *= 2) {

@@ -30,6 +30,12 @@ constexpr float kInfinity = __builtin_inff();
 
 inline Vec broadcast(float x) { return x - Vec{}; }
 
+inline VecI lane_index() {
+  VecI index{};
+  for (int i = 0; i < kLanes; ++i) index[i] = i;
+  return index;
+}
+
 inline Vec load(const float* p) {
   Vec v;
   std::memcpy(&v, p, sizeof v);
@@ -107,7 +113,7 @@ inline Vec load_some(const char* p, int64_t bytes) {
 // The larger of a and b; b where one of them is NaN.
 inline Vec larger(Vec a, Vec b) {
 #if defined(__AVX512F__)
-  return _mm512_max_ps(a, b);
+  return _mm512_maskz_max_ps(0xffff, a, b);
 #else
   return a > b ? a : b;
 #endif
