@@ -1,0 +1,61 @@
+// A `cuda:0` that computes on the CPU, in a process without libtorch_cuda: code with at::kCUDA,
+// c10::Stream, c10::Event and pinned memory runs unchanged, and mistakes that a GPU would punish by
+// chance are punished every time:
+//   - host code that dereferences a device pointer dies (the pages behind device pointers are
+//   protected; the CPU
+//     operators below work through a second mapping of the same pages), and so does reading behind
+//     a tensor's end;
+//   - `empty` memory, freed memory and the target of a pending copy to pinned memory hold NaN;
+//   - work waits in its stream until somebody must wait for it: the host, or a stream that waits
+//   for an event. What is
+//     read on another stream without an event is what was there before.
+// Time is not imitated. It must not share a process with libtorch_cuda. See emulated_cuda/ for the
+// parts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+
+namespace blockscope::emulated_cuda {
+
+/// Queues an emulated kernel on the calling thread's current stream. It runs with DeviceAccess, so
+/// it may dereference device pointers; memory freed after this call still is as it was when the
+/// kernel runs.
+void launch_on_current_stream(std::function<void()> kernel);
+
+/// While one lives, device pointers can be dereferenced: in emulated kernels, and in tests that
+/// look inside.
+class DeviceAccess {
+ public:
+  DeviceAccess();
+  ~DeviceAccess();
+  DeviceAccess(const DeviceAccess&) = delete;
+  DeviceAccess& operator=(const DeviceAccess&) = delete;
+};
+
+struct Counters {
+  int64_t operators = 0;  // ATen operators queued or run by the device
+  int64_t launches = 0;   // emulated kernels
+  int64_t bytes_to_host = 0;
+  int64_t bytes_to_device = 0;
+  int64_t frees = 0;  // blocks given back
+  std::map<std::string, int64_t>
+      waits;  // host calls that had to wait for the device, by their name
+  std::map<std::string, int64_t>
+      uncommon;  // operators that ran at once, as their result's shape is not known before
+  int64_t host_waits() const;
+};
+Counters counters();
+void reset_counters();
+
+/// Bytes that the device has (8 GiB at first); an allocation over it throws c10::OutOfMemoryError.
+void set_memory_limit(size_t bytes);
+size_t allocated_bytes();
+
+/// Tasks of all streams that have not run yet.
+int64_t pending_tasks();
+
+}  // namespace blockscope::emulated_cuda

@@ -1,0 +1,46 @@
+// The device's memory. Every page is mapped twice: behind device pointers it is protected, behind
+// host addresses, which nobody outside this library is given, it is not. A block ends where a page
+// ends, and the page behind it is dead in both mappings, under DeviceAccess too. Blocks hold NaN
+// (0xff) when they are handed out.
+#pragma once
+
+#include <c10/core/Allocator.h>
+#include <c10/core/Storage.h>
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace blockscope::emulated_cuda {
+
+constexpr int kPoison = 0xff;
+
+/// Guards all state of the device, its queues included. Recursive: operators of the device run
+/// inside.
+std::recursive_mutex& device_mutex();
+
+/// A stretch of device memory. It can be used again when nobody holds it.
+struct Block {
+  std::byte* device = nullptr;
+  size_t bytes = 0;            // as asked for
+  size_t capacity = 0;         // of the pages
+  int64_t stream = 0;          // that it was allocated on
+  std::vector<int64_t> users;  // other streams it was recorded for
+  ~Block();
+};
+
+/// The host address of a device pointer.
+std::byte* host_address(const void* device);
+bool is_device_pointer(const void* pointer);
+
+std::shared_ptr<Block> block_of(const c10::Storage& storage);  // null: a storage without memory
+void record_block_stream(const c10::DataPtr& data, int64_t stream);
+
+void poison(const Block& block);
+
+c10::Allocator* device_allocator();
+c10::Allocator* pinned_allocator();
+bool is_pinned(const void* pointer);
+
+}  // namespace blockscope::emulated_cuda

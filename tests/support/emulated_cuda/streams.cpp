@@ -1,0 +1,178 @@
+#include "tests/support/emulated_cuda/streams.h"
+
+#include <c10/util/Exception.h>
+
+#include <chrono>
+#include <deque>
+#include <numeric>
+#include <utility>
+
+namespace blockscope::emulated_cuda {
+namespace {
+
+struct Queue {
+  std::deque<std::function<void()>> tasks;
+  int64_t done = 0;
+
+  int64_t end() const { return done + static_cast<int64_t>(tasks.size()); }
+
+  void run_to(int64_t position) {
+    while (done < position) {
+      const std::function<void()> task = std::move(tasks.front());
+      // An event that this task waits for may ask for what lies before it, never for itself.
+      tasks.pop_front();
+      try {
+        task();
+      } catch (...) {
+        ++done;
+        throw;
+      }
+      ++done;
+    }
+  }
+};
+
+// A queue that nobody waits for keeps what its tasks hold; at this length it runs on its own.
+constexpr size_t kLongestQueue = 20000;
+
+struct Queues {
+  std::deque<Queue> streams{1};  // 0: the default stream; a deque, as running one may make another
+  Counters counters;
+};
+
+Queues& queues() {
+  static auto* const made = new Queues;  // never destroyed: tensors may outlive main
+  return *made;
+}
+
+Queue& queue(int64_t stream) {
+  TORCH_CHECK(stream >= 0 && stream < std::ssize(queues().streams), "emulated CUDA: no stream ",
+              stream);
+  return queues().streams[static_cast<size_t>(stream)];
+}
+
+thread_local int64_t current = 0;
+
+double milliseconds() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double, std::milli>(now).count();
+}
+
+}  // namespace
+
+int64_t Counters::host_waits() const {
+  return std::accumulate(waits.begin(), waits.end(), int64_t{0},
+                         [](int64_t sum, const auto& entry) { return sum + entry.second; });
+}
+
+Counters& mutable_counters() { return queues().counters; }
+
+Counters counters() {
+  const std::scoped_lock lock(device_mutex());
+  return queues().counters;
+}
+
+void reset_counters() {
+  const std::scoped_lock lock(device_mutex());
+  queues().counters = {};
+}
+
+int64_t pending_tasks() {
+  const std::scoped_lock lock(device_mutex());
+  int64_t result = 0;
+  for (const Queue& each : queues().streams) result += std::ssize(each.tasks);
+  return result;
+}
+
+int64_t current_stream_id() { return current; }
+
+int64_t exchange_stream(int64_t id) {
+  const std::scoped_lock lock(device_mutex());
+  (void)queue(id);
+  return std::exchange(current, id);
+}
+
+int64_t new_stream() {
+  const std::scoped_lock lock(device_mutex());
+  queues().streams.emplace_back();
+  return std::ssize(queues().streams) - 1;
+}
+
+void enqueue(int64_t stream, std::function<void()> task) {
+  const std::scoped_lock lock(device_mutex());
+  Queue& into = queue(stream);
+  into.tasks.push_back(std::move(task));
+  if (into.tasks.size() > kLongestQueue) into.run_to(into.end());
+}
+
+void run_stream(int64_t stream) {
+  const std::scoped_lock lock(device_mutex());
+  queue(stream).run_to(queue(stream).end());
+}
+
+void run_all() {
+  for (size_t i = 0; i < queues().streams.size(); ++i) run_stream(static_cast<int64_t>(i));
+}
+
+bool stream_is_empty(int64_t stream) {
+  const std::scoped_lock lock(device_mutex());
+  return queue(stream).tasks.empty();
+}
+
+void host_wait(int64_t stream, const std::string& what) {
+  const std::scoped_lock lock(device_mutex());
+  ++queues().counters.waits[what];
+  if (stream < 0) {
+    run_all();
+  } else {
+    run_stream(stream);
+  }
+}
+
+void free_in_stream_order(std::shared_ptr<Block> block) {
+  const std::scoped_lock lock(device_mutex());
+  ++queues().counters.frees;
+  const int64_t home = block->stream;
+  for (const int64_t user : block->users) {
+    const int64_t position = queue(user).end();
+    enqueue(home, [user, position] { queue(user).run_to(position); });
+  }
+  enqueue(home, [block = std::move(block)] { poison(*block); });
+}
+
+void record(Event& event, int64_t stream) {
+  const std::scoped_lock lock(device_mutex());
+  event.reached = std::make_shared<double>(0.0);
+  enqueue(stream, [reached = event.reached] { *reached = milliseconds(); });
+  event.stream = stream;
+  event.position = queue(stream).end();
+}
+
+void wait_on_stream(const Event& event, int64_t stream) {
+  if (event.stream < 0 || event.stream == stream) return;
+  enqueue(stream, [from = event.stream, to = event.position] { queue(from).run_to(to); });
+}
+
+bool is_reached(const Event& event) {
+  const std::scoped_lock lock(device_mutex());
+  if (event.stream < 0 || queue(event.stream).done >= event.position) return true;
+  queue(event.stream).run_to(event.position);
+  return false;
+}
+
+void host_wait(const Event& event) {
+  const std::scoped_lock lock(device_mutex());
+  ++queues().counters.waits["event"];
+  if (event.stream >= 0) queue(event.stream).run_to(event.position);
+}
+
+void launch_on_current_stream(std::function<void()> kernel) {
+  const std::scoped_lock lock(device_mutex());
+  ++queues().counters.launches;
+  enqueue(current, [kernel = std::move(kernel)] {
+    const DeviceAccess access;
+    kernel();
+  });
+}
+
+}  // namespace blockscope::emulated_cuda
