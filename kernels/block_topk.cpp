@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/cpu_support.h"
+#include "kernels/device_operators.h"
 #include "kernels/ops.h"
 #include "kernels/probability_rows.h"
 #include "kernels/top_k_selector.h"
@@ -15,6 +16,10 @@ namespace blockscope {
 
 TopK block_topk(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& ext_len,
                 const at::Tensor& lse, int64_t k, double scale) {
+  if (const DeviceOperators* device = operators_of(q)) {
+    TopKSets sets = device->topk_sets(q, k_ext, ext_len, lse, k, scale, /*with_tokens=*/false);
+    return {std::move(sets.index), std::move(sets.probability)};
+  }
   const TopKArguments arguments = check_topk("block_topk", q, k_ext, ext_len, lse, k, scale);
   const AttentionSizes& sizes = arguments.sizes;
   const int64_t num_rows = sizes.group * sizes.queries;

@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "kernels/device_operators.h"
 #include "kernels/ops.h"
 #include "kernels/shape_check.h"
 
@@ -34,6 +35,9 @@ float cosine(const T* a, const T* b, int64_t dim) {
 }  // namespace
 
 at::Tensor cross_step_similarity(const at::Tensor& a, const at::Tensor& b) {
+  if (const DeviceOperators* device = operators_of(a)) {
+    return device->cross_step_similarity(a, b);
+  }
   TORCH_CHECK(a.defined() && a.dim() > 0, kOp, ": a: expected a tensor [..., D]");
   check_cpu(kOp, "a", a, a.scalar_type());
   check_cpu(kOp, "b", b, a.scalar_type());

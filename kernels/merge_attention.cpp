@@ -7,6 +7,7 @@
 
 #include "kernels/attention_state.h"
 #include "kernels/cpu_support.h"
+#include "kernels/device_operators.h"
 #include "kernels/ops.h"
 #include "kernels/shape_check.h"
 
@@ -39,6 +40,10 @@ void check_parts(const std::vector<at::Tensor>& outputs, const std::vector<at::T
 
 MergedAttention merge_attention(const std::vector<at::Tensor>& outputs,
                                 const std::vector<at::Tensor>& lses) {
+  if (const DeviceOperators* device =
+          operators_of(outputs.empty() ? at::Tensor() : outputs.front())) {
+    return device->merge_attention(outputs, lses);
+  }
   check_parts(outputs, lses);
   const at::IntArrayRef sizes = outputs[0].sizes();
   const int64_t dim = sizes.back();

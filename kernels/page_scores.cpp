@@ -11,6 +11,7 @@
 
 #include "kernels/attention_state.h"
 #include "kernels/cpu_support.h"
+#include "kernels/device_operators.h"
 #include "kernels/ops.h"
 #include "kernels/shape_check.h"
 
@@ -142,6 +143,9 @@ void bound_page(const RawView& keys, int64_t sequence, int64_t kv_head, int64_t 
 }  // namespace
 
 PageBounds page_bounds(const at::Tensor& k_ext, const at::Tensor& ext_len, int64_t page_size) {
+  if (const DeviceOperators* device = operators_of(k_ext)) {
+    return device->page_bounds(k_ext, ext_len, page_size);
+  }
   constexpr const char* kOp = "page_bounds";
   check_page_size(kOp, page_size);
   TORCH_CHECK(k_ext.defined() && k_ext.dim() == 4, kOp,
@@ -176,11 +180,17 @@ PageBounds page_bounds(const at::Tensor& k_ext, const at::Tensor& ext_len, int64
 
 at::Tensor page_scores(const at::Tensor& q, const PageBounds& bounds, const at::Tensor& ext_len,
                        int64_t page_size) {
+  if (const DeviceOperators* device = operators_of(q)) {
+    return device->page_scores(q, bounds, ext_len, page_size, /*per_token=*/false);
+  }
   return scores_of("page_scores", q, bounds, ext_len, page_size, false);
 }
 
 at::Tensor token_page_scores(const at::Tensor& q, const PageBounds& bounds,
                              const at::Tensor& ext_len, int64_t page_size) {
+  if (const DeviceOperators* device = operators_of(q)) {
+    return device->page_scores(q, bounds, ext_len, page_size, /*per_token=*/true);
+  }
   return scores_of("token_page_scores", q, bounds, ext_len, page_size, true);
 }
 

@@ -34,7 +34,7 @@ SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& v_ext, const at::Tensor& ext_len,
                                const at::Tensor& k_in, const at::Tensor& v_in, double scale,
                                ExternalWeights* kept) {
-  if (const DeviceOperators* device = operators_of(kSplit, q)) {
+  if (const DeviceOperators* device = operators_of(q)) {
     return device->split_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale);
   }
   const AttentionSizes sizes = check_split_attention(kSplit, q, k_ext, v_ext, k_in, v_in);
@@ -50,6 +50,10 @@ ReuseAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& k_in, const at::Tensor& v_in,
                                const at::Tensor& cached_external, const at::Tensor& cached_lse,
                                const at::Tensor& reuse_mask, double scale) {
+  if (const DeviceOperators* device = operators_of(q)) {
+    return device->reuse_attention(q, k_ext, v_ext, ext_len, k_in, v_in, cached_external,
+                                   cached_lse, reuse_mask, scale);
+  }
   const AttentionSizes sizes = check_split_attention(kReuse, q, k_ext, v_ext, k_in, v_in);
   const std::vector<int64_t> lengths =
       check_lengths(kReuse, "ext_len", ext_len, sizes.sequences, sizes.external_keys);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/cpu_support.h"
+#include "kernels/device_operators.h"
 #include "kernels/ops.h"
 #include "kernels/probability_rows.h"
 #include "kernels/top_k_selector.h"
@@ -193,6 +194,9 @@ TopKSets empty_sets(const SetsShape& shape, int64_t k, bool with_tokens) {
 
 TopKSets topk_sets(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& ext_len,
                    const at::Tensor& lse, int64_t k, double scale, bool with_tokens) {
+  if (const DeviceOperators* device = operators_of(q)) {
+    return device->topk_sets(q, k_ext, ext_len, lse, k, scale, with_tokens);
+  }
   const TopKArguments arguments = check_topk("topk_sets", q, k_ext, ext_len, lse, k, scale);
   const AttentionSizes& sizes = arguments.sizes;
   TORCH_CHECK(sizes.group <= kMaxRows, "topk_sets: q: expected at most ", kMaxRows,
