@@ -233,7 +233,28 @@ at::Tensor silu_multiply(const at::Tensor& gate, const at::Tensor& up) {
   return out;
 }
 
+namespace {
+
+/// On a device other than the CPU; one copy back.
+BestTokens best_tokens_by_chain(const at::Tensor& logits) {
+  const at::Tensor rows = logits.to(at::kFloat);
+  const at::Tensor probability = (rows.amax(-1) - at::logsumexp(rows, {-1})).exp();
+  // Token ids are exact in float64.
+  const at::Tensor both =
+      at::stack({rows.argmax(-1).to(at::kDouble), probability.to(at::kDouble)}).to(at::kCPU);
+  BestTokens result;
+  for (int64_t i = 0; i < rows.size(0); ++i) {
+    const double* data = both.const_data_ptr<double>() + i;
+    result.token.push_back(static_cast<int64_t>(data[0]));
+    result.probability.push_back(static_cast<float>(data[rows.size(0)]));
+  }
+  return result;
+}
+
+}  // namespace
+
 BestTokens best_tokens(const at::Tensor& logits) {
+  if (logits.defined() && !logits.is_cpu()) return best_tokens_by_chain(logits);
   check_rows("best_tokens", "logits", logits);
   check_shape("best_tokens", "logits", logits, {-1, -1});
   const Rows rows(logits);

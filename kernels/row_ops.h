@@ -53,7 +53,7 @@ struct BestTokens {
                                    // the row is NaN or +infinity
 };
 
-/// logits [R, V], last dimension contiguous.
+/// logits [R, V], last dimension contiguous; on any device.
 BestTokens best_tokens(const at::Tensor& logits);
 
 }  // namespace blockscope

@@ -7,6 +7,7 @@
 #include "probe/caches/block_caches.h"
 #include "probe/caches/d2_cache.h"
 #include "probe/caches/dllm_cache.h"
+#include "probe/model/device.h"
 
 namespace blockscope {
 
@@ -18,8 +19,8 @@ at::Tensor CanvasCache::attention_block(int64_t layer, const AttentionLayer& wei
   if (needed == nullptr) {
     made = weights.project(x, rotary);
   } else {
-    made = {weights.query(x.index_select(1, *needed), rotary.rows(*needed)), weights.key(x, rotary),
-            weights.value(x)};
+    made = {weights.query(x.index_select(1, on_device(*needed, x.device())), rotary.rows(*needed)),
+            weights.key(x, rotary), weights.value(x)};
   }
   keys.write_keys(layer, rows_, made.k);
   keys.write_values(layer, rows_, made.v);

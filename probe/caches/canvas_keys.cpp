@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "probe/model/device.h"
+
 namespace blockscope {
 namespace {
 
@@ -14,12 +16,12 @@ struct Span {
 
 }  // namespace
 
-CanvasKeys::CanvasKeys(const CanvasShape& shape, at::ScalarType dtype)
+CanvasKeys::CanvasKeys(const CanvasShape& shape, at::ScalarType dtype, at::Device device)
     : shape_(shape), block_start_(shape.length - shape.block_length) {
   const std::vector<int64_t> sizes{1, shape.num_kv_heads, shape.length, shape.head_dim};
   for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
-    key_.push_back(at::zeros(sizes, dtype));
-    value_.push_back(at::zeros(sizes, dtype));
+    key_.push_back(at::zeros(sizes, at::dtype(dtype).device(device)));
+    value_.push_back(at::zeros(sizes, at::dtype(dtype).device(device)));
   }
 }
 
@@ -70,7 +72,7 @@ void CanvasKeys::write(at::Tensor& stored, const std::vector<int64_t>& positions
     }
   }
   if (spans.size() > kMostSpans) {
-    stored.index_copy_(2, at::tensor(places, at::kLong), rows);
+    stored.index_copy_(2, index_on(places, stored.device()), rows);
     return;
   }
   for (const Span& span : spans) {
@@ -81,7 +83,8 @@ void CanvasKeys::write(at::Tensor& stored, const std::vector<int64_t>& positions
 at::Tensor CanvasKeys::value_rows(int64_t layer, const std::vector<int64_t>& positions) const {
   std::vector<int64_t> places;
   for (const int64_t position : positions) places.push_back(place(position));
-  return value_[static_cast<size_t>(layer)].index_select(2, at::tensor(places, at::kLong));
+  const at::Tensor& stored = value_[static_cast<size_t>(layer)];
+  return stored.index_select(2, index_on(places, stored.device()));
 }
 
 at::Tensor CanvasKeys::external_key(int64_t layer) const {

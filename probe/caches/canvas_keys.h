@@ -21,7 +21,7 @@ struct CanvasShape {
 
 class CanvasKeys {
  public:
-  CanvasKeys(const CanvasShape& shape, at::ScalarType dtype);
+  CanvasKeys(const CanvasShape& shape, at::ScalarType dtype, at::Device device = at::kCPU);
 
   /// The block begins at this position; what was stored stays.
   void begin_block(int64_t start);

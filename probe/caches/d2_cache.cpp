@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "probe/caches/certainty_density.h"
+#include "probe/model/device.h"
 
 namespace blockscope {
 namespace {
@@ -88,14 +89,15 @@ class D2Cache : public CanvasCache {
   /// Column sums of the product of all layers' (A + I) / 2, where A has the rows of this pass and
   /// the identity elsewhere: how much attention flows from the whole canvas into each position.
   std::vector<double> rollout(int64_t length) const {
-    at::Tensor flow = at::ones({length}, at::kFloat);
-    const at::Tensor index = at::tensor(rows_, at::kLong);
+    const at::Device device = maps_.empty() ? at::Device(at::kCPU) : maps_.front().device();
+    at::Tensor flow = at::ones({length}, at::dtype(at::kFloat).device(device));
+    const at::Tensor index = index_on(rows_, device);
     for (auto map = maps_.rbegin(); map != maps_.rend(); ++map) {
       const at::Tensor mine = flow.index_select(0, index);
       const at::Tensor half = mine / (map->sum(-1) + 1.0);
       flow = flow.index_copy(0, index, half) + at::matmul(half, *map);
     }
-    const at::Tensor exact = flow.to(at::kDouble).contiguous();
+    const at::Tensor exact = on_host(flow.to(at::kDouble)).contiguous();
     return {exact.const_data_ptr<double>(), exact.const_data_ptr<double>() + length};
   }
 

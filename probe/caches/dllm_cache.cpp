@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "probe/model/device.h"
+
 namespace blockscope {
 namespace {
 
@@ -53,7 +55,7 @@ class DllmCache : public CanvasCache {
     work.queries = work.keys = computed_;
     at::Tensor& kept = stored(attention_, layer, x);
     if (computed_.empty()) return kept;
-    const at::Tensor index = at::tensor(computed_, at::kLong);
+    const at::Tensor index = index_on(computed_, x.device());
     const at::Tensor chosen = x.index_select(1, index);
     const RotaryRows turned = rotary.rows(index);
     keys.write_keys(layer, computed_, weights.key(chosen, turned));
@@ -65,7 +67,7 @@ class DllmCache : public CanvasCache {
                  const std::function<at::Tensor(const at::Tensor&)>& mlp) override {
     at::Tensor& kept = stored(ffn_, layer, x);
     if (computed_.empty()) return kept;
-    const at::Tensor index = at::tensor(computed_, at::kLong);
+    const at::Tensor index = index_on(computed_, x.device());
     return kept.index_copy_(1, index, mlp(x.index_select(1, index)));
   }
 
@@ -75,7 +77,7 @@ class DllmCache : public CanvasCache {
     const auto flat = [](const at::Tensor& values) {
       return values.select(0, 0).transpose(0, 1).flatten(1).to(at::kFloat);  // [R, K * D]
     };
-    const at::Tensor cosine = at::cosine_similarity(flat(now), flat(before), -1);
+    const at::Tensor cosine = on_host(at::cosine_similarity(flat(now), flat(before), -1));
     const auto count =
         static_cast<int64_t>(static_cast<double>(cosine.size(0)) * options_.transfer_ratio);
     std::vector<int64_t> order = range(0, cosine.size(0));

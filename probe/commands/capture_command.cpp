@@ -20,6 +20,7 @@
 #include "probe/run/capture_plan.h"
 #include "probe/run/capture_resume.h"
 #include "probe/run/capture_run.h"
+#include "probe/run/device_option.h"
 #include "probe/run/replay_source.h"
 #include "probe/run/run_description.h"
 
@@ -216,7 +217,9 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   if (flags.dry_run) return;
   if (!flags.no_space_check) {
     check_free_space(output, cost.file_bytes);
-    check_memory(cost, model.model->weight_bytes(), available_memory());
+    const int64_t available =
+        model.device.is_cpu() ? available_memory() : free_device_memory(model.device);
+    check_memory(cost, model.model->weight_bytes(), available);
   }
 
   // From here to the end of the file: a signal must not cut the writer short.

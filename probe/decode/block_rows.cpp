@@ -5,6 +5,8 @@
 #include <limits>
 #include <vector>
 
+#include "probe/model/device.h"
+
 namespace blockscope {
 
 at::Tensor among_block(const at::Tensor& part, int64_t dim, const at::Tensor& rows,
@@ -12,7 +14,8 @@ at::Tensor among_block(const at::Tensor& part, int64_t dim, const at::Tensor& ro
   if (rows.numel() == block_length) return part;
   std::vector<int64_t> shape = part.sizes().vec();
   shape[static_cast<size_t>(dim)] = block_length;
-  return at::full(shape, missing, part.options()).index_copy_(dim, rows, part);
+  return at::full(shape, missing, part.options())
+      .index_copy_(dim, on_device(rows, part.device()), part);
 }
 
 AttentionParts among_block(const AttentionParts& parts, const at::Tensor& rows,

@@ -12,6 +12,7 @@
 #include "probe/decode/canvas_seams.h"
 #include "probe/decode/step_decision.h"
 #include "probe/decode/true_pass.h"
+#include "probe/model/device.h"
 #include "probe/model/stopwatch.h"
 
 namespace blockscope {
@@ -37,7 +38,7 @@ class CanvasDecoder {
         tokens_(request.prompt),
         cache_(make_canvas_cache(options.cache)),
         keys_(canvas_shape(model.config(), options, longest_sequence({request}, options)),
-              model.dtype()),
+              model.dtype(), model.device()),
         seams_(policy, *cache_, keys_, callbacks.observer, options.shadow) {
     outcome_.sequence = request.sequence;
     state_.prompt_length = static_cast<int64_t>(request.prompt.size());
@@ -135,7 +136,8 @@ class CanvasDecoder {
       std::vector<StepInput> inputs{step_input(pass, predicting.exists)};
       const bool masks = predicts_masks_alone();
       if (masks) leave_decided_out(pass, predicting, inputs.front());
-      const at::Tensor all = model_.logits(hidden.index_select(1, at::tensor(predicting.index)));
+      const at::Tensor all =
+          model_.logits(hidden.index_select(1, index_on(predicting.index, hidden.device())));
       const at::Tensor logits = masks ? all[0] : all.narrow(1, 0, state_.block_length);
       if (!masks) {
         inputs.front().behind = predicting.behind;

@@ -8,6 +8,7 @@
 
 #include "kernels/ops.h"
 #include "probe/decode/block_rows.h"
+#include "probe/model/device.h"
 #include "probe/model/stopwatch.h"
 #include "probe/policies/exact_policy.h"
 
@@ -86,7 +87,7 @@ at::Tensor DecodeSeams::attention_block(int64_t layer, const AttentionLayer& wei
     return ForwardSeams::attention_block(layer, weights, x, rotary);
   }
   // Behind a prefill's last layer nothing is read but its keys and values.
-  const at::Tensor rows = x.index_select(1, *needed_);
+  const at::Tensor rows = x.index_select(1, on_device(*needed_, x.device()));
   const at::Tensor q = weights.query(rows, rotary.rows(*needed_));
   const at::Tensor k = weights.key(x, rotary);
   const at::Tensor v = weights.value(x);

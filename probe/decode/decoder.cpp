@@ -15,6 +15,7 @@
 #include "probe/decode/sequence_state.h"
 #include "probe/decode/step_decision.h"
 #include "probe/decode/sub_blocks.h"
+#include "probe/model/device.h"
 #include "probe/model/stopwatch.h"
 #include "probe/policies/exact_policy.h"
 
@@ -32,7 +33,7 @@ class BatchDecoder {
         block_length_(options.block_length()),
         callbacks_(callbacks),
         next_pass_(next_pass),
-        cache_(cache_shape(model.config(), requests, options), model.dtype()),
+        cache_(cache_shape(model.config(), requests, options), model.dtype(), model.device()),
         seams_({model.config().num_layers, block_length_, options.autoregressive(), options.shadow,
                 options.block_cache()},
                policy, cache_, callbacks.observer) {
@@ -193,14 +194,14 @@ class BatchDecoder {
 
   at::Tensor of_slots(const at::Tensor& hidden, const std::vector<int64_t>& slots) const {
     if (slots.size() == active_.size()) return hidden;
-    return hidden.index_select(0, at::tensor(slots, at::kLong));
+    return hidden.index_select(0, index_on(slots, hidden.device()));
   }
 
   /// hidden [n, rows of the pass, hidden_size] -> logits [n, B, V].
   at::Tensor block_logits(const PassPlan& planned, const at::Tensor& hidden) const {
     at::Tensor predicting = hidden;
     if (options_.sub_blocks()) {
-      predicting = hidden.index_select(1, at::tensor(predicting_rows(planned.rows), at::kLong));
+      predicting = hidden.index_select(1, index_on(predicting_rows(planned.rows), hidden.device()));
     }
     return among_block(
         model_.logits(predicting), 1,
@@ -219,7 +220,7 @@ class BatchDecoder {
           rows.push_back(static_cast<int64_t>(i) * block_length_ + static_cast<int64_t>(p));
       }
     }
-    return model_.logits(hidden.flatten(0, 1).index_select(0, at::tensor(rows, at::kLong)));
+    return model_.logits(hidden.flatten(0, 1).index_select(0, index_on(rows, hidden.device())));
   }
 
   void decide(const PassPlan& planned, const at::Tensor& hidden,
@@ -227,8 +228,8 @@ class BatchDecoder {
     const PassContext& context = planned.context;
     DecodeObserver* const observer = callbacks_.observer;
     const bool every = observer != nullptr && observer->wants_every_prediction();
-    const bool masks = !every && !options_.sub_blocks() && masks_alone(options_) &&
-                       model_.logits_stand_alone();
+    const bool masks =
+        !every && !options_.sub_blocks() && masks_alone(options_) && model_.logits_stand_alone();
     const at::Tensor logits =
         masks ? masked_logits(planned, hidden) : block_logits(planned, hidden);
     std::vector<StepInput> inputs;

@@ -10,10 +10,12 @@
 
 namespace blockscope {
 
-KvCache::KvCache(const KvCacheShape& shape, at::ScalarType dtype) : capacity_(shape.capacity) {
-  const auto all = empty_on_huge_pages({2 * shape.num_layers, shape.num_sequences,
-                                        shape.num_kv_heads, shape.capacity, shape.head_dim},
-                                       dtype);
+KvCache::KvCache(const KvCacheShape& shape, at::ScalarType dtype, at::Device device)
+    : capacity_(shape.capacity) {
+  const std::vector<int64_t> sizes{2 * shape.num_layers, shape.num_sequences, shape.num_kv_heads,
+                                   shape.capacity, shape.head_dim};
+  const at::Tensor all = device.is_cpu() ? empty_on_huge_pages(sizes, dtype)
+                                         : at::empty(sizes, at::dtype(dtype).device(device));
   for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
     key_.push_back(all.select(0, 2 * layer));
     value_.push_back(all.select(0, 2 * layer + 1));

@@ -19,7 +19,7 @@ struct KvCacheShape {
 
 class KvCache {
  public:
-  KvCache(const KvCacheShape& shape, at::ScalarType dtype);
+  KvCache(const KvCacheShape& shape, at::ScalarType dtype, at::Device device = at::kCPU);
 
   /// Writes k, v [1 or S', K, T, D] of slots [first_slot, first_slot + S') behind each slot's
   /// committed length. Nothing is visible before `commit`.
@@ -33,8 +33,8 @@ class KvCache {
 
   int64_t num_active() const { return static_cast<int64_t>(lengths_.size()); }
   int64_t length(int64_t slot) const { return lengths_[static_cast<size_t>(slot)]; }
-  /// [num_active] int64: committed positions per slot, and `stored` ones behind them: none, or
-  /// [num_active] positions that this layer has stored and that are not committed yet.
+  /// [num_active] int64, on the host: committed positions per slot, and `stored` ones behind them:
+  /// none, or [num_active] positions that this layer has stored and that are not committed yet.
   at::Tensor lengths(const std::vector<int64_t>& stored = {}) const;
 
   /// [num_active, K, N, D] views, N = longest of lengths(stored); entries behind a slot's own

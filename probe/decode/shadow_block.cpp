@@ -4,6 +4,8 @@
 
 #include <limits>
 
+#include "probe/model/device.h"
+
 namespace blockscope {
 namespace {
 
@@ -30,7 +32,7 @@ at::Tensor shadow_attention(int64_t layer, const AttentionLayer& weights, const 
       weights.query(x, rotary).reshape({1, weights.num_kv_heads, group * block, weights.head_dim});
   const at::Tensor scores = (at::matmul(q, k.transpose(2, 3)).to(at::kFloat) * weights.scale())
                                 .reshape({1, weights.num_kv_heads, group, block, -1})
-                                .add_(shadow_mask(keys.shape()));
+                                .add_(on_device(shadow_mask(keys.shape()), x.device()));
   const at::Tensor p =
       at::softmax(scores, -1).reshape({1, weights.num_kv_heads, group * block, -1});
   const at::Tensor z = at::matmul(p.to(v.scalar_type()), v);

@@ -9,6 +9,7 @@
 
 #include "decode_record/error.h"
 #include "probe/caches/certainty_density.h"
+#include "probe/model/device.h"
 
 namespace blockscope {
 namespace {
@@ -87,8 +88,8 @@ std::vector<Revocation> revoked_tokens(const DecodeOptions& options, const StepI
                                        int64_t accepted) {
   const auto begin = input.tokens.begin() + input.block_start;
   const std::vector<int64_t> tokens(begin, begin + options.block_length());
-  const at::Tensor now =
-      at::softmax(input.shadow.to(at::kDouble), -1).gather(1, at::tensor(tokens).unsqueeze(1));
+  const at::Tensor now = at::softmax(on_host(input.shadow).to(at::kDouble), -1)
+                             .gather(1, at::tensor(tokens).unsqueeze(1));
   const at::Tensor flat = now.contiguous();
   const std::vector<double> confidence(flat.const_data_ptr<double>(),
                                        flat.const_data_ptr<double>() + flat.numel());

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "kernels/ops.h"
+#include "probe/model/device.h"
 
 namespace blockscope {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 /// Mean over `positions` of the cosine of a and b, [heads, L, D] each, heads concatenated.
 float mean_cosine(const at::Tensor& a, const at::Tensor& b, const std::vector<int64_t>& positions) {
   if (positions.empty()) return std::numeric_limits<float>::quiet_NaN();
-  const at::Tensor index = at::tensor(positions, at::kLong);
+  const at::Tensor index = index_on(positions, a.device());
   const auto flat = [&](const at::Tensor& rows) {
     return rows.index_select(1, index).transpose(0, 1).flatten(1).to(at::kDouble);  // [R, heads D]
   };
@@ -51,7 +52,7 @@ class TruePass : public ForwardSeams {
     std::iota(rows.begin(), rows.end(), int64_t{0});
     layer.attention = std::numeric_limits<float>::quiet_NaN();
     if (!rows.empty()) {
-      const at::Tensor same = out[0].index_select(1, at::tensor(block.positions, at::kLong));
+      const at::Tensor same = out[0].index_select(1, index_on(block.positions, out.device()));
       layer.attention = mean_cosine(block.out[0], same, rows);
     }
     return out;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "kernels/row_ops.h"
+#include "probe/model/device.h"
 
 namespace blockscope {
 namespace {
@@ -45,7 +46,8 @@ RotaryRows in_type(const RotaryRows& rotary, at::ScalarType type) {
 }  // namespace
 
 RotaryRows RotaryRows::rows(const at::Tensor& index) const {
-  return {cos.index_select(2, index), sin.index_select(2, index)};
+  const at::Tensor there = on_device(index, cos.device());
+  return {cos.index_select(2, there), sin.index_select(2, there)};
 }
 
 at::Tensor RmsNorm::operator()(const at::Tensor& x) const {

@@ -15,7 +15,7 @@ namespace blockscope {
 struct RotaryRows {
   at::Tensor cos, sin;
 
-  /// Those of the rows `index` [N] int64: [S, 1, N, R].
+  /// Those of the rows `index` [N] int64, which may be on the host: [S, 1, N, R].
   RotaryRows rows(const at::Tensor& index) const;
 };
 

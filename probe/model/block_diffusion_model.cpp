@@ -9,6 +9,7 @@
 #include "decode_record/error.h"
 #include "probe/checkpoint/rope.h"
 #include "probe/checkpoint/weight_names.h"
+#include "probe/model/device.h"
 #include "probe/model/feed_forward.h"
 
 namespace blockscope {
@@ -131,6 +132,8 @@ at::Tensor BlockDiffusionModel::weight(const std::string& name) const {
 
 at::ScalarType BlockDiffusionModel::dtype() const { return embed_.scalar_type(); }
 
+at::Device BlockDiffusionModel::device() const { return embed_.device(); }
+
 RotaryRows BlockDiffusionModel::rotary_rows(const at::Tensor& positions,
                                             at::ScalarType dtype) const {
   // Angles in float32 as the official code has them; the cast to the compute dtype comes last.
@@ -143,8 +146,8 @@ RotaryRows BlockDiffusionModel::rotary_rows(const at::Tensor& positions,
 
 at::Tensor BlockDiffusionModel::forward(const at::Tensor& tokens, const at::Tensor& positions,
                                         ForwardSeams& seams) const {
-  at::Tensor hidden = at::embedding(embed_, tokens);
-  const RotaryRows rotary = rotary_rows(positions, hidden.scalar_type());
+  at::Tensor hidden = at::embedding(embed_, on_device(tokens, device()));
+  const RotaryRows rotary = rotary_rows(on_device(positions, device()), hidden.scalar_type());
   at::Tensor normed = layers_.empty() ? norm_(hidden) : layers_.front().input_norm(hidden);
   for (int64_t index = 0; index < config_.num_layers; ++index) {
     const Layer& layer = layers_[static_cast<size_t>(index)];
@@ -152,7 +155,9 @@ at::Tensor BlockDiffusionModel::forward(const at::Tensor& tokens, const at::Tens
     seams.before_layer(index, hidden);
     const at::Tensor attended = seams.attention_block(index, layer.attention, normed, rotary);
     if (last) {
-      if (const auto needed = seams.needed_rows()) hidden = hidden.index_select(1, *needed);
+      if (const auto needed = seams.needed_rows()) {
+        hidden = hidden.index_select(1, on_device(*needed, device()));
+      }
       if (hidden.size(1) == 0) return hidden;
     }
     auto [with_attention, ffn_input] = layer.post_norm.of_sum(hidden, attended);

@@ -28,8 +28,9 @@ class BlockDiffusionModel {
   /// (dtype, device, requires_grad), so the trainer keeps its own leaf tensors.
   BlockDiffusionModel(ModelConfig config, WeightMap weights);
 
-  /// Copies a checkpoint's weights, converted to `dtype`.
-  static BlockDiffusionModel load(const Checkpoint& checkpoint, at::ScalarType dtype);
+  /// Copies a checkpoint's weights, converted to `dtype`, to a device, one tensor after another.
+  static BlockDiffusionModel load(const Checkpoint& checkpoint, at::ScalarType dtype,
+                                  at::Device device = at::kCPU);
 
   /// The same model with its linear layers laid out for this CPU (linear.h): for decoding, not for
   /// training. It has no weights() any more; those of linear layers are kept in the new
@@ -37,7 +38,8 @@ class BlockDiffusionModel {
   BlockDiffusionModel packed() &&;
 
   /// tokens int64 [S, T], positions int64 [S, T] (absolute, from 0) -> final-normed hidden states
-  /// [S, T, hidden_size], or of the rows that the seams need alone.
+  /// [S, T, hidden_size], or of the rows that the seams need alone. Tokens and positions may be on
+  /// the host, whatever the model's device.
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions,
                      ForwardSeams& seams) const;
 
@@ -54,6 +56,7 @@ class BlockDiffusionModel {
   const ModelConfig& config() const { return config_; }
   const WeightMap& weights() const { return weights_; }  // empty when packed
   at::ScalarType dtype() const;
+  at::Device device() const;
   /// What the weights take in memory, those of a tied LM head that was packed twice.
   int64_t weight_bytes() const { return weight_bytes_; }
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "kernels/row_ops.h"
+#include "probe/model/device.h"
 
 namespace blockscope {
 namespace {
@@ -38,9 +39,10 @@ void rank_first(std::vector<int64_t>& order, int64_t count, std::span<const floa
   std::partial_sort(order.begin(), order.begin() + count, order.end(), above);
 }
 
-/// scores [R, E] float32 -> the chosen experts [R, per_token] int64.
+/// scores [R, E] float32 -> the chosen experts [R, per_token] int64, on the host.
 at::Tensor best_experts(const at::Tensor& scores, const MoeConfig& config) {
-  const at::Tensor table = at::nan_to_num(scores, kNone).contiguous();  // NaN: never chosen
+  const at::Tensor table =
+      on_host(at::nan_to_num(scores, kNone)).contiguous();  // NaN: never chosen
   const int64_t rows = table.size(0);
   const auto experts = static_cast<size_t>(config.num_experts);
   const size_t group_size = experts / static_cast<size_t>(config.num_groups);
@@ -120,13 +122,15 @@ void SwiGlu::pack() {
 RouterChoice ExpertMixture::route(const at::Tensor& rows) const {
   at::Tensor score;
   RouterChoice choice;
+  at::Tensor expert;
   if (config.sigmoid) {
     score = at::sigmoid(router(rows.to(at::kFloat)));
-    choice.expert = best_experts(score + bias, config);
+    expert = best_experts(score + bias, config);
   } else {
     score = at::softmax(router(rows), -1, at::kFloat);
-    choice.expert = best_experts(score, config);
+    expert = best_experts(score, config);
   }
+  choice.expert = on_device(expert, score.device());
   choice.weight = score.gather(1, choice.expert);
   if (config.normalise) {
     const at::Tensor sum = choice.weight.sum(-1, true);
@@ -167,11 +171,11 @@ at::Tensor ExpertMixture::operator()(const at::Tensor& x, const RouterListener& 
     const std::vector<int64_t> shape{x.size(0), x.size(1), config.experts_per_token};
     heard({choice.expert.view(shape), choice.weight.view(shape)});
   }
-  const ByExpert places = by_expert(choice.expert, experts.size());
-  const at::Tensor input = rows.index_select(0, places.row);
+  const ByExpert places = by_expert(on_host(choice.expert), experts.size());
+  const at::Tensor input = rows.index_select(0, on_device(places.row, x.device()));
   const at::ScalarType type = config.sigmoid ? at::kFloat : x.scalar_type();
   const at::Tensor by_row = expert_outputs(input, places.count)
-                                .index_select(0, places.back)
+                                .index_select(0, on_device(places.back, x.device()))
                                 .view({rows.size(0), config.experts_per_token, rows.size(1)});
   const at::Tensor weighted = by_row.to(type) * choice.weight.to(type).unsqueeze(-1);
   const at::Tensor out = weighted.sum(1).to(x.scalar_type()).view(x.sizes());

@@ -23,7 +23,8 @@ at::ScalarType scalar_type(TensorDtype dtype) {
 
 }  // namespace
 
-BlockDiffusionModel BlockDiffusionModel::load(const Checkpoint& checkpoint, at::ScalarType dtype) {
+BlockDiffusionModel BlockDiffusionModel::load(const Checkpoint& checkpoint, at::ScalarType dtype,
+                                              at::Device device) {
   WeightMap weights;
   for (const ExpectedTensor& expected : expected_tensors(checkpoint.config())) {
     const TensorInfo& info = checkpoint.at(expected.name);
@@ -33,7 +34,7 @@ BlockDiffusionModel BlockDiffusionModel::load(const Checkpoint& checkpoint, at::
     const at::Tensor mapped = at::from_blob(data, info.shape, at::dtype(scalar_type(info.dtype)));
     // A bias rounded to bfloat16 chooses other experts; the official engines keep it as it is.
     const at::ScalarType type = expected.name.ends_with(".expert_bias") ? at::kFloat : dtype;
-    weights.emplace(expected.name, mapped.to(type, /*non_blocking=*/false, /*copy=*/true));
+    weights.emplace(expected.name, mapped.to(device, type, /*non_blocking=*/false, /*copy=*/true));
   }
   return BlockDiffusionModel(checkpoint.config(), std::move(weights));
 }

@@ -21,7 +21,7 @@ namespace blockscope {
 struct ExternalKeys {
   at::Tensor key;     // [S, K, N, D], N = longest committed prefix
   at::Tensor value;   // [S, K, N, D]
-  at::Tensor length;  // [S] int64, committed positions of each sequence
+  at::Tensor length;  // [S] int64, on the host: committed positions of each sequence
 };
 
 /// What was used at one layer of one pass.
@@ -31,7 +31,7 @@ struct AttentionParts {
   at::Tensor lse_external;  // [S, H, T] float32, L_out
   at::Tensor internal;      // [S, H, T, D] float32, A_in
   at::Tensor lse_internal;  // [S, H, T] float32, L_in
-  at::Tensor reused;        // [S, H] bool; undefined: nothing was reused
+  at::Tensor reused;        // [S, H] bool, on the host; undefined: nothing was reused
   at::Tensor keys_read;     // [S, K] int64; undefined: every external key was read
   at::Tensor selected;      // [S, K, k] int32, falling score, -1 behind the last: keys a sparse
                             // policy read; -1 throughout: the sequence read its whole prefix;
@@ -39,9 +39,9 @@ struct AttentionParts {
   at::Tensor residual;      // [S, H, T, D] float32: merged into `out` beside the selected keys, and
   at::Tensor lse_residual;  // [S, H, T]    its lse, -inf: none; undefined: no sequence has one
   ExternalWeights weights;  // of an exact step over the whole prefix, where the input asks for them
-  at::Tensor rows_scored;   // [S] int64: rows of D elements (a key, a value, a page's least or
-                            // largest key) that each KV head read besides, to choose its set and to
-                            // keep the residual of the others; undefined: none
+  at::Tensor rows_scored;   // [S] int64, on the host: rows of D elements (a key, a value, a page's
+                           // least or largest key) that each KV head read besides, to choose its
+                           // set and to keep the residual of the others; undefined: none
 
   /// Something other than this step's attention over the whole prefix went into `out`.
   bool approximate() const { return reused.defined() || selected.defined(); }

@@ -9,6 +9,7 @@
 
 #include "decode_record/error.h"
 #include "kernels/ops.h"
+#include "probe/model/device.h"
 
 namespace blockscope {
 namespace {
@@ -31,11 +32,11 @@ class QuestPolicy : public SelectionPolicy {
     const int64_t length = at.external.key.size(2);
     const int64_t kv_heads = at.external.key.size(1);
     if (length == 0) {
-      selection.index = at::empty({kv_heads, 0}, at::kInt);
+      selection.index = at::empty({kv_heads, 0}, at.external.key.options().dtype(at::kInt));
       return;
     }
     const PageBounds bounds = grown_bounds(at, length);
-    const at::Tensor scores = page_scores(at.q, bounds, at.external.length, page_size_);
+    const at::Tensor scores = on_host(page_scores(at.q, bounds, at.external.length, page_size_));
     const int64_t pages = scores.size(2);
     const int64_t taken = pages_of(options().set_size(length), page_size_);
     const float* score = scores.const_data_ptr<float>();
@@ -67,6 +68,7 @@ class QuestPolicy : public SelectionPolicy {
     for (size_t head = 0; head < rows.size(); ++head) {
       std::copy(rows[head].begin(), rows[head].end(), out + head * widest);
     }
+    selection.index = on_device(selection.index, at.external.key.device());
   }
 
   /// The largest and the least key of every page, for every KV head.

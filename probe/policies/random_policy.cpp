@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "probe/model/device.h"
+
 namespace blockscope {
 namespace {
 
@@ -56,6 +58,7 @@ class RandomPolicy : public SelectionPolicy {
         *out++ = all[static_cast<size_t>(i)];
       }
     }
+    selection.index = on_device(selection.index, at.external.key.device());
   }
 
  private:

@@ -14,9 +14,10 @@ class RecentPolicy : public SelectionPolicy {
   void choose(const SequenceAttention& at, KeySelection& selection) override {
     const int64_t length = at.external.key.size(2);
     const int64_t k = options().set_size(length);
-    selection.index = at::arange(length - 1, length - 1 - k, -1, at::kInt)
-                          .expand({at.external.key.size(1), k})
-                          .contiguous();
+    selection.index =
+        at::arange(length - 1, length - 1 - k, -1, at.external.key.options().dtype(at::kInt))
+            .expand({at.external.key.size(1), k})
+            .contiguous();
   }
 };
 

@@ -107,7 +107,7 @@ AttentionParts SelectionPolicy::attend(const AttentionInput& input, const Extern
                           at = view(input, external, static_cast<int64_t>(s), parts.lse_external)] {
       target = exact_set(at);
     };
-    if (options_.overlap) {
+    if (options_.overlap && input.q.is_cpu()) {
       worker_.submit(capture);
     } else {
       const Stopwatch watch(inline_ns_);
@@ -127,7 +127,7 @@ KeySelection SelectionPolicy::exact_set(const SequenceAttention& at) const {
   const int64_t kv_heads = at.external.key.size(1);
   const int64_t k = options_.set_size(length);
   if (k == 0) {
-    selection.index = at::empty({kv_heads, 0}, at::kInt);
+    selection.index = at::empty({kv_heads, 0}, at.q.options().dtype(at::kInt));
     return selection;
   }
   const at::Tensor index =
@@ -174,8 +174,8 @@ AttentionParts SelectionPolicy::gather(const AttentionInput& input, const Extern
   }
   const int64_t kv_heads = external.key.size(1);
   const at::Tensor index =
-      at::full({sequences, kv_heads, widest}, -1, at::TensorOptions().dtype(at::kInt));
-  const auto floats = at::TensorOptions().dtype(at::kFloat);
+      at::full({sequences, kv_heads, widest}, -1, input.q.options().dtype(at::kInt));
+  const auto floats = input.q.options().dtype(at::kFloat);
   at::Tensor residual;
   at::Tensor lse_residual;
   if (any_residual) {

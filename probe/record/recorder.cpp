@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "kernels/ops.h"
+#include "probe/model/device.h"
 
 namespace blockscope {
 namespace {
@@ -30,6 +31,46 @@ at::Tensor index_of(const std::vector<int64_t>& recorded, int64_t all) {
   return static_cast<int64_t>(recorded.size()) == all ? at::Tensor()
                                                       : at::tensor(recorded, at::kLong);
 }
+
+/// What a view shows, copied from the device that computed it. The external keys stay there.
+class HostCopy {
+ public:
+  HostCopy(const AttentionView& view, bool keys) : of_(view), q_(view.input.q) {
+    if (keys) {
+      k_ = view.input.k;
+      v_ = view.input.v;
+    }
+    std::vector<at::Tensor*> copied{&q_, &k_, &v_};
+    const auto add = [&copied](const AttentionParts& parts, AttentionParts& copy) {
+      copy = parts;
+      for (at::Tensor* part :
+           {&copy.out, &copy.external, &copy.lse_external, &copy.internal, &copy.lse_internal,
+            &copy.reused, &copy.selected, &copy.residual, &copy.lse_residual}) {
+        copied.push_back(part);
+      }
+    };
+    add(view.used, used_);
+    if (view.exact != nullptr && view.exact != &view.used) add(*view.exact, exact_);
+    std::vector<at::Tensor> tensors;
+    for (const at::Tensor* each : copied) tensors.push_back(*each);
+    tensors = on_host(tensors);
+    for (size_t i = 0; i < copied.size(); ++i) *copied[i] = tensors[i];
+  }
+  HostCopy(const HostCopy&) = delete;
+  HostCopy& operator=(const HostCopy&) = delete;
+
+  AttentionView view() const {
+    const AttentionParts* exact = of_.exact == &of_.used ? &used_ : &exact_;
+    return {of_.context, input_, of_.external, used_, of_.exact == nullptr ? nullptr : exact,
+            of_.rows};
+  }
+
+ private:
+  const AttentionView& of_;
+  at::Tensor q_, k_, v_;
+  AttentionParts used_, exact_;
+  AttentionInput input_{of_.input.layer, q_, k_, v_, of_.input.scale};
+};
 
 }  // namespace
 
@@ -83,6 +124,22 @@ Recorder::LayerHistory& Recorder::history_of(Slot& slot, int64_t layer_index,
 void Recorder::on_attention(const AttentionView& view) {
   const int64_t index = layer_index(view.input.layer);
   if (index < 0 || !at_least(RecordLevel::summary)) return;
+  if (view.input.q.is_cpu()) {
+    record_attention(view, index);
+  } else if (follows(view.context)) {
+    const HostCopy copy(view, at_least(RecordLevel::full));
+    record_attention(copy.view(), index);
+  }
+  record_sets(view, index);
+}
+
+bool Recorder::follows(const PassContext& context) const {
+  return std::any_of(
+      context.sequences.begin(), context.sequences.end(),
+      [&](const SequencePass& pass) { return pass.kind == PassKind::denoise && traced(pass); });
+}
+
+void Recorder::record_attention(const AttentionView& view, int64_t index) {
   for (size_t s = 0; s < view.context.sequences.size(); ++s) {
     const SequencePass& pass = view.context.sequences[s];
     // Rows outside the step filter are still followed: later rows are compared with them.
@@ -90,7 +147,6 @@ void Recorder::on_attention(const AttentionView& view) {
     summarise(view, s, index);
     if (records(pass) && at_least(RecordLevel::outputs)) record_arrays(view, s, index);
   }
-  record_sets(view, index);
 }
 
 void Recorder::summarise(const AttentionView& view, size_t s, int64_t layer_index) {
@@ -197,9 +253,11 @@ void Recorder::record_shadow(const AttentionView& view, size_t s, int64_t layer_
       {relative.const_data_ptr<float>(), relative.const_data_ptr<float>() + relative.numel()});
 }
 
-void Recorder::on_hidden(const PassContext& context, int64_t layer, const at::Tensor& hidden) {
+void Recorder::on_hidden(const PassContext& context, int64_t layer,
+                         const at::Tensor& device_hidden) {
   const int64_t index = layer_index(layer);
-  if (index < 0 || !at_least(RecordLevel::summary)) return;
+  if (index < 0 || !at_least(RecordLevel::summary) || !follows(context)) return;
+  const at::Tensor hidden = on_host(device_hidden);
   for (size_t s = 0; s < context.sequences.size(); ++s) {
     const SequencePass& pass = context.sequences[s];
     if (pass.kind != PassKind::denoise || !traced(pass)) continue;
@@ -220,8 +278,9 @@ void Recorder::on_hidden(const PassContext& context, int64_t layer, const at::Te
 }
 
 void Recorder::on_logits(const PassContext& context, const std::vector<int64_t>& slots,
-                         const at::Tensor& logits) {
-  if (!at_least(RecordLevel::summary)) return;
+                         const at::Tensor& device_logits) {
+  if (!at_least(RecordLevel::summary) || !follows(context)) return;
+  const at::Tensor logits = on_host(device_logits);
   for (size_t i = 0; i < slots.size(); ++i) {
     const size_t s = static_cast<size_t>(slots[i]);
     const SequencePass& pass = context.sequences[s];
@@ -245,7 +304,8 @@ void Recorder::on_committed_keys(const CommittedKeys& keys) {
       options_.meta.array_type == ArrayType::bf16 ? at::kBFloat16 : at::kFloat;
   // [K, T, D] -> [T, recorded kv heads, D]
   const auto file_order = [&](const at::Tensor& rows) {
-    return buffer_of(recorded_kv_heads(rows).transpose(0, 1).to(type, false, /*copy=*/true));
+    return buffer_of(
+        recorded_kv_heads(on_host(rows)).transpose(0, 1).to(type, false, /*copy=*/true));
   };
   StoredKeys& stored = prefix_[keys.sequence];
   stored.start = keys.start;

@@ -83,6 +83,7 @@ class Recorder : public DecodeObserver {
   };
 
   bool at_least(RecordLevel level) const { return options_.meta.level >= level; }
+  bool follows(const PassContext& context) const;  // some sequence's denoising pass is looked at
   bool traced(const SequencePass& pass) const { return traced_.count(pass.sequence) > 0; }
   bool records(const SequencePass& pass) const;
   int64_t layer_index(int64_t layer) const;  // index among the recorded layers, -1: none
@@ -90,6 +91,7 @@ class Recorder : public DecodeObserver {
   /// Empty at a layer's first pass of a block.
   static LayerHistory& history_of(Slot& slot, int64_t layer_index, const SequencePass& pass);
 
+  void record_attention(const AttentionView& view, int64_t layer_index);  // on the host
   void summarise(const AttentionView& view, size_t slot, int64_t layer_index);
   void record_step(const SequencePass& pass, Slot& slot, LayerHistory& history, int64_t layer_index,
                    const HeadAttention& external, const HeadAttention& internal);

@@ -11,6 +11,7 @@
 
 #include "decode_record/error.h"
 #include "kernels/ops.h"
+#include "probe/model/device.h"
 #include "probe/record/recorder.h"
 
 namespace blockscope {
@@ -145,12 +146,13 @@ void Recorder::record_selection(const AttentionView& view, size_t s, int64_t lay
 void Recorder::on_router(const PassContext& context, int64_t layer, const RouterChoice& choice) {
   const int64_t index = layer_index(layer);
   if (index < 0 || options_.meta.experts_per_token == 0) return;
+  if (!follows(context)) return;
+  const std::vector<at::Tensor> host = on_host(std::vector{choice.weight, choice.expert});
   for (size_t s = 0; s < context.sequences.size(); ++s) {
     if (!records(context.sequences[s])) continue;
     const auto row = static_cast<int64_t>(s);
-    const auto [weight, order] = choice.weight.select(0, row).sort(/*stable=*/true, -1, true);
-    const at::Tensor expert =
-        choice.expert.select(0, row).gather(-1, order).to(at::kInt).contiguous();
+    const auto [weight, order] = host[0].select(0, row).sort(/*stable=*/true, -1, true);
+    const at::Tensor expert = host[1].select(0, row).gather(-1, order).to(at::kInt).contiguous();
     const at::Tensor values = weight.to(at::kFloat).contiguous();
     const auto* chosen = expert.const_data_ptr<int32_t>();
     put_ints(slot_at(s), Field::router_expert, index, {chosen, chosen + expert.numel()});
@@ -212,13 +214,16 @@ void Recorder::record_sets(const AttentionView& view, int64_t layer_index) {
                              ? view.exact->lse_external
                              : at::logaddexp(view.exact->lse_external, view.exact->lse_internal);
   const auto computed = [&](const at::Tensor& rows) {
-    return view.rows == nullptr ? rows : rows.index_select(2, *view.rows);
+    return view.rows == nullptr ? rows : rows.index_select(2, on_device(*view.rows, rows.device()));
   };
   const bool with_tokens = at_least(RecordLevel::full);
   TopKSets sets = view.exact->weights.defined()
                       ? topk_sets(view.exact->weights, view.external.length, lse, k, with_tokens)
                       : topk_sets(computed(input.q), view.external.key, view.external.length,
                                   computed(lse), k, input.scale, with_tokens);
+  const std::vector<at::Tensor> host =
+      on_host(std::vector{sets.index, sets.probability, sets.union_size, sets.token_index});
+  sets = {host[0], host[1], host[2], host[3], {}};
   if (view.rows != nullptr && sets.token_index.defined()) {
     std::vector<int64_t> shape = sets.token_index.sizes().vec();
     shape[2] = options_.meta.block_length;

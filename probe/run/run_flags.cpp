@@ -12,6 +12,7 @@
 
 #include "command_line/options.h"
 #include "decode_record/error.h"
+#include "probe/run/device_option.h"
 #include "probe/run/frequencies_file.h"
 
 namespace blockscope {
@@ -38,6 +39,8 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
       app.add_option("--revision", flags.revision, "Revision of a model id")->capture_default_str();
   app.add_option("--dtype", flags.dtype, "auto (the checkpoint's), float32, bfloat16, float16")
       ->capture_default_str();
+  app.add_option("--device", flags.device, "Where the model runs: cpu, cuda or cuda:N")
+      ->capture_default_str();
   app.add_option("--mask-token-id", flags.overrides.mask_token_id, "Overrides the mask token id")
       ->check(whole_number(0));
   app.add_option("--block-length", flags.overrides.block_length, "Overrides the block length B")
@@ -48,6 +51,7 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
 LoadedModel load_model(const ModelFlags& flags, const Environment& environment) {
   if (flags.threads > 0) at::set_num_threads(flags.threads);
   LoadedModel loaded;
+  loaded.device = open_device(flags.device);
   loaded.source = resolve_model(flags.model, flags.revision, environment.hub);
   if (loaded.source.revision.empty() && flags.asked_revision != nullptr &&
       flags.asked_revision->count() > 0) {
@@ -59,13 +63,14 @@ LoadedModel load_model(const ModelFlags& flags, const Environment& environment) 
   loaded.digest = checkpoint.digest();
   loaded.checkpoint_bytes = checkpoint.total_bytes();
   loaded.dtype = resolve_dtype(flags.dtype, loaded.config.dtype);
+  BlockDiffusionModel model = BlockDiffusionModel::load(checkpoint, loaded.dtype, loaded.device);
   loaded.model = std::make_shared<BlockDiffusionModel>(
-      BlockDiffusionModel::load(checkpoint, loaded.dtype).packed());
+      loaded.device.is_cpu() ? std::move(model).packed() : std::move(model));
   return loaded;
 }
 
 std::string LoadedModel::model_json() const {
-  const nlohmann::json json = {
+  nlohmann::json json = {
       {"requested", source.requested},
       {"revision", source.revision},
       {"snapshot", source.snapshot},
@@ -81,6 +86,7 @@ std::string LoadedModel::model_json() const {
       {"head_dim", config.head_dim},
       {"resolved", nlohmann::json::parse(resolved_json(config))},
   };
+  if (!device.is_cpu()) json["device"] = device.str();
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

@@ -17,6 +17,7 @@ struct ModelFlags {
   std::string model;  // folder or hub id
   std::string revision = "main";
   std::string dtype = "auto";                   // auto | float32 | bfloat16 | float16
+  std::string device = "cpu";                   // cpu | cuda | cuda:N
   const CLI::Option* asked_revision = nullptr;  // to tell a given one from the default
   ModelOverrides overrides;
   int threads = 0;  // 0: all cores
@@ -29,6 +30,7 @@ struct LoadedModel {
   ModelConfig config;
   std::string digest;  // Checkpoint::digest()
   at::ScalarType dtype;
+  at::Device device = at::kCPU;
   uint64_t checkpoint_bytes = 0;
   std::shared_ptr<BlockDiffusionModel> model;
 

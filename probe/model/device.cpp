@@ -1,0 +1,39 @@
+#include "probe/model/device.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <optional>
+
+namespace blockscope {
+
+at::Tensor on_device(const at::Tensor& host, at::Device device) {
+  if (host.device() == device) return host;
+  // From pageable memory the copy would wait for the device. What was pinned is given out again
+  // only when the copy is done.
+  return host.pin_memory().to(device, host.scalar_type(), /*non_blocking=*/true);
+}
+
+at::Tensor index_on(const std::vector<int64_t>& index, at::Device device) {
+  return on_device(at::tensor(index, at::kLong), device);
+}
+
+at::Tensor on_host(const at::Tensor& tensor) {
+  return !tensor.defined() || tensor.is_cpu() ? tensor : tensor.to(at::kCPU);
+}
+
+std::vector<at::Tensor> on_host(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> host = tensors;
+  std::optional<at::Device> device;
+  for (at::Tensor& each : host) {
+    if (!each.defined() || each.is_cpu()) continue;
+    device = each.device();
+    const at::Tensor source = each;
+    each = at::empty(source.sizes(), source.options().device(at::kCPU).pinned_memory(true));
+    each.copy_(source, /*non_blocking=*/true);
+  }
+  if (device) c10::impl::VirtualGuardImpl(device->type()).getStream(*device).synchronize();
+  return host;
+}
+
+}  // namespace blockscope

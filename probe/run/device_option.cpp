@@ -1,0 +1,107 @@
+#include "probe/run/device_option.h"
+
+#include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <charconv>
+#include <filesystem>
+#include <optional>
+#include <string_view>
+
+#include "cmake/build_info/build_info.h"
+#include "decode_record/error.h"
+
+namespace blockscope {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::optional<at::Device> parse(std::string_view name) {
+  if (name == "cpu") return at::Device(at::kCPU);
+  if (name == "cuda") return at::Device(at::kCUDA, 0);
+  constexpr std::string_view kPrefix = "cuda:";
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  name.remove_prefix(kPrefix.size());
+  int index = -1;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), index);
+  constexpr int kMostDevices = 64;
+  const bool whole = error == std::errc() && end == name.data() + name.size();
+  if (!whole || index < 0 || index >= kMostDevices) return std::nullopt;
+  return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index));
+}
+
+/// The folder of the library that holds a function.
+fs::path folder_of(const void* function) {
+  Dl_info info{};
+  if (dladdr(function, &info) == 0 || info.dli_fname == nullptr) return {};
+  return fs::absolute(info.dli_fname).parent_path();
+}
+
+/// Never closed: its worker threads and static destructors outlive the run.
+void load(const fs::path& file, const std::string& hint) {
+  if (dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr) return;
+  const char* reason = dlerror();
+  throw Error(fmt::format("--device cuda: can't load {}: {}. HINT: {}", file.string(),
+                          reason == nullptr ? "unknown loader error" : reason, hint));
+}
+
+void load_libraries() {
+  // Whoever linked or preloaded CUDA for LibTorch brought what else is needed.
+  if (at::CUDAHooksRegistry()->Has("CUDAHooks")) return;
+  const fs::path torch = folder_of(reinterpret_cast<const void*>(&at::globalContext));
+  const fs::path library = torch / "libtorch_cuda.so";
+  std::error_code ignored;
+  if (!fs::exists(library, ignored)) {
+    throw Error(
+        fmt::format("--device cuda: expected {}, found no such file: this LibTorch has no CUDA "
+                    "part. HINT: pip install "
+                    "torch=={} brings it; put its torch/lib first in LD_LIBRARY_PATH, or build "
+                    "with LIBTORCH_ROOT set "
+                    "to its torch folder",
+                    library.string(), build_info().torch_pin));
+  }
+  load(library, "it needs NVIDIA's libraries, which pip install torch brings with it");
+  const fs::path kernels =
+      folder_of(reinterpret_cast<const void*>(&open_device)) / "libblockscope_kernels_cuda.so";
+  if (!fs::exists(kernels, ignored)) {
+    fmt::print(stderr,
+               "--device cuda: no {}: attention runs as chains of tensor operators, slower. HINT: "
+               "cmake --preset cuda builds it\n",
+               kernels.string());
+    return;
+  }
+  load(kernels, "build it against this LibTorch: cmake --preset cuda");
+}
+
+}  // namespace
+
+at::Device open_device(const std::string& name) {
+  const std::optional<at::Device> device = parse(name);
+  if (!device) {
+    throw UsageError(fmt::format("--device: expected cpu, cuda or cuda:N, got '{}'", name));
+  }
+  if (device->is_cpu()) return *device;
+  load_libraries();
+  const int devices = at::hasCUDA() ? at::detail::getCUDAHooks().getNumGPUs() : 0;
+  if (device->index() >= devices) {
+    throw Error(fmt::format(
+        "--device {}: {}. HINT: blockscope doctor says what this machine has; CUDA_VISIBLE_DEVICES "
+        "hides GPUs; --device cpu runs without",
+        name,
+        devices == 0 ? "no GPU that this LibTorch can use: none is visible, or its driver is "
+                       "missing or older than CUDA 13"
+                     : fmt::format("expected an index below {}, the GPUs visible", devices)));
+  }
+  c10::impl::VirtualGuardImpl(at::kCUDA).setDevice(*device);
+  return *device;
+}
+
+int64_t free_device_memory(at::Device device) {
+  return static_cast<int64_t>(c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).first);
+}
+
+}  // namespace blockscope

@@ -1,0 +1,21 @@
+// --device: what a run needs of LibTorch and of us beyond the CPU is loaded when it is asked for,
+// and not before.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <string>
+
+namespace blockscope {
+
+/// `name`: cpu, cuda or cuda:N. For CUDA loads libtorch_cuda.so from LibTorch's folder and
+/// libblockscope_kernels_cuda.so from ours, where they are not linked or preloaded already; without
+/// the second, operators run as chains of tensor operators. Must be called before anything asks
+/// LibTorch for CUDA. Throws UsageError for another name, Error where a library, the driver or the
+/// GPU is missing.
+at::Device open_device(const std::string& name);
+
+/// Bytes that are free on a device, which is not the CPU.
+int64_t free_device_memory(at::Device device);
+
+}  // namespace blockscope
