@@ -41,7 +41,8 @@ class D2Cache : public CanvasCache {
     work = {rows_, rows_, rows_};
     maps_.push_back(attention_map(q, keys.ordered_key(layer), weights.scale()));
     return weights.output(
-        attend(needed == nullptr ? q : q.index_select(2, *needed), positions_of(needed)));
+        attend(needed == nullptr ? q : q.index_select(2, on_device(*needed, q.device())),
+               positions_of(needed)));
   }
 
   void end_step(const CanvasState& state, const CanvasFeedback& feedback) override {

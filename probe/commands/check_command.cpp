@@ -24,6 +24,7 @@
 #include "decode_record/error.h"
 #include "kernels/ops.h"
 #include "probe/checkpoint/safetensors.h"
+#include "probe/model/device.h"
 #include "probe/run/run_flags.h"
 
 namespace blockscope {
@@ -246,7 +247,8 @@ CheckReport compare_logits(const LoadedModel& loaded, const Reference& reference
   CheckReport report;
   for (int64_t begin = 0; begin < length; begin += kPositionsAtOnce) {
     const int64_t count = std::min(kPositionsAtOnce, length - begin);
-    const at::Tensor ours = model.logits(hidden[0].narrow(0, begin, count)).to(at::kDouble);
+    const at::Tensor ours =
+        on_host(model.logits(hidden[0].narrow(0, begin, count))).to(at::kDouble);
     compare_rows(ours, reference_rows(*reference.logits, loaded.config.vocab_size, begin, count),
                  begin, report);
   }

@@ -266,6 +266,9 @@ void run_study(const CLI::App& command, StudyFlags flags, const Environment& env
     check_output_name((folder / (info.name + ending)).string(), flags.resume || flags.force);
   }
   flags.options.threshold = flags.decoding.threshold;
+  if (flags.model.device != "cpu") {
+    throw UsageError("--device: a study's meters read on the CPU. HINT: leave it out");
+  }
   const LoadedModel model = load_model(flags.model, environment);
   const DecodeOptions decode = decode_options(flags.decoding, model);
   if (decode.autoregressive()) {

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "probe/decode/decode_observer.h"
+#include "probe/model/device.h"
 
 namespace blockscope {
 namespace {
@@ -73,8 +74,8 @@ void add_measured(const AttentionView& view, ExternalReads& reads) {
   const size_t head_base = static_cast<size_t>(view.input.layer * heads);
   // Undefined: the policy read every key, and no head reused.
   const AttentionParts& used = view.used;
-  const int64_t* keys_read =
-      used.keys_read.defined() ? used.keys_read.const_data_ptr<int64_t>() : nullptr;
+  const at::Tensor counts = on_host(used.keys_read);
+  const int64_t* keys_read = counts.defined() ? counts.const_data_ptr<int64_t>() : nullptr;
   const bool* reused = used.reused.defined() ? used.reused.const_data_ptr<bool>() : nullptr;
   const int64_t* scored =
       used.rows_scored.defined() ? used.rows_scored.const_data_ptr<int64_t>() : nullptr;

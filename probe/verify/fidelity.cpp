@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "probe/model/device.h"
 #include "probe/verify/agreement.h"
 
 namespace blockscope {
@@ -19,15 +20,18 @@ struct HeadSums {
 HeadSums head_sums(const at::Tensor& got, const at::Tensor& reference) {
   const at::Tensor exact = reference.to(at::kDouble);
   const at::Tensor error = got.to(at::kDouble) - exact;
-  return {error.abs().sum({-2, -1}).contiguous(), error.square().sum({-2, -1}).contiguous(),
-          exact.square().sum({-2, -1}).contiguous()};
+  const std::vector<at::Tensor> sums = on_host(std::vector{
+      error.abs().sum({-2, -1}), error.square().sum({-2, -1}), exact.square().sum({-2, -1})});
+  return {sums[0].contiguous(), sums[1].contiguous(), sums[2].contiguous()};
 }
 
-/// [S, H]: something other than this step's attention over the whole prefix went into the output.
+/// [S, H], on the host: something other than this step's attention over the whole prefix went into
+/// the output.
 at::Tensor approximated_heads(const AttentionParts& used) {
   at::Tensor heads = at::zeros({used.external.size(0), used.external.size(1)}, at::kBool);
   if (used.reused.defined()) heads.logical_or_(used.reused);
-  if (used.selected.defined()) heads.logical_or_(used.selected.ge(0).flatten(1).any(1, true));
+  if (used.selected.defined())
+    heads.logical_or_(on_host(used.selected.ge(0).flatten(1).any(1, true)));
   return heads;
 }
 
@@ -113,8 +117,8 @@ void FidelityMeter::on_logits(const PassContext& context, const std::vector<int6
     // A token that the exact run rules out (p = 0) adds nothing, whatever the other run gives it.
     const at::Tensor p_exact = exact.exp();
     const at::Tensor terms = at::where(p_exact > 0.0, p_exact * (exact - policy), 0.0);
-    const at::Tensor kl = terms.sum(-1).contiguous();
-    const at::Tensor same = exact.argmax(-1).eq(policy.argmax(-1)).contiguous();
+    const at::Tensor kl = on_host(terms.sum(-1)).contiguous();
+    const at::Tensor same = on_host(exact.argmax(-1).eq(policy.argmax(-1))).contiguous();
     for (size_t p = 0; p < pass.masked.size(); ++p) {
       if (!pass.masked[p]) continue;
       kl_[pass.step].push_back(static_cast<float>(kl.const_data_ptr<double>()[p]));
