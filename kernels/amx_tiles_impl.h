@@ -80,20 +80,49 @@ inline void clear_sums() {
   if constexpr (kSecond && kRight) _tile_zero(3);
 }
 
-// Adds the products of one block of steps: rows `stride` bytes apart, kBlockBytes of a panel.
+// The sums begin with what is in memory; `stride` in floats.
 template <bool kSecond, bool kRight>
-inline void add_block(const char* rows, int64_t stride, const char* panel) {
+inline void load_sums(const float* sums, int64_t stride) {
+  const int64_t bytes = stride * 4;
+  _tile_loadd(0, sums, bytes);
+  if constexpr (kRight) _tile_loadd(1, sums + kTileColumns, bytes);
+  if constexpr (kSecond) {
+    sums += kTileHeight * stride;
+    _tile_loadd(2, sums, bytes);
+    if constexpr (kRight) _tile_loadd(3, sums + kTileColumns, bytes);
+  }
+}
+
+// One block of steps: kBlockBytes of a panel.
+template <bool kRight>
+inline void load_panel(const char* panel) {
   _tile_loadd(6, panel, kStepBytes);
+  if constexpr (kRight) _tile_loadd(7, panel + kRowBytes, kStepBytes);
+}
+
+struct Nothing {
+  void operator()() const {}
+};
+
+// Adds the products of rows, `stride` bytes apart, and the panel's block; calls `between` before
+// each of the two or four products.
+template <bool kSecond, bool kRight, class Between = Nothing>
+inline void add_rows(const char* rows, int64_t stride, Between between = {}) {
   _tile_loadd(4, rows, stride);
+  between();
   _tile_dpbf16ps(0, 4, 6);
   if constexpr (kRight) {
-    _tile_loadd(7, panel + kRowBytes, kStepBytes);
+    between();
     _tile_dpbf16ps(1, 4, 7);
   }
   if constexpr (kSecond) {
     _tile_loadd(5, rows + kTileHeight * stride, stride);
+    between();
     _tile_dpbf16ps(2, 5, 6);
-    if constexpr (kRight) _tile_dpbf16ps(3, 5, 7);
+    if constexpr (kRight) {
+      between();
+      _tile_dpbf16ps(3, 5, 7);
+    }
   }
 }
 

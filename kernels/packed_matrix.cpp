@@ -87,6 +87,8 @@ struct PackedProducts {
   static constexpr double kBytesPerUs = 2e4, kProductsPerUs = 5e4;
   static constexpr double kWorthThreadsUs = 8.0;
   static constexpr int64_t kTasksPerThread = 8;
+  // Of x, between two panels: what a second-level cache keeps beside them.
+  static constexpr int64_t kRowBytesAtOnce = int64_t{1} << 19;
 
   void run(const std::vector<Part>& parts) const {
     double us = 0.0;
@@ -119,21 +121,25 @@ struct PackedProducts {
     const int64_t width = matrix.swiglu_ ? kPanelColumns / 2 : kPanelColumns;
     PanelProduct p;
     p.x_stride = x.stride(0) * element;
-    p.x = static_cast<const char*>(x.const_data_ptr()) + task.part->row * p.x_stride;
-    p.rows = task.part->rows;
+    const char* rows = static_cast<const char*>(x.const_data_ptr()) + task.part->row * p.x_stride;
     p.steps = matrix.panels_.size(1);
     p.out_stride = task.part->out.stride(0) * element;
     auto* to = static_cast<char*>(task.part->out.data_ptr());
     const auto* panels = static_cast<const char*>(matrix.panels_.const_data_ptr());
     const auto* bias =
         matrix.bias_.defined() ? static_cast<const char*>(matrix.bias_.const_data_ptr()) : nullptr;
-    for (int64_t panel = task.first_panel; panel < task.end_panel; ++panel) {
-      const int64_t column = panel * width;
-      p.panel = panels + panel * p.steps * kPanelStepBytes;
-      p.bias = bias == nullptr ? nullptr : bias + column * element;
-      p.out = to + column * element;
-      p.columns = std::min(width, matrix.out_ - column);
-      (matrix.swiglu_ ? kernels.swiglu : kernels.product)(p);
+    const int64_t at_once = std::max<int64_t>(kRowBytesAtOnce / (p.steps * 4) / 64 * 64, 64);
+    for (int64_t row = 0; row < task.part->rows; row += at_once) {
+      p.x = rows + row * p.x_stride;
+      p.rows = std::min(at_once, task.part->rows - row);
+      for (int64_t panel = task.first_panel; panel < task.end_panel; ++panel) {
+        const int64_t column = panel * width;
+        p.panel = panels + panel * p.steps * kPanelStepBytes;
+        p.bias = bias == nullptr ? nullptr : bias + column * element;
+        p.out = to + row * p.out_stride + column * element;
+        p.columns = std::min(width, matrix.out_ - column);
+        (matrix.swiglu_ ? kernels.swiglu : kernels.product)(p);
+      }
     }
   }
 

@@ -16,6 +16,9 @@ namespace blockscope {
 constexpr int64_t kTileKeys = 64;
 constexpr int64_t kMaxLanes = 16;  // widest vector, in floats; padding unit of every buffer
 
+// How far a score may be above its row's row_max: weights of e^8 lose nothing in float32.
+constexpr float kMaxSlack = 8.0f;
+
 struct TileKernels {
   const char* name;
   int64_t slice_rows;  // as many rows as accumulate should be given at once, where there are more
@@ -35,7 +38,8 @@ struct TileKernels {
                  int64_t num_keys, int64_t dim, float* scores);
 
   // Online softmax: scores become exp(score * scale - new row_max); row_max, row_sum
-  // [R][kMaxLanes] (partial sums per lane) are updated; alpha[r] = exp(old max - new max).
+  // [R][kMaxLanes] (partial sums per lane) are updated; alpha[r] = exp(old max - new max). A
+  // row_max moves when a score is above it by more than kMaxSlack: hardly ever after a few tiles.
   // `visible` (or null): row r sees only the first visible[r] keys of the tile (may be <= 0).
   void (*softmax)(float* scores, int64_t num_rows, int64_t num_keys, float scale,
                   const int64_t* visible, float* row_max, float* row_sum, float* alpha);

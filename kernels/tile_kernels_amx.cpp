@@ -1,5 +1,6 @@
 // Tile kernels for AMX: products of bfloat16 in tiles, everything else as with AVX512-BF16; flags
-// in CMakeLists.txt. Executed in emulation only (tests/kernels/amx_emulation.h) and never timed.
+// in CMakeLists.txt. Where no CPU has AMX, tests execute them in emulation
+// (tests/kernels/amx_emulation.h).
 //
 // Layouts of bfloat16, in steps of two elements (amx_tiles_impl.h): queries [row][steps]; keys
 // [panel of 32 keys][steps][32], the depth filled with zeros up to whole blocks; values [panel of
@@ -87,7 +88,8 @@ void scores_in_tiles(Element element, const float* queries, const float* packed_
       const char* panel = reinterpret_cast<const char*>(packed_keys + key * steps);
       clear_sums<kSecond, kRight>();
       for (int64_t s = 0; s < steps; s += kBlockSteps) {
-        add_block<kSecond, kRight>(rows + s * 4, steps * 4, panel + s * kStepBytes);
+        load_panel<kRight>(panel + s * kStepBytes);
+        add_rows<kSecond, kRight>(rows + s * 4, steps * 4);
       }
       store_sums<kSecond, kRight>(result + begin * kTileKeys + key, kTileKeys);
     };
@@ -121,6 +123,10 @@ inline void split_weights(const float* weights, int64_t num_keys, char* high, ch
   }
 }
 
+void scale_row(float* row, float factor, int64_t floats) {
+  for (int64_t v = 0; v < floats; v += kLanes) store(row + v, load(row + v) * factor);
+}
+
 void accumulate_in_tiles(Element element, const float* weights, const float* packed_values,
                          const float* alpha, int64_t num_rows, int64_t num_keys, int64_t dim,
                          float* output) {
@@ -129,35 +135,30 @@ void accumulate_in_tiles(Element element, const float* weights, const float* pac
   }
   alignas(64) char high[kMostRows * kKeyBytes];
   alignas(64) char low[kMostRows * kKeyBytes];
-  alignas(64) float sums[kMostRows * kPanel];
   const int64_t stride = padded(dim);
   for_blocks_of_rows(num_rows, [&]<bool kSecond>(int64_t begin, int64_t rows) {
+    float* const block = output + begin * stride;
     for (int64_t r = 0; r < rows; ++r) {
       split_weights(weights + (begin + r) * kTileKeys, num_keys, high + r * kKeyBytes,
                     low + r * kKeyBytes);
+      if (alpha[begin + r] != 1.0f) scale_row(block + r * stride, alpha[begin + r], stride);
     }
     finish_writes();
     const auto add_panel = [&]<bool kRight>(const char* panel, float* out) {
-      clear_sums<kSecond, kRight>();
+      load_sums<kSecond, kRight>(out, stride);
       for (int64_t j = 0; j < num_keys; j += kBlockKeys) {
-        add_block<kSecond, kRight>(high + j * 2, kKeyBytes, panel + j / 2 * kStepBytes);
-        add_block<kSecond, kRight>(low + j * 2, kKeyBytes, panel + j / 2 * kStepBytes);
+        load_panel<kRight>(panel + j / 2 * kStepBytes);
+        add_rows<kSecond, kRight>(high + j * 2, kKeyBytes);
+        add_rows<kSecond, kRight>(low + j * 2, kKeyBytes);
       }
-      store_sums<kSecond, kRight>(sums, kPanel);
-      for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t v = 0; v < (kRight ? kPanel : kLanes); v += kLanes) {
-          float* at = out + r * stride + v;
-          store(at, load(at) * broadcast(alpha[begin + r]) + load(sums + r * kPanel + v));
-        }
-      }
+      store_sums<kSecond, kRight>(out, stride);
     };
     const char* panel = reinterpret_cast<const char*>(packed_values);
     for (int64_t d = 0; d < dim; d += kPanel, panel += kPanelValueBytes) {
-      float* out = output + begin * stride + d;
       if (dim - d > kTileColumns) {
-        add_panel.template operator()<true>(panel, out);
+        add_panel.template operator()<true>(panel, block + d);
       } else {
-        add_panel.template operator()<false>(panel, out);
+        add_panel.template operator()<false>(panel, block + d);
       }
     }
   });

@@ -150,40 +150,53 @@ inline float max_lane(Vec v) {
   return v[0];
 }
 
+// One row of softmax, its scores in registers in between. kWhole: a full tile, all of it visible.
+template <bool kWhole>
+inline void softmax_row(float* scores, int64_t num_keys, int64_t visible, float scale,
+                        float& row_max, float* row_sum, float& alpha) {
+  constexpr int64_t kVectors = kTileKeys / kLanes;
+  const int64_t vectors = kWhole ? kVectors : (num_keys + kLanes - 1) / kLanes;
+  Vec x[kVectors];
+  Vec largest = broadcast(-kInfinity);
+#pragma GCC unroll 16
+  for (int64_t v = 0; v < vectors; ++v) {
+    x[v] = load(scores + v * kLanes) * scale;
+    if (!kWhole && (v + 1) * kLanes > visible) {
+      const VecI hidden = lane_index() >= static_cast<int32_t>(visible - v * kLanes);
+      x[v] = hidden ? broadcast(-kInfinity) : x[v];
+    }
+    largest = larger(x[v], largest);  // a NaN is passed over here and caught by exp
+  }
+  const float before = row_max;
+  const float after = any_above(largest, before + kMaxSlack) ? max_lane(largest) : before;
+  // A row that has seen only -inf keeps weight 0: without this, -inf - -inf would be NaN.
+  const float origin = after == -kInfinity ? 0.0f : after;
+  Vec sum{};
+#pragma GCC unroll 16
+  for (int64_t v = 0; v < vectors; ++v) {
+    const Vec weight = exp_vec(x[v] - origin);
+    sum += weight;
+    store(scores + v * kLanes, weight);
+  }
+  alpha = 1.0f;
+  if (after != before) {
+    alpha = exp_vec(broadcast(before - origin))[0];
+    row_max = after;
+  }
+  store(row_sum, load(row_sum) * alpha + sum);
+}
+
 void softmax(float* scores_of_rows, int64_t num_rows, int64_t num_keys, float scale,
              const int64_t* visible, float* row_max, float* row_sum, float* alpha) {
-  const int64_t end = (num_keys + kLanes - 1) / kLanes * kLanes;
   for (int64_t r = 0; r < num_rows; ++r) {
-    float* s = scores_of_rows + r * kTileKeys;
+    float* const s = scores_of_rows + r * kTileKeys;
     const int64_t limit = visible && visible[r] < num_keys ? visible[r] : num_keys;
-    Vec largest = broadcast(-kInfinity);
-    for (int64_t j = 0; j < end; j += kLanes) {
-      Vec x = load(s + j) * scale;
-      if (j + kLanes > limit) {
-        const VecI hidden = lane_index() >= static_cast<int32_t>(limit - j);
-        x = hidden ? broadcast(-kInfinity) : x;
-      }
-      largest = larger(x, largest);  // a NaN is passed over here and caught by exp
-      store(s + j, x);
+    float* const sum = row_sum + r * kMaxLanes;
+    if (limit == kTileKeys) {
+      softmax_row<true>(s, num_keys, limit, scale, row_max[r], sum, alpha[r]);
+    } else {
+      softmax_row<false>(s, num_keys, limit, scale, row_max[r], sum, alpha[r]);
     }
-    const float before = row_max[r];
-    const float tile_max = max_lane(largest);
-    const float after = tile_max > before ? tile_max : before;
-    // A row that has seen only -inf keeps weight 0: without this, -inf - -inf would be NaN.
-    const float origin = after == -kInfinity ? 0.0f : after;
-    Vec sum{};
-    for (int64_t j = 0; j < end; j += kLanes) {
-      const Vec weight = exp_vec(load(s + j) - origin);
-      sum += weight;
-      store(s + j, weight);
-    }
-    alpha[r] = 1.0f;
-    if (after != before) {
-      alpha[r] = exp_vec(broadcast(before - origin))[0];
-      row_max[r] = after;
-    }
-    float* total = row_sum + r * kMaxLanes;
-    store(total, load(total) * alpha[r] + sum);
   }
 }
 

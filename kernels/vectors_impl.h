@@ -119,11 +119,25 @@ inline Vec larger(Vec a, Vec b) {
 #endif
 }
 
+// Whether a lane is above the bound; NaN is not.
+inline bool any_above(Vec v, float bound) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask(v, _mm512_set1_ps(bound), _CMP_GT_OQ) != 0;
+#else
+  const VecI above = v > bound;
+  int32_t any = 0;
+  for (int lane = 0; lane < kLanes; ++lane) any |= above[lane];
+  return any != 0;
+#endif
+}
+
 // exp for x <= 88, below 1.5 ulp; 0 below -87.33, where the result would be subnormal. NaN stays.
 inline Vec exp_vec(Vec x) {
+#if !defined(__AVX512F__)
   const VecI tiny = x < -87.33654f;
   x = larger(broadcast(-87.33654f), x);
   x = x > 88.0f ? broadcast(88.0f) : x;
+#endif
   // Adding 1.5 * 2^23 rounds to an integer that then sits in the low bits.
   const Vec shifted = x * 1.44269504f + 12582912.0f;
   const Vec n = shifted - 12582912.0f;
@@ -135,8 +149,14 @@ inline Vec exp_vec(Vec x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
+#if defined(__AVX512F__)
+  // p * 2^n, whatever n is: no input needs to be brought into the range first.
+  const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.33654f), _CMP_NLT_UQ);
+  return _mm512_maskz_scalef_ps(normal, p, n);
+#else
   const Vec power = bits<Vec>((bits<VecU>(shifted) << 23) + 0x3f800000u);
   return tiny ? Vec{} : p * power;
+#endif
 }
 
 }  // namespace

@@ -90,6 +90,10 @@ struct PassResult {
   int64_t deciding_ns = 0;  // part of pass_ns between logits and tokens: sampling, the strategy
 };
 
+/// Exact weights of a layer's pass are kept for the observer up to this. Beyond the caches of a
+/// CPU, walking the keys a second time is as fast and takes no memory.
+constexpr int64_t kMostKeptWeightBytes = int64_t{64} << 20;
+
 class DecodeObserver {
  public:
   virtual ~DecodeObserver() = default;

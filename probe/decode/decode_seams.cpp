@@ -207,14 +207,11 @@ at::Tensor DecodeSeams::denoising_attention(const AttentionInput& pass_input) {
   return used.out;
 }
 
-/// Kept weights are written and read again: beyond the caches of a CPU, walking the keys a second
-/// time is as fast and takes no memory.
 bool DecodeSeams::wants_weights(const AttentionInput& input, const ExternalKeys& external) const {
-  constexpr int64_t kMostBytes = int64_t{64} << 20;
   const int64_t weights =
       input.q.size(0) * input.q.size(1) * input.q.size(2) * external.key.size(2);
   return observer_ != nullptr && rows_.count == options_.block_length &&
-         weights * static_cast<int64_t>(sizeof(float)) <= kMostBytes &&
+         weights * static_cast<int64_t>(sizeof(float)) <= kMostKeptWeightBytes &&
          observer_->wants_weights(*context_, input.layer);
 }
 

@@ -17,6 +17,7 @@
 #include "decode_record/index_set.h"
 #include "decode_record/trace_layout.h"
 #include "probe/checkpoint/rope.h"
+#include "probe/decode/decode_observer.h"
 #include "probe/decode/kv_cache.h"
 
 namespace blockscope {
@@ -136,9 +137,9 @@ int64_t recorder_memory(const RecorderOptions& recorder, const DecodeOptions& de
   const int64_t block_length = decode.block_length();
   const auto layers = static_cast<int64_t>(meta.layers.size());
   // Previous step, up to four reuse sources, step 1's queries: float32 [H, B, D] each; step 1's
-  // probabilities and their logarithms: float32 [B, V] each; step 1's sets.
+  // logits [B, V] in their own type, four bytes at most; step 1's sets.
   bytes += layers * 7 * config.num_heads * block_length * config.head_dim * 4;
-  bytes += 2 * block_length * config.vocab_size * 4;
+  bytes += block_length * config.vocab_size * 4;
   bytes += layers * static_cast<int64_t>(meta.kv_heads.size()) * meta.set_size * 4;
   return bytes;
 }
@@ -273,13 +274,18 @@ CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& d
   cost.file_bytes = file_bytes(meta, longest_trace(recorder, decode, prompts));
   const int64_t sequences = std::min<int64_t>(batch_size, static_cast<int64_t>(prompts.size()));
   const ModelConfig& config = model.config;
+  int64_t kept_weights = 0;
   for (size_t first = 0; first < prompts.size(); first += static_cast<size_t>(batch_size)) {
     const std::vector<DecodeRequest> batch = batch_requests(prompts, first, batch_size);
     const KvCacheShape shape = cache_shape(config, batch, decode);
     cost.kv_cache_bytes = std::max(cost.kv_cache_bytes, KvCache::size_bytes(shape, model.dtype));
     cost.history_bytes = std::max(cost.history_bytes, klass_history(batch, decode, config));
+    const int64_t weights = std::ssize(batch) * config.num_heads * decode.block_length() *
+                            shape.capacity * static_cast<int64_t>(sizeof(float));
+    kept_weights = std::max(kept_weights, std::min(weights, kMostKeptWeightBytes));
   }
-  cost.recorder_bytes = sequences * recorder_memory(recorder, decode, config);
+  if (meta.level < RecordLevel::sets) kept_weights = 0;
+  cost.recorder_bytes = sequences * recorder_memory(recorder, decode, config) + kept_weights;
   return cost;
 }
 
