@@ -1,7 +1,7 @@
 # LibTorch for the CPU path, without find_package(Torch), which drags in the CUDA machinery.
 # LIBTORCH_ROOT (cache variable or environment) is a folder with lib/ and include/: an unpacked
 # LibTorch archive, `site-packages/torch`, or what scripts/setup.sh unpacked from the PyPI wheel.
-# Defines LibTorch::torch_cpu, and LibTorch::torch_cuda where the root has libtorch_cuda.so.
+# Defines LibTorch::torch_cpu, and LibTorch::c10_cuda where the root has libc10_cuda.so.
 set(_torch_default "${BLOCKSCOPE_CACHE}/libtorch-${TORCH_VERSION}/torch")
 if(DEFINED ENV{LIBTORCH_ROOT})
   set(_torch_default "$ENV{LIBTORCH_ROOT}")
@@ -10,12 +10,11 @@ set(LIBTORCH_ROOT "${_torch_default}" CACHE PATH "Folder with LibTorch's lib/ an
 
 find_library(LibTorch_CPU_LIBRARY torch_cpu PATHS "${LIBTORCH_ROOT}/lib" NO_DEFAULT_PATH)
 find_library(LibTorch_C10_LIBRARY c10 PATHS "${LIBTORCH_ROOT}/lib" NO_DEFAULT_PATH)
-find_library(LibTorch_CUDA_LIBRARY torch_cuda PATHS "${LIBTORCH_ROOT}/lib" NO_DEFAULT_PATH)
 find_library(LibTorch_C10_CUDA_LIBRARY c10_cuda PATHS "${LIBTORCH_ROOT}/lib" NO_DEFAULT_PATH)
 find_path(LibTorch_INCLUDE_DIR torch/csrc/api/include/torch/all.h
   PATHS "${LIBTORCH_ROOT}/include" NO_DEFAULT_PATH)
-mark_as_advanced(LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY LibTorch_CUDA_LIBRARY
-  LibTorch_C10_CUDA_LIBRARY LibTorch_INCLUDE_DIR)
+mark_as_advanced(LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY LibTorch_C10_CUDA_LIBRARY
+  LibTorch_INCLUDE_DIR)
 
 if(LibTorch_INCLUDE_DIR)
   set(_torch_version_h "${LibTorch_INCLUDE_DIR}/torch/headeronly/version.h")
@@ -70,10 +69,11 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::torch_cpu)
       target_link_options(LibTorch::torch_cpu INTERFACE -fopenmp)
     endif()
   endif()
-  if(LibTorch_CUDA_LIBRARY AND LibTorch_C10_CUDA_LIBRARY)
-    add_library(LibTorch::torch_cuda SHARED IMPORTED GLOBAL)
-    set_target_properties(LibTorch::torch_cuda PROPERTIES
-      IMPORTED_LOCATION "${LibTorch_CUDA_LIBRARY}"
-      INTERFACE_LINK_LIBRARIES "LibTorch::torch_cpu;${LibTorch_C10_CUDA_LIBRARY}")
+  # Its headers need those of the CUDA toolkit. The kernels need nothing of libtorch_cuda.so.
+  if(LibTorch_C10_CUDA_LIBRARY)
+    add_library(LibTorch::c10_cuda SHARED IMPORTED GLOBAL)
+    set_target_properties(LibTorch::c10_cuda PROPERTIES
+      IMPORTED_LOCATION "${LibTorch_C10_CUDA_LIBRARY}"
+      INTERFACE_LINK_LIBRARIES "LibTorch::torch_cpu")
   endif()
 endif()

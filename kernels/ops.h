@@ -54,7 +54,7 @@ struct ExternalWeights {
 //   k_in, v_in [S, K, T_in, D]. Every query sees the first ext_len[s] external keys and all T_in
 //   internal keys; nothing behind ext_len[s] is read.
 //   kept (may be null; C++ only): gets the weights, which topk_sets chooses from without a second
-//   walk over the keys.
+//   walk over the keys. Stays undefined on a GPU: writing them would take longer than the walk.
 SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& v_ext, const at::Tensor& ext_len,
                                const at::Tensor& k_in, const at::Tensor& v_in, double scale,

@@ -34,39 +34,44 @@ void check_shape(const char* op, const char* name, const at::Tensor& tensor,
               to_text(tensor.sizes()), ". HINT: kernels/ops.h lists the shapes of every argument");
 }
 
-void check_cpu(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype) {
+void check_tensor(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype,
+                  at::Device device) {
   TORCH_CHECK(tensor.defined(), op, ": ", name, ": expected a tensor, got none");
-  TORCH_CHECK(tensor.device().is_cpu(), op, ": ", name, ": expected a CPU tensor, got one on ",
-              tensor.device(), ". HINT: move it with .cpu()");
+  TORCH_CHECK(tensor.device() == device, op, ": ", name, ": expected a tensor on ", device,
+              ", got one on ", tensor.device(), ". HINT: move it with .to()");
   TORCH_CHECK(tensor.scalar_type() == dtype, op, ": ", name, ": expected dtype ", dtype, ", got ",
               tensor.scalar_type(), ". HINT: convert it with .to()");
 }
 
-void check_operand(const char* op, const char* name, const at::Tensor& tensor,
-                   at::ScalarType dtype) {
-  check_cpu(op, name, tensor, dtype);
+void check_cpu(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype) {
+  check_tensor(op, name, tensor, dtype, at::kCPU);
+}
+
+void check_operand(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype,
+                   at::Device device) {
+  check_tensor(op, name, tensor, dtype, device);
   const int64_t last = tensor.dim() - 1;
   TORCH_CHECK(tensor.dim() > 0 && (tensor.size(last) <= 1 || tensor.stride(last) == 1), op, ": ",
               name, ": expected a contiguous last dimension, got strides ",
               to_text(tensor.strides()), ". HINT: call .contiguous() first");
 }
 
-void check_query(const char* op, const at::Tensor& q) {
+void check_query(const char* op, const at::Tensor& q, at::Device device) {
   TORCH_CHECK(q.defined(), op, ": q: expected a tensor, got none");
   const at::ScalarType dtype = q.scalar_type();
   TORCH_CHECK(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, op,
               ": q: expected dtype Float, Half or BFloat16, got ", dtype,
               ". HINT: convert it with .to()");
-  check_operand(op, "q", q, dtype);
+  check_operand(op, "q", q, dtype, device);
   check_shape(op, "q", q, {-1, -1, -1, -1});
   TORCH_CHECK(q.size(3) > 0, op, ": q: expected head_dim > 0, got 0");
 }
 
 AttentionSizes check_attention(const char* op, const at::Tensor& q, const char* key_name,
                                const at::Tensor& keys, const char* value_name,
-                               const at::Tensor* values) {
-  check_query(op, q);
-  check_operand(op, key_name, keys, q.scalar_type());
+                               const at::Tensor* values, at::Device device) {
+  check_query(op, q, device);
+  check_operand(op, key_name, keys, q.scalar_type(), device);
   check_shape(op, key_name, keys, {q.size(0), -1, -1, q.size(3)});
   AttentionSizes sizes;
   sizes.sequences = q.size(0);
@@ -80,7 +85,7 @@ AttentionSizes check_attention(const char* op, const at::Tensor& q, const char* 
               " query heads of q, got ", sizes.kv_heads);
   sizes.group = sizes.heads / sizes.kv_heads;
   if (values) {
-    check_operand(op, value_name, *values, q.scalar_type());
+    check_operand(op, value_name, *values, q.scalar_type(), device);
     check_shape(op, value_name, *values, keys.sizes());
   }
   return sizes;
@@ -88,11 +93,11 @@ AttentionSizes check_attention(const char* op, const at::Tensor& q, const char* 
 
 AttentionSizes check_split_attention(const char* op, const at::Tensor& q, const at::Tensor& k_ext,
                                      const at::Tensor& v_ext, const at::Tensor& k_in,
-                                     const at::Tensor& v_in) {
-  const AttentionSizes sizes = check_attention(op, q, "k_ext", k_ext, "v_ext", &v_ext);
-  check_operand(op, "k_in", k_in, q.scalar_type());
+                                     const at::Tensor& v_in, at::Device device) {
+  const AttentionSizes sizes = check_attention(op, q, "k_ext", k_ext, "v_ext", &v_ext, device);
+  check_operand(op, "k_in", k_in, q.scalar_type(), device);
   check_shape(op, "k_in", k_in, {sizes.sequences, sizes.kv_heads, -1, sizes.dim});
-  check_operand(op, "v_in", v_in, q.scalar_type());
+  check_operand(op, "v_in", v_in, q.scalar_type(), device);
   check_shape(op, "v_in", v_in, k_in.sizes());
   return sizes;
 }

@@ -12,13 +12,15 @@ namespace blockscope {
 void check_shape(const char* op, const char* name, const at::Tensor& tensor,
                  at::IntArrayRef expected);
 
-// A defined CPU tensor of this dtype.
+// A defined tensor of this dtype on this device.
+void check_tensor(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype,
+                  at::Device device);
 void check_cpu(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype);
 
-// check_cpu, a contiguous last dimension and, for q, one of the three float dtypes.
-void check_operand(const char* op, const char* name, const at::Tensor& tensor,
-                   at::ScalarType dtype);
-void check_query(const char* op, const at::Tensor& q);
+// check_tensor, a contiguous last dimension and, for q, one of the three float dtypes.
+void check_operand(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype,
+                   at::Device device = at::kCPU);
+void check_query(const char* op, const at::Tensor& q, at::Device device = at::kCPU);
 
 // Sizes shared by the arguments of an attention operator.
 struct AttentionSizes {
@@ -34,12 +36,12 @@ struct AttentionSizes {
 // Checks q [S, H, T, D] and keys [S, K, N, D] (and values, if defined, of the same shape).
 AttentionSizes check_attention(const char* op, const at::Tensor& q, const char* key_name,
                                const at::Tensor& keys, const char* value_name,
-                               const at::Tensor* values);
+                               const at::Tensor* values, at::Device device = at::kCPU);
 
 // The arguments of split_attention: check_attention, and k_in, v_in [S, K, T_in, D].
 AttentionSizes check_split_attention(const char* op, const at::Tensor& q, const at::Tensor& k_ext,
                                      const at::Tensor& v_ext, const at::Tensor& k_in,
-                                     const at::Tensor& v_in);
+                                     const at::Tensor& v_in, at::Device device = at::kCPU);
 
 // The lengths [S] int64, each in [0, capacity].
 std::vector<int64_t> check_lengths(const char* op, const char* name, const at::Tensor& lengths,

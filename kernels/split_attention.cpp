@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "kernels/device_operators.h"
 #include "kernels/ops.h"
 #include "kernels/shape_check.h"
 #include "kernels/split_attention_cpu.h"
@@ -33,6 +34,9 @@ SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& v_ext, const at::Tensor& ext_len,
                                const at::Tensor& k_in, const at::Tensor& v_in, double scale,
                                ExternalWeights* kept) {
+  if (const DeviceOperators* device = operators_of(kSplit, q)) {
+    return device->split_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale);
+  }
   const AttentionSizes sizes = check_split_attention(kSplit, q, k_ext, v_ext, k_in, v_in);
   const std::vector<int64_t> lengths =
       check_lengths(kSplit, "ext_len", ext_len, sizes.sequences, sizes.external_keys);

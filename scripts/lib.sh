@@ -186,8 +186,8 @@ torch_wheel() { # downloads it if needed and prints its path
 }
 
 # The CPU libraries and headers of the wheel, and the two small CUDA libraries that
-# libtorch_cpu.so links (its RPATH finds them in ../../nvidia/cu13/lib). The wheel's 510 MB of CUDA
-# kernels are left out: the CPU build links and runs without them.
+# libtorch_cpu.so links (its RPATH finds them in ../../nvidia/cu13/lib), and libc10_cuda.so, which our
+# CUDA kernels link. The wheel's 510 MB of CUDA kernels are left out: nothing is built with them.
 fetch_libtorch() {
   local new="$WORK/libtorch" wheel
   note "downloading 545 MB into $CACHE"
@@ -196,7 +196,7 @@ fetch_libtorch() {
   pip_download "$WORK/nvidia" "nvidia-cuda-cupti==$NVIDIA_CUDA_CUPTI_VERSION"
   note "unpacking"
   unpack "$wheel" "$new" 'torch/include/*' torch/lib/libtorch_cpu.so torch/lib/libc10.so \
-    'torch/lib/libgomp*'
+    torch/lib/libc10_cuda.so 'torch/lib/libgomp*'
   unpack "$WORK"/nvidia/nvidia_cuda_runtime-*.whl "$new" 'nvidia/cu13/lib/libcudart.so*'
   unpack "$WORK"/nvidia/nvidia_cuda_cupti-*.whl "$new" 'nvidia/cu13/lib/libcupti.so*'
   publish "$new" "$(libtorch_folder)"
@@ -240,6 +240,7 @@ python3-venv"
   torch="$(libtorch_folder)/torch"
   unpack "$wheel" "$site" -x 'torch/include/*' 'torch/share/*' torch/bin/ptxas \
     'torch/bin/protoc*' torch/lib/libtorch_cpu.so torch/lib/libc10.so 'torch/lib/libgomp*' \
+    torch/lib/libc10_cuda.so \
     torch/lib/libtorch_nvshmem.so torch/lib/libtorch_cuda_linalg.so
   chmod +x "$site/torch/bin/torch_shm_manager"
   ln -s "$torch"/lib/*.so* "$site/torch/lib/"

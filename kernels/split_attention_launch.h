@@ -1,0 +1,94 @@
+// One call of split_attention on a device: plain numbers and pointers, the same for the GPU and for
+// the emulator. Results are those of ops.h. No torch here.
+//
+// The external keys of a KV head are cut into chunks, by their number alone; a thread block takes
+// one chunk, or all internal keys, and up to kMaxTileRows query rows (g * T + t) of the KV head,
+// and leaves an unfinished state for each row. A second kernel merges the states of a row. So a few
+// long sequences fill a GPU, and results depend neither on the device nor on the other sequences.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define BLOCKSCOPE_HOST_DEVICE __host__ __device__
+#else
+#define BLOCKSCOPE_HOST_DEVICE
+#endif
+
+namespace blockscope {
+
+enum class DeviceFloat { kFloat32, kFloat16, kBFloat16 };
+
+// A tensor [S, heads, rows, D]: strides in elements, the last one 1.
+struct DeviceRows {
+  const void* data = nullptr;
+  int64_t sequence = 0;
+  int64_t head = 0;
+  int64_t row = 0;
+};
+
+constexpr int kMaxDeviceDim = 256;
+constexpr int kMaxSequencesPerCall = 512;  // their lengths travel with the launch
+constexpr int kMaxChunks = 32;             // one for each lane of the warp that merges
+
+struct SplitCall {
+  DeviceFloat type = DeviceFloat::kFloat32;
+  int sequences = 0;
+  int heads = 0;
+  int kv_heads = 0;
+  int group = 0;
+  int queries = 0;
+  int dim = 0;
+  int max_chunks = 0;  // of the longest prefix
+  int internal_keys = 0;
+  float scale_log2 = 0.0f;  // scale * log2(e)
+  DeviceRows q, k_ext, v_ext, k_in, v_in;
+
+  // Unfinished states, state_floats() in all: [S, K, max_chunks + 1, G * T] rows of padded_dim(dim)
+  // outputs, then their maxima (times log2(e)), then their sums. The last chunk is the internal
+  // one.
+  float* states = nullptr;
+
+  void* out = nullptr;  // [S, T, H, D]
+  float* external = nullptr;
+  float* lse_external = nullptr;
+  float* internal = nullptr;
+  float* lse_internal = nullptr;
+
+  int32_t lengths[kMaxSequencesPerCall] = {};  // external keys of each sequence
+};
+
+BLOCKSCOPE_HOST_DEVICE inline int keys_per_chunk(int keys) {
+  constexpr int kMinKeys = 256;
+  constexpr int kTile = 64;
+  const int even = (keys + kMaxChunks - 1) / kMaxChunks;
+  const int tiles = (even + kTile - 1) / kTile;
+  return tiles * kTile > kMinKeys ? tiles * kTile : kMinKeys;
+}
+BLOCKSCOPE_HOST_DEVICE inline int num_chunks(int keys) {
+  const int chunk = keys_per_chunk(keys);
+  return static_cast<int>((static_cast<int64_t>(keys) + chunk - 1) / chunk);
+}
+
+// The kernels' row length in registers and shared memory; channels behind `dim` are 0.
+BLOCKSCOPE_HOST_DEVICE inline int padded_dim(int dim) {
+  return dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
+}
+
+BLOCKSCOPE_HOST_DEVICE inline int64_t num_states(const SplitCall& call) {
+  return static_cast<int64_t>(call.sequences) * call.kv_heads * (call.max_chunks + 1) * call.group *
+         call.queries;
+}
+inline int64_t state_floats(const SplitCall& call) {
+  return num_states(call) * (padded_dim(call.dim) + 2);
+}
+
+// `stream` is a cudaStream_t; the emulator has none and runs the call at once.
+namespace cuda {
+void launch_split_attention(const SplitCall& call, void* stream);
+}
+namespace emulated {
+void launch_split_attention(const SplitCall& call, void* stream);
+}
+
+}  // namespace blockscope
