@@ -1,7 +1,6 @@
 // The operators of ops.h on a device other than the CPU. ops.h's functions look at the device of
 // their first argument and call through this table, which the device's library fills when it is
-// loaded: libblockscope_kernels_cuda.so for CUDA. Who stays on the CPU links and loads nothing of
-// it.
+// loaded: libblockscope_kernels_cuda.so for CUDA. Who stays on the CPU loads nothing of it.
 #pragma once
 
 #include "kernels/ops.h"
@@ -17,8 +16,7 @@ struct DeviceOperators {
 
 void set_cuda_operators(const DeviceOperators& operators);
 
-// Null where `tensor` is undefined or on the CPU. Throws c10::Error where its device has no
-// operators.
+// Null where `tensor` is undefined or on the CPU. Throws c10::Error where its device has none.
 const DeviceOperators* operators_of(const char* op, const at::Tensor& tensor);
 
 }  // namespace blockscope

@@ -1,6 +1,5 @@
-// The kernels of split_attention (split_attention_launch.h says how they share the work) and their
-// launches, for both worlds: included once by split_attention_cuda.cu and
-// split_attention_emulated.cpp.
+// The kernels of split_attention, whose header split_attention_launch.h says how they share the
+// work, and their launches: compiled once for each world.
 #pragma once
 
 #include "kernels/merge_device.cuh"

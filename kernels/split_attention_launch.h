@@ -2,9 +2,9 @@
 // the emulator. Results are those of ops.h. No torch here.
 //
 // The external keys of a KV head are cut into chunks, by their number alone; a thread block takes
-// one chunk, or all internal keys, and up to kMaxTileRows query rows (g * T + t) of the KV head,
-// and leaves an unfinished state for each row. A second kernel merges the states of a row. So a few
-// long sequences fill a GPU, and results depend neither on the device nor on the other sequences.
+// one chunk, or all internal keys, and up to 128 query rows (g * T + t) of the KV head, and leaves
+// an unfinished state for each row. A second kernel merges the states of a row. So a few long
+// sequences fill a GPU, and results depend neither on the device nor on the other sequences.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +45,8 @@ struct SplitCall {
   DeviceRows q, k_ext, v_ext, k_in, v_in;
 
   // Unfinished states, state_floats() in all: [S, K, max_chunks + 1, G * T] rows of padded_dim(dim)
-  // outputs, then their maxima (times log2(e)), then their sums. The last chunk is the internal
-  // one.
+  // outputs, then their maxima (times log2(e)), then their sums; chunk max_chunks is the
+  // internal one.
   float* states = nullptr;
 
   void* out = nullptr;  // [S, T, H, D]
