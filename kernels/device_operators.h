@@ -12,6 +12,11 @@ struct DeviceOperators {
                                     const at::Tensor& v_ext, const at::Tensor& ext_len,
                                     const at::Tensor& k_in, const at::Tensor& v_in,
                                     double scale) = nullptr;
+  ReuseAttention (*reuse_attention)(const at::Tensor& q, const at::Tensor& k_ext,
+                                    const at::Tensor& v_ext, const at::Tensor& ext_len,
+                                    const at::Tensor& k_in, const at::Tensor& v_in,
+                                    const at::Tensor& cached_external, const at::Tensor& cached_lse,
+                                    const at::Tensor& reuse_mask, double scale) = nullptr;
 };
 
 void set_cuda_operators(const DeviceOperators& operators);

@@ -102,6 +102,19 @@ AttentionSizes check_split_attention(const char* op, const at::Tensor& q, const 
   return sizes;
 }
 
+std::vector<bool> check_reuse_mask(const char* op, const at::Tensor& mask,
+                                   const AttentionSizes& sizes) {
+  check_cpu(op, "reuse_mask", mask, at::kBool);
+  if (mask.dim() == 1) {
+    check_shape(op, "reuse_mask", mask, {sizes.heads});
+  } else {
+    check_shape(op, "reuse_mask", mask, {sizes.sequences, sizes.heads});
+  }
+  const at::Tensor flags = mask.expand({sizes.sequences, sizes.heads}).contiguous();
+  const bool* data = flags.const_data_ptr<bool>();
+  return std::vector<bool>(data, data + flags.numel());
+}
+
 std::vector<int64_t> check_lengths(const char* op, const char* name, const at::Tensor& lengths,
                                    int64_t sequences, int64_t capacity) {
   check_cpu(op, name, lengths, at::kLong);

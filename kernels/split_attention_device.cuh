@@ -42,6 +42,22 @@ __device__ __forceinline__ const Scalar* rows_of(const DeviceRows& rows, int seq
   return static_cast<const Scalar*>(rows.data) + sequence * rows.sequence + head * rows.head;
 }
 
+// The external keys that a KV head reads.
+__device__ __forceinline__ int prefix_length(const SplitCall& call, int sequence, int kv_head) {
+  int length = call.lengths[sequence];
+  if (call.counts != nullptr) {
+    const int count = call.counts[sequence * call.kv_heads + kv_head];
+    if (count >= 0) length = count;
+  }
+  if (call.reuse == nullptr) return length;
+  const bool* reuse = call.reuse + static_cast<int64_t>(sequence) * call.heads +
+                      static_cast<int64_t>(kv_head) * call.group;
+  for (int g = 0; g < call.group; ++g) {
+    if (!reuse[g]) return length;
+  }
+  return 0;
+}
+
 // The keys of this thread block; empty where the prefix has no such chunk.
 template <class Scalar>
 __device__ __forceinline__ KeySpan<Scalar> span_of(const SplitCall& call, const Place& place) {
@@ -60,7 +76,11 @@ __device__ __forceinline__ KeySpan<Scalar> span_of(const SplitCall& call, const 
   span.begin = 0;
   span.end = call.internal_keys;
   if (!internal) {
-    const int length = call.lengths[place.sequence];
+    const int64_t head = static_cast<int64_t>(place.sequence) * call.kv_heads + place.kv_head;
+    if (call.counts != nullptr && call.counts[head] >= 0) {
+      span.positions = call.positions + head * call.capacity;
+    }
+    const int length = prefix_length(call, place.sequence, place.kv_head);
     const int64_t size = keys_per_chunk(length);
     const int64_t begin = chunk * size;
     const int64_t end = begin + size;
@@ -200,6 +220,13 @@ __device__ __forceinline__ float finish_row(const SplitCall& call, int64_t first
   return (largest + log2f(total)) * 0.6931471805599453f;
 }
 
+template <int kDim>
+__device__ __forceinline__ void load_row(const float* from, int dim, float (&row)[kDim / 32]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int n = 0; n < kDim / 32; ++n) row[n] = n * 32 + lane < dim ? from[n * 32 + lane] : 0.0f;
+}
+
 // A warp for each row (sequence, head, token).
 template <class Scalar, int kDim>
 __global__ void __launch_bounds__(128) split_merge(const __grid_constant__ SplitCall call) {
@@ -214,11 +241,25 @@ __global__ void __launch_bounds__(128) split_merge(const __grid_constant__ Split
   const int64_t first =
       kv_head * (call.max_chunks + 1) * stride + head % call.group * call.queries + t;
 
-  float parts[2][kDim / 32];
-  float lses[2];
-  lses[0] = finish_row<kDim>(call, first, stride, num_chunks(call.lengths[sequence]), parts[0]);
+  const int length = prefix_length(call, sequence, head / call.group);
+  float parts[3][kDim / 32];
+  float lses[3];
+  if (call.reuse != nullptr && call.reuse[static_cast<int64_t>(sequence) * call.heads + head]) {
+    load_row<kDim>(call.cached_external + row * call.dim, call.dim, parts[0]);
+    lses[0] = call.cached_lse[row];
+  } else {
+    lses[0] = finish_row<kDim>(call, first, stride, num_chunks(length), parts[0]);
+  }
   lses[1] = finish_row<kDim>(call, first + call.max_chunks * stride, stride,
                              call.internal_keys > 0 ? 1 : 0, parts[1]);
+  lses[2] = -INFINITY;
+  if (call.residual != nullptr) {
+    load_row<kDim>(call.residual + row * call.dim, call.dim, parts[2]);
+    lses[2] = call.lse_residual[row];
+  }
+  if (call.keys_read != nullptr && lane == 0 && t == 0 && head % call.group == 0) {
+    call.keys_read[kv_head] = length;
+  }
   float merged[kDim / 32];
   merge_parts(parts, lses, merged);
   Scalar* out =

@@ -55,6 +55,22 @@ struct SplitCall {
   float* internal = nullptr;
   float* lse_internal = nullptr;
 
+  // reuse_attention, where given: [S, H], whether a head takes its external pair from `cached_...`.
+  // A KV head's prefix is not read if all its heads do.
+  const bool* reuse = nullptr;
+  const float* cached_external = nullptr;  // [S, H, T, D]
+  const float* cached_lse = nullptr;       // [S, H, T]
+
+  // gather_attention, where given: the external keys of KV head i are its positions[i * capacity
+  // ...], ascending, counts[i] of them; a negative count: all keys of the sequence.
+  const int32_t* positions = nullptr;
+  const int32_t* counts = nullptr;  // [S, K]
+  int64_t capacity = 0;
+  const float* residual = nullptr;      // [S, H, T, D]: a third part of `out`
+  const float* lse_residual = nullptr;  // [S, H, T]
+
+  int64_t* keys_read = nullptr;  // [S, K], where wanted: external keys read
+
   int32_t lengths[kMaxSequencesPerCall] = {};  // external keys of each sequence
 };
 

@@ -126,7 +126,8 @@ def add_split(worst, name, case, got, external, internal, extra=()):
                          for pairs in (external, internal) for _, lse in pairs
                          if lse.isfinite().any()])
     value = max([1.0] + [x[x.isfinite()].abs().float().max().item()
-                         for x in (case.v_ext, case.v_in) if x.isfinite().any()])
+                         for x in (case.v_ext, case.v_in, *(e[0] for e in external))
+                         if x.isfinite().any()])
     stack = lambda pairs, i: torch.stack([pair[i] for pair in pairs])
     merged = [merge([*parts]) for parts in zip(external, internal, *extra)]
     worst.add(f"{name} external", got[1], stack(external, 0), 2e-5 * value * score, case)
@@ -146,7 +147,30 @@ def check_split(ops, rng, dtype, worst):
     add_split(worst, "split_attention", case, got, [p[0] for p in pairs], [p[1] for p in pairs])
 
 
-CHECKS = {"split_attention": check_split}
+def check_reuse(ops, rng, dtype, worst):
+    case = Case(rng, dtype)
+    count = len(case.lengths)
+    cached = torch.randn(count, case.heads, case.queries, case.dim, device=DEVICE)
+    cached_lse = torch.randn(count, case.heads, case.queries, device=DEVICE) * 4.0
+    mask = torch.rand(count, case.heads) < rng.choice([0.0, 0.5, 0.9, 1.0])
+    pairs = [case.reference(s) for s in range(count)]
+    group = case.heads // case.kv_heads
+    unread = mask.view(count, case.kv_heads, group).all(-1)
+    case.k_ext[unread.to(DEVICE)] = math.nan  # must not be read
+    poison()
+    got = ops.reuse_attention(case.q, case.k_ext, case.v_ext, case.ext_len, case.k_in, case.v_in,
+                              cached, cached_lse, mask, case.scale)
+    external = []
+    for s, (fresh, _) in enumerate(pairs):
+        reused = mask[s].view(-1, 1)
+        external.append((torch.where(reused.unsqueeze(-1), cached[s].cpu().double(), fresh[0]),
+                         torch.where(reused, cached_lse[s].cpu().double(), fresh[1])))
+    add_split(worst, "reuse_attention", case, got, external, [p[1] for p in pairs])
+    expected = torch.where(unread, 0, case.ext_len.view(-1, 1)).double()
+    worst.add("reuse_attention keys_read", got[5], expected, 0.5, case)
+
+
+CHECKS = {"split_attention": check_split, "reuse_attention": check_reuse}
 
 
 def main():

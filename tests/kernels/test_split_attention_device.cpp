@@ -3,10 +3,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "kernels/device/emulator.h"
 #include "kernels/ops.h"
-#include "kernels/split_attention_device.h"
 #include "tests/kernels/attention_case.h"
+#include "tests/kernels/emulated_operators.h"
 #include "tests/kernels/split_cases.h"
 
 namespace blockscope::testing {
@@ -17,14 +16,8 @@ using emulated::Rounding;
 SplitAttention split(const AttentionCase& problem, uint64_t seed = 1,
                      Rounding rounding = Rounding::kNearest) {
   emulated::set_options({.seed = seed, .rounding = rounding});
-  return split_attention_on(
-      [](const SplitCall& call) {
-        // Nothing may be expected of fresh memory.
-        std::fill_n(call.states, state_floats(call), NAN);
-        emulated::launch_split_attention(call, nullptr);
-      },
-      problem.q, problem.k_ext, problem.v_ext, problem.ext_len, problem.k_in, problem.v_in,
-      problem.scale);
+  return split_attention_on(emulator(), problem.q, problem.k_ext, problem.v_ext, problem.ext_len,
+                            problem.k_in, problem.v_in, problem.scale);
 }
 
 // The CPU's cases, and those that only the GPU's kernels tell apart.
