@@ -208,7 +208,7 @@ __device__ __forceinline__ float finish_row(const SplitCall& call, int64_t first
 #pragma unroll
   for (int n = 0; n < kDim / 32; ++n) output[n] = 0.0f;
   if (total == 0.0f) return -INFINITY;  // no key, or only scores of -inf
-#pragma unroll 4
+#pragma unroll 8
   for (int chunk = 0; chunk < chunks; ++chunk) {
     const float factor = __shfl_sync(~0u, weight, chunk);
     const float* from = call.states + (first + chunk * stride) * kDim + lane;
@@ -287,6 +287,8 @@ inline dim3 split_grid(const SplitCall& call, int rows_per_tile) {
               static_cast<unsigned>(call.kv_heads * tiles), static_cast<unsigned>(call.sequences)};
 }
 
+constexpr unsigned kFewBlocks = 144;  // multiprocessors of an H100, and a few short blocks
+
 template <class Shape>
 void launch_tiles(const SplitCall& call, Stream stream) {
   launch(split_tiles<Shape>, split_grid(call, Shape::kRows), dim3{Shape::kThreads, 1, 1},
@@ -303,7 +305,14 @@ void launch_with(const SplitCall& call, Stream stream) {
     constexpr int kStages = kDim <= 128 ? 3 : 2;
     launch_tiles<TileShape<Scalar, kDim, 4, 1, kStages, kDim <= 128 ? 64 : 16>>(call, stream);
   } else if constexpr (kDim <= 128) {
-    launch_tiles<TileShape<Scalar, kDim, 4, 2, 2, 32>>(call, stream);
+    // Eight warps of 16 rows while every block has a multiprocessor for itself, then two blocks of
+    // four warps each. The same steps for every row, so the same bits.
+    const dim3 grid = split_grid(call, 128);
+    if (grid.x * grid.y * grid.z <= kFewBlocks) {
+      launch_tiles<TileShape<Scalar, kDim, 8, 1, 2, 32>>(call, stream);
+    } else {
+      launch_tiles<TileShape<Scalar, kDim, 4, 2, 2, 32>>(call, stream);
+    }
   } else {
     launch_tiles<TileShape<Scalar, kDim, 8, 1, 2, 16>>(call, stream);
   }

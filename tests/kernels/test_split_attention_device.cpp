@@ -114,6 +114,27 @@ TEST(SplitAttentionDevice, ResultsDoNotDependOnOtherSequences) {
   }
 }
 
+// A small grid and a large one take different tiles of rows.
+TEST(SplitAttentionDevice, ManyRowsGiveTheSameBitsInSmallAndLargeGrids) {
+  const AttentionCase batch = make_case({.heads = 8,
+                                         .kv_heads = 8,
+                                         .dim = 16,
+                                         .queries = 72,
+                                         .internal = 8,
+                                         .ext_len = {1400, 1400, 1400, 70},
+                                         .dtype = at::kBFloat16},
+                                        12);
+  const SplitAttention together = split(batch);  // 8 KV heads of 7 blocks, 4 sequences
+  AttentionCase one = batch;
+  for (at::Tensor* tensor : {&one.q, &one.k_ext, &one.v_ext, &one.k_in, &one.v_in, &one.ext_len}) {
+    *tensor = tensor->slice(0, 1, 2);
+  }
+  const SplitAttention alone = split(one);
+  EXPECT_TRUE(at::equal(alone.external[0], together.external[1]));
+  EXPECT_TRUE(at::equal(alone.lse_external[0], together.lse_external[1]));
+  EXPECT_TRUE(at::equal(alone.out[0], together.out[1]));
+}
+
 // [S, N, K, D + more] storage, seen as [S, K, N, D]; NaN in everything that must not be read.
 at::Tensor embed(const at::Tensor& tensor, int64_t before, int64_t behind) {
   at::Tensor storage = at::full(
