@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/device_support.h"
 #include "kernels/shape_check.h"
 
 namespace blockscope {
@@ -14,6 +15,8 @@ namespace {
 
 constexpr const char* kSplit = "split_attention";
 constexpr const char* kReuse = "reuse_attention";
+constexpr const char* kGather = "gather_attention";
+constexpr const char* kUnselected = "unselected_attention";
 
 // Where the external pairs come from if not from the whole prefix; the members of SplitCall as
 // tensors on the device, contiguous, undefined where the call has none.
@@ -21,26 +24,11 @@ struct DeviceSource {
   at::Tensor reuse;  // [S, H] bool
   at::Tensor cached_external;
   at::Tensor cached_lse;
+  at::Tensor positions;  // [S, K, capacity] int32
+  at::Tensor counts;     // [S, K] int32
+  at::Tensor residual;
+  at::Tensor lse_residual;
 };
-
-DeviceRows rows_of(const at::Tensor& tensor) {
-  // The stride of a dimension of one is never used, and may be anything.
-  const auto stride = [&](int64_t i) { return tensor.size(i) > 1 ? tensor.stride(i) : 0; };
-  return {tensor.const_data_ptr(), stride(0), stride(1), stride(2)};
-}
-
-DeviceFloat float_of(const at::Tensor& tensor) {
-  if (tensor.scalar_type() == at::kFloat) return DeviceFloat::kFloat32;
-  return tensor.scalar_type() == at::kHalf ? DeviceFloat::kFloat16 : DeviceFloat::kBFloat16;
-}
-
-// The data of a tensor [S, ...] from one sequence on; null if it is undefined.
-template <class Value>
-Value* from_sequence(const at::Tensor& tensor, int64_t sequence) {
-  if (!tensor.defined()) return nullptr;
-  return reinterpret_cast<Value*>(static_cast<char*>(tensor.mutable_data_ptr()) +
-                                  sequence * tensor.stride(0) * tensor.element_size());
-}
 
 void check_limits(const char* op, const AttentionSizes& sizes, int64_t internal_keys) {
   TORCH_CHECK(sizes.dim <= kMaxDeviceDim, op, ": q: expected head_dim up to ", kMaxDeviceDim,
@@ -62,7 +50,7 @@ struct Arguments {
 Arguments check_arguments(const char* op, const at::Tensor& q, const at::Tensor& k_ext,
                           const at::Tensor& v_ext, const at::Tensor& ext_len,
                           const at::Tensor& k_in, const at::Tensor& v_in, double scale) {
-  TORCH_CHECK(q.defined(), op, ": q: expected a tensor, got none");
+  check_query(op, q, q.device());
   const AttentionSizes sizes = check_split_attention(op, q, k_ext, v_ext, k_in, v_in, q.device());
   check_limits(op, sizes, k_in.size(2));
   return {sizes, check_lengths(op, "ext_len", ext_len, sizes.sequences, sizes.external_keys),
@@ -76,10 +64,10 @@ SplitCall make_call(const Arguments& arguments, const DeviceSource& source,
                     const ReuseAttention& result, int64_t first, int64_t count) {
   const AttentionSizes& sizes = arguments.sizes;
   const auto part = [&](const at::Tensor& tensor) {
-    return rows_of(tensor.narrow(0, first, count));
+    return device_rows(tensor.narrow(0, first, count));
   };
   SplitCall call;
-  call.type = float_of(arguments.q);
+  call.type = device_float(arguments.q);
   call.sequences = static_cast<int>(count);
   call.heads = static_cast<int>(sizes.heads);
   call.kv_heads = static_cast<int>(sizes.kv_heads);
@@ -102,10 +90,18 @@ SplitCall make_call(const Arguments& arguments, const DeviceSource& source,
   call.reuse = from_sequence<bool>(source.reuse, first);
   call.cached_external = from_sequence<float>(source.cached_external, first);
   call.cached_lse = from_sequence<float>(source.cached_lse, first);
+  call.positions = from_sequence<int32_t>(source.positions, first);
+  call.counts = from_sequence<int32_t>(source.counts, first);
+  call.capacity = source.positions.defined() ? source.positions.size(2) : 0;
+  call.residual = from_sequence<float>(source.residual, first);
+  call.lse_residual = from_sequence<float>(source.lse_residual, first);
   for (int64_t s = 0; s < count; ++s) {
     const int length = static_cast<int>(arguments.lengths[static_cast<size_t>(first + s)]);
     call.lengths[s] = length;
-    call.max_chunks = std::max(call.max_chunks, num_chunks(length));
+    // A set may hold fewer keys than the prefix in more chunks.
+    const int chunks =
+        source.counts.defined() ? std::min(kMaxChunks, (length + 255) / 256) : num_chunks(length);
+    call.max_chunks = std::max(call.max_chunks, chunks);
   }
   return call;
 }
@@ -126,6 +122,7 @@ ReuseAttention attend(const DeviceQueue& queue, const Arguments& arguments,
     result.keys_read = at::empty({sizes.sequences, sizes.kv_heads}, floats.dtype(at::kLong));
   }
   const bool any = sizes.heads * sizes.queries > 0;
+  if (!any && count_keys) result.keys_read.zero_();
   for (int64_t first = 0; any && first < sizes.sequences; first += kMaxSequencesPerCall) {
     const int64_t count = std::min<int64_t>(kMaxSequencesPerCall, sizes.sequences - first);
     SplitCall call = make_call(arguments, source, result, first, count);
@@ -135,6 +132,56 @@ ReuseAttention attend(const DeviceQueue& queue, const Arguments& arguments,
     queue.launch(queue.kernels.split_attention, call);
   }
   return result;
+}
+
+// Sorts the sets on the device, and waits for its verdict on them.
+void make_sets(const char* op, const DeviceQueue& queue, const Arguments& arguments,
+               const at::Tensor& index, const at::Tensor& dense, bool selected,
+               DeviceSource& source) {
+  const AttentionSizes& sizes = arguments.sizes;
+  const at::Device device = arguments.q.device();
+  check_tensor(op, "index", index, at::kInt, device);
+  check_shape(op, "index", index, {sizes.sequences, sizes.kv_heads, -1});
+  if (dense.defined()) {
+    check_cpu(op, "dense", dense, at::kBool);
+    check_shape(op, "dense", dense, {sizes.sequences});
+  }
+  const at::Tensor sets = index.contiguous();
+  const at::Tensor flags = dense.defined() ? dense.contiguous().to(device) : dense;
+  const int64_t words = (sizes.external_keys + 31) / 32;
+  const int64_t capacity =
+      selected ? std::min(index.size(2), sizes.external_keys) : sizes.external_keys;
+  source.positions = at::empty({sizes.sequences, sizes.kv_heads, capacity}, index.options());
+  source.counts = at::empty({sizes.sequences, sizes.kv_heads}, index.options());
+  const at::Tensor faults = at::empty({sizes.sequences, sizes.kv_heads}, index.options());
+  for_batches(sizes.sequences, [&](int64_t first, int64_t count) {
+    const at::Tensor bits = at::empty({count, sizes.kv_heads, words}, index.options());
+    SelectCall call;
+    call.sequences = static_cast<int>(count);
+    call.kv_heads = static_cast<int>(sizes.kv_heads);
+    call.per_set = device_int(op, "index", index.size(2));
+    call.words = static_cast<int>(words);
+    call.selected = selected;
+    call.index = from_sequence<int32_t>(sets, first);
+    call.dense = from_sequence<bool>(flags, first);
+    call.bits = from_sequence<uint32_t>(bits, 0);
+    call.capacity = capacity;
+    call.positions = from_sequence<int32_t>(source.positions, first);
+    call.counts = from_sequence<int32_t>(source.counts, first);
+    call.faults = from_sequence<int32_t>(faults, first);
+    set_lengths(call, arguments.lengths, first, count);
+    queue.launch(queue.kernels.select, call);
+  });
+  const at::Tensor verdict = faults.cpu();
+  for (int64_t i = 0; i < verdict.numel(); ++i) {
+    const int32_t fault = verdict.const_data_ptr<int32_t>()[i];
+    const int64_t sequence = i / sizes.kv_heads;
+    TORCH_CHECK((fault & kOutside) == 0, op, ": index[", sequence, ", ", i % sizes.kv_heads,
+                "]: expected -1 or positions below ext_len ",
+                arguments.lengths[static_cast<size_t>(sequence)], ", got another");
+    TORCH_CHECK((fault & kTwice) == 0, op, ": index[", sequence, ", ", i % sizes.kv_heads,
+                "]: expected every position once, got one twice");
+  }
 }
 
 }  // namespace
@@ -173,6 +220,43 @@ ReuseAttention reuse_attention_on(const DeviceQueue& queue, const at::Tensor& q,
     source.cached_lse = cached_lse.contiguous();
   }
   return attend(queue, arguments, source, true);
+}
+
+GatherAttention gather_attention_on(const DeviceQueue& queue, const at::Tensor& q,
+                                    const at::Tensor& k_ext, const at::Tensor& v_ext,
+                                    const at::Tensor& ext_len, const at::Tensor& index,
+                                    const at::Tensor& k_in, const at::Tensor& v_in, double scale,
+                                    const at::Tensor& dense, const at::Tensor& residual,
+                                    const at::Tensor& lse_residual) {
+  const Arguments arguments = check_arguments(kGather, q, k_ext, v_ext, ext_len, k_in, v_in, scale);
+  DeviceSource source;
+  if (residual.defined() || lse_residual.defined()) {
+    check_tensor(kGather, "residual", residual, at::kFloat, q.device());
+    check_shape(kGather, "residual", residual, q.sizes());
+    check_tensor(kGather, "lse_residual", lse_residual, at::kFloat, q.device());
+    check_shape(kGather, "lse_residual", lse_residual, q.sizes().slice(0, 3));
+    source.residual = residual.contiguous();
+    source.lse_residual = lse_residual.contiguous();
+  }
+  make_sets(kGather, queue, arguments, index, dense, true, source);
+  const ReuseAttention result = attend(queue, arguments, source, true);
+  return {result.out,      result.external,     result.lse_external,
+          result.internal, result.lse_internal, result.keys_read};
+}
+
+PartialAttention unselected_attention_on(const DeviceQueue& queue, const at::Tensor& q,
+                                         const at::Tensor& k_ext, const at::Tensor& v_ext,
+                                         const at::Tensor& ext_len, const at::Tensor& index,
+                                         double scale) {
+  check_query(kUnselected, q, q.device());
+  check_attention(kUnselected, q, "k_ext", k_ext, "v_ext", &v_ext, q.device());
+  const at::Tensor no_keys = at::empty({q.size(0), k_ext.size(1), 0, q.size(3)}, q.options());
+  const Arguments arguments =
+      check_arguments(kUnselected, q, k_ext, v_ext, ext_len, no_keys, no_keys, scale);
+  DeviceSource source;
+  make_sets(kUnselected, queue, arguments, index, {}, false, source);
+  const ReuseAttention result = attend(queue, arguments, source, false);
+  return {result.external, result.lse_external};
 }
 
 }  // namespace blockscope

@@ -7,14 +7,19 @@
 #include <vector>
 
 #include "kernels/cpu_support.h"
+#include "kernels/device_operators.h"
 #include "kernels/ops.h"
 #include "kernels/probability_rows.h"
+#include "kernels/small_operators_device.h"
 #include "kernels/top_k_selector.h"
 
 namespace blockscope {
 
 TopK block_topk(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& ext_len,
                 const at::Tensor& lse, int64_t k, double scale) {
+  if (const DeviceScope device{"block_topk", q}) {
+    return block_topk_on(device.queue(), q, k_ext, ext_len, lse, k, scale);
+  }
   const TopKArguments arguments = check_topk("block_topk", q, k_ext, ext_len, lse, k, scale);
   const AttentionSizes& sizes = arguments.sizes;
   const int64_t num_rows = sizes.group * sizes.queries;

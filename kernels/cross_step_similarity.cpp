@@ -6,8 +6,10 @@
 
 #include <cmath>
 
+#include "kernels/device_operators.h"
 #include "kernels/ops.h"
 #include "kernels/shape_check.h"
+#include "kernels/small_operators_device.h"
 
 namespace blockscope {
 namespace {
@@ -34,6 +36,7 @@ float cosine(const T* a, const T* b, int64_t dim) {
 }  // namespace
 
 at::Tensor cross_step_similarity(const at::Tensor& a, const at::Tensor& b) {
+  if (const DeviceScope device{kOp, a}) return cross_step_similarity_on(device.queue(), a, b);
   TORCH_CHECK(a.defined() && a.dim() > 0, kOp, ": a: expected a tensor [..., D]");
   check_cpu(kOp, "a", a, a.scalar_type());
   check_cpu(kOp, "b", b, a.scalar_type());

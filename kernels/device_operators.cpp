@@ -6,23 +6,24 @@ namespace blockscope {
 namespace {
 
 // Filled while a library is loaded, before any call on its device.
-DeviceOperators& cuda_operators() {
-  static DeviceOperators operators;
-  return operators;
+DeviceQueue& cuda_queue() {
+  static DeviceQueue queue;
+  return queue;
 }
 
 }  // namespace
 
-void set_cuda_operators(const DeviceOperators& operators) { cuda_operators() = operators; }
+void set_cuda_queue(const DeviceQueue& queue) { cuda_queue() = queue; }
 
-const DeviceOperators* operators_of(const char* op, const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.device().is_cpu()) return nullptr;
-  const DeviceOperators& operators = cuda_operators();
-  TORCH_CHECK(tensor.device().is_cuda() && operators.split_attention != nullptr, op,
-              ": no kernels for a tensor on ", tensor.device(),
+DeviceScope::DeviceScope(const char* op, const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.device().is_cpu()) return;
+  const DeviceQueue& queue = cuda_queue();
+  TORCH_CHECK(tensor.device().is_cuda() && queue.enqueue, op, ": no kernels for a tensor on ",
+              tensor.device(),
               tensor.device().is_cuda() ? ". HINT: load libblockscope_kernels_cuda.so first"
                                         : ". HINT: move it with .cpu()");
-  return &operators;
+  guard_.reset_device(tensor.device());
+  queue_ = &queue;
 }
 
 }  // namespace blockscope

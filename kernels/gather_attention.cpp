@@ -8,7 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/attention_device.h"
 #include "kernels/cpu_support.h"
+#include "kernels/device_operators.h"
 #include "kernels/ops.h"
 #include "kernels/shape_check.h"
 #include "kernels/split_attention_cpu.h"
@@ -97,6 +99,10 @@ GatherAttention gather_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                  const at::Tensor& index, const at::Tensor& k_in,
                                  const at::Tensor& v_in, double scale, const at::Tensor& dense,
                                  const at::Tensor& residual, const at::Tensor& lse_residual) {
+  if (const DeviceScope device{kGather, q}) {
+    return gather_attention_on(device.queue(), q, k_ext, v_ext, ext_len, index, k_in, v_in, scale,
+                               dense, residual, lse_residual);
+  }
   const AttentionSizes sizes = check_split_attention(kGather, q, k_ext, v_ext, k_in, v_in);
   const SetArguments arguments = check_sets(kGather, sizes, index, ext_len, dense);
   ExternalSource source;
@@ -119,6 +125,9 @@ GatherAttention gather_attention(const at::Tensor& q, const at::Tensor& k_ext,
 PartialAttention unselected_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                       const at::Tensor& v_ext, const at::Tensor& ext_len,
                                       const at::Tensor& index, double scale) {
+  if (const DeviceScope device{kUnselected, q}) {
+    return unselected_attention_on(device.queue(), q, k_ext, v_ext, ext_len, index, scale);
+  }
   const AttentionSizes sizes = check_attention(kUnselected, q, "k_ext", k_ext, "v_ext", &v_ext);
   const SetArguments arguments = check_sets(kUnselected, sizes, index, ext_len, {});
   ExternalSource source;

@@ -11,8 +11,10 @@
 
 #include "kernels/attention_state.h"
 #include "kernels/cpu_support.h"
+#include "kernels/device_operators.h"
 #include "kernels/ops.h"
 #include "kernels/shape_check.h"
+#include "kernels/small_operators_device.h"
 
 namespace blockscope {
 namespace {
@@ -143,6 +145,9 @@ void bound_page(const RawView& keys, int64_t sequence, int64_t kv_head, int64_t 
 
 PageBounds page_bounds(const at::Tensor& k_ext, const at::Tensor& ext_len, int64_t page_size) {
   constexpr const char* kOp = "page_bounds";
+  if (const DeviceScope device{kOp, k_ext}) {
+    return page_bounds_on(device.queue(), k_ext, ext_len, page_size);
+  }
   check_page_size(kOp, page_size);
   TORCH_CHECK(k_ext.defined() && k_ext.dim() == 4, kOp,
               ": k_ext: expected shape [S, K, N, D], got ",
@@ -176,11 +181,17 @@ PageBounds page_bounds(const at::Tensor& k_ext, const at::Tensor& ext_len, int64
 
 at::Tensor page_scores(const at::Tensor& q, const PageBounds& bounds, const at::Tensor& ext_len,
                        int64_t page_size) {
+  if (const DeviceScope device{"page_scores", q}) {
+    return page_scores_on(device.queue(), q, bounds, ext_len, page_size);
+  }
   return scores_of("page_scores", q, bounds, ext_len, page_size, false);
 }
 
 at::Tensor token_page_scores(const at::Tensor& q, const PageBounds& bounds,
                              const at::Tensor& ext_len, int64_t page_size) {
+  if (const DeviceScope device{"token_page_scores", q}) {
+    return token_page_scores_on(device.queue(), q, bounds, ext_len, page_size);
+  }
   return scores_of("token_page_scores", q, bounds, ext_len, page_size, true);
 }
 

@@ -9,9 +9,11 @@
 
 #include "kernels/attention_state.h"
 #include "kernels/cpu_support.h"
+#include "kernels/device_operators.h"
 #include "kernels/ops.h"
 #include "kernels/row_tile.h"
 #include "kernels/shape_check.h"
+#include "kernels/small_operators_device.h"
 
 namespace blockscope {
 namespace {
@@ -51,6 +53,9 @@ std::vector<Task> make_tasks(const AttentionSizes& sizes) {
 at::Tensor prefill_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const at::Tensor& len, int64_t block_length, double scale,
                              int64_t query_start) {
+  if (const DeviceScope device{kOp, q}) {
+    return prefill_attention_on(device.queue(), q, k, v, len, block_length, scale, query_start);
+  }
   const AttentionSizes sizes = check_attention(kOp, q, "k", k, "v", &v);
   const std::vector<int64_t> lengths =
       check_lengths(kOp, "len", len, sizes.sequences, sizes.external_keys);

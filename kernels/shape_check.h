@@ -47,6 +47,10 @@ AttentionSizes check_split_attention(const char* op, const at::Tensor& q, const 
 std::vector<bool> check_reuse_mask(const char* op, const at::Tensor& mask,
                                    const AttentionSizes& sizes);
 
+// merge_attention's parts, on the device of the first.
+void check_merge_parts(const char* op, const std::vector<at::Tensor>& outputs,
+                       const std::vector<at::Tensor>& lses);
+
 // The lengths [S] int64, each in [0, capacity].
 std::vector<int64_t> check_lengths(const char* op, const char* name, const at::Tensor& lengths,
                                    int64_t sequences, int64_t capacity);

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "kernels/attention_device.h"
 #include "kernels/device_operators.h"
 #include "kernels/ops.h"
 #include "kernels/shape_check.h"
@@ -21,8 +22,8 @@ SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& v_ext, const at::Tensor& ext_len,
                                const at::Tensor& k_in, const at::Tensor& v_in, double scale,
                                ExternalWeights* kept) {
-  if (const DeviceOperators* device = operators_of(kSplit, q)) {
-    return device->split_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale);
+  if (const DeviceScope device{kSplit, q}) {
+    return split_attention_on(device.queue(), q, k_ext, v_ext, ext_len, k_in, v_in, scale);
   }
   const AttentionSizes sizes = check_split_attention(kSplit, q, k_ext, v_ext, k_in, v_in);
   const std::vector<int64_t> lengths =
@@ -37,9 +38,9 @@ ReuseAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& k_in, const at::Tensor& v_in,
                                const at::Tensor& cached_external, const at::Tensor& cached_lse,
                                const at::Tensor& reuse_mask, double scale) {
-  if (const DeviceOperators* device = operators_of(kReuse, q)) {
-    return device->reuse_attention(q, k_ext, v_ext, ext_len, k_in, v_in, cached_external,
-                                   cached_lse, reuse_mask, scale);
+  if (const DeviceScope device{kReuse, q}) {
+    return reuse_attention_on(device.queue(), q, k_ext, v_ext, ext_len, k_in, v_in, cached_external,
+                              cached_lse, reuse_mask, scale);
   }
   const AttentionSizes sizes = check_split_attention(kReuse, q, k_ext, v_ext, k_in, v_in);
   const std::vector<int64_t> lengths =

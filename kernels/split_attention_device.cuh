@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(128) split_floats(const __grid_constant__ Spli
   }
   FloatState<kDim> state;
   clear(state);
-  attend_floats<kDim>(span, call.scale_log2, state);
+  attend_floats<kDim>(span, call.scale_log2, state, [&](int) { return span.end; });
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t states = num_states(call);
 #pragma unroll

@@ -8,6 +8,8 @@
 
 #include "kernels/attention_device.h"
 #include "kernels/device/emulator.h"
+#include "kernels/ops.h"
+#include "kernels/small_operators_device.h"
 
 namespace blockscope::testing {
 
@@ -18,20 +20,54 @@ inline void launch_poisoned_split(const SplitCall& call, void* stream) {
 }
 
 inline const DeviceQueue& emulator() {
-  static const DeviceQueue queue{{.split_attention = launch_poisoned_split},
+  static const DeviceQueue queue{{.split_attention = launch_poisoned_split,
+                                  .merge = emulated::launch_merge,
+                                  .similarity = emulated::launch_similarity,
+                                  .select = emulated::launch_select,
+                                  .means = emulated::launch_means,
+                                  .top_k = emulated::launch_top_k,
+                                  .count_union = emulated::launch_union,
+                                  .bounds = emulated::launch_bounds,
+                                  .page_scores = emulated::launch_page_scores,
+                                  .prefill = emulated::launch_prefill},
                                  [](const auto& call) { call(nullptr); }};
   return queue;
 }
 
 #if defined(BLOCKSCOPE_EMULATED_OPERATORS)
-template <class... Arguments>
-SplitAttention split_attention(const Arguments&... arguments) {
-  return split_attention_on(emulator(), arguments...);
+#define BLOCKSCOPE_EMULATED(name)               \
+  template <class... Arguments>                 \
+  auto name(const Arguments&... arguments) {    \
+    return name##_on(emulator(), arguments...); \
+  }
+BLOCKSCOPE_EMULATED(split_attention)
+BLOCKSCOPE_EMULATED(reuse_attention)
+BLOCKSCOPE_EMULATED(gather_attention)
+BLOCKSCOPE_EMULATED(unselected_attention)
+BLOCKSCOPE_EMULATED(prefill_attention)
+BLOCKSCOPE_EMULATED(block_topk)
+BLOCKSCOPE_EMULATED(token_topk)
+BLOCKSCOPE_EMULATED(topk_sets)
+BLOCKSCOPE_EMULATED(page_bounds)
+BLOCKSCOPE_EMULATED(cross_step_similarity)
+#undef BLOCKSCOPE_EMULATED
+
+// Called with braces around their arguments, which a template can't take.
+inline MergedAttention merge_attention(const std::vector<at::Tensor>& outputs,
+                                       const std::vector<at::Tensor>& lses) {
+  return merge_attention_on(emulator(), outputs, lses);
 }
-template <class... Arguments>
-ReuseAttention reuse_attention(const Arguments&... arguments) {
-  return reuse_attention_on(emulator(), arguments...);
+// A PageBounds would bring in blockscope's own functions, so these take other names.
+inline at::Tensor emulated_page_scores(const at::Tensor& q, const PageBounds& bounds,
+                                       const at::Tensor& ext_len, int64_t page_size) {
+  return page_scores_on(emulator(), q, bounds, ext_len, page_size);
 }
+inline at::Tensor emulated_token_page_scores(const at::Tensor& q, const PageBounds& bounds,
+                                             const at::Tensor& ext_len, int64_t page_size) {
+  return token_page_scores_on(emulator(), q, bounds, ext_len, page_size);
+}
+#define page_scores emulated_page_scores
+#define token_page_scores emulated_token_page_scores
 #endif
 
 }  // namespace blockscope::testing
