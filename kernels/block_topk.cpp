@@ -10,15 +10,19 @@
 #include "kernels/device_operators.h"
 #include "kernels/ops.h"
 #include "kernels/probability_rows.h"
+#include "kernels/small_operators_device.h"
 #include "kernels/top_k_selector.h"
 
 namespace blockscope {
 
 TopK block_topk(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& ext_len,
                 const at::Tensor& lse, int64_t k, double scale) {
-  if (const DeviceOperators* device = operators_of(q)) {
-    TopKSets sets = device->topk_sets(q, k_ext, ext_len, lse, k, scale, /*with_tokens=*/false);
-    return {std::move(sets.index), std::move(sets.probability)};
+  if (const DeviceScope device{q}) {
+    if (!device.has_kernels()) {
+      TopKSets sets = chain::topk_sets(q, k_ext, ext_len, lse, k, scale, /*with_tokens=*/false);
+      return {std::move(sets.index), std::move(sets.probability)};
+    }
+    return block_topk_on(device.queue(), q, k_ext, ext_len, lse, k, scale);
   }
   const TopKArguments arguments = check_topk("block_topk", q, k_ext, ext_len, lse, k, scale);
   const AttentionSizes& sizes = arguments.sizes;

@@ -322,7 +322,8 @@ TopKSets topk_sets(const Tensor& q, const Tensor& k_ext, const Tensor& ext_len, 
     const Tensor rows = by_kv_head(q.select(0, s), kv_heads);
     const Tensor scores = at::bmm(rows, key.transpose(1, 2)).mul_(scale);
     const Tensor normaliser = lse.select(0, s).reshape({kv_heads, -1, 1});
-    const Tensor p = (scores - normaliser).exp_().reshape({kv_heads, q.size(1) / kv_heads, tokens, length});
+    const Tensor p =
+        (scores - normaliser).exp_().reshape({kv_heads, q.size(1) / kv_heads, tokens, length});
     const Tensor by_token = p.mean(1);  // [K, T, N]
     const Ranked block = best_of(by_token.mean(1), k);
     const Ranked each = best_of(by_token, k);

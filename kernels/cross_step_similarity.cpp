@@ -9,6 +9,7 @@
 #include "kernels/device_operators.h"
 #include "kernels/ops.h"
 #include "kernels/shape_check.h"
+#include "kernels/small_operators_device.h"
 
 namespace blockscope {
 namespace {
@@ -35,8 +36,9 @@ float cosine(const T* a, const T* b, int64_t dim) {
 }  // namespace
 
 at::Tensor cross_step_similarity(const at::Tensor& a, const at::Tensor& b) {
-  if (const DeviceOperators* device = operators_of(a)) {
-    return device->cross_step_similarity(a, b);
+  if (const DeviceScope device{a}) {
+    return device.has_kernels() ? cross_step_similarity_on(device.queue(), a, b)
+                                : chain::cross_step_similarity(a, b);
   }
   TORCH_CHECK(a.defined() && a.dim() > 0, kOp, ": a: expected a tensor [..., D]");
   check_cpu(kOp, "a", a, a.scalar_type());

@@ -4,19 +4,20 @@ namespace blockscope {
 namespace {
 
 // Filled while a library is loaded, before any call on its device.
-DeviceOperators& cuda_operators() {
-  static DeviceOperators operators;
-  return operators;
+DeviceQueue& cuda_queue() {
+  static DeviceQueue queue;
+  return queue;
 }
 
 }  // namespace
 
-void set_cuda_operators(const DeviceOperators& operators) { cuda_operators() = operators; }
+void set_cuda_queue(const DeviceQueue& queue) { cuda_queue() = queue; }
 
-const DeviceOperators* operators_of(const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.device().is_cpu()) return nullptr;
-  static const DeviceOperators chains;
-  return tensor.device().is_cuda() ? &cuda_operators() : &chains;
+DeviceScope::DeviceScope(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.device().is_cpu()) return;
+  on_device_ = true;
+  guard_.reset_device(tensor.device());
+  if (tensor.device().is_cuda() && cuda_queue().enqueue) queue_ = &cuda_queue();
 }
 
 }  // namespace blockscope

@@ -1,30 +1,32 @@
 // The operators of ops.h on a device other than the CPU. ops.h's functions look at the device of
-// their first argument and call through this table, which the device's library fills when it is
-// loaded: libblockscope_kernels_cuda.so for CUDA. What it leaves out, and a device without such a
-// library, take the chains of tensor operators. Who stays on the CPU links and loads nothing of it.
+// their first tensor and go to the kernels of its queue, which the device's library sets when it is
+// loaded: libblockscope_kernels_cuda.so for CUDA. Without it they are chains of tensor operators
+// (chain_operators.h). Who stays on the CPU loads nothing of either.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceGuard.h>
+
 #include "kernels/chain_operators.h"
-#include "kernels/ops.h"
+#include "kernels/device_kernels.h"
 
 namespace blockscope {
 
-struct DeviceOperators {
-  decltype(&chain::split_attention) split_attention = chain::split_attention;
-  decltype(&chain::reuse_attention) reuse_attention = chain::reuse_attention;
-  decltype(&chain::gather_attention) gather_attention = chain::gather_attention;
-  decltype(&chain::unselected_attention) unselected_attention = chain::unselected_attention;
-  decltype(&chain::prefill_attention) prefill_attention = chain::prefill_attention;
-  decltype(&chain::merge_attention) merge_attention = chain::merge_attention;
-  decltype(&chain::topk_sets) topk_sets = chain::topk_sets;  // and block_topk, token_topk
-  decltype(&chain::page_bounds) page_bounds = chain::page_bounds;
-  decltype(&chain::page_scores) page_scores = chain::page_scores;
-  decltype(&chain::cross_step_similarity) cross_step_similarity = chain::cross_step_similarity;
+void set_cuda_queue(const DeviceQueue& queue);
+
+// A tensor's device, which is current while this lives. False where `tensor` is undefined or on the
+// CPU.
+class DeviceScope {
+ public:
+  explicit DeviceScope(const at::Tensor& tensor);
+  explicit operator bool() const { return on_device_; }
+  bool has_kernels() const { return queue_ != nullptr; }
+  const DeviceQueue& queue() const { return *queue_; }  // where it has kernels
+
+ private:
+  bool on_device_ = false;
+  const DeviceQueue* queue_ = nullptr;
+  c10::OptionalDeviceGuard guard_;
 };
-
-void set_cuda_operators(const DeviceOperators& operators);
-
-// Null where `tensor` is undefined or on the CPU.
-const DeviceOperators* operators_of(const at::Tensor& tensor);
 
 }  // namespace blockscope

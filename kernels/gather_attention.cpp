@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/attention_device.h"
 #include "kernels/cpu_support.h"
 #include "kernels/device_operators.h"
 #include "kernels/ops.h"
@@ -98,9 +99,13 @@ GatherAttention gather_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                  const at::Tensor& index, const at::Tensor& k_in,
                                  const at::Tensor& v_in, double scale, const at::Tensor& dense,
                                  const at::Tensor& residual, const at::Tensor& lse_residual) {
-  if (const DeviceOperators* device = operators_of(q)) {
-    return device->gather_attention(q, k_ext, v_ext, ext_len, index, k_in, v_in, scale, dense,
-                                    residual, lse_residual);
+  if (const DeviceScope device{q}) {
+    if (!device.has_kernels()) {
+      return chain::gather_attention(q, k_ext, v_ext, ext_len, index, k_in, v_in, scale, dense,
+                                     residual, lse_residual);
+    }
+    return gather_attention_on(device.queue(), q, k_ext, v_ext, ext_len, index, k_in, v_in, scale,
+                               dense, residual, lse_residual);
   }
   const AttentionSizes sizes = check_split_attention(kGather, q, k_ext, v_ext, k_in, v_in);
   const SetArguments arguments = check_sets(kGather, sizes, index, ext_len, dense);
@@ -124,8 +129,11 @@ GatherAttention gather_attention(const at::Tensor& q, const at::Tensor& k_ext,
 PartialAttention unselected_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                       const at::Tensor& v_ext, const at::Tensor& ext_len,
                                       const at::Tensor& index, double scale) {
-  if (const DeviceOperators* device = operators_of(q)) {
-    return device->unselected_attention(q, k_ext, v_ext, ext_len, index, scale);
+  if (const DeviceScope device{q}) {
+    if (!device.has_kernels()) {
+      return chain::unselected_attention(q, k_ext, v_ext, ext_len, index, scale);
+    }
+    return unselected_attention_on(device.queue(), q, k_ext, v_ext, ext_len, index, scale);
   }
   const AttentionSizes sizes = check_attention(kUnselected, q, "k_ext", k_ext, "v_ext", &v_ext);
   const SetArguments arguments = check_sets(kUnselected, sizes, index, ext_len, {});

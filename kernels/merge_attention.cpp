@@ -1,8 +1,6 @@
 // merge_attention: rows are merged one by one with merge_parts, in float32.
 #include <ATen/ops/empty.h>
-#include <c10/util/Exception.h>
 
-#include <string>
 #include <vector>
 
 #include "kernels/attention_state.h"
@@ -10,41 +8,22 @@
 #include "kernels/device_operators.h"
 #include "kernels/ops.h"
 #include "kernels/shape_check.h"
+#include "kernels/small_operators_device.h"
 
 namespace blockscope {
 namespace {
 
 constexpr const char* kOp = "merge_attention";
 
-void check_parts(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& lses) {
-  TORCH_CHECK(!outputs.empty() && outputs.size() == lses.size(), kOp,
-              ": outputs: expected one lse per output and at least one, got ", outputs.size(),
-              " outputs and ", lses.size(), " lses");
-  TORCH_CHECK(outputs[0].defined() && outputs[0].dim() > 0, kOp,
-              ": outputs[0]: expected a tensor [..., D]");
-  const at::ScalarType dtype = outputs[0].scalar_type();
-  TORCH_CHECK(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, kOp,
-              ": outputs[0]: expected dtype Float, Half or BFloat16, got ", dtype);
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const std::string output = "outputs[" + std::to_string(i) + "]";
-    const std::string lse = "lses[" + std::to_string(i) + "]";
-    check_cpu(kOp, output.c_str(), outputs[i], dtype);
-    check_shape(kOp, output.c_str(), outputs[i], outputs[0].sizes());
-    check_cpu(kOp, lse.c_str(), lses[i], at::kFloat);
-    check_shape(kOp, lse.c_str(), lses[i],
-                outputs[0].sizes().slice(0, outputs[0].sizes().size() - 1));
-  }
-}
-
 }  // namespace
 
 MergedAttention merge_attention(const std::vector<at::Tensor>& outputs,
                                 const std::vector<at::Tensor>& lses) {
-  if (const DeviceOperators* device =
-          operators_of(outputs.empty() ? at::Tensor() : outputs.front())) {
-    return device->merge_attention(outputs, lses);
+  if (const DeviceScope device{outputs.empty() ? at::Tensor() : outputs[0]}) {
+    if (!device.has_kernels()) return chain::merge_attention(outputs, lses);
+    return merge_attention_on(device.queue(), outputs, lses);
   }
-  check_parts(outputs, lses);
+  check_merge_parts(kOp, outputs, lses);
   const at::IntArrayRef sizes = outputs[0].sizes();
   const int64_t dim = sizes.back();
   MergedAttention merged;

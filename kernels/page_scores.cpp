@@ -14,6 +14,7 @@
 #include "kernels/device_operators.h"
 #include "kernels/ops.h"
 #include "kernels/shape_check.h"
+#include "kernels/small_operators_device.h"
 
 namespace blockscope {
 namespace {
@@ -143,10 +144,11 @@ void bound_page(const RawView& keys, int64_t sequence, int64_t kv_head, int64_t 
 }  // namespace
 
 PageBounds page_bounds(const at::Tensor& k_ext, const at::Tensor& ext_len, int64_t page_size) {
-  if (const DeviceOperators* device = operators_of(k_ext)) {
-    return device->page_bounds(k_ext, ext_len, page_size);
-  }
   constexpr const char* kOp = "page_bounds";
+  if (const DeviceScope device{k_ext}) {
+    if (!device.has_kernels()) return chain::page_bounds(k_ext, ext_len, page_size);
+    return page_bounds_on(device.queue(), k_ext, ext_len, page_size);
+  }
   check_page_size(kOp, page_size);
   TORCH_CHECK(k_ext.defined() && k_ext.dim() == 4, kOp,
               ": k_ext: expected shape [S, K, N, D], got ",
@@ -180,16 +182,18 @@ PageBounds page_bounds(const at::Tensor& k_ext, const at::Tensor& ext_len, int64
 
 at::Tensor page_scores(const at::Tensor& q, const PageBounds& bounds, const at::Tensor& ext_len,
                        int64_t page_size) {
-  if (const DeviceOperators* device = operators_of(q)) {
-    return device->page_scores(q, bounds, ext_len, page_size, /*per_token=*/false);
+  if (const DeviceScope device{q}) {
+    if (!device.has_kernels()) return chain::page_scores(q, bounds, ext_len, page_size, false);
+    return page_scores_on(device.queue(), q, bounds, ext_len, page_size);
   }
   return scores_of("page_scores", q, bounds, ext_len, page_size, false);
 }
 
 at::Tensor token_page_scores(const at::Tensor& q, const PageBounds& bounds,
                              const at::Tensor& ext_len, int64_t page_size) {
-  if (const DeviceOperators* device = operators_of(q)) {
-    return device->page_scores(q, bounds, ext_len, page_size, /*per_token=*/true);
+  if (const DeviceScope device{q}) {
+    if (!device.has_kernels()) return chain::page_scores(q, bounds, ext_len, page_size, true);
+    return token_page_scores_on(device.queue(), q, bounds, ext_len, page_size);
   }
   return scores_of("token_page_scores", q, bounds, ext_len, page_size, true);
 }

@@ -13,6 +13,7 @@
 #include "kernels/ops.h"
 #include "kernels/row_tile.h"
 #include "kernels/shape_check.h"
+#include "kernels/small_operators_device.h"
 
 namespace blockscope {
 namespace {
@@ -52,8 +53,11 @@ std::vector<Task> make_tasks(const AttentionSizes& sizes) {
 at::Tensor prefill_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const at::Tensor& len, int64_t block_length, double scale,
                              int64_t query_start) {
-  if (const DeviceOperators* device = operators_of(q)) {
-    return device->prefill_attention(q, k, v, len, block_length, scale, query_start);
+  if (const DeviceScope device{q}) {
+    if (!device.has_kernels()) {
+      return chain::prefill_attention(q, k, v, len, block_length, scale, query_start);
+    }
+    return prefill_attention_on(device.queue(), q, k, v, len, block_length, scale, query_start);
   }
   const AttentionSizes sizes = check_attention(kOp, q, "k", k, "v", &v);
   const std::vector<int64_t> lengths =

@@ -1,5 +1,5 @@
-// Registers the operators with the dispatcher: schemas, CPU kernels, and Meta kernels that only
-// compute shapes, so that torch.compile and FakeTensor can trace calls.
+// Registers the operators with the dispatcher: schemas, the functions of ops.h, and Meta kernels
+// that only compute shapes, so that torch.compile and FakeTensor can trace calls.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -24,70 +24,86 @@ using Tensors3 = std::tuple<Tensor, Tensor, Tensor>;
 using Tensors5 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 using Tensors6 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-// --- CPU
+// --- CPU and CUDA: the functions of ops.h look at the device themselves
 
-Tensors5 split_cpu(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext, const Tensor& ext_len,
-                   const Tensor& k_in, const Tensor& v_in, double scale) {
+Tensors5 split_real(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
+                    const Tensor& ext_len, const Tensor& k_in, const Tensor& v_in, double scale) {
   SplitAttention r = split_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale);
   return {r.out.contiguous(), r.external, r.lse_external, r.internal, r.lse_internal};
 }
 
-Tensors6 reuse_cpu(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext, const Tensor& ext_len,
-                   const Tensor& k_in, const Tensor& v_in, const Tensor& cached_external,
-                   const Tensor& cached_lse, const Tensor& reuse_mask, double scale) {
+Tensors6 reuse_real(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
+                    const Tensor& ext_len, const Tensor& k_in, const Tensor& v_in,
+                    const Tensor& cached_external, const Tensor& cached_lse,
+                    const Tensor& reuse_mask, double scale) {
   ReuseAttention r = reuse_attention(q, k_ext, v_ext, ext_len, k_in, v_in, cached_external,
                                      cached_lse, reuse_mask, scale);
   return {r.out.contiguous(), r.external, r.lse_external, r.internal, r.lse_internal, r.keys_read};
 }
 
-Tensors2 merge_cpu(at::TensorList outputs, at::TensorList lses) {
+Tensors2 merge_real(at::TensorList outputs, at::TensorList lses) {
   MergedAttention r = merge_attention(outputs.vec(), lses.vec());
   return {r.out, r.lse};
 }
 
-Tensors2 block_topk_cpu(const Tensor& q, const Tensor& k_ext, const Tensor& ext_len,
-                        const Tensor& lse, int64_t k, double scale) {
+Tensors2 block_topk_real(const Tensor& q, const Tensor& k_ext, const Tensor& ext_len,
+                         const Tensor& lse, int64_t k, double scale) {
   TopK r = block_topk(q, k_ext, ext_len, lse, k, scale);
   return {r.index, r.probability};
 }
 
-Tensors3 token_topk_cpu(const Tensor& q, const Tensor& k_ext, const Tensor& ext_len,
-                        const Tensor& lse, int64_t k, double scale) {
+Tensors3 token_topk_real(const Tensor& q, const Tensor& k_ext, const Tensor& ext_len,
+                         const Tensor& lse, int64_t k, double scale) {
   TokenTopK r = token_topk(q, k_ext, ext_len, lse, k, scale);
   return {r.index, r.probability, r.union_size};
 }
 
 using OptionalTensor = std::optional<Tensor>;
 
-Tensors6 gather_cpu(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
-                    const Tensor& ext_len, const Tensor& index, const Tensor& k_in,
-                    const Tensor& v_in, double scale, const OptionalTensor& dense,
-                    const OptionalTensor& residual, const OptionalTensor& lse_residual) {
+Tensors6 gather_real(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
+                     const Tensor& ext_len, const Tensor& index, const Tensor& k_in,
+                     const Tensor& v_in, double scale, const OptionalTensor& dense,
+                     const OptionalTensor& residual, const OptionalTensor& lse_residual) {
   const auto given = [](const OptionalTensor& tensor) { return tensor.value_or(Tensor()); };
   GatherAttention r = gather_attention(q, k_ext, v_ext, ext_len, index, k_in, v_in, scale,
                                        given(dense), given(residual), given(lse_residual));
   return {r.out.contiguous(), r.external, r.lse_external, r.internal, r.lse_internal, r.keys_read};
 }
 
-Tensors2 unselected_cpu(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
-                        const Tensor& ext_len, const Tensor& index, double scale) {
+Tensors2 unselected_real(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
+                         const Tensor& ext_len, const Tensor& index, double scale) {
   PartialAttention r = unselected_attention(q, k_ext, v_ext, ext_len, index, scale);
   return {r.output, r.lse};
 }
 
-Tensors2 page_bounds_cpu(const Tensor& k_ext, const Tensor& ext_len, int64_t page_size) {
+Tensors2 page_bounds_real(const Tensor& k_ext, const Tensor& ext_len, int64_t page_size) {
   PageBounds r = page_bounds(k_ext, ext_len, page_size);
   return {r.max, r.min};
 }
 
-Tensor page_scores_cpu(const Tensor& q, const Tensor& page_max, const Tensor& page_min,
-                       const Tensor& ext_len, int64_t page_size) {
+Tensor page_scores_real(const Tensor& q, const Tensor& page_max, const Tensor& page_min,
+                        const Tensor& ext_len, int64_t page_size) {
   return page_scores(q, {page_max, page_min}, ext_len, page_size);
 }
 
-Tensor token_page_scores_cpu(const Tensor& q, const Tensor& page_max, const Tensor& page_min,
-                             const Tensor& ext_len, int64_t page_size) {
+Tensor token_page_scores_real(const Tensor& q, const Tensor& page_max, const Tensor& page_min,
+                              const Tensor& ext_len, int64_t page_size) {
   return token_page_scores(q, {page_max, page_min}, ext_len, page_size);
+}
+
+void register_real(torch::Library& m) {
+  m.impl("split_attention", split_real);
+  m.impl("reuse_attention", reuse_real);
+  m.impl("prefill_attention", prefill_attention);
+  m.impl("merge_attention", merge_real);
+  m.impl("block_topk", block_topk_real);
+  m.impl("token_topk", token_topk_real);
+  m.impl("gather_attention", gather_real);
+  m.impl("unselected_attention", unselected_real);
+  m.impl("page_bounds", page_bounds_real);
+  m.impl("page_scores", page_scores_real);
+  m.impl("token_page_scores", token_page_scores_real);
+  m.impl("cross_step_similarity", cross_step_similarity);
 }
 
 // --- Meta: shapes and dtypes of kernels/ops.h, symbolic sizes
@@ -222,20 +238,8 @@ TORCH_LIBRARY(blockscope, m) {
   m.def("cross_step_similarity(Tensor a, Tensor b) -> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(blockscope, CPU, m) {
-  m.impl("split_attention", split_cpu);
-  m.impl("reuse_attention", reuse_cpu);
-  m.impl("prefill_attention", prefill_attention);
-  m.impl("merge_attention", merge_cpu);
-  m.impl("block_topk", block_topk_cpu);
-  m.impl("token_topk", token_topk_cpu);
-  m.impl("gather_attention", gather_cpu);
-  m.impl("unselected_attention", unselected_cpu);
-  m.impl("page_bounds", page_bounds_cpu);
-  m.impl("page_scores", page_scores_cpu);
-  m.impl("token_page_scores", token_page_scores_cpu);
-  m.impl("cross_step_similarity", cross_step_similarity);
-}
+TORCH_LIBRARY_IMPL(blockscope, CPU, m) { register_real(m); }
+TORCH_LIBRARY_IMPL(blockscope, CUDA, m) { register_real(m); }
 
 TORCH_LIBRARY_IMPL(blockscope, Meta, m) {
   m.impl("split_attention", split_meta);

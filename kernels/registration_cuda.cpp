@@ -1,52 +1,34 @@
-// The operators on CUDA: registered with the dispatcher, and in the table behind ops.h, when this
-// library is loaded. Everything that knows of streams is launch_on_current_stream().
-#include <c10/core/DeviceGuard.h>
+// The queue of CUDA's kernels, set when this library is loaded. The operators themselves are those
+// of ops.h, registered by registration.cpp. What knows of streams is launch_on_current_stream()
+// alone.
 #include <c10/cuda/CUDAStream.h>
-#include <torch/library.h>
-
-#include <tuple>
 
 #include "kernels/device_operators.h"
-#include "kernels/split_attention_device.h"
 
 namespace blockscope {
 namespace {
 
-using at::Tensor;
-using Tensors5 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
-
-// Calls `launch(stream)` with the stream on which the caller's work on this device is queued.
-// Memory that was taken from torch for the call may be given back as soon as this returns: the
-// allocator gives it out again on the same stream alone.
-template <class Launch>
-void launch_on_current_stream(const at::Device& device, const Launch& launch) {
-  launch(static_cast<void*>(c10::cuda::getCurrentCUDAStream(device.index()).stream()));
-}
-
-SplitAttention split(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
-                     const Tensor& ext_len, const Tensor& k_in, const Tensor& v_in, double scale) {
-  const c10::OptionalDeviceGuard guard(q.device());
-  return split_attention_on(
-      [&](const SplitCall& call) {
-        launch_on_current_stream(q.device(),
-                                 [&](void* stream) { cuda::launch_split_attention(call, stream); });
-      },
-      q, k_ext, v_ext, ext_len, k_in, v_in, scale);
-}
-
-Tensors5 split_cuda(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
-                    const Tensor& ext_len, const Tensor& k_in, const Tensor& v_in, double scale) {
-  SplitAttention r = split(q, k_ext, v_ext, ext_len, k_in, v_in, scale);
-  return {r.out.contiguous(), r.external, r.lse_external, r.internal, r.lse_internal};
+// The stream on which the caller's work on the current device is queued. Memory that was taken from
+// torch for the call may be given back as soon as this returns: the allocator gives it out again on
+// the same stream alone.
+void launch_on_current_stream(const std::function<void(void* stream)>& launch) {
+  launch(static_cast<void*>(c10::cuda::getCurrentCUDAStream().stream()));
 }
 
 [[maybe_unused]] const bool registered = [] {
-  set_cuda_operators({.split_attention = split});
+  set_cuda_queue({{.split_attention = cuda::launch_split_attention,
+                   .merge = cuda::launch_merge,
+                   .similarity = cuda::launch_similarity,
+                   .select = cuda::launch_select,
+                   .means = cuda::launch_means,
+                   .top_k = cuda::launch_top_k,
+                   .count_union = cuda::launch_union,
+                   .bounds = cuda::launch_bounds,
+                   .page_scores = cuda::launch_page_scores,
+                   .prefill = cuda::launch_prefill},
+                  launch_on_current_stream});
   return true;
 }();
 
 }  // namespace
-
-TORCH_LIBRARY_IMPL(blockscope, CUDA, m) { m.impl("split_attention", split_cuda); }
-
 }  // namespace blockscope

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <sstream>
+#include <string>
 
 namespace blockscope {
 namespace {
@@ -100,6 +101,40 @@ AttentionSizes check_split_attention(const char* op, const at::Tensor& q, const 
   check_operand(op, "v_in", v_in, q.scalar_type(), device);
   check_shape(op, "v_in", v_in, k_in.sizes());
   return sizes;
+}
+
+std::vector<bool> check_reuse_mask(const char* op, const at::Tensor& mask,
+                                   const AttentionSizes& sizes) {
+  check_cpu(op, "reuse_mask", mask, at::kBool);
+  if (mask.dim() == 1) {
+    check_shape(op, "reuse_mask", mask, {sizes.heads});
+  } else {
+    check_shape(op, "reuse_mask", mask, {sizes.sequences, sizes.heads});
+  }
+  const at::Tensor flags = mask.expand({sizes.sequences, sizes.heads}).contiguous();
+  const bool* data = flags.const_data_ptr<bool>();
+  return std::vector<bool>(data, data + flags.numel());
+}
+
+void check_merge_parts(const char* op, const std::vector<at::Tensor>& outputs,
+                       const std::vector<at::Tensor>& lses) {
+  TORCH_CHECK(!outputs.empty() && outputs.size() == lses.size(), op,
+              ": outputs: expected one lse per output and at least one, got ", outputs.size(),
+              " outputs and ", lses.size(), " lses");
+  TORCH_CHECK(outputs[0].defined() && outputs[0].dim() > 0, op,
+              ": outputs[0]: expected a tensor [..., D]");
+  const at::ScalarType dtype = outputs[0].scalar_type();
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, op,
+              ": outputs[0]: expected dtype Float, Half or BFloat16, got ", dtype);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const std::string output = "outputs[" + std::to_string(i) + "]";
+    const std::string lse = "lses[" + std::to_string(i) + "]";
+    check_tensor(op, output.c_str(), outputs[i], dtype, outputs[0].device());
+    check_shape(op, output.c_str(), outputs[i], outputs[0].sizes());
+    check_tensor(op, lse.c_str(), lses[i], at::kFloat, outputs[0].device());
+    check_shape(op, lse.c_str(), lses[i],
+                outputs[0].sizes().slice(0, outputs[0].sizes().size() - 1));
+  }
 }
 
 std::vector<int64_t> check_lengths(const char* op, const char* name, const at::Tensor& lengths,

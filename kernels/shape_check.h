@@ -43,6 +43,14 @@ AttentionSizes check_split_attention(const char* op, const at::Tensor& q, const 
                                      const at::Tensor& v_ext, const at::Tensor& k_in,
                                      const at::Tensor& v_in, at::Device device = at::kCPU);
 
+// reuse_attention's mask, [H] or [S, H] bool on the CPU, as flags [S * H].
+std::vector<bool> check_reuse_mask(const char* op, const at::Tensor& mask,
+                                   const AttentionSizes& sizes);
+
+// merge_attention's parts, on the device of the first.
+void check_merge_parts(const char* op, const std::vector<at::Tensor>& outputs,
+                       const std::vector<at::Tensor>& lses);
+
 // The lengths [S] int64, each in [0, capacity].
 std::vector<int64_t> check_lengths(const char* op, const char* name, const at::Tensor& lengths,
                                    int64_t sequences, int64_t capacity);

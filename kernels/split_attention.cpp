@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "kernels/attention_device.h"
 #include "kernels/device_operators.h"
 #include "kernels/ops.h"
 #include "kernels/shape_check.h"
@@ -15,27 +16,17 @@ namespace {
 constexpr const char* kSplit = "split_attention";
 constexpr const char* kReuse = "reuse_attention";
 
-// [H] or [S, H] -> flags [S * H].
-std::vector<bool> check_reuse_mask(const at::Tensor& mask, const AttentionSizes& sizes) {
-  check_cpu(kReuse, "reuse_mask", mask, at::kBool);
-  if (mask.dim() == 1) {
-    check_shape(kReuse, "reuse_mask", mask, {sizes.heads});
-  } else {
-    check_shape(kReuse, "reuse_mask", mask, {sizes.sequences, sizes.heads});
-  }
-  const at::Tensor flags = mask.expand({sizes.sequences, sizes.heads}).contiguous();
-  const bool* data = flags.const_data_ptr<bool>();
-  return std::vector<bool>(data, data + flags.numel());
-}
-
 }  // namespace
 
 SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& v_ext, const at::Tensor& ext_len,
                                const at::Tensor& k_in, const at::Tensor& v_in, double scale,
                                ExternalWeights* kept) {
-  if (const DeviceOperators* device = operators_of(q)) {
-    return device->split_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale);
+  if (const DeviceScope device{q}) {
+    if (!device.has_kernels()) {
+      return chain::split_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale);
+    }
+    return split_attention_on(device.queue(), q, k_ext, v_ext, ext_len, k_in, v_in, scale);
   }
   const AttentionSizes sizes = check_split_attention(kSplit, q, k_ext, v_ext, k_in, v_in);
   const std::vector<int64_t> lengths =
@@ -50,15 +41,19 @@ ReuseAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& k_in, const at::Tensor& v_in,
                                const at::Tensor& cached_external, const at::Tensor& cached_lse,
                                const at::Tensor& reuse_mask, double scale) {
-  if (const DeviceOperators* device = operators_of(q)) {
-    return device->reuse_attention(q, k_ext, v_ext, ext_len, k_in, v_in, cached_external,
-                                   cached_lse, reuse_mask, scale);
+  if (const DeviceScope device{q}) {
+    if (!device.has_kernels()) {
+      return chain::reuse_attention(q, k_ext, v_ext, ext_len, k_in, v_in, cached_external,
+                                    cached_lse, reuse_mask, scale);
+    }
+    return reuse_attention_on(device.queue(), q, k_ext, v_ext, ext_len, k_in, v_in, cached_external,
+                              cached_lse, reuse_mask, scale);
   }
   const AttentionSizes sizes = check_split_attention(kReuse, q, k_ext, v_ext, k_in, v_in);
   const std::vector<int64_t> lengths =
       check_lengths(kReuse, "ext_len", ext_len, sizes.sequences, sizes.external_keys);
   ExternalSource source;
-  source.reuse = check_reuse_mask(reuse_mask, sizes);
+  source.reuse = check_reuse_mask(kReuse, reuse_mask, sizes);
   bool any = false;
   for (const bool flag : source.reuse) any = any || flag;
   if (any || cached_external.defined()) {

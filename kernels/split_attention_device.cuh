@@ -1,6 +1,5 @@
-// The kernels of split_attention (split_attention_launch.h says how they share the work) and their
-// launches, for both worlds: included once by split_attention_cuda.cu and
-// split_attention_emulated.cpp.
+// The kernels of split_attention, whose header split_attention_launch.h says how they share the
+// work, and their launches: compiled once for each world.
 #pragma once
 
 #include "kernels/merge_device.cuh"
@@ -43,6 +42,22 @@ __device__ __forceinline__ const Scalar* rows_of(const DeviceRows& rows, int seq
   return static_cast<const Scalar*>(rows.data) + sequence * rows.sequence + head * rows.head;
 }
 
+// The external keys that a KV head reads.
+__device__ __forceinline__ int prefix_length(const SplitCall& call, int sequence, int kv_head) {
+  int length = call.lengths[sequence];
+  if (call.counts != nullptr) {
+    const int count = call.counts[sequence * call.kv_heads + kv_head];
+    if (count >= 0) length = count;
+  }
+  if (call.reuse == nullptr) return length;
+  const bool* reuse = call.reuse + static_cast<int64_t>(sequence) * call.heads +
+                      static_cast<int64_t>(kv_head) * call.group;
+  for (int g = 0; g < call.group; ++g) {
+    if (!reuse[g]) return length;
+  }
+  return 0;
+}
+
 // The keys of this thread block; empty where the prefix has no such chunk.
 template <class Scalar>
 __device__ __forceinline__ KeySpan<Scalar> span_of(const SplitCall& call, const Place& place) {
@@ -61,7 +76,11 @@ __device__ __forceinline__ KeySpan<Scalar> span_of(const SplitCall& call, const 
   span.begin = 0;
   span.end = call.internal_keys;
   if (!internal) {
-    const int length = call.lengths[place.sequence];
+    const int64_t head = static_cast<int64_t>(place.sequence) * call.kv_heads + place.kv_head;
+    if (call.counts != nullptr && call.counts[head] >= 0) {
+      span.positions = call.positions + head * call.capacity;
+    }
+    const int length = prefix_length(call, place.sequence, place.kv_head);
     const int64_t size = keys_per_chunk(length);
     const int64_t begin = chunk * size;
     const int64_t end = begin + size;
@@ -150,7 +169,7 @@ __global__ void __launch_bounds__(128) split_floats(const __grid_constant__ Spli
   }
   FloatState<kDim> state;
   clear(state);
-  attend_floats<kDim>(span, call.scale_log2, state);
+  attend_floats<kDim>(span, call.scale_log2, state, [&](int) { return span.end; });
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t states = num_states(call);
 #pragma unroll
@@ -189,7 +208,7 @@ __device__ __forceinline__ float finish_row(const SplitCall& call, int64_t first
 #pragma unroll
   for (int n = 0; n < kDim / 32; ++n) output[n] = 0.0f;
   if (total == 0.0f) return -INFINITY;  // no key, or only scores of -inf
-#pragma unroll 4
+#pragma unroll 8
   for (int chunk = 0; chunk < chunks; ++chunk) {
     const float factor = __shfl_sync(~0u, weight, chunk);
     const float* from = call.states + (first + chunk * stride) * kDim + lane;
@@ -199,6 +218,13 @@ __device__ __forceinline__ float finish_row(const SplitCall& call, int64_t first
 #pragma unroll
   for (int n = 0; n < kDim / 32; ++n) output[n] /= total;
   return (largest + log2f(total)) * 0.6931471805599453f;
+}
+
+template <int kDim>
+__device__ __forceinline__ void load_row(const float* from, int dim, float (&row)[kDim / 32]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int n = 0; n < kDim / 32; ++n) row[n] = n * 32 + lane < dim ? from[n * 32 + lane] : 0.0f;
 }
 
 // A warp for each row (sequence, head, token).
@@ -215,11 +241,25 @@ __global__ void __launch_bounds__(128) split_merge(const __grid_constant__ Split
   const int64_t first =
       kv_head * (call.max_chunks + 1) * stride + head % call.group * call.queries + t;
 
-  float parts[2][kDim / 32];
-  float lses[2];
-  lses[0] = finish_row<kDim>(call, first, stride, num_chunks(call.lengths[sequence]), parts[0]);
+  const int length = prefix_length(call, sequence, head / call.group);
+  float parts[3][kDim / 32];
+  float lses[3];
+  if (call.reuse != nullptr && call.reuse[static_cast<int64_t>(sequence) * call.heads + head]) {
+    load_row<kDim>(call.cached_external + row * call.dim, call.dim, parts[0]);
+    lses[0] = call.cached_lse[row];
+  } else {
+    lses[0] = finish_row<kDim>(call, first, stride, num_chunks(length), parts[0]);
+  }
   lses[1] = finish_row<kDim>(call, first + call.max_chunks * stride, stride,
                              call.internal_keys > 0 ? 1 : 0, parts[1]);
+  lses[2] = -INFINITY;
+  if (call.residual != nullptr) {
+    load_row<kDim>(call.residual + row * call.dim, call.dim, parts[2]);
+    lses[2] = call.lse_residual[row];
+  }
+  if (call.keys_read != nullptr && lane == 0 && t == 0 && head % call.group == 0) {
+    call.keys_read[kv_head] = length;
+  }
   float merged[kDim / 32];
   merge_parts(parts, lses, merged);
   Scalar* out =
@@ -247,6 +287,8 @@ inline dim3 split_grid(const SplitCall& call, int rows_per_tile) {
               static_cast<unsigned>(call.kv_heads * tiles), static_cast<unsigned>(call.sequences)};
 }
 
+constexpr unsigned kFewBlocks = 144;  // multiprocessors of an H100, and a few short blocks
+
 template <class Shape>
 void launch_tiles(const SplitCall& call, Stream stream) {
   launch(split_tiles<Shape>, split_grid(call, Shape::kRows), dim3{Shape::kThreads, 1, 1},
@@ -263,7 +305,14 @@ void launch_with(const SplitCall& call, Stream stream) {
     constexpr int kStages = kDim <= 128 ? 3 : 2;
     launch_tiles<TileShape<Scalar, kDim, 4, 1, kStages, kDim <= 128 ? 64 : 16>>(call, stream);
   } else if constexpr (kDim <= 128) {
-    launch_tiles<TileShape<Scalar, kDim, 4, 2, 2, 32>>(call, stream);
+    // Eight warps of 16 rows while every block has a multiprocessor for itself, then two blocks of
+    // four warps each. The same steps for every row, so the same bits.
+    const dim3 grid = split_grid(call, 128);
+    if (grid.x * grid.y * grid.z <= kFewBlocks) {
+      launch_tiles<TileShape<Scalar, kDim, 8, 1, 2, 32>>(call, stream);
+    } else {
+      launch_tiles<TileShape<Scalar, kDim, 4, 2, 2, 32>>(call, stream);
+    }
   } else {
     launch_tiles<TileShape<Scalar, kDim, 8, 1, 2, 16>>(call, stream);
   }

@@ -2,9 +2,9 @@
 // the emulator. Results are those of ops.h. No torch here.
 //
 // The external keys of a KV head are cut into chunks, by their number alone; a thread block takes
-// one chunk, or all internal keys, and up to kMaxTileRows query rows (g * T + t) of the KV head,
-// and leaves an unfinished state for each row. A second kernel merges the states of a row. So a few
-// long sequences fill a GPU, and results depend neither on the device nor on the other sequences.
+// one chunk, or all internal keys, and up to 128 query rows (g * T + t) of the KV head, and leaves
+// an unfinished state for each row. A second kernel merges the states of a row. So a few long
+// sequences fill a GPU, and results depend neither on the device nor on the other sequences.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +45,8 @@ struct SplitCall {
   DeviceRows q, k_ext, v_ext, k_in, v_in;
 
   // Unfinished states, state_floats() in all: [S, K, max_chunks + 1, G * T] rows of padded_dim(dim)
-  // outputs, then their maxima (times log2(e)), then their sums. The last chunk is the internal
-  // one.
+  // outputs, then their maxima (times log2(e)), then their sums; chunk max_chunks is the
+  // internal one.
   float* states = nullptr;
 
   void* out = nullptr;  // [S, T, H, D]
@@ -54,6 +54,22 @@ struct SplitCall {
   float* lse_external = nullptr;
   float* internal = nullptr;
   float* lse_internal = nullptr;
+
+  // reuse_attention, where given: [S, H], whether a head takes its external pair from `cached_...`.
+  // A KV head's prefix is not read if all its heads do.
+  const bool* reuse = nullptr;
+  const float* cached_external = nullptr;  // [S, H, T, D]
+  const float* cached_lse = nullptr;       // [S, H, T]
+
+  // gather_attention, where given: the external keys of KV head i are its positions[i * capacity
+  // ...], ascending, counts[i] of them; a negative count: all keys of the sequence.
+  const int32_t* positions = nullptr;
+  const int32_t* counts = nullptr;  // [S, K]
+  int64_t capacity = 0;
+  const float* residual = nullptr;      // [S, H, T, D]: a third part of `out`
+  const float* lse_residual = nullptr;  // [S, H, T]
+
+  int64_t* keys_read = nullptr;  // [S, K], where wanted: external keys read
 
   int32_t lengths[kMaxSequencesPerCall] = {};  // external keys of each sequence
 };

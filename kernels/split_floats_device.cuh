@@ -1,5 +1,5 @@
-// Attention of a tile of float32 query rows over a range of keys, by fused multiply-adds: nothing
-// is rounded to a narrower type. A warp owns 8 rows. For the scores a lane takes one of 32 keys,
+// Attention of a tile of query rows over a range of keys by float32 multiply-adds: nothing is
+// rounded to a narrower type. A warp owns 8 rows. For the scores a lane takes one of 32 keys,
 // for the outputs every 32nd channel.
 #pragma once
 
@@ -50,8 +50,8 @@ __device__ __forceinline__ void clear(FloatState<kDim>& state) {
 }
 
 // Keys [first, first + 32) and their values; 0 behind the end and behind `dim`.
-template <int kDim>
-__device__ __forceinline__ void copy_floats(const KeySpan<float>& span, int first) {
+template <int kDim, class Scalar>
+__device__ __forceinline__ void copy_floats(const KeySpan<Scalar>& span, int first) {
   using Tile = FloatTile<kDim>;
 #pragma unroll 4
   for (int i = static_cast<int>(threadIdx.x); i < Tile::kKeys * kDim; i += Tile::kThreads) {
@@ -61,16 +61,17 @@ __device__ __forceinline__ void copy_floats(const KeySpan<float>& span, int firs
     const bool present = key < span.end && column < span.dim;
     const int64_t index = !present ? 0 : span.positions != nullptr ? span.positions[key] : key;
     Tile::keys()[row * Tile::kPitch + column] =
-        present ? span.keys[index * span.key_stride + column] : 0.0f;
+        present ? to_float(span.keys[index * span.key_stride + column]) : 0.0f;
     Tile::values()[row * Tile::kPitch + column] =
-        present ? span.values[index * span.value_stride + column] : 0.0f;
+        present ? to_float(span.values[index * span.value_stride + column]) : 0.0f;
   }
 }
 
-// All keys of the span; the queries lie in shared memory, not yet seen by all.
-template <int kDim>
-__device__ __forceinline__ void attend_floats(const KeySpan<float>& span, float scale_log2,
-                                              FloatState<kDim>& state) {
+// All keys of the span; the queries lie in shared memory, not yet seen by all. Row r of this warp
+// sees the keys before end_of(r).
+template <int kDim, class Scalar, class EndOf>
+__device__ __forceinline__ void attend_floats(const KeySpan<Scalar>& span, float scale_log2,
+                                              FloatState<kDim>& state, const EndOf& end_of) {
   using Tile = FloatTile<kDim>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const float* queries =
@@ -95,7 +96,7 @@ __device__ __forceinline__ void attend_floats(const KeySpan<float>& span, float 
     }
 #pragma unroll
     for (int r = 0; r < Tile::kWarpRows; ++r) {
-      const float score = first + lane < span.end ? scores[r] * scale_log2 : -INFINITY;
+      const float score = first + lane < end_of(r) ? scores[r] * scale_log2 : -INFINITY;
       const float largest = fmaxf(state.max[r], warp_max(score));
       const float shift = largest == -INFINITY ? 0.0f : largest;
       const float factor = exp2_flushed(state.max[r] - shift);

@@ -51,8 +51,8 @@ static_assert(sizeof(KeySpan<Half>) <= 64);
 
 // Where a row's 16-byte piece lies in shared memory, behind the first of its rows. Pieces are
 // rotated through the eight groups of four banks, because ldmatrix reads eight rows at once.
-// Offsets of rows are multiples of kPitch, a power of two: piece_at(row, piece) is piece_at(row, 0)
-// ^ (piece << 4), and the loops below need only that from one register.
+// Offsets of rows are multiples of kPitch, a power of two, so that piece_at(row, piece) is
+// piece_at(row, 0) ^ (piece << 4): the loops below hold one register for all pieces.
 template <class Shape>
 __device__ __forceinline__ int piece_at(int row, int piece) {
   return row * Shape::kPitch + ((piece ^ (row & 7)) << 4);
@@ -91,7 +91,7 @@ __device__ __forceinline__ void copy_tile(int to, const typename Shape::Scalar* 
 }
 
 // What a warp knows of its rows. Lane i holds rows i / 4 and i / 4 + 8 of each tile of 16, and of
-// each 8 channels the two from i % 4 * 2 on. `sum` is the lane's own share until finish().
+// each 8 channels the two from i % 4 * 2 on. `sum` is the lane's own share.
 template <class Shape>
 struct WarpState {
   float output[Shape::kRowTiles][Shape::kDim / 8][4];
@@ -176,8 +176,8 @@ __device__ __forceinline__ void score_step(
   }
 }
 
-// Scores become weights relative to the running maximum; sums and, where it moved, outputs follow
-// it.
+// Scores become weights relative to the running maximum; sums and outputs follow where it moved.
+// `present` keys of the step exist.
 template <class Shape>
 __device__ __forceinline__ void weigh_step(float (&scores)[Shape::kRowTiles][Shape::kStep / 8][4],
                                            WarpState<Shape>& state, float scale_log2, int present) {
@@ -229,8 +229,7 @@ __device__ __forceinline__ void weigh_step(float (&scores)[Shape::kRowTiles][Sha
   }
 }
 
-// output += weights * values, the weights as hi + lo; `values` is rows_first() of the step's
-// values.
+// output += weights * values, the weights as hi + lo; `values` is their rows_first().
 template <class Shape>
 __device__ __forceinline__ void add_values(
     const float (&weights)[Shape::kRowTiles][Shape::kStep / 8][4], WarpState<Shape>& state,
@@ -270,8 +269,8 @@ __device__ __forceinline__ void add_values(
   }
 }
 
-// All tiles of the span in shared memory. The queries lie there too or are on their way,
-// uncommitted. `active`: this warp has rows; the others only copy.
+// Attends to the span that lies in shared memory. The queries lie there too, or are on their way
+// and not committed. `active`: this warp has rows; the others only copy.
 template <class Shape>
 __device__ __forceinline__ void attend_span(float scale_log2, bool active,
                                             WarpState<Shape>& state) {

@@ -22,7 +22,8 @@ class TopKSelector {
   }
 
   // push(probabilities[i], first + i) for i < count, without looking at most of them twice.
-  // `guess`: what the k-th best may be, from a stream like this one; a wrong one costs time alone. Returns whether it served.
+  // `guess`: what the k-th best may be, from a stream like this one; a wrong one costs time alone.
+  // Returns whether it served.
   bool push_range(const float* probabilities, int64_t count, int32_t first, float guess = -1.0f);
 
   // The k-th best so far; -1 while there are fewer.

@@ -14,6 +14,7 @@
 #include "kernels/device_operators.h"
 #include "kernels/ops.h"
 #include "kernels/probability_rows.h"
+#include "kernels/small_operators_device.h"
 #include "kernels/top_k_selector.h"
 
 namespace blockscope {
@@ -194,8 +195,11 @@ TopKSets empty_sets(const SetsShape& shape, int64_t k, bool with_tokens) {
 
 TopKSets topk_sets(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& ext_len,
                    const at::Tensor& lse, int64_t k, double scale, bool with_tokens) {
-  if (const DeviceOperators* device = operators_of(q)) {
-    return device->topk_sets(q, k_ext, ext_len, lse, k, scale, with_tokens);
+  if (const DeviceScope device{q}) {
+    if (!device.has_kernels()) {
+      return chain::topk_sets(q, k_ext, ext_len, lse, k, scale, with_tokens);
+    }
+    return topk_sets_on(device.queue(), q, k_ext, ext_len, lse, k, scale, with_tokens);
   }
   const TopKArguments arguments = check_topk("topk_sets", q, k_ext, ext_len, lse, k, scale);
   const AttentionSizes& sizes = arguments.sizes;
@@ -240,6 +244,9 @@ TopKSets topk_sets(const ExternalWeights& kept, const at::Tensor& ext_len, const
 
 TokenTopK token_topk(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& ext_len,
                      const at::Tensor& lse, int64_t k, double scale) {
+  if (const DeviceScope device{q}; device && device.has_kernels()) {
+    return token_topk_on(device.queue(), q, k_ext, ext_len, lse, k, scale);
+  }
   TopKSets sets = topk_sets(q, k_ext, ext_len, lse, k, scale, /*with_tokens=*/true);
   return {std::move(sets.token_index), std::move(sets.token_probability),
           std::move(sets.union_size)};

@@ -202,6 +202,26 @@ fetch_libtorch() {
   publish "$new" "$(libtorch_folder)"
 }
 
+# A cache from before the CUDA kernels lacks libc10_cuda.so, 0.6 MB of the wheel. The Python of the
+# tests has it, if it was made over this LibTorch; else the wheel is fetched again.
+complete_libtorch() {
+  local lib python_lib wheel
+  lib="$(libtorch_folder)/torch/lib"
+  [ ! -f "$lib/libc10_cuda.so" ] || return 0
+  mkdir -p "$WORK/torch/lib"
+  for python_lib in "$(venv_folder)"/lib/python3*/site-packages/torch/lib; do
+    if [ "$python_lib/libc10.so" -ef "$lib/libc10.so" ] && [ -f "$python_lib/libc10_cuda.so" ]; then
+      cp "$python_lib/libc10_cuda.so" "$WORK/torch/lib/"
+    fi
+  done
+  if [ ! -f "$WORK/torch/lib/libc10_cuda.so" ]; then
+    note "downloading 545 MB into $CACHE, for libc10_cuda.so"
+    wheel=$(torch_wheel) || exit 1
+    unpack "$wheel" "$WORK" torch/lib/libc10_cuda.so
+  fi
+  mv "$WORK/torch/lib/libc10_cuda.so" "$lib/"
+}
+
 install_libtorch() {
   step "LibTorch $TORCH_VERSION"
   if [ -n "${LIBTORCH_ROOT:-}" ]; then
@@ -209,6 +229,7 @@ install_libtorch() {
       die "LIBTORCH_ROOT=$LIBTORCH_ROOT: expected lib/libtorch_cpu.so there, found none"
     done_step "yours, in $LIBTORCH_ROOT"
   elif [ -f "$(libtorch_folder)/.complete" ]; then
+    complete_libtorch
     done_step "in the cache"
   else
     fetch_libtorch

@@ -1,5 +1,5 @@
-// The dialect of device.h for nvcc: one instruction a wrapper. tests/gpu compares each with its
-// emulated twin.
+// The dialect of device.h for nvcc: one instruction a wrapper, because the emulator executes none
+// of what stands here.
 #pragma once
 
 #include <cuda_bf16.h>

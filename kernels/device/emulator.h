@@ -3,11 +3,9 @@
 // a warp may run ahead of the others as far as barriers let it. What the hardware leaves undefined
 // is made visible:
 // - shared memory starts as NaN for every block, and addresses outside it are refused;
-// - the target of copy_async_16 is NaN (and poisoned for AddressSanitizer) until its thread has
-// waited;
+// - the target of copy_async_16 is NaN (poisoned for AddressSanitizer) until its thread has waited;
 // - lanes of a warp that meet different instructions, and barriers that not every thread reaches,
-// end
-//   the run with a table of who waits where.
+//   end the run with a table of who waits where.
 // Blocks never overlap: no protocol between them is executed truthfully but "second kernel".
 // Correctness only; nothing here says anything about speed but the counters.
 #pragma once

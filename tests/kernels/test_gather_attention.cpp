@@ -90,7 +90,7 @@ void expect_near(const at::Tensor& output, const at::Tensor& lse,
 
 std::vector<CaseShape> shapes() {
   std::vector<CaseShape> shapes = {
-      {.heads = 6, .kv_heads = 2, .ext_len = {130, 0, 5}},
+      {.heads = 6, .kv_heads = 2, .ext_len = {130, 0, 31}},
       {.heads = 4, .kv_heads = 4, .dim = 8, .queries = 1, .internal = 1, .ext_len = {700}},
       {.heads = 8, .kv_heads = 1, .dim = 64, .queries = 20, .internal = 20, .ext_len = {333, 64}}};
   const size_t count = shapes.size();

@@ -92,7 +92,12 @@ TEST(PageBounds, PagesOfAGrowingPrefixCanBeMadeFromTheLastShortOneOn) {
 TEST(PageBounds, NaNReachesTheScoreOfItsPageOnly) {
   const AttentionCase c = make_case({.heads = 2, .kv_heads = 2, .ext_len = {64}}, 22);
   c.k_ext[0][0][20][3] = NAN;
-  const at::Tensor scores = page_scores(c.q, page_bounds(c.k_ext, c.ext_len, 16), c.ext_len, 16);
+  const PageBounds bounds = page_bounds(c.k_ext, c.ext_len, 16);
+  for (const at::Tensor& bound : {bounds.max, bounds.min}) {
+    EXPECT_EQ(bound.isnan().sum().item<int64_t>(), 1);
+    EXPECT_TRUE(std::isnan(bound[0][0][1][3].item<float>()));
+  }
+  const at::Tensor scores = page_scores(c.q, bounds, c.ext_len, 16);
   EXPECT_EQ(scores.isnan().sum().item<int64_t>(), 1);
   EXPECT_TRUE(scores[0][0][1].isnan().item<bool>());
 }

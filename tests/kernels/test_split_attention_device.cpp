@@ -3,10 +3,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "kernels/device/emulator.h"
 #include "kernels/ops.h"
-#include "kernels/split_attention_device.h"
 #include "tests/kernels/attention_case.h"
+#include "tests/kernels/emulated_operators.h"
 #include "tests/kernels/split_cases.h"
 
 namespace blockscope::testing {
@@ -17,14 +16,8 @@ using emulated::Rounding;
 SplitAttention split(const AttentionCase& problem, uint64_t seed = 1,
                      Rounding rounding = Rounding::kNearest) {
   emulated::set_options({.seed = seed, .rounding = rounding});
-  return split_attention_on(
-      [](const SplitCall& call) {
-        // Nothing may be expected of fresh memory.
-        std::fill_n(call.states, state_floats(call), NAN);
-        emulated::launch_split_attention(call, nullptr);
-      },
-      problem.q, problem.k_ext, problem.v_ext, problem.ext_len, problem.k_in, problem.v_in,
-      problem.scale);
+  return split_attention_on(emulator(), problem.q, problem.k_ext, problem.v_ext, problem.ext_len,
+                            problem.k_in, problem.v_in, problem.scale);
 }
 
 // The CPU's cases, and those that only the GPU's kernels tell apart.
@@ -119,6 +112,27 @@ TEST(SplitAttentionDevice, ResultsDoNotDependOnOtherSequences) {
       EXPECT_TRUE(at::equal(alone.lse_external[0], together.lse_external[s])) << "sequence " << s;
     }
   }
+}
+
+// A small grid and a large one take different tiles of rows.
+TEST(SplitAttentionDevice, ManyRowsGiveTheSameBitsInSmallAndLargeGrids) {
+  const AttentionCase batch = make_case({.heads = 8,
+                                         .kv_heads = 8,
+                                         .dim = 16,
+                                         .queries = 72,
+                                         .internal = 8,
+                                         .ext_len = {1400, 1400, 1400, 70},
+                                         .dtype = at::kBFloat16},
+                                        12);
+  const SplitAttention together = split(batch);  // 8 KV heads of 7 blocks, 4 sequences
+  AttentionCase one = batch;
+  for (at::Tensor* tensor : {&one.q, &one.k_ext, &one.v_ext, &one.k_in, &one.v_in, &one.ext_len}) {
+    *tensor = tensor->slice(0, 1, 2);
+  }
+  const SplitAttention alone = split(one);
+  EXPECT_TRUE(at::equal(alone.external[0], together.external[1]));
+  EXPECT_TRUE(at::equal(alone.lse_external[0], together.lse_external[1]));
+  EXPECT_TRUE(at::equal(alone.out[0], together.out[1]));
 }
 
 // [S, N, K, D + more] storage, seen as [S, K, N, D]; NaN in everything that must not be read.

@@ -1,0 +1,2 @@
+// The smaller operators compiled for GPUs.
+#include "kernels/small_operators_device.cuh"

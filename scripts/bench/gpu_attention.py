@@ -1,0 +1,119 @@
+"""split_attention on a GPU beside scaled_dot_product_attention over the same keys, unsplit.
+
+    python scripts/bench/gpu_attention.py LIBRARY [--lengths 4096 32768 131072] [--sequences 1 4]
+
+Both sides in one run, by turns; medians of CUDA events; keys are larger than the L2 cache or it is
+flushed before each call. Bandwidth counts every byte of K and V once, and stands beside that of a copy
+in the same run. The other side gets external and internal keys in one tensor, concatenated before the
+clock starts, and every backend that accepts it, with the queries of a group folded into rows (one KV
+head, G * T rows) and with enable_gqa. Prints Markdown.
+"""
+
+import argparse
+import statistics
+import sys
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+
+def time_all(calls, repeats, flush):
+    """Median milliseconds of each call, by turns."""
+    times = {name: [] for name in calls}
+    for turn in range(repeats + 3):
+        for name, call in calls.items():
+            flush.zero_()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(200_000)  # the launches wait in the queue: host time is not measured
+            begin.record()
+            call()
+            end.record()
+            end.synchronize()
+            if turn >= 3:
+                times[name].append(begin.elapsed_time(end))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def sdpa_calls(q, k, v, scale):
+    """Each backend and way of giving it the groups that works here."""
+    sequences, heads, queries, dim = q.shape
+    folded = q.reshape(sequences, k.shape[1], -1, dim)
+    calls = {}
+    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION,
+                    SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH):
+        for way in ("folded", "gqa"):
+            def call(backend=backend, way=way):
+                with sdpa_kernel(backend):
+                    if way == "folded":
+                        return scaled_dot_product_attention(folded, k, v, scale=scale)
+                    return scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)
+            try:
+                call()
+                torch.cuda.synchronize()
+            except (RuntimeError, torch.OutOfMemoryError):
+                torch.cuda.empty_cache()
+                continue
+            calls[f"{backend.name.split('_')[0].lower()} {way}"] = call
+    return calls
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("library")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 32768, 131072])
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--blocks", type=int, nargs="+", default=[32])
+    parser.add_argument("--heads", type=int, default=32)
+    parser.add_argument("--kv-heads", type=int, default=8)
+    parser.add_argument("--dim", type=int, default=128)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--repeats", type=int, default=15)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no CUDA device; skipped")
+        return 77
+    torch.ops.load_library(options.library)
+    ops = torch.ops.blockscope
+    dtype = getattr(torch, options.dtype)
+    flush = torch.empty(1 << 27, dtype=torch.uint8, device="cuda")
+
+    source = torch.empty(1 << 28, dtype=torch.float32, device="cuda").normal_()
+    target = torch.empty_like(source)
+    copy_ms = time_all({"copy": lambda: target.copy_(source)}, options.repeats, flush)["copy"]
+    copy = 2 * source.nbytes / copy_ms / 1e9
+    del source, target
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.dtype}, "
+          f"{options.heads}/{options.kv_heads} heads, D {options.dim}; copy {copy:.2f} TB/s\n")
+    print("| B | S | N | split_attention | of copy | best unsplit | ratio | others |")
+    print("|---|---|---|---|---|---|---|---|")
+    for block in options.blocks:
+        for sequences in options.sequences:
+            for length in options.lengths:
+                make = lambda heads, rows: torch.randn(sequences, heads, rows, options.dim,
+                                                       device="cuda", dtype=dtype)
+                q, k_in, v_in = make(options.heads, block), *(
+                    make(options.kv_heads, block) for _ in range(2))
+                k, v = (make(options.kv_heads, length) for _ in range(2))
+                k_all, v_all = torch.cat([k, k_in], 2), torch.cat([v, v_in], 2)
+                lengths = torch.full((sequences,), length)
+                scale = options.dim**-0.5
+                split = lambda: ops.split_attention(q, k, v, lengths, k_in, v_in, scale)
+                unsplit = scaled_dot_product_attention(q, k_all, v_all, scale=scale, enable_gqa=True)
+                error = (split()[0].float() - unsplit.float()).abs().max().item()
+                assert error < 0.02, f"results differ by {error}"
+                ms = time_all({"split": split, **sdpa_calls(q, k_all, v_all, scale)},
+                              options.repeats, flush)
+                ours = ms.pop("split")
+                best = min(ms, key=ms.get)
+                rate = (k_all.nbytes + v_all.nbytes) / ours / 1e9
+                others = ", ".join(f"{name} {value:.3f}" for name, value in ms.items())
+                print(f"| {block} | {sequences} | {length} | {ours:.3f} ms | {rate:.2f} TB/s, "
+                      f"{100 * rate / copy:.0f} % | {best} {ms[best]:.3f} ms | "
+                      f"{ours / ms[best]:.2f} | {others} |", flush=True)
+                del q, k, v, k_all, v_all
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,395 @@
+"""Every CUDA operator against float64 on the CPU, on the GPU of this machine.
+
+    python tests/gpu/check_operators.py LIBRARY [--seed N] [--only NAME]
+
+LIBRARY is libblockscope_kernels_cuda.so (libblockscope_kernels.so beside it). Inputs are random, from
+a new seed each time unless one is given; memory that operators take for results and workspace is filled
+with NaN first, and so is the cache behind every length. Prints the largest error of each operator and
+type relative to the limit of kernels/ops.h (1.0 is the limit); exit status 1 if one is above it, 77
+without a GPU.
+"""
+
+import argparse
+import math
+import random
+import sys
+
+import torch
+
+DEVICE = "cuda"
+TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class Worst:
+    """Largest error / limit of each name."""
+
+    def __init__(self):
+        self.ratio = {}
+
+    def add(self, name, got, expected, limit, case):
+        got = got.detach().cpu().double()
+        same_nan = torch.equal(got.isnan(), expected.isnan())
+        same_inf = torch.equal(got.isinf(), expected.isinf()) and torch.equal(
+            got[got.isinf()], expected[expected.isinf()])
+        finite = expected.isfinite()
+        error = (got - expected)[finite].abs().max().item() if finite.any() else 0.0
+        ratio = error / limit if same_nan and same_inf else math.inf
+        if ratio > 1.0:
+            print(f"FAILED {name}: error {error:.3g}, limit {limit:.3g}, NaN as expected: {same_nan}, "
+                  f"infinities: {same_inf}; {case}")
+        self.ratio[name] = max(self.ratio.get(name, 0.0), ratio)
+
+
+def poison():
+    """Memory that the allocator gives out next holds NaN."""
+    blocks = [torch.full((size,), math.nan, device=DEVICE)
+              for size in [64, 1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 26] for _ in range(3)]
+    del blocks
+
+
+def attention(q, k, v, scale):
+    """float64 attention of q [H, T, D] over k, v [K, N, D]: output and lse; 0 and -inf without keys."""
+    group = q.shape[0] // k.shape[0]
+    k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
+    scores = q @ k.transpose(1, 2) * scale
+    if k.shape[1] == 0:
+        return torch.zeros_like(q), torch.full(q.shape[:2], -math.inf, dtype=q.dtype)
+    lse = scores.logsumexp(-1)
+    return (scores - lse.unsqueeze(-1)).exp() @ v, lse
+
+
+def merge(parts):
+    lses = torch.stack([lse for _, lse in parts])
+    lse = lses.logsumexp(0)
+    weights = (lses - lse).exp().nan_to_num(0.0)
+    return sum(w.unsqueeze(-1) * out for w, (out, _) in zip(weights, parts)), lse
+
+
+class Case:
+    """A random problem; the tensors lie as a cache or a projection would leave them."""
+
+    def __init__(self, rng, dtype):
+        self.kv_heads = rng.choice([1, 2, 3, 8])
+        self.heads = self.kv_heads * rng.choice([1, 2, 4, 5, 7, 8])
+        self.dim = rng.choice([48, 64, 72, 80, 96, 100, 112, 128, 128, 128, 192, 256, 33])
+        self.queries = rng.choice([1, 2, 4, 7, 8, 16, 32, 33, 64])
+        self.internal = rng.choice([self.queries, self.queries, 0, 5])
+        longest = rng.choice([0, 1, 63, 64, 65, 300, 1000, 5000])
+        self.lengths = [rng.randint(0, longest) for _ in range(rng.choice([1, 2, 3]))]
+        self.lengths[0] = longest
+        self.spare = rng.choice([0, 1, 40])
+        self.scale = 1.0 / math.sqrt(self.dim)
+        self.dtype = dtype
+        self.layout = rng.choice(["plain", "tokens", "odd"])
+        capacity = longest + self.spare
+        count = len(self.lengths)
+        self.q = self.tensor(count, self.heads, self.queries) * rng.choice([1.0, 1.0, 8.0])
+        self.k_ext = self.tensor(count, self.kv_heads, capacity)
+        self.v_ext = self.tensor(count, self.kv_heads, capacity)
+        self.k_in = self.tensor(count, self.kv_heads, self.internal)
+        self.v_in = self.tensor(count, self.kv_heads, self.internal)
+        for s, length in enumerate(self.lengths):
+            self.k_ext[s, :, length:] = math.nan
+            self.v_ext[s, :, length:] = math.nan
+        self.ext_len = torch.tensor(self.lengths)
+
+    def tensor(self, *shape):
+        values = torch.randn(*shape, self.dim, device=DEVICE).to(self.dtype)
+        if self.layout == "plain":
+            return values
+        pad = 0 if self.layout == "tokens" else 3
+        storage = torch.full((shape[0], shape[2], shape[1], self.dim + pad), math.nan,
+                             dtype=self.dtype, device=DEVICE)
+        view = storage.transpose(1, 2)[..., pad:]
+        view.copy_(values)
+        return view
+
+    def __str__(self):
+        return (f"H {self.heads} K {self.kv_heads} D {self.dim} T {self.queries} T_in {self.internal} "
+                f"lengths {self.lengths} + {self.spare} {self.dtype} {self.layout}")
+
+    def reference(self, s, queries=None, keep=None):
+        """External and internal pairs of a sequence; `keep` [K][positions] selects external keys."""
+        q, length = self.q[s].cpu().double(), self.lengths[s]
+        k, v = (x[s, :, :length].cpu().double() for x in (self.k_ext, self.v_ext))
+        k_in, v_in = self.k_in[s].cpu().double(), self.v_in[s].cpu().double()
+        return attention(q, k, v, self.scale), attention(q, k_in, v_in, self.scale)
+
+
+def rounding(dtype):
+    return {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}[dtype]
+
+
+def add_split(worst, name, case, got, external, internal, extra=()):
+    """The five results of split_attention and its like, against pairs of each sequence."""
+    score = max([1.0] + [lse[lse.isfinite()].abs().max().item()
+                         for pairs in (external, internal) for _, lse in pairs
+                         if lse.isfinite().any()])
+    value = max([1.0] + [x[x.isfinite()].abs().float().max().item()
+                         for x in (case.v_ext, case.v_in, *(e[0] for e in external))
+                         if x.isfinite().any()])
+    stack = lambda pairs, i: torch.stack([pair[i] for pair in pairs])
+    merged = [merge([*parts]) for parts in zip(external, internal, *extra)]
+    worst.add(f"{name} external", got[1], stack(external, 0), 2e-5 * value * score, case)
+    worst.add(f"{name} lse_external", got[2], stack(external, 1), 2e-5 * score, case)
+    worst.add(f"{name} internal", got[3], stack(internal, 0), 2e-5 * value * score, case)
+    worst.add(f"{name} lse_internal", got[4], stack(internal, 1), 2e-5 * score, case)
+    worst.add(f"{name} out", got[0], stack(merged, 0),
+              2e-5 * value * score + rounding(case.dtype) * value, case)
+
+
+def check_split(ops, rng, dtype, worst):
+    case = Case(rng, dtype)
+    poison()
+    got = ops.split_attention(case.q, case.k_ext, case.v_ext, case.ext_len, case.k_in, case.v_in,
+                              case.scale)
+    pairs = [case.reference(s) for s in range(len(case.lengths))]
+    add_split(worst, "split_attention", case, got, [p[0] for p in pairs], [p[1] for p in pairs])
+
+
+def check_reuse(ops, rng, dtype, worst):
+    case = Case(rng, dtype)
+    count = len(case.lengths)
+    cached = torch.randn(count, case.heads, case.queries, case.dim, device=DEVICE)
+    cached_lse = torch.randn(count, case.heads, case.queries, device=DEVICE) * 4.0
+    mask = torch.rand(count, case.heads) < rng.choice([0.0, 0.5, 0.9, 1.0])
+    pairs = [case.reference(s) for s in range(count)]
+    group = case.heads // case.kv_heads
+    unread = mask.view(count, case.kv_heads, group).all(-1)
+    case.k_ext[unread.to(DEVICE)] = math.nan  # must not be read
+    poison()
+    got = ops.reuse_attention(case.q, case.k_ext, case.v_ext, case.ext_len, case.k_in, case.v_in,
+                              cached, cached_lse, mask, case.scale)
+    external = []
+    for s, (fresh, _) in enumerate(pairs):
+        reused = mask[s].view(-1, 1)
+        external.append((torch.where(reused.unsqueeze(-1), cached[s].cpu().double(), fresh[0]),
+                         torch.where(reused, cached_lse[s].cpu().double(), fresh[1])))
+    add_split(worst, "reuse_attention", case, got, external, [p[1] for p in pairs])
+    expected = torch.where(unread, 0, case.ext_len.view(-1, 1)).double()
+    worst.add("reuse_attention keys_read", got[5], expected, 0.5, case)
+
+
+def random_sets(rng, case):
+    """[S, K, k] positions in random order, -1 where a prefix is shorter; and which keys they are."""
+    k = rng.choice([1, 7, 64, 300, 2000])
+    index = torch.full((len(case.lengths), case.kv_heads, k), -1, dtype=torch.int32)
+    chosen = torch.zeros(len(case.lengths), case.kv_heads, case.k_ext.shape[2], dtype=torch.bool)
+    for s, length in enumerate(case.lengths):
+        for h in range(case.kv_heads):
+            some = torch.randperm(length)[:k]
+            index[s, h, :len(some)] = some.int()
+            chosen[s, h, some] = True
+    return index.to(DEVICE), chosen
+
+
+def set_reference(case, s, keep):
+    """Attention of a sequence over the external keys in keep [K, N]."""
+    q = case.q[s].cpu().double()
+    group = case.heads // case.kv_heads
+    pairs = []
+    for h in range(case.kv_heads):
+        k, v = (x[s, h].cpu()[keep[h]].double().unsqueeze(0) for x in (case.k_ext, case.v_ext))
+        pairs.append(attention(q[h * group:(h + 1) * group], k, v, case.scale))
+    return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
+
+
+def prefix_of(case):
+    return torch.arange(case.k_ext.shape[2]).view(1, 1, -1) < case.ext_len.view(-1, 1, 1)
+
+
+def check_gather(ops, rng, dtype, worst):
+    case = Case(rng, dtype)
+    count = len(case.lengths)
+    index, chosen = random_sets(rng, case)
+    dense = torch.rand(count) < rng.choice([0.0, 0.3])
+    keep = torch.where(dense.view(-1, 1, 1), prefix_of(case), chosen)
+    external = [set_reference(case, s, keep[s]) for s in range(count)]
+    internal = [case.reference(s)[1] for s in range(count)]
+    case.k_ext[~keep.to(DEVICE)] = math.nan  # must not be read
+    case.v_ext[~keep.to(DEVICE)] = math.nan
+    residual = torch.randn(count, case.heads, case.queries, case.dim, device=DEVICE)
+    lse = torch.randn(count, case.heads, case.queries, device=DEVICE)
+    lse[torch.rand(lse.shape, device=DEVICE) < 0.2] = -math.inf
+    given = rng.random() < 0.5
+    extra = [[(residual[s].cpu().double(), lse[s].cpu().double()) for s in range(count)]]
+    poison()
+    got = ops.gather_attention(case.q, case.k_ext, case.v_ext, case.ext_len, index, case.k_in,
+                               case.v_in, case.scale, dense, residual if given else None,
+                               lse if given else None)
+    add_split(worst, "gather_attention", case, got, external, internal, extra if given else ())
+    worst.add("gather_attention keys_read", got[5], keep.sum(-1).double(), 0.5, case)
+
+
+def check_unselected(ops, rng, dtype, worst):
+    case = Case(rng, dtype)
+    index, chosen = random_sets(rng, case)
+    keep = prefix_of(case) & ~chosen
+    pairs = [set_reference(case, s, keep[s]) for s in range(len(case.lengths))]
+    case.k_ext[~keep.to(DEVICE)] = math.nan
+    case.v_ext[~keep.to(DEVICE)] = math.nan
+    poison()
+    got = ops.unselected_attention(case.q, case.k_ext, case.v_ext, case.ext_len, index, case.scale)
+    output, lse = (torch.stack([p[i] for p in pairs]) for i in range(2))
+    score = max(1.0, lse[lse.isfinite()].abs().max().item() if lse.isfinite().any() else 1.0)
+    worst.add("unselected_attention output", got[0], output, 2e-5 * 6.0 * score, case)
+    worst.add("unselected_attention lse", got[1], lse, 2e-5 * score, case)
+
+
+def check_merge(ops, rng, dtype, worst):
+    rows, dim = rng.choice([1, 5, 300]), rng.choice([1, 48, 128, 300])
+    parts = rng.choice([1, 2, 3, 17, 64])
+    outputs = [torch.randn(rows, dim, device=DEVICE).to(dtype) for _ in range(parts)]
+    lses = [torch.randn(rows, device=DEVICE) * 5.0 for _ in range(parts)]
+    for lse in lses:
+        lse[torch.rand(rows, device=DEVICE) < 0.3] = -math.inf
+    for output, lse in zip(outputs, lses):
+        output[lse.isinf()] = math.nan  # must not be read
+    pairs = [(o.cpu().double().nan_to_num(0.0), l.cpu().double()) for o, l in zip(outputs, lses)]
+    out, lse = merge(pairs)
+    poison()
+    got = ops.merge_attention(outputs, lses)
+    worst.add("merge_attention out", got[0], out, 2e-5 + 5.0 * rounding(dtype), f"{rows} x {dim}, {parts}")
+    worst.add("merge_attention lse", got[1], lse, 2e-5 * 20.0, f"{rows} x {dim}, {parts}")
+
+
+def check_set(worst, name, index, probability, expected, case):
+    """One set [k] against probabilities [length]: positions by their probability, ties to the lower."""
+    index, probability = index.cpu().long(), probability.cpu().double()
+    count = min(len(index), len(expected))
+    best = expected.sort(descending=True).values[:count]
+    wrong = (index[count:] != -1).any() or (probability[count:] != 0).any() or (
+        index[:count].unique().numel() != count) or (count and index[:count].min() < 0)
+    same = probability[1:count] == probability[:max(count - 1, 0)]
+    falling = (probability[1:count] <= probability[:max(count - 1, 0)]).all()
+    ordered = (index[1:count][same] > index[:max(count - 1, 0)][same]).all()
+    if wrong or not falling or not ordered:
+        return worst.add(name, torch.tensor([math.nan]), torch.zeros(1).double(), 1.0, case)
+    if count:
+        at = expected[index[:count]]
+        # Scores of 16 take 2e-5 of the exponential's argument.
+        worst.add(name, probability[:count] / at.clamp_min(1e-30), torch.ones(count).double(), 3e-4, case)
+        worst.add(f"{name} rank", at / best.clamp_min(1e-30), torch.ones(count).double(), 3e-4, case)
+
+
+def check_topk(ops, rng, dtype, worst):
+    case = Case(rng, dtype)
+    k = rng.choice([1, 7, 64, 300, 2000])
+    group = case.heads // case.kv_heads
+    count = len(case.lengths)
+    probabilities, lses = [], []
+    for s, length in enumerate(case.lengths):
+        q = case.q[s].cpu().double().clamp(-4, 4).reshape(case.kv_heads, group * case.queries, case.dim)
+        scores = q @ case.k_ext[s, :, :length].cpu().double().transpose(1, 2) * case.scale
+        lse = scores.logsumexp(-1) if length else torch.full(scores.shape[:2], -math.inf).double()
+        probabilities.append((scores - lse.unsqueeze(-1)).exp().view(case.kv_heads, group, case.queries, length))
+        lses.append(lse.view(case.heads, case.queries))
+    case.q.clamp_(-4, 4)
+    lse = torch.stack(lses).float().to(DEVICE)
+    poison()
+    block = ops.block_topk(case.q, case.k_ext, case.ext_len, lse, k, case.scale)
+    token = ops.token_topk(case.q, case.k_ext, case.ext_len, lse, k, case.scale)
+    for s in range(count):
+        for h in range(case.kv_heads):
+            check_set(worst, "block_topk", block[0][s, h], block[1][s, h],
+                      probabilities[s][h].mean((0, 1)), case)
+            for t in {0, case.queries - 1}:
+                check_set(worst, "token_topk", token[0][s, h, t], token[1][s, h, t],
+                          probabilities[s][h, :, t].mean(0), case)
+            distinct = token[0][s, h].unique()
+            worst.add("token_topk union", token[2][s, h], (distinct >= 0).sum().cpu().double(), 0.5, case)
+
+
+def check_pages(ops, rng, dtype, worst):
+    case = Case(rng, dtype)
+    page = rng.choice([1, 16, 50, 64])
+    pages = -(-case.k_ext.shape[2] // page)
+    group = case.heads // case.kv_heads
+    shape = (len(case.lengths), case.kv_heads, pages, case.dim)
+    top, bottom = torch.zeros(shape).double(), torch.zeros(shape).double()
+    tokens = torch.full((shape[0], shape[1], case.queries, pages), -math.inf).double()
+    poison()
+    got = ops.page_bounds(case.k_ext, case.ext_len, page)
+    q = case.q.cpu().double().reshape(shape[0], shape[1], group, case.queries, case.dim)
+    for s, length in enumerate(case.lengths):
+        keys = case.k_ext[s].cpu().double()
+        for p in range(-(-length // page)):
+            part = keys[:, p * page:min((p + 1) * page, length)]
+            top[s, :, p], bottom[s, :, p] = part.amax(1), part.amin(1)
+            high, low = (x[s, :, p].view(-1, 1, 1, case.dim) for x in (top, bottom))
+            tokens[s, :, :, p] = torch.maximum(q[s] * high, q[s] * low).sum(-1).mean(1)
+    worst.add("page_bounds", torch.stack(got), torch.stack([top, bottom]), 1e-30, case)
+    score = max(1.0, tokens[tokens.isfinite()].abs().max().item() if tokens.isfinite().any() else 1.0)
+    poison()
+    worst.add("page_scores", ops.page_scores(case.q, *got, case.ext_len, page), tokens.mean(2),
+              2e-5 * score, case)
+    worst.add("token_page_scores", ops.token_page_scores(case.q, *got, case.ext_len, page), tokens,
+              2e-5 * score, case)
+
+
+def check_prefill(ops, rng, dtype, worst):
+    case = Case(rng, dtype)
+    block = rng.choice([1, 4, 8, 32, 1000])
+    start = rng.choice([0, 0, block, max(0, max(case.lengths) - case.queries)])
+    poison()
+    got = ops.prefill_attention(case.q, case.k_ext, case.v_ext, case.ext_len, block, case.scale, start)
+    expected = torch.zeros(case.q.shape).double()
+    score = 1.0
+    for s, length in enumerate(case.lengths):
+        k, v = (x[s, :, :length].cpu().double() for x in (case.k_ext, case.v_ext))
+        for t in range(case.queries):
+            end = min(length, ((start + t) // block + 1) * block)
+            out, lse = attention(case.q[s, :, t:t + 1].cpu().double(), k[:, :end], v[:, :end], case.scale)
+            expected[s, :, t:t + 1] = out
+            score = max(score, lse.abs().max().item() if lse.isfinite().all() else 1.0)
+    worst.add("prefill_attention", got, expected, (2e-5 * score + rounding(dtype)) * 6.0, case)
+
+
+def check_similarity(ops, rng, dtype, worst):
+    rows, dim = rng.choice([1, 5, 300]), rng.choice([1, 7, 48, 128, 300])
+    a = torch.randn(rows, dim, device=DEVICE).to(dtype)
+    b = (a.float() + torch.randn(rows, dim, device=DEVICE) * rng.choice([0.1, 3.0])).to(dtype)
+    b[0] = 0.0
+    x, y = a.cpu().double(), b.cpu().double()
+    norms = x.norm(dim=-1) * y.norm(dim=-1)
+    expected = torch.where(norms > 0, (x * y).sum(-1) / norms, 0.0)
+    poison()
+    worst.add("cross_step_similarity", ops.cross_step_similarity(a, b), expected, 1e-6, f"{rows} x {dim}")
+
+
+CHECKS = {
+    "split_attention": check_split, "reuse_attention": check_reuse, "gather_attention": check_gather,
+    "unselected_attention": check_unselected, "merge_attention": check_merge, "topk": check_topk,
+    "pages": check_pages, "prefill_attention": check_prefill, "cross_step_similarity": check_similarity}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("library")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument("--cases", type=int, default=60, help="of each operator and type")
+    parser.add_argument("--only", help="one of: " + ", ".join(CHECKS))
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no CUDA device; skipped")
+        return 77
+    torch.ops.load_library(options.library)
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, seed {options.seed}")
+    failed = False
+    for name, check in CHECKS.items():
+        if options.only not in (None, name):
+            continue
+        for type_name, dtype in TYPES.items():
+            worst = Worst()
+            for i in range(options.cases):
+                seed = options.seed + i
+                torch.manual_seed(seed)
+                check(torch.ops.blockscope, random.Random(seed), dtype, worst)
+            for part, ratio in worst.ratio.items():
+                print(f"{part:40s} {type_name:9s} {ratio:8.4f} of the limit, {options.cases} cases")
+                failed = failed or ratio > 1.0
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+// Included by the compiler before a test of ops.h's operators (-include): the names that the test
+// calls then mean the device's operators, executed by the emulator. So GPU kernels must pass the
+// CPU's tests.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/attention_device.h"
+#include "kernels/device/emulator.h"
+#include "kernels/ops.h"
+#include "kernels/small_operators_device.h"
+
+namespace blockscope::testing {
+
+// Workspace starts as NaN: nothing may be expected of fresh memory.
+inline void launch_poisoned_split(const SplitCall& call, void* stream) {
+  std::fill_n(call.states, state_floats(call), NAN);
+  emulated::launch_split_attention(call, stream);
+}
+
+inline const DeviceQueue& emulator() {
+  static const DeviceQueue queue{{.split_attention = launch_poisoned_split,
+                                  .merge = emulated::launch_merge,
+                                  .similarity = emulated::launch_similarity,
+                                  .select = emulated::launch_select,
+                                  .means = emulated::launch_means,
+                                  .top_k = emulated::launch_top_k,
+                                  .count_union = emulated::launch_union,
+                                  .bounds = emulated::launch_bounds,
+                                  .page_scores = emulated::launch_page_scores,
+                                  .prefill = emulated::launch_prefill},
+                                 [](const auto& call) { call(nullptr); }};
+  return queue;
+}
+
+#if defined(BLOCKSCOPE_EMULATED_OPERATORS)
+#define BLOCKSCOPE_EMULATED(name)               \
+  template <class... Arguments>                 \
+  auto name(const Arguments&... arguments) {    \
+    return name##_on(emulator(), arguments...); \
+  }
+BLOCKSCOPE_EMULATED(split_attention)
+BLOCKSCOPE_EMULATED(reuse_attention)
+BLOCKSCOPE_EMULATED(gather_attention)
+BLOCKSCOPE_EMULATED(unselected_attention)
+BLOCKSCOPE_EMULATED(prefill_attention)
+BLOCKSCOPE_EMULATED(block_topk)
+BLOCKSCOPE_EMULATED(token_topk)
+BLOCKSCOPE_EMULATED(topk_sets)
+BLOCKSCOPE_EMULATED(page_bounds)
+BLOCKSCOPE_EMULATED(cross_step_similarity)
+#undef BLOCKSCOPE_EMULATED
+
+// Called with braces around their arguments, which a template can't take.
+inline MergedAttention merge_attention(const std::vector<at::Tensor>& outputs,
+                                       const std::vector<at::Tensor>& lses) {
+  return merge_attention_on(emulator(), outputs, lses);
+}
+// A PageBounds would bring in blockscope's own functions, so these take other names.
+inline at::Tensor emulated_page_scores(const at::Tensor& q, const PageBounds& bounds,
+                                       const at::Tensor& ext_len, int64_t page_size) {
+  return page_scores_on(emulator(), q, bounds, ext_len, page_size);
+}
+inline at::Tensor emulated_token_page_scores(const at::Tensor& q, const PageBounds& bounds,
+                                             const at::Tensor& ext_len, int64_t page_size) {
+  return token_page_scores_on(emulator(), q, bounds, ext_len, page_size);
+}
+#define page_scores emulated_page_scores
+#define token_page_scores emulated_token_page_scores
+#endif
+
+}  // namespace blockscope::testing
