@@ -1,6 +1,7 @@
 // `blockscope doctor`: what this build holds and this machine offers, a verdict per line. Exit
 // code 1 if some line says `fail`, that is, if decoding and recording can't work here.
 #include <fmt/format.h>
+#include <link.h>
 #include <unistd.h>
 
 #include <CLI/App.hpp>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/commands.h"
@@ -54,6 +56,45 @@ std::string value_or(const std::string& value, const char* otherwise) {
   return value.empty() ? otherwise : value;
 }
 
+/// The folder of a library that this process has loaded; empty if there is none of that name.
+std::filesystem::path folder_of_loaded(std::string_view name) {
+  struct Search {
+    std::string_view name;
+    std::filesystem::path folder;
+  } search{name, {}};
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* data) {
+        auto& wanted = *static_cast<Search*>(data);
+        const std::filesystem::path file = info->dlpi_name;
+        if (file.filename() != wanted.name) return 0;
+        wanted.folder = file.parent_path();
+        return 1;
+      },
+      &search);
+  return search.folder;
+}
+
+/// What --device cuda loads: LibTorch's part beside the part that the runtime has, our kernels
+/// beside the runtime.
+void examine_cuda(Findings& out, const std::filesystem::path& runtime) {
+  std::error_code ignored;
+  const auto torch = folder_of_loaded("libtorch_cpu.so") / "libtorch_cuda.so";
+  const bool has_torch = std::filesystem::exists(torch, ignored);
+  out.push_back({"build", "LibTorch for CUDA", has_torch ? "there" : "not there",
+                 has_torch ? Verdict::kOk : Verdict::kNote,
+                 has_torch ? ""
+                           : fmt::format("--device cuda needs it: pip install torch=={}, and "
+                                         "LIBTORCH_ROOT or LD_LIBRARY_PATH (docs/cuda.md)",
+                                         build_info().torch_pin)});
+  const auto kernels = runtime / "libblockscope_kernels_cuda.so";
+  const bool has_kernels = std::filesystem::exists(kernels, ignored);
+  out.push_back({"build", "CUDA kernels", has_kernels ? "built" : "not built",
+                 has_kernels ? Verdict::kOk : Verdict::kNote,
+                 has_kernels ? ""
+                             : "--device cuda runs attention as chains of operators without them: "
+                               "cmake --preset cuda"});
+}
+
 void examine_build(Findings& out) {
   const auto& build = build_info();
   out.push_back({"build", "version", fmt::format("{} ({})", build.version, build.git_describe)});
@@ -66,19 +107,19 @@ void examine_build(Findings& out) {
   out.push_back({"build", "HDF5",
                  fmt::format("{} (built with the headers of {})",
                              value_or(hdf5_runtime_version(), "unknown"), build.hdf5_version)});
-  const auto module = try_module(kRuntimeModule);
-  if (module.loads) {
+  const auto runtime = try_module(kRuntimeModule);
+  if (runtime.loads) {
     out.push_back(
         {"build", "runtime",
-         fmt::format("LibTorch {}, loads in {:.2f} s", build.torch_version, module.seconds)});
+         fmt::format("LibTorch {}, loads in {:.2f} s", build.torch_version, runtime.seconds)});
   } else {
-    out.push_back(
-        {"build", "runtime",
-         module.present ? "does not load: " + module.problem : "missing: " + module.path.string(),
-         Verdict::kFail,
-         fmt::format("capture, check, train, eval and bench need it: scripts/setup.sh "
-                     "fetches LibTorch {} and builds it",
-                     build.torch_pin)});
+    out.push_back({"build", "runtime",
+                   runtime.present ? "does not load: " + runtime.problem
+                                   : "missing: " + runtime.path.string(),
+                   Verdict::kFail,
+                   fmt::format("capture, check, train, eval and bench need it: scripts/setup.sh "
+                               "fetches LibTorch {} and builds it",
+                               build.torch_pin)});
   }
   const auto viewer = try_module(kViewerModule);
   if (viewer.loads) {
@@ -88,9 +129,7 @@ void examine_build(Findings& out) {
                    viewer.present ? "does not load: " + viewer.problem : std::string("not built"),
                    Verdict::kNote, fmt::format("view needs it: {}", kViewerModule.hint)});
   }
-  out.push_back({"build", "CUDA kernels", build.with_cuda ? "built" : "not built",
-                 build.with_cuda ? Verdict::kOk : Verdict::kNote,
-                 build.with_cuda ? "" : "everything runs on the CPU"});
+  if (runtime.loads) examine_cuda(out, runtime.path.parent_path());
 }
 
 void examine_cpu(Findings& out) {
@@ -138,14 +177,11 @@ void examine_memory_and_disk(Findings& out) {
 
 void examine_gpu(Findings& out) {
   const auto gpu = read_gpu_facts();
-  const bool usable = !gpu.names.empty() && build_info().with_cuda;
-  const bool ignored = !gpu.names.empty() && !build_info().with_cuda;
   out.push_back({"machine", "GPU",
                  gpu.names.empty() ? "none"
                                    : fmt::format("{} (driver {})", fmt::join(gpu.names, ", "),
                                                  value_or(gpu.driver, "unknown")),
-                 usable ? Verdict::kOk : Verdict::kNote,
-                 ignored ? "not used by this build: cmake --preset cuda" : ""});
+                 gpu.names.empty() ? Verdict::kNote : Verdict::kOk});
 }
 
 void examine_models(Findings& out) {

@@ -15,7 +15,6 @@ struct BuildInfo {
   std::string_view hdf5_version;   // of the headers it was compiled against
   std::string_view torch_version;  // of the LibTorch it was linked with; empty without a runtime
   std::string_view torch_pin;      // the LibTorch version scripts/setup.sh fetches
-  bool with_cuda;                  // CUDA kernels are compiled in
 };
 
 /// The facts of the running binary.

@@ -89,8 +89,8 @@ TEST(RowCosines, AreNoneWhereASquareLeavesTheRange) {
     for (const float bad : {0.0F, 1e-14F, 1e19F, INFINITY, NAN}) {
       std::vector<float> a(kRows * kDim, 1.0F);
       std::vector<float> b(kRows * kDim, 2.0F);
-      for (const std::size_t row : {5UL, 36UL}) std::fill_n(a.begin() + row * kDim, kDim, bad);
-      for (const std::size_t row : {0UL, 20UL}) std::fill_n(b.begin() + row * kDim, kDim, bad);
+      for (const std::size_t row : {5UL, 36UL}) std::fill_n(&a[row * kDim], kDim, bad);
+      for (const std::size_t row : {0UL, 20UL}) std::fill_n(&b[row * kDim], kDim, bad);
       std::vector<double> cosines(kRows);
       variants[v]->cosines_f32(a.data(), b.data(), kRows, kDim, nullptr, nullptr, cosines.data());
       for (std::size_t i = 0; i < kRows; ++i) {

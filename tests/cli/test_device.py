@@ -144,6 +144,12 @@ class Device(unittest.TestCase):
         self.assertIn("--device cuda", error)
         self.assertIn("HINT", error)
 
+    def test_doctor(self):
+        _, out, error = run("doctor", "--json")
+        lines = {line["name"]: line for line in json.loads(out)["findings"]}
+        self.assertEqual(lines["LibTorch for CUDA"]["value"] == "there", lines["LibTorch for CUDA"]["verdict"] == "ok")
+        self.assertIn("CUDA kernels", lines)
+
 
 if __name__ == "__main__":
     require_binary()
