@@ -168,13 +168,13 @@ class Study(PromiseCase):
         self.assertEqual(prompts.read_text(), '{"prompt": "Q: Anna"}\n')
 
     def test_a_cut_capture_of_stages_is_made_again(self):
-        stages = ["study", "stages", NEEDLE, "--backbone", NEEDLE / "backbone", "--contexts", "512", "--per-cell", 6,
+        stages = ["study", "stages", NEEDLE, "--backbone", NEEDLE / "backbone", "--contexts", "512", "--per-cell", 30,
                   "--k", 8, "--threads", 1, "-q", "--no-figures", "-o", self.out]
         process = start(*stages)
         partial = self.out / "stages-trained.h5.partial"
         while not partial.exists() and process.poll() is None:
             time.sleep(0.005)
-        time.sleep(0.3)
+        time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         err = process.communicate()[1]
         self.assertEqual(process.returncode, 130, err)
