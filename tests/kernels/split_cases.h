@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "kernels/ops.h"
 #include "tests/kernels/attention_case.h"
 
 namespace blockscope::testing {
@@ -56,6 +57,26 @@ void expect_matches(const AttentionCase& problem, const Result& got) {
   EXPECT_TRUE(close_to(to_doubles(got.external), expected.external, parts));
   EXPECT_TRUE(close_to(to_doubles(got.internal), expected.internal, parts));
   EXPECT_TRUE(close_to(to_doubles(got.out), expected.out, out));
+}
+
+// NaN in a query stays in its row, NaN in a key in the rows that see it.
+template <class Split>
+void expect_nan_in_its_rows_alone(at::ScalarType dtype, Split split) {
+  AttentionCase problem = make_case({.ext_len = {70}, .dtype = dtype}, 7);
+  const SplitAttention clean = split(problem);
+  problem.q[0][1][2][5] = NAN;
+  const SplitAttention got = split(problem);
+  EXPECT_TRUE(got.out[0][1][2].isnan().all().item<bool>());
+  EXPECT_TRUE(std::isnan(got.lse_external[0][1][2].item<float>()));
+  got.out[0][1][2].zero_();
+  clean.out[0][1][2].zero_();
+  EXPECT_TRUE(at::equal(got.out, clean.out));
+  AttentionCase nan_key = make_case({.ext_len = {1}, .dtype = dtype}, 8);
+  nan_key.k_ext[0][0][0][0] = NAN;  // the only key of KV head 0: heads 0 and 1 see nothing else
+  const SplitAttention lost = split(nan_key);
+  EXPECT_TRUE(lost.lse_external[0].slice(0, 0, 2).isnan().all().item<bool>());
+  EXPECT_TRUE(lost.out[0].slice(0, 0, 2).isnan().all().item<bool>());
+  EXPECT_FALSE(lost.out[0].slice(0, 2).isnan().any().item<bool>());
 }
 
 }  // namespace blockscope::testing
