@@ -19,6 +19,15 @@ constexpr int64_t kMaxLanes = 16;  // widest vector, in floats; padding unit of 
 // How far a score may be above its row's row_max: weights of e^8 lose nothing in float32.
 constexpr float kMaxSlack = 8.0f;
 
+// Probabilities, >= 0 or NaN, in the order of their ranks, all of which are positive: NaN is last.
+constexpr int32_t kNaNRank = 1;
+inline int32_t rank_of(float probability) {
+  if (!(probability >= 0.0f)) return kNaNRank;
+  int32_t bits = 0;
+  __builtin_memcpy(&bits, &probability, sizeof bits);
+  return (bits & 0x7fffffff) + kNaNRank + 1;
+}
+
 struct TileKernels {
   const char* name;
   int64_t slice_rows;  // as many rows as accumulate should be given at once, where there are more
@@ -68,15 +77,21 @@ struct TileKernels {
                         int64_t row_stride, int64_t group, int64_t num_keys, int64_t stride,
                         float* means, float* totals);
 
-  // The places of those of p[0 .. count) that are not below `bound` (NaN is not), ascending ->
-  // their number. Written up to count + kMaxLanes.
-  int64_t (*not_below)(const float* p, int64_t count, float bound, int32_t* places);
-
-  // How many of p[0 .. count) are not below `bound`.
-  int64_t (*count_not_below)(const float* p, int64_t count, float bound);
+  // Those of p[0 .. count) that are not below `bound` (NaN is not), by rising place, as rank_of and
+  // as place + first -> their number. Both are written up to count + kMaxLanes.
+  int64_t (*pass_not_below)(const float* p, int64_t count, float bound, int32_t first,
+                            int32_t* ranks, int32_t* places);
 
   // largest[i] = the larger of largest[i] and p[i]; a NaN loses.
   void (*keep_larger)(const float* p, int64_t count, float* largest);
+
+  // A bound that at least k >= 1 of x[0 .. count) reach and fewer than k exceed, or exactly k
+  // reach; count >= k.
+  int32_t (*splitting_bound)(const int32_t* x, int64_t count, int64_t k);
+
+  // Moves the ranks that reach `bound`, with their places, to the front in their order -> their
+  // number.
+  int64_t (*keep_reaching)(int32_t* ranks, int32_t* places, int64_t count, int32_t bound);
 };
 
 // Floats per output row.

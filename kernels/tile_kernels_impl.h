@@ -274,40 +274,104 @@ void token_weights(const float* weights, const float* factors, int64_t num_token
 
 // --- selection
 
-int64_t not_below(const float* p, int64_t count, float bound, int32_t* places) {
+int64_t pass_not_below(const float* p, int64_t count, float bound, int32_t first, int32_t* ranks,
+                       int32_t* places) {
   int64_t found = 0;
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const Vec v = load(p + i);
 #if defined(__AVX512F__)
-    const __mmask16 kept = _mm512_cmp_ps_mask(v, _mm512_set1_ps(bound), _CMP_NLT_UQ);
-    if (kept == 0) continue;
-    const __m512i place = bits<__m512i>(lane_index() + static_cast<int32_t>(i));
-    _mm512_storeu_si512(places + found, _mm512_maskz_compress_epi32(kept, place));
-    found += __builtin_popcount(kept);
-#else
-    const VecI below = v < bound;
-    for (int lane = 0; lane < kLanes; ++lane) {  // no branch: which ones pass can't be predicted
-      places[found] = static_cast<int32_t>(i) + lane;
-      found += 1 + below[lane];
+  const __m512 least = _mm512_set1_ps(bound);
+  const __m512i rank_offset = _mm512_set1_epi32(kNaNRank + 1);
+  __m512i place = bits<__m512i>(lane_index() + first);
+  for (; i + kLanes <= count; i += kLanes) {
+    const __m512 v = load(p + i);
+    const __mmask16 kept = _mm512_cmp_ps_mask(v, least, _CMP_NLT_UQ);
+    if (kept != 0) {
+      const __mmask16 number = _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_GE_OQ);
+      const __m512i size = _mm512_and_si512(bits<__m512i>(v), _mm512_set1_epi32(0x7fffffff));
+      const __m512i rank =
+          _mm512_mask_add_epi32(_mm512_set1_epi32(kNaNRank), number, size, rank_offset);
+      _mm512_storeu_si512(ranks + found, _mm512_maskz_compress_epi32(kept, rank));
+      _mm512_storeu_si512(places + found, _mm512_maskz_compress_epi32(kept, place));
+      found += __builtin_popcount(kept);
     }
-#endif
+    place = _mm512_add_epi32(place, _mm512_set1_epi32(kLanes));
   }
-  for (; i < count; ++i) {
-    places[found] = static_cast<int32_t>(i);
+#endif
+  for (; i < count; ++i) {  // no branch: which ones pass can't be predicted
+    ranks[found] = rank_of(p[i]);
+    places[found] = first + static_cast<int32_t>(i);
     found += p[i] < bound ? 0 : 1;
   }
   return found;
 }
 
-int64_t count_not_below(const float* p, int64_t count, float bound) {
-  VecI below{};  // -1 for each
+int64_t count_reaching(const int32_t* x, int64_t count, int32_t bound) {
+  int64_t found = 0;
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) below += load(p + i) < bound;
-  int64_t found = i;
-  for (int lane = 0; lane < kLanes; ++lane) found += below[lane];
-  for (; i < count; ++i) found += p[i] < bound ? 0 : 1;
+#if defined(__AVX512F__)
+  const __m512i least = _mm512_set1_epi32(bound);
+  for (; i + kLanes <= count; i += kLanes) {
+    found += __builtin_popcount(_mm512_cmpge_epi32_mask(_mm512_loadu_si512(x + i), least));
+  }
+#else
+  VecI reached{};  // -1 for each
+  for (; i + kLanes <= count; i += kLanes) {
+    VecI v;
+    std::memcpy(&v, x + i, sizeof v);
+    reached += v >= bound;
+  }
+  for (int lane = 0; lane < kLanes; ++lane) found -= reached[lane];
+#endif
+  for (; i < count; ++i) found += x[i] >= bound ? 1 : 0;
   return found;
+}
+
+// Halves of the range between the least and the largest, until as many reach the middle as wanted.
+int32_t splitting_bound(const int32_t* x, int64_t count, int64_t k) {
+  int32_t low = x[0];
+  int32_t high = x[0];
+  for (int64_t i = 1; i < count; ++i) {
+    low = x[i] < low ? x[i] : low;
+    high = x[i] > high ? x[i] : high;
+  }
+  int64_t reach_low = count;
+  while (reach_low > k && low < high) {
+    // Above low and at most high; no sum overflows.
+    const auto middle = static_cast<int32_t>(
+        low + (static_cast<int64_t>(high) - static_cast<int64_t>(low) + 1) / 2);
+    const int64_t reach = count_reaching(x, count, middle);
+    if (reach >= k) {
+      low = middle;
+      reach_low = reach;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+int64_t keep_reaching(int32_t* ranks, int32_t* places, int64_t count, int32_t bound) {
+  int64_t kept = 0;
+  int64_t i = 0;
+#if defined(__AVX512F__)
+  const __m512i least = _mm512_set1_epi32(bound);
+  for (; i + kLanes <= count; i += kLanes) {
+    const __m512i rank = _mm512_loadu_si512(ranks + i);
+    const __m512i place = _mm512_loadu_si512(places + i);
+    const __mmask16 reached = _mm512_cmpge_epi32_mask(rank, least);
+    // Nothing that was not read yet is written: kept <= i.
+    _mm512_storeu_si512(ranks + kept, _mm512_maskz_compress_epi32(reached, rank));
+    _mm512_storeu_si512(places + kept, _mm512_maskz_compress_epi32(reached, place));
+    kept += __builtin_popcount(reached);
+  }
+#endif
+  for (; i < count; ++i) {
+    const int32_t rank = ranks[i];
+    ranks[kept] = rank;
+    places[kept] = places[i];
+    kept += rank >= bound ? 1 : 0;
+  }
+  return kept;
 }
 
 void keep_larger(const float* p, int64_t count, float* largest) {
@@ -321,14 +385,10 @@ void keep_larger(const float* p, int64_t count, float* largest) {
 }
 
 constexpr TileKernels make_tile_kernels(const char* name) {
-  return {name,          12,
-          pack_query,    pack_keys,
-          pack_values,   scores,
-          softmax,       accumulate,
-          probabilities, token_probabilities,
-          row_factors,   token_weights,
-          not_below,     count_not_below,
-          keep_larger};
+  return {
+      name,           12,          pack_query,      pack_keys,           pack_values, scores,
+      softmax,        accumulate,  probabilities,   token_probabilities, row_factors, token_weights,
+      pass_not_below, keep_larger, splitting_bound, keep_reaching};
 }
 
 }  // namespace

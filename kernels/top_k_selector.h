@@ -3,25 +3,19 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 namespace blockscope {
 
 class TopKSelector {
  public:
-  explicit TopKSelector(int64_t k) : k_(static_cast<std::size_t>(k)) {}
+  explicit TopKSelector(int64_t k) { restart(k); }
 
-  // Probabilities are >= 0 or NaN, which ranks last. Positions must rise from call to call: on
-  // equal probability the lower one is kept.
-  void push(float probability, int32_t position) {
-    const uint32_t rank = to_rank(probability);
-    if (rank <= threshold_) return;
-    entries_.push_back(uint64_t{rank} << 32 | (~static_cast<uint32_t>(position)));
-    if (entries_.size() >= 2 * k_ + kSlack) shrink();
-  }
+  // Forgets the stream and keeps the memory.
+  void restart(int64_t k);
 
-  // push(probabilities[i], first + i) for i < count, without looking at most of them twice.
+  // Takes (probabilities[i], first + i) for i < count. Probabilities are >= 0 or NaN, which ranks
+  // last. Positions must rise from call to call: on equal probability the lower one is kept.
   // `guess`: what the k-th best may be, from a stream like this one; a wrong one costs time alone.
   // Returns whether it served.
   bool push_range(const float* probabilities, int64_t count, int32_t first, float guess = -1.0f);
@@ -36,27 +30,23 @@ class TopKSelector {
   void write(int32_t* index, float* probability);
 
  private:
-  // Small k would otherwise shrink at every second push.
+  // Small k would otherwise shrink at every second range.
   static constexpr std::size_t kSlack = 64;
   static constexpr int64_t kRange = 1024;  // of push_range, at a time
-  static constexpr uint32_t kNaNRank = 1;  // 0 is the threshold that lets everything pass
 
-  // Non-negative floats are ordered like their bits.
-  static uint32_t to_rank(float probability) {
-    if (!(probability >= 0.0f)) return kNaNRank;
-    uint32_t bits = 0;
-    std::memcpy(&bits, &probability, sizeof bits);
-    return (bits & 0x7fffffffu) + kNaNRank + 1;
-  }
-  static float to_probability(uint32_t rank);
+  static float to_probability(int32_t rank);
+  // Takes one range -> how many passed the bound.
+  int64_t take(const float* probabilities, int64_t count, int32_t first, float bound);
   void shrink();
+  void drop_last_of(int32_t rank);  // until k are left
   void raise_bound(const float* probabilities, int64_t count);
-  bool raise_bound_to(float guess, const float* probabilities, int64_t count);
 
-  std::size_t k_;
-  float bound_ = -1.0f;            // the k-th best of the whole stream is at least this
-  uint32_t threshold_ = 0;         // rank of the k-th best so far, once there are k
-  std::vector<uint64_t> entries_;  // rank, then the complement of the position: larger is better
+  std::size_t k_ = 0;
+  float bound_ = -1.0f;  // none below this is among the k best
+  // The k best are among the first size_ of these, which stand by rising position.
+  std::size_t size_ = 0;
+  std::vector<int32_t> ranks_;
+  std::vector<int32_t> positions_;
 };
 
 }  // namespace blockscope

@@ -114,8 +114,10 @@ class SetsBuilder {
     const int64_t head = task / num_tiles_;
     // Kept between calls: fresh pages would cost more than a small op.
     thread_local std::vector<float> means;
+    thread_local std::vector<TopKSelector> best;
     means.resize(static_cast<size_t>(tokens * kChunkKeys));
-    std::vector<TopKSelector> best(static_cast<size_t>(tokens), TopKSelector(k_));
+    best.resize(static_cast<size_t>(tokens), TopKSelector(k_));
+    for (TopKSelector& selector : best) selector.restart(k_);
     for (int64_t chunk = 0; chunk < length(head); chunk += kChunkKeys) {
       const int64_t end = std::min(chunk + kChunkKeys, length(head));
       for (int64_t key = chunk; key < end; key += kTileKeys) {

@@ -292,7 +292,7 @@ TEST(TopKSelector, KeepsTheBestOfARandomStreamWithTiesAndNaN) {
       // Neighbouring floats, so that a threshold wrong by one unit shows.
       const float value =
           n % 11 == 3 ? NAN : static_cast<float>(random.integer(0, 40)) * 0x1.0p-149f;
-      selector.push(value, n);
+      selector.push_range(&value, 1, n);
       values.push_back(std::isnan(value) ? -1.0 : value);
     }
     std::vector<int32_t> index(static_cast<size_t>(k));
@@ -316,7 +316,7 @@ TEST(TopKSelector, RangesGiveWhatSingleValuesGive) {
           values[n] = n % 97 == 5 ? NAN
                       : zero      ? 0.0f
                                   : static_cast<float>(random.integer(0, distinct)) * 1e-6f;
-          single.push(values[n], static_cast<int32_t>(n));
+          single.push_range(&values[n], 1, static_cast<int32_t>(n));
         }
         for (int64_t begin = 0, count = 1; begin < 5000; begin += count, count = count * 3 + 1) {
           count = std::min<int64_t>(count, 5000 - begin);
@@ -340,10 +340,35 @@ TEST(TopKSelector, RangesGiveWhatSingleValuesGive) {
   }
 }
 
+TEST(TopKSelector, WrongGuessesChangeNothing) {
+  SeededRandom random(27);
+  for (const int64_t k : {1, 32, 300}) {
+    std::vector<float> values(3000);
+    for (float& value : values) value = static_cast<float>(random.integer(0, 5000)) * 1e-3f;
+    std::vector<int32_t> expected(static_cast<size_t>(k));
+    std::vector<int32_t> index(expected.size());
+    std::vector<float> probability(expected.size());
+    TopKSelector plain(k);
+    plain.push_range(values.data(), 3000, 0);
+    plain.write(expected.data(), probability.data());
+    for (const float guess : {0.0f, 1.0f, 4.0f, 4.9f, 4.99f, 5.0f, 9.0f}) {
+      TopKSelector guessing(k);
+      for (int32_t begin = 0; begin < 3000; begin += 500) {
+        guessing.push_range(values.data() + begin, 500, begin, guess);
+      }
+      guessing.write(index.data(), probability.data());
+      EXPECT_EQ(index, expected) << "k " << k << ", guess " << guess;
+    }
+  }
+}
+
 TEST(TopKSelector, ALaterValueBetterByOneUnitIsKeptAndAnEqualOneIsNot) {
   TopKSelector selector(2);
   const float better = std::nextafter(0.5f, 1.0f);
-  for (int32_t n = 0; n < 1000; ++n) selector.push(n == 900 ? better : 0.5f, n);
+  for (int32_t n = 0; n < 1000; ++n) {
+    const float value = n == 900 ? better : 0.5f;
+    selector.push_range(&value, 1, n);
+  }
   std::vector<int32_t> index(2);
   std::vector<float> probability(2);
   selector.write(index.data(), probability.data());

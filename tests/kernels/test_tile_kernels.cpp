@@ -293,6 +293,62 @@ TEST_P(TileKernelsOn, SoftmaxHidesWhatARowMayNotSee) {
   EXPECT_TRUE(scores.intact() && row_max.intact() && row_sum.intact() && alpha.intact());
 }
 
+TEST_P(TileKernelsOn, WhatIsNotBelowABoundPassesInItsOrder) {
+  SeededRandom random(31);
+  for (const int64_t count : {1, 15, 16, 17, 64, 100}) {
+    for (const float bound : {-1.0f, 0.0f, 0.5f, 0.75f, 2.0f}) {
+      SCOPED_TRACE(::testing::Message() << count << " of which not below " << bound);
+      std::vector<float> p(static_cast<size_t>(count));
+      for (float& x : p) x = static_cast<float>(random.integer(0, 8)) / 8.0f;
+      p[static_cast<size_t>(random.integer(0, count - 1))] = NAN;
+      std::vector<int32_t> ranks;
+      std::vector<int32_t> places;
+      for (int64_t i = 0; i < count; ++i) {
+        if (p[static_cast<size_t>(i)] < bound) continue;
+        ranks.push_back(rank_of(p[static_cast<size_t>(i)]));
+        places.push_back(7 + static_cast<int32_t>(i));
+      }
+      std::vector<int32_t> got_ranks(static_cast<size_t>(count + kMaxLanes + 1), -5);
+      std::vector<int32_t> got_places = got_ranks;
+      const int64_t passed =
+          kernels_->pass_not_below(p.data(), count, bound, 7, got_ranks.data(), got_places.data());
+      ASSERT_EQ(passed, std::ssize(ranks));
+      EXPECT_TRUE(std::equal(ranks.begin(), ranks.end(), got_ranks.begin()));
+      EXPECT_TRUE(std::equal(places.begin(), places.end(), got_places.begin()));
+      EXPECT_EQ(got_ranks.back(), -5);
+      EXPECT_EQ(got_places.back(), -5);
+    }
+  }
+}
+
+TEST_P(TileKernelsOn, ABoundSplitsTheLargestOff) {
+  SeededRandom random(32);
+  for (const int64_t count : {1, 16, 33, 500}) {
+    for (const int64_t distinct : {0, 3, 2000000000}) {
+      for (const int64_t k : {int64_t{1}, (count + 1) / 2, count}) {
+        SCOPED_TRACE(::testing::Message() << k << " of " << count << ", up to " << distinct);
+        std::vector<int32_t> x(static_cast<size_t>(count));
+        for (int32_t& value : x) value = static_cast<int32_t>(random.integer(0, distinct));
+        const int32_t bound = kernels_->splitting_bound(x.data(), count, k);
+        const auto reach = std::count_if(x.begin(), x.end(), [&](int32_t v) { return v >= bound; });
+        const auto exceed = std::count_if(x.begin(), x.end(), [&](int32_t v) { return v > bound; });
+        EXPECT_GE(reach, k);
+        EXPECT_TRUE(reach == k || exceed < k);
+        std::vector<int32_t> kept = x;
+        std::vector<int32_t> places(x.size());
+        for (size_t i = 0; i < places.size(); ++i) places[i] = static_cast<int32_t>(i);
+        ASSERT_EQ(kernels_->keep_reaching(kept.data(), places.data(), count, bound), reach);
+        for (int64_t i = 0; i < reach; ++i) {
+          const auto at = static_cast<size_t>(i);
+          EXPECT_EQ(kept[at], x[static_cast<size_t>(places[at])]);
+          EXPECT_GE(kept[at], bound);
+          if (i > 0) EXPECT_GT(places[at], places[at - 1]);
+        }
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(InstructionSet, TileKernelsOn,
                          ::testing::Range<int64_t>(0, num_variants()));
 
