@@ -41,8 +41,8 @@ inline KeyRange key_range(const RawView& keys, const RawView& values, int64_t se
 // Rounds `dim` floats once to `element` and stores them at output[offset...].
 inline void store_rounded(const float* values, int64_t dim, Element element, void* output,
                           int64_t offset) {
-  best_row_kernels().round(element, values, dim,
-                           static_cast<char*>(output) + offset * element_bytes(element));
+  best_row_kernels().convert(Element::kFloat32, values, dim, element,
+                             static_cast<char*>(output) + offset * element_bytes(element));
 }
 
 // Whether a SerialScope lives on this thread.

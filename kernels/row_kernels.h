@@ -25,8 +25,8 @@ struct RowKernels {
   void (*rotate)(Element element, const void* x, Element table, const void* cos, const void* sin,
                  int64_t turning, int64_t dim, void* output);
 
-  // output = x, float32, rounded to the element.
-  void (*round)(Element element, const float* x, int64_t count, void* output);
+  // output = x, rounded once where `to` is narrower.
+  void (*convert)(Element from, const void* x, int64_t count, Element to, void* output);
 
   // output = a + b.
   void (*add)(Element element, const void* a, const void* b, int64_t count, void* output);

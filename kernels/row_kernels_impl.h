@@ -79,13 +79,16 @@ void rotate(Element element, const void* x, Element table, const void* cos, cons
   });
 }
 
-void round(Element element, const float* x, int64_t count, void* output) {
-  with_type(element, [&]<class Type>(Type) {
-    for (int64_t i = 0; i < count; i += kLanes) {
-      const Vec v = load_some<Float32>(reinterpret_cast<const char*>(x + i), (count - i) * 4);
-      store_some<Type>(static_cast<char*>(output) + i * Type::kUnitBytes, v,
-                       (count - i) * Type::kUnitBytes);
-    }
+void convert(Element from, const void* x, int64_t count, Element to, void* output) {
+  with_type(from, [&]<class From>(From) {
+    with_type(to, [&]<class To>(To) {
+      const auto* in = static_cast<const char*>(x);
+      for (int64_t i = 0; i < count; i += kLanes) {
+        const Vec v = load_some<From>(in + i * From::kUnitBytes, (count - i) * From::kUnitBytes);
+        store_some<To>(static_cast<char*>(output) + i * To::kUnitBytes, v,
+                       (count - i) * To::kUnitBytes);
+      }
+    });
   });
 }
 
@@ -148,7 +151,7 @@ void best(Element element, const void* x, int64_t count, int64_t* index, float* 
 }
 
 constexpr RowKernels make_row_kernels(const char* name) {
-  return {name, rms_norm, rotate, round, add, silu_multiply, best};
+  return {name, rms_norm, rotate, convert, add, silu_multiply, best};
 }
 
 }  // namespace

@@ -9,16 +9,15 @@
 
 namespace blockscope {
 
-// One row of two merges with the same internal side: got = internal + source_weight * (source -
+// Rows of two merges with the same internal side: got = internal + source_weight * (source -
 // internal) of a pair from an earlier step, ref = internal + external_weight * (external -
-// internal) of this one (FlashBlock, arXiv 2602.05305, eq. 9); a weight is the external side's
-// exp(lse) over both sides'.
-struct MergeRow {
-  const float* source;
-  const float* external;
-  const float* internal;
-  float source_weight;
-  float external_weight;
+// internal) of this one (FlashBlock, arXiv 2602.05305, eq. 9).
+struct MergeRows {
+  const float* source;           // [rows, dim]
+  const float* external;         // [rows, dim]
+  const float* internal;         // [rows, dim]
+  const float* source_weight;    // [rows], the external side's share; NaN leaves a row out
+  const float* external_weight;  // [rows], likewise
 };
 
 // Sums over elements, e = got - ref.
@@ -35,13 +34,20 @@ struct StatisticsKernels {
   // cos(a, b) over `dim` numbers, summed in double; 0 where one of them is zero.
   double (*cosine)(const float* a, const float* b, int64_t dim);
 
-  void (*add_merge_error)(const MergeRow& row, int64_t dim, ErrorSums* total);
+  ErrorSums (*merge_errors)(const MergeRows& merge, int64_t num_rows, int64_t dim);
 
-  // unit = x / |x|_2; a zero vector stays zero.
-  void (*normalise)(Element element, const void* x, int64_t dim, float* unit);
+  // weight[i] = exp(lse_external[i]) / (exp(lse_external[i]) + exp(lse_internal[i])), exact when
+  // one side is -inf; not both.
+  void (*external_weights)(const float* lse_external, const float* lse_internal, int64_t count,
+                           float* weight);
 
-  // |a - b|_2, and a - b added to `difference`.
-  double (*distance)(const float* a, const float* b, int64_t dim, float* difference);
+  // 1 / |x|_2, so that x times it has unit length; finite for a zero vector.
+  float (*unit_scale)(Element element, const void* x, int64_t dim);
+
+  // |a / |a| - b * b_scale|_2, and that difference added to `difference` [dim]; NaN, and nothing
+  // added, where a holds a NaN. b_scale: unit_scale of b.
+  double (*unit_gap)(Element element, const void* a, const void* b, float b_scale, int64_t dim,
+                     float* difference);
 
   // log(sum(exp(x))) over `count` numbers.
   double (*log_sum_exp)(Element element, const void* x, int64_t count);

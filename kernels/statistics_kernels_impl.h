@@ -20,11 +20,17 @@ inline Doubles widened(const float* p) {
   return __builtin_convertvector(v, Doubles);
 }
 
+// Halves added to each other: a chain of additions one by one would take longer than the products
+// of a row.
 template <class V>
 inline double total(V v) {
-  double sum = 0.0;
-  for (size_t i = 0; i < sizeof v / sizeof v[0]; ++i) sum += static_cast<double>(v[i]);
-  return sum;
+  constexpr size_t kCount = sizeof v / sizeof v[0];
+  double part[kCount];
+  for (size_t i = 0; i < kCount; ++i) part[i] = static_cast<double>(v[i]);
+  for (size_t half = kCount / 2; half > 0; half /= 2) {
+    for (size_t i = 0; i < half; ++i) part[i] += part[i + half];
+  }
+  return part[0];
 }
 
 double cosine(const float* a, const float* b, int64_t dim) {
@@ -52,60 +58,87 @@ double cosine(const float* a, const float* b, int64_t dim) {
   return sums[0] / (__builtin_sqrt(sums[1]) * __builtin_sqrt(sums[2]));
 }
 
-void add_merge_error(const MergeRow& row, int64_t dim, ErrorSums* sums) {
-  Vec squared{};
-  Vec absolute{};
-  Vec reference{};
-  Vec dot{};
-  for (int64_t d = 0; d < dim; d += kLanes) {
-    const int64_t bytes = (dim - d) * 4;
-    const auto part = [&](const float* p) {
-      return load_some<Float32>(reinterpret_cast<const char*>(p + d), bytes);
-    };
-    const Vec in = part(row.internal);
-    const Vec ref = in + row.external_weight * (part(row.external) - in);
-    const Vec got = in + row.source_weight * (part(row.source) - in);
-    const Vec error = got - ref;
-    squared += error * error;
-    absolute += magnitude(error);
-    reference += ref * ref;
-    dot += ref * got;
+ErrorSums merge_errors(const MergeRows& merge, int64_t num_rows, int64_t dim) {
+  ErrorSums sums;
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const float share = merge.external_weight[r];
+    const float source_share = merge.source_weight[r];
+    if (share != share || source_share != source_share) continue;
+    Vec squared{};
+    Vec absolute{};
+    Vec reference{};
+    Vec dot{};
+    for (int64_t d = 0; d < dim; d += kLanes) {
+      const int64_t bytes = (dim - d) * 4;
+      const auto part = [&](const float* rows) {
+        return load_some<Float32>(reinterpret_cast<const char*>(rows + r * dim + d), bytes);
+      };
+      const Vec in = part(merge.internal);
+      const Vec ref = in + share * (part(merge.external) - in);
+      const Vec got = in + source_share * (part(merge.source) - in);
+      const Vec error = got - ref;
+      squared += error * error;
+      absolute += magnitude(error);
+      reference += ref * ref;
+      dot += ref * got;
+    }
+    sums.squared += total(squared);
+    sums.absolute += total(absolute);
+    sums.reference += total(reference);
+    sums.dot += total(dot);
   }
-  sums->squared += total(squared);
-  sums->absolute += total(absolute);
-  sums->reference += total(reference);
-  sums->dot += total(dot);
+  return sums;
 }
 
-void normalise(Element element, const void* x, int64_t dim, float* unit) {
-  with_type(element, [&]<class Type>(Type) {
-    const auto* in = static_cast<const char*>(x);
-    const auto part = [&](int64_t d) {
-      return load_some<Type>(in + d * Type::kUnitBytes, (dim - d) * Type::kUnitBytes);
+void external_weights(const float* lse_external, const float* lse_internal, int64_t count,
+                      float* weight) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const int64_t bytes = (count - i) * 4;
+    const auto part = [&](const float* p) {
+      return load_some<Float32>(reinterpret_cast<const char*>(p + i), bytes);
     };
+    const Vec external = part(lse_external);
+    const Vec gap = part(lse_internal) - external;
+    // exp_vec ends at 88, where the share is below 1e-38.
+    const Vec share = 1.0f / (1.0f + exp_vec(gap > 88.0f ? broadcast(88.0f) : gap));
+    store_some<Float32>(reinterpret_cast<char*>(weight + i), external == -kInfinity ? Vec{} : share,
+                        bytes);
+  }
+}
+
+float unit_scale(Element element, const void* x, int64_t dim) {
+  return with_type(element, [&]<class Type>(Type) {
+    const auto* in = static_cast<const char*>(x);
     Vec squares{};
-    for (int64_t d = 0; d < dim; d += kLanes) squares += part(d) * part(d);
+    for (int64_t d = 0; d < dim; d += kLanes) {
+      const Vec v = load_some<Type>(in + d * Type::kUnitBytes, (dim - d) * Type::kUnitBytes);
+      squares += v * v;
+    }
     // The floor only keeps a zero vector zero; real norms are far above it.
     const double norm = __builtin_sqrt(total(squares));
-    const float divisor = norm <= 1e-30 ? 1e-30f : static_cast<float>(norm);
-    for (int64_t d = 0; d < dim; d += kLanes) {
-      store_some<Float32>(reinterpret_cast<char*>(unit + d), part(d) / divisor, (dim - d) * 4);
-    }
+    return static_cast<float>(1.0 / (norm <= 1e-30 ? 1e-30 : norm));
   });
 }
 
-double distance(const float* a, const float* b, int64_t dim, float* difference) {
-  Vec squares{};
-  for (int64_t d = 0; d < dim; d += kLanes) {
-    const int64_t bytes = (dim - d) * 4;
-    const auto part = [&](const float* p) {
-      return load_some<Float32>(reinterpret_cast<const char*>(p + d), bytes);
+double unit_gap(Element element, const void* a, const void* b, float b_scale, int64_t dim,
+                float* difference) {
+  const float a_scale = unit_scale(element, a, dim);
+  if (a_scale != a_scale) return static_cast<double>(a_scale);
+  return with_type(element, [&]<class Type>(Type) {
+    const auto part = [&](const void* x, int64_t d) {
+      return load_some<Type>(static_cast<const char*>(x) + d * Type::kUnitBytes,
+                             (dim - d) * Type::kUnitBytes);
     };
-    const Vec x = part(a) - part(b);
-    squares += x * x;
-    store_some<Float32>(reinterpret_cast<char*>(difference + d), part(difference) + x, bytes);
-  }
-  return __builtin_sqrt(total(squares));
+    Vec squares{};
+    for (int64_t d = 0; d < dim; d += kLanes) {
+      const Vec gap = part(a, d) * a_scale - part(b, d) * b_scale;
+      squares += gap * gap;
+      char* sum = reinterpret_cast<char*>(difference + d);
+      const int64_t bytes = (dim - d) * 4;
+      store_some<Float32>(sum, load_some<Float32>(sum, bytes) + gap, bytes);
+    }
+    return __builtin_sqrt(total(squares));
+  });
 }
 
 // A vocabulary has a hundred thousand terms: float32 sums of so many vectors, then double.
@@ -169,7 +202,8 @@ double divergence(Element element, const void* first, double lse_first, const vo
 }
 
 constexpr StatisticsKernels make_statistics_kernels(const char* name) {
-  return {name, cosine, add_merge_error, normalise, distance, log_sum_exp, divergence};
+  return {name,       cosine,   merge_errors, external_weights,
+          unit_scale, unit_gap, log_sum_exp,  divergence};
 }
 
 }  // namespace

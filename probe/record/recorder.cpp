@@ -10,6 +10,7 @@
 #include "kernels/ops.h"
 #include "probe/model/device.h"
 #include "probe/record/host_copy.h"
+#include "probe/record/row_copies.h"
 
 namespace blockscope {
 namespace {
@@ -126,23 +127,34 @@ void Recorder::summarise(const AttentionView& view, size_t s, int64_t layer_inde
                 out.begin() + layer_index * static_cast<int64_t>(heads));
   }
   record_selection(view, s, layer_index);
-  record_query_gaps(view, s, layer_index);
-  if (!options_.exact_known || view.exact == nullptr) return;
-  const HeadAttention external(view.exact->external, view.exact->lse_external, row);
-  const HeadAttention internal(view.exact->internal, view.exact->lse_internal, row);
-  if (options_.meta.has_shadow) record_shadow(view, s, layer_index);
-  record_step(pass, slot, history, layer_index, external, internal);
+  LayerStep step;
+  compare_queries(view, row, history, step);
+  if (options_.exact_known && view.exact != nullptr) {
+    if (options_.meta.has_shadow) record_shadow(view, s, layer_index);
+    step.external = HeadAttention(view.exact->external, view.exact->lse_external, row);
+    step.internal = HeadAttention(view.exact->internal, view.exact->lse_internal, row);
+    compare_steps(pass, history, step);
+  }
+  put_statistics(layer_statistics(step, head_shape()), slot, layer_index);
 }
 
-void Recorder::record_step(const SequencePass& pass, Slot& slot, LayerHistory& history,
-                           int64_t layer_index, const HeadAttention& external,
-                           const HeadAttention& internal) {
-  const bool has_prefix = pass.context_length > 0;
+void Recorder::compare_queries(const AttentionView& view, int64_t row, LayerHistory& history,
+                               LayerStep& step) {
+  const at::Tensor& query = view.input.q;
+  if (view.context.sequences[static_cast<size_t>(row)].first_step()) {
+    history.first_query = FirstRows(query, row);
+  } else if (history.first_query.like(query)) {
+    step.query = query;
+    step.row = row;
+    step.first_query = &history.first_query;
+  }
+}
+
+void Recorder::compare_steps(const SequencePass& pass, LayerHistory& history, LayerStep& step) {
   const bool has_last = history.last_internal.defined() && history.last_step == pass.step - 1;
-  LayerStep step;
-  step.internal = internal;
   if (has_last) step.last_internal = history.last_internal;
-  if (has_prefix) {
+  const HeadAttention external = std::exchange(step.external, {});
+  if (pass.context_length > 0) {
     step.external = external;
     if (has_last) step.last_external = history.last_external;
     for (size_t t = 0; t < kReuseTaus.size(); ++t) {
@@ -151,17 +163,21 @@ void Recorder::record_step(const SequencePass& pass, Slot& slot, LayerHistory& h
     }
     step.source = history.source;
   }
-  const LayerStatistics statistics = layer_statistics(step, head_shape());
+  history.last_external = external;
+  history.last_internal = step.internal;
+  history.last_step = pass.step;
+}
+
+void Recorder::put_statistics(const LayerStatistics& statistics, Slot& slot, int64_t layer_index) {
   const auto put = [&](Field field, const std::vector<float>& values) {
     if (!values.empty()) put_heads(slot, field, layer_index, values);
   };
   put(Field::external_mass, statistics.external_mass);
   put(Field::similarity_external, statistics.similarity_external);
   put(Field::similarity_internal, statistics.similarity_internal);
-  if (has_prefix) put_reuse_error(slot, layer_index, statistics);
-  history.last_external = external;
-  history.last_internal = internal;
-  history.last_step = pass.step;
+  put(Field::query_gap, statistics.query.gap);
+  put(Field::query_block_gap, statistics.query.block_gap);
+  if (!statistics.reuse_error.front().empty()) put_reuse_error(slot, layer_index, statistics);
 }
 
 void Recorder::put_reuse_error(Slot& slot, int64_t layer_index, const LayerStatistics& statistics) {
@@ -179,22 +195,6 @@ void Recorder::put_reuse_error(Slot& slot, int64_t layer_index, const LayerStati
       cell[3] = static_cast<float>(sum.dot);
     }
   }
-}
-
-void Recorder::record_query_gaps(const AttentionView& view, size_t s, int64_t layer_index) {
-  const SequencePass& pass = view.context.sequences[s];
-  Slot& slot = slot_at(s);
-  LayerHistory& history = history_of(slot, layer_index, pass);
-  const at::Tensor& query = view.input.q;
-  const auto row = static_cast<int64_t>(s);
-  if (pass.first_step()) {
-    history.first_query = unit_normalised(query, row);
-    return;
-  }
-  if (std::ssize(history.first_query) != head_shape().rows() * head_shape().dim) return;
-  const UnitGaps gaps = unit_gaps(query, row, history.first_query);
-  put_heads(slot, Field::query_gap, layer_index, gaps.gap);
-  put_heads(slot, Field::query_block_gap, layer_index, gaps.block_gap);
 }
 
 void Recorder::record_shadow(const AttentionView& view, size_t s, int64_t layer_index) {
@@ -225,13 +225,15 @@ void Recorder::on_hidden(const PassContext& context, int64_t layer,
     Slot& slot = slot_at(s);
     LayerHistory& history = history_of(slot, index, pass);
     if (records(pass) && at_least(RecordLevel::full)) {
-      put_array(slot, Field::hidden, index, hidden.select(0, static_cast<int64_t>(s)));
+      RowCopies copies(array_type(), index);
+      copies.add(Field::hidden, hidden.unsqueeze(1), static_cast<int64_t>(s), {0});
+      copies.run(slot.arrays);
     }
     const at::Tensor rows = hidden.unsqueeze(1);
     const auto row = static_cast<int64_t>(s);
     if (pass.first_step()) {
-      history.first_hidden = unit_normalised(rows, row);
-    } else if (std::ssize(history.first_hidden) == hidden.size(1) * hidden.size(2)) {
+      history.first_hidden = FirstRows(rows, row);
+    } else if (history.first_hidden.like(rows)) {
       const UnitGaps gaps = unit_gaps(rows, row, history.first_hidden);
       put_floats(slot, Field::hidden_gap, index, gaps.gap.data(), 1);
     }
@@ -261,12 +263,10 @@ void Recorder::on_committed_keys(const CommittedKeys& keys) {
   if (index < 0 || !at_least(RecordLevel::full) || traced_.count(keys.sequence) == 0) return;
   const auto& sequences = options_.filter.sequences;
   if (!allows(sequences, keys.sequence)) return;
-  const at::ScalarType type =
-      options_.meta.array_type == ArrayType::bf16 ? at::kBFloat16 : at::kFloat;
   // [K, T, D] -> [T, recorded kv heads, D]
   const auto file_order = [&](const at::Tensor& rows) {
     return buffer_of(
-        recorded_kv_heads(on_host(rows)).transpose(0, 1).to(type, false, /*copy=*/true));
+        recorded_kv_heads(on_host(rows)).transpose(0, 1).to(array_type(), false, /*copy=*/true));
   };
   StoredKeys& stored = prefix_[keys.sequence];
   stored.start = keys.start;

@@ -68,9 +68,9 @@ class Recorder : public DecodeObserver {
     int64_t last_step = 0;                                // of last_external, last_internal
     HeadAttention last_external, last_internal;           // the previous step's exact values
     std::array<HeadAttention, kReuseTaus.size()> source;  // the pair rule tau would still hold
-    std::vector<float> first_query;                       // [H, B, D] unit vectors of step 1
-    std::vector<float> first_hidden;                      // [B, hidden_size] unit vectors of step 1
-    std::vector<int32_t> first_set;                       // [kv_heads, k] of step 1
+    FirstRows first_query;                                // [H, B, D] of step 1
+    FirstRows first_hidden;                               // [1, B, hidden_size] of step 1
+    std::vector<int32_t> first_set;                       // [kv_heads, k] of step 1, each ascending
   };
   /// One slot of the batch: the block's history and the row being collected.
   struct Slot {
@@ -93,11 +93,13 @@ class Recorder : public DecodeObserver {
 
   void record_attention(const AttentionView& view, int64_t layer_index);  // on the host
   void summarise(const AttentionView& view, size_t slot, int64_t layer_index);
-  void record_step(const SequencePass& pass, Slot& slot, LayerHistory& history, int64_t layer_index,
-                   const HeadAttention& external, const HeadAttention& internal);
+  /// What `step` is compared with, and what later steps are compared with.
+  static void compare_queries(const AttentionView& view, int64_t row, LayerHistory& history,
+                              LayerStep& step);
+  static void compare_steps(const SequencePass& pass, LayerHistory& history, LayerStep& step);
+  void put_statistics(const LayerStatistics& statistics, Slot& slot, int64_t layer_index);
   void put_reuse_error(Slot& slot, int64_t layer_index, const LayerStatistics& statistics);
   void record_selection(const AttentionView& view, size_t slot, int64_t layer_index);
-  void record_query_gaps(const AttentionView& view, size_t slot, int64_t layer_index);
   void record_shadow(const AttentionView& view, size_t slot, int64_t layer_index);
   bool wants_sets(const PassContext& context) const;
   void record_sets(const AttentionView& view, int64_t layer_index);
@@ -111,8 +113,10 @@ class Recorder : public DecodeObserver {
   void put_head_rows(Slot& slot, Field field, int64_t layer_index, const at::Tensor& rows,
                      int64_t row);
   void put_ints(Slot& slot, Field field, int64_t layer_index, const std::vector<int32_t>& values);
-  void put_array(Slot& slot, Field field, int64_t layer_index, const at::Tensor& values);
   HeadShape head_shape() const;
+  at::ScalarType array_type() const {
+    return options_.meta.array_type == ArrayType::bf16 ? at::kBFloat16 : at::kFloat;
+  }
   at::Tensor recorded_heads(const at::Tensor& rows) const;     // [H, ...] -> [heads, ...]
   at::Tensor recorded_kv_heads(const at::Tensor& rows) const;  // [K, ...] -> [kv_heads, ...]
   void add_prediction(const StepDecision& decision, TraceRow& row) const;

@@ -13,6 +13,7 @@
 #include "kernels/ops.h"
 #include "probe/model/device.h"
 #include "probe/record/recorder.h"
+#include "probe/record/row_copies.h"
 
 namespace blockscope {
 namespace {
@@ -74,40 +75,29 @@ void Recorder::put_ints(Slot& slot, Field field, int64_t layer_index,
             out.begin() + layer_index * static_cast<int64_t>(values.size()));
 }
 
-void Recorder::put_array(Slot& slot, Field field, int64_t layer_index, const at::Tensor& values) {
-  const at::ScalarType type =
-      options_.meta.array_type == ArrayType::bf16 ? at::kBFloat16 : at::kFloat;
-  // copy = true: the model may write into its buffers before the writer thread reads these.
-  auto owner = std::make_shared<at::Tensor>(
-      values.to(type, /*non_blocking=*/false, /*copy=*/true).contiguous());
-  const void* data = owner->const_data_ptr();
-  const size_t size = static_cast<size_t>(owner->nbytes());
-  slot.arrays.push_back({field, layer_index, Buffer{std::move(owner), data, size}});
-}
-
 void Recorder::record_arrays(const AttentionView& view, size_t s, int64_t layer_index) {
-  const int64_t row = static_cast<int64_t>(s);
-  Slot& slot = slot_at(s);
-  put_array(slot, Field::attention_external, layer_index,
-            recorded_heads(view.used.external.select(0, row)));
-  put_array(slot, Field::attention_internal, layer_index,
-            recorded_heads(view.used.internal.select(0, row)));
-  if (options_.meta.has_residual) {
-    put_array(slot, Field::attention_residual, layer_index,
-              recorded_heads(view.used.residual.defined()
-                                 ? view.used.residual.select(0, row)
-                                 : at::zeros_like(view.used.external.select(0, row))));
+  const auto row = static_cast<int64_t>(s);
+  const TraceMeta& meta = options_.meta;
+  RowCopies copies(array_type(), layer_index);
+  const auto of_heads = [&](Field field, const at::Tensor& x) {
+    copies.add(field, x, row, meta.heads);
+  };
+  of_heads(Field::attention_external, view.used.external);
+  of_heads(Field::attention_internal, view.used.internal);
+  if (meta.has_residual) {
+    of_heads(Field::attention_residual, view.used.residual.defined()
+                                            ? view.used.residual
+                                            : at::zeros_like(view.used.external));
   }
-  put_array(slot, Field::query, layer_index, recorded_heads(view.input.q.select(0, row)));
-  if (options_.meta.has_shadow && view.exact != nullptr) {
-    put_array(slot, Field::shadow_external, layer_index,
-              recorded_heads(view.exact->external.select(0, row)));
+  of_heads(Field::query, view.input.q);
+  if (meta.has_shadow && view.exact != nullptr) {
+    of_heads(Field::shadow_external, view.exact->external);
   }
   if (at_least(RecordLevel::full)) {
-    put_array(slot, Field::block_key, layer_index, recorded_kv_heads(view.input.k.select(0, row)));
-    put_array(slot, Field::block_value, layer_index,
-              recorded_kv_heads(view.input.v.select(0, row)));
+    copies.add(Field::block_key, view.input.k, row, meta.kv_heads);
+    copies.add(Field::block_value, view.input.v, row, meta.kv_heads);
   }
+  copies.run(slot_at(s).arrays);
 }
 
 void Recorder::record_selection(const AttentionView& view, size_t s, int64_t layer_index) {
@@ -259,22 +249,24 @@ void Recorder::record_sets(const AttentionView& view, int64_t layer_index) {
 
 void Recorder::record_recall(const SequencePass& pass, Slot& slot, LayerHistory& history,
                              int64_t layer_index, const std::vector<int32_t>& index) {
-  if (pass.first_step()) history.first_set = index;
-  const size_t k = static_cast<size_t>(options_.meta.set_size);
+  const auto k = static_cast<int64_t>(options_.meta.set_size);
+  if (pass.first_step()) {
+    history.first_set = index;
+    for (auto of_head = history.first_set.begin(); of_head != history.first_set.end();
+         of_head += k) {
+      std::sort(of_head, of_head + k);
+    }
+  }
   // N <= k is trivial: every key is in the set, so nothing is said.
-  if (pass.first_step() || pass.context_length <= options_.meta.set_size ||
-      history.first_set.size() != index.size()) {
+  if (pass.first_step() || pass.context_length <= k || history.first_set.size() != index.size()) {
     return;
   }
   std::vector<float> recall;
-  for (size_t begin = 0; begin < index.size(); begin += k) {
-    const auto first = history.first_set.begin() + static_cast<int64_t>(begin);
-    std::vector<int32_t> anchor(first, first + static_cast<int64_t>(k));
-    std::sort(anchor.begin(), anchor.end());
-    const auto now = index.begin() + static_cast<int64_t>(begin);
-    const int64_t kept = std::count_if(now, now + static_cast<int64_t>(k), [&](int32_t p) {
-      return std::binary_search(anchor.begin(), anchor.end(), p);
-    });
+  for (int64_t begin = 0; begin < std::ssize(index); begin += k) {
+    const auto first = history.first_set.begin() + begin;
+    const auto now = index.begin() + begin;
+    const int64_t kept = std::count_if(
+        now, now + k, [&](int32_t p) { return std::binary_search(first, first + k, p); });
     recall.push_back(static_cast<float>(kept) / static_cast<float>(k));
   }
   put_floats(slot, Field::set_recall, layer_index, recall.data(), recall.size());

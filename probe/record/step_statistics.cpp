@@ -1,33 +1,18 @@
 #include "probe/record/step_statistics.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <optional>
 
 #include "kernels/cpu_support.h"
+#include "probe/record/head_tasks.h"
 
 namespace blockscope {
 namespace {
-
-/// Waking threads costs more than a small model's heads.
-template <typename Function>
-void for_each_head(const HeadShape& shape, const Function& function) {
-  constexpr int64_t kElementsPerTask = 1 << 15;
-  const int64_t head = std::max<int64_t>(shape.block * shape.dim, 1);
-  at::parallel_for(0, shape.heads, std::max<int64_t>(kElementsPerTask / head, 1),
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t h = begin; h < end; ++h) function(h);
-                   });
-}
-
-/// Weight of the external side in a merge of two log-sum-exps, exact when one side is empty.
-float external_weight(float lse_external, float lse_internal) {
-  if (lse_external == -std::numeric_limits<float>::infinity()) return 0.0F;
-  return 1.0F / (1.0F + std::exp(lse_internal - lse_external));
-}
 
 /// Mean of `value(row)` over the rows of a head; those that are NaN left out.
 template <typename Value>
@@ -52,41 +37,74 @@ float mean_similarity(const HeadAttention& a, const HeadAttention& b, const Head
   });
 }
 
-ErrorSums reuse_error(const HeadAttention& source, const LayerStep& step, const HeadShape& shape,
-                      int64_t head) {
-  const StatisticsKernels& kernels = statistics_kernels();
-  ErrorSums sums;
-  for (int64_t row = head * shape.block; row < (head + 1) * shape.block; ++row) {
-    const int64_t at = row * shape.dim;
-    const bool absent = std::isnan(source.lse[row]) || std::isnan(step.external.lse[row]);
-    if (absent) continue;
-    const MergeRow merge{source.output + at, step.external.output + at, step.internal.output + at,
-                         external_weight(source.lse[row], step.internal.lse[row]),
-                         external_weight(step.external.lse[row], step.internal.lse[row])};
-    kernels.add_merge_error(merge, shape.dim, &sums);
-  }
-  return sums;
+/// The external side's share of each row of a head in a merge with the internal side: [B].
+std::vector<float> external_weights(const HeadAttention& external, const LayerStep& step,
+                                    const HeadShape& shape, int64_t head) {
+  std::vector<float> weight(static_cast<size_t>(shape.block));
+  const int64_t first = head * shape.block;
+  statistics_kernels().external_weights(external.lse + first, step.internal.lse + first,
+                                        shape.block, weight.data());
+  return weight;
 }
 
-/// The rows of x[row], [H, B, D] of any strides but the last.
-class HeadRows {
+ErrorSums reuse_error(const HeadAttention& source, const LayerStep& step,
+                      const std::vector<float>& weight, const HeadShape& shape, int64_t head) {
+  const int64_t at = head * shape.block * shape.dim;
+  const std::vector<float> source_weight = external_weights(source, step, shape, head);
+  return statistics_kernels().merge_errors(
+      {source.output + at, step.external.output + at, step.internal.output + at,
+       source_weight.data(), weight.data()},
+      shape.block, shape.dim);
+}
+
+/// Sums of the gaps between unit vectors of some rows of a head.
+struct GapSums {
+  double gap = 0.0;
+  int64_t rows = 0;               // that are there in both
+  std::vector<float> difference;  // [D]
+};
+
+/// x[row] beside the first step's rows.
+class GapRows {
  public:
-  HeadRows(const at::Tensor& x, int64_t row)
-      : shape_{x.size(1), x.size(2), x.size(3)}, element_(element_of(x)), rows_(x), row_(row) {}
-  const HeadShape& shape() const { return shape_; }
-  /// Row i of a head at unit length: [D].
-  void unit(int64_t head, int64_t i, float* out) const {
-    statistics_kernels().normalise(element_, rows_.at(row_, head, i), shape_.dim, out);
+  GapRows(const at::Tensor& x, int64_t row, const FirstRows& first)
+      : dense_(x.stride(-1) == 1 ? x : x.contiguous()), now_(dense_), row_(row), first_(first) {}
+
+  GapSums sums(int64_t head, int64_t begin, int64_t end) const {
+    const int64_t block = dense_.size(2);
+    const int64_t dim = dense_.size(3);
+    const Element element = element_of(dense_);
+    const auto* then = static_cast<const char*>(first_.rows.const_data_ptr());
+    GapSums sums;
+    sums.difference.resize(static_cast<size_t>(dim));
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t at = head * block + i;
+      const float scale = first_.scale[static_cast<size_t>(at)];
+      if (std::isnan(scale)) continue;
+      const double gap = statistics_kernels().unit_gap(element, now_.at(row_, head, i),
+                                                       then + at * dim * element_bytes(element),
+                                                       scale, dim, sums.difference.data());
+      if (std::isnan(gap)) continue;
+      sums.gap += gap;
+      ++sums.rows;
+    }
+    return sums;
   }
 
  private:
-  HeadShape shape_;
-  Element element_;
-  RawView rows_;
+  at::Tensor dense_;
+  RawView now_;
   int64_t row_;
+  const FirstRows& first_;
 };
 
-at::Tensor with_dense_rows(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
+void put_gaps(const GapSums& sums, size_t head, UnitGaps& gaps) {
+  double squares = 0.0;
+  for (const float d : sums.difference) squares += static_cast<double>(d) * static_cast<double>(d);
+  const auto rows = static_cast<double>(sums.rows);  // 0 / 0 of no rows is NaN
+  gaps.gap[head] = static_cast<float>(sums.gap / rows);
+  gaps.block_gap[head] = static_cast<float>(std::sqrt(squares) / rows);
+}
 
 }  // namespace
 
@@ -107,15 +125,22 @@ LayerStatistics layer_statistics(const LayerStep& step, const HeadShape& shape) 
   for (auto& sums : result.reuse_error) {
     if (prefix) sums.resize(heads);
   }
-  for_each_head(shape, [&](int64_t head) {
+  std::optional<GapRows> query;
+  if (step.first_query != nullptr) {
+    query.emplace(step.query, step.row, *step.first_query);
+    result.query = {std::vector<float>(heads), std::vector<float>(heads)};
+  }
+  for_each_head(shape.heads, shape.block * shape.dim, [&](int64_t head) {
     const auto h = static_cast<size_t>(head);
+    if (query) put_gaps(query->sums(head, 0, shape.block), h, result.query);
     if (last) {
       result.similarity_internal[h] =
           mean_similarity(step.internal, step.last_internal, shape, head);
     }
     if (!prefix) return;
+    const std::vector<float> weight = external_weights(step.external, step, shape, head);
     result.external_mass[h] = mean_over_block(shape, head, [&](int64_t row) {
-      return static_cast<double>(external_weight(step.external.lse[row], step.internal.lse[row]));
+      return static_cast<double>(weight[static_cast<size_t>(row - head * shape.block)]);
     });
     if (last) {
       result.similarity_external[h] =
@@ -124,51 +149,58 @@ LayerStatistics layer_statistics(const LayerStep& step, const HeadShape& shape) 
     for (size_t t = 0; t < step.source.size(); ++t) {
       // Most rules hold the same pair most of the time.
       const bool as_before = t > 0 && step.source[t].output == step.source[t - 1].output;
-      result.reuse_error[t][h] =
-          as_before ? result.reuse_error[t - 1][h] : reuse_error(step.source[t], step, shape, head);
+      result.reuse_error[t][h] = as_before ? result.reuse_error[t - 1][h]
+                                           : reuse_error(step.source[t], step, weight, shape, head);
     }
   });
   return result;
 }
 
-std::vector<float> unit_normalised(const at::Tensor& x, int64_t row) {
-  const at::Tensor dense = with_dense_rows(x);
-  const HeadRows rows(dense, row);
-  const HeadShape shape = rows.shape();
-  std::vector<float> unit(static_cast<size_t>(shape.rows() * shape.dim));
-  for_each_head(shape, [&](int64_t head) {
-    for (int64_t i = 0; i < shape.block; ++i) {
-      rows.unit(head, i, unit.data() + (head * shape.block + i) * shape.dim);
+FirstRows::FirstRows(const at::Tensor& x, int64_t row)
+    : rows(x.select(0, row).clone(at::MemoryFormat::Contiguous)),
+      scale(static_cast<size_t>(rows.size(0) * rows.size(1))) {
+  const HeadShape shape{rows.size(0), rows.size(1), rows.size(2)};
+  const Element element = element_of(rows);
+  const auto* from = static_cast<const char*>(rows.const_data_ptr());
+  for_each_head(shape.heads, shape.block * shape.dim, [&](int64_t head) {
+    for (int64_t r = head * shape.block; r < (head + 1) * shape.block; ++r) {
+      scale[static_cast<size_t>(r)] = statistics_kernels().unit_scale(
+          element, from + r * shape.dim * element_bytes(element), shape.dim);
     }
   });
-  return unit;
 }
 
-UnitGaps unit_gaps(const at::Tensor& x, int64_t row, const std::vector<float>& first) {
-  const at::Tensor dense = with_dense_rows(x);
-  const HeadRows rows(dense, row);
-  const HeadShape shape = rows.shape();
-  const auto heads = static_cast<size_t>(shape.heads);
-  UnitGaps result{std::vector<float>(heads), std::vector<float>(heads)};
-  for_each_head(shape, [&](int64_t head) {
-    std::vector<float> now(static_cast<size_t>(shape.dim));
-    std::vector<float> difference(now.size(), 0.0F);
-    double sum = 0.0;
-    int64_t count = 0;
-    for (int64_t i = 0; i < shape.block; ++i) {
-      const float* then = first.data() + (head * shape.block + i) * shape.dim;
-      rows.unit(head, i, now.data());
-      if (std::isnan(now.front()) || std::isnan(then[0])) continue;
-      sum += statistics_kernels().distance(now.data(), then, shape.dim, difference.data());
-      ++count;
-    }
-    double squares = 0.0;
-    for (const float d : difference) squares += static_cast<double>(d) * static_cast<double>(d);
-    const auto h = static_cast<size_t>(head);
-    result.gap[h] = static_cast<float>(sum / static_cast<double>(count));
-    result.block_gap[h] = static_cast<float>(std::sqrt(squares) / static_cast<double>(count));
+bool FirstRows::like(const at::Tensor& x) const {
+  return rows.defined() && rows.scalar_type() == x.scalar_type() &&
+         rows.sizes() == x.sizes().slice(1);
+}
+
+UnitGaps unit_gaps(const at::Tensor& x, int64_t row, const FirstRows& first) {
+  const GapRows rows(x, row, first);
+  const int64_t block = x.size(2);
+  const int64_t dim = x.size(3);
+  constexpr int64_t kElementsPerPiece = 1 << 13;
+  const int64_t rows_of_piece = std::max<int64_t>(kElementsPerPiece / dim, 1);
+  const int64_t pieces = (block + rows_of_piece - 1) / rows_of_piece;
+  std::vector<GapSums> sums(static_cast<size_t>(x.size(1) * pieces));
+  for_each_head(std::ssize(sums), rows_of_piece * dim, [&](int64_t i) {
+    const int64_t begin = i % pieces * rows_of_piece;
+    sums[static_cast<size_t>(i)] =
+        rows.sums(i / pieces, begin, std::min(begin + rows_of_piece, block));
   });
-  return result;
+  const auto heads = static_cast<size_t>(x.size(1));
+  UnitGaps gaps{std::vector<float>(heads), std::vector<float>(heads)};
+  for (size_t head = 0; head < heads; ++head) {
+    const auto of_head = sums.begin() + static_cast<int64_t>(head) * pieces;
+    for (auto piece = of_head + 1; piece != of_head + pieces; ++piece) {
+      of_head->gap += piece->gap;
+      of_head->rows += piece->rows;
+      std::transform(piece->difference.begin(), piece->difference.end(),
+                     of_head->difference.begin(), of_head->difference.begin(), std::plus<>());
+    }
+    put_gaps(*of_head, head, gaps);
+  }
+  return gaps;
 }
 
 // A copy: a view would keep the logits of the whole batch.
@@ -178,7 +210,7 @@ FirstPrediction::FirstPrediction(const at::Tensor& all)
   const Element element = element_of(logits);
   const int64_t vocab = logits.size(1);
   const auto* rows = static_cast<const char*>(logits.const_data_ptr());
-  for_each_head({logits.size(0), 1, vocab}, [&](int64_t i) {
+  for_each_head(logits.size(0), vocab, [&](int64_t i) {
     lse[static_cast<size_t>(i)] =
         statistics_kernels().log_sum_exp(element, rows + i * vocab * element_bytes(element), vocab);
   });
@@ -198,7 +230,7 @@ std::vector<float> masked_kl(const FirstPrediction& first, const at::Tensor& all
   const int64_t row_bytes = vocab * element_bytes(element);
   const auto* then = static_cast<const char*>(first.logits.const_data_ptr());
   const auto* now = static_cast<const char*>(logits.const_data_ptr());
-  for_each_head({std::ssize(rows), 1, vocab}, [&](int64_t i) {
+  for_each_head(std::ssize(rows), vocab, [&](int64_t i) {
     const int64_t row = rows[static_cast<size_t>(i)];
     const StatisticsKernels& kernels = statistics_kernels();
     const double lse = kernels.log_sum_exp(element, now + row * row_bytes, vocab);

@@ -36,6 +36,24 @@ struct HeadAttention {
   bool defined() const { return output != nullptr; }
 };
 
+/// Vectors of a block's first step, which later steps are compared with at unit length; nothing of
+/// the pass is kept alive.
+struct FirstRows {
+  at::Tensor rows;           // [H, B, D] of any float type
+  std::vector<float> scale;  // [H, B]: rows times it have length 1, a zero vector stays zero
+
+  FirstRows() = default;
+  /// Of x[row], x [S, H, B, D] of any strides.
+  FirstRows(const at::Tensor& x, int64_t row);
+  /// Whether x[row] can be compared with them.
+  bool like(const at::Tensor& x) const;
+};
+
+/// How far a step's unit vectors are from the first step's, per head.
+struct UnitGaps {
+  std::vector<float> gap;        // mean_i |a_i - b_i|_2 over the block (MAGE Table 2, S2, S3)
+  std::vector<float> block_gap;  // |mean_i a_i - mean_i b_i|_2, the means not renormalised (S4)
+};
 /// What a layer's statistics are taken of; what is not defined gives none.
 struct LayerStep {
   HeadAttention external, internal;            // of this step
@@ -43,6 +61,9 @@ struct LayerStep {
   /// The external pair that each rule of kReuseTaus takes; `external` itself for a step that the
   /// rule recomputes.
   std::array<HeadAttention, kReuseTaus.size()> source;
+  at::Tensor query;  // [S, H, B, D] of the batch, `row` of it is looked at
+  int64_t row = 0;
+  const FirstRows* first_query = nullptr;  // like(query)
 };
 
 /// One value per query head (all H of them; the recorder keeps the recorded ones).
@@ -51,20 +72,12 @@ struct LayerStatistics {
   std::vector<float> similarity_external;  // mean_i cos(a_i, b_i) over the block, in double: sim_X
   std::vector<float> similarity_internal;  // of FlashBlock Fig. 5
   std::array<std::vector<ErrorSums>, kReuseTaus.size()> reuse_error;  // over positions and channels
+  UnitGaps query;
 };
 LayerStatistics layer_statistics(const LayerStep& step, const HeadShape& shape);
 
-/// Rows of x[row], x [S, H, B, D] of any float type, last dimension contiguous, scaled to unit
-/// length along D: [H, B, D]; a zero vector stays zero.
-std::vector<float> unit_normalised(const at::Tensor& x, int64_t row);
-
-/// How far a step's unit vectors are from the first step's, per head.
-struct UnitGaps {
-  std::vector<float> gap;        // mean_i |a_i - b_i|_2 over the block (MAGE Table 2, S2, S3)
-  std::vector<float> block_gap;  // |mean_i a_i - mean_i b_i|_2, the means not renormalised (S4)
-};
-/// a: x[row] as in unit_normalised; `first` [H, B, D] unit vectors.
-UnitGaps unit_gaps(const at::Tensor& x, int64_t row, const std::vector<float>& first);
+/// Gaps of x[row] of x [S, H, B, D], `first.like(x)`, for rows that are long: hidden states.
+UnitGaps unit_gaps(const at::Tensor& x, int64_t row, const FirstRows& first);
 
 /// What KL to a block's first step needs of that step.
 struct FirstPrediction {

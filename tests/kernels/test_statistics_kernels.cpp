@@ -38,43 +38,90 @@ TEST(StatisticsKernels, SumsOverRowsEqualFloat64) {
       const at::Tensor exact = rows.to(at::kDouble);
       EXPECT_NEAR(kernels->cosine(data(rows[0]), data(rows[1]), dim),
                   number((exact[0] * exact[1]).sum() / (exact[0].norm() * exact[1].norm())), 1e-12);
-      ErrorSums sums;
-      kernels->add_merge_error({data(rows[0]), data(rows[1]), data(rows[2]), 0.3F, 0.6F}, dim,
-                               &sums);
-      const double source = 0.3F;
-      const double external = 0.6F;
-      const at::Tensor ref = exact[2] + external * (exact[1] - exact[2]);
-      const at::Tensor got = exact[2] + source * (exact[0] - exact[2]);
-      const double scale = 1e-6 * static_cast<double>(dim) * 20;
+      // Two rows of the three, the first of them left out by a third one's weight.
+      const at::Tensor three = at::randn({3, 3, dim});
+      const std::vector<float> source_weight{0.3F, 0.5F, 0.9F};
+      const std::vector<float> weight{0.6F, std::numeric_limits<float>::quiet_NaN(), 0.1F};
+      const ErrorSums sums = kernels->merge_errors(
+          {data(three[0]), data(three[1]), data(three[2]), source_weight.data(), weight.data()}, 3,
+          dim);
+      const at::Tensor x = three.to(at::kDouble);
+      const auto merged = [&](const at::Tensor& side, const std::vector<float>& share) {
+        const at::Tensor column =
+            at::tensor({static_cast<double>(share[0]), static_cast<double>(share[2])}).view({2, 1});
+        const at::Tensor kept = at::tensor({0, 2}, at::kLong);
+        const at::Tensor in = x[2].index_select(0, kept);
+        return in + column * (side.index_select(0, kept) - in);
+      };
+      const at::Tensor ref = merged(x[1], weight);
+      const at::Tensor got = merged(x[0], source_weight);
+      const double scale = 1e-6 * static_cast<double>(dim) * 40;
       EXPECT_NEAR(sums.squared, number((got - ref).square().sum()), scale);
       EXPECT_NEAR(sums.absolute, number((got - ref).abs().sum()), scale);
       EXPECT_NEAR(sums.reference, number(ref.square().sum()), scale);
       EXPECT_NEAR(sums.dot, number((ref * got).sum()), scale);
-      at::Tensor difference = rows[3].clone();
-      EXPECT_NEAR(kernels->distance(data(rows[0]), data(rows[1]), dim,
-                                    difference.mutable_data_ptr<float>()),
-                  number((exact[0] - exact[1]).norm()), 1e-5);
-      EXPECT_TRUE(at::allclose(difference, rows[3] + (rows[0] - rows[1]), 1e-6, 1e-6));
     }
     const std::vector<float> nothing(16, 0.0F);
     EXPECT_EQ(kernels->cosine(nothing.data(), nothing.data(), 16), 0.0);
   }
 }
 
-TEST(StatisticsKernels, UnitVectorsOfEveryType) {
+TEST(StatisticsKernels, GapsOfUnitVectorsOfEveryType) {
   at::manual_seed(4);
   for (const StatisticsKernels* kernels : variants()) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
       for (const int64_t dim : {1, 5, 48, 130}) {
-        const at::Tensor x = at::randn({dim}).to(type);
-        at::Tensor unit = at::empty({dim});
-        kernels->normalise(element_of(x), x.const_data_ptr(), dim, unit.mutable_data_ptr<float>());
-        const at::Tensor exact = x.to(at::kDouble) / x.to(at::kDouble).norm();
-        EXPECT_TRUE(at::allclose(unit.to(at::kDouble), exact, 1e-6, 1e-7)) << kernels->name;
-        const at::Tensor zero = at::zeros_like(x);
-        kernels->normalise(element_of(x), zero.const_data_ptr(), dim,
-                           unit.mutable_data_ptr<float>());
-        EXPECT_TRUE(at::equal(unit, at::zeros({dim})));
+        SCOPED_TRACE(::testing::Message() << kernels->name << " " << type << " " << dim);
+        const at::Tensor a = (at::randn({dim}) * 7).to(type);
+        const at::Tensor b = (at::randn({dim}) / 7).to(type);
+        const Element element = element_of(a);
+        const auto unit = [](const at::Tensor& x) {
+          return x.to(at::kDouble) / x.to(at::kDouble).norm();
+        };
+        const auto scale_of = [&](const at::Tensor& x) {
+          return kernels->unit_scale(element, x.const_data_ptr(), dim);
+        };
+        EXPECT_TRUE(at::allclose(a.to(at::kDouble) * static_cast<double>(scale_of(a)), unit(a),
+                                 1e-6, 1e-7));
+        const at::Tensor before = at::randn({dim});
+        at::Tensor difference = before.clone();
+        const auto gap = [&](const at::Tensor& x, const at::Tensor& y) {
+          return kernels->unit_gap(element, x.const_data_ptr(), y.const_data_ptr(), scale_of(y),
+                                   dim, difference.mutable_data_ptr<float>());
+        };
+        EXPECT_NEAR(gap(a, b), number((unit(a) - unit(b)).norm()), 1e-6);
+        EXPECT_TRUE(at::allclose(difference.to(at::kDouble),
+                                 before.to(at::kDouble) + unit(a) - unit(b), 1e-6, 1e-6));
+        EXPECT_NEAR(gap(a, a), 0.0, 1e-6);
+        const at::Tensor zero = at::zeros_like(a);
+        EXPECT_NEAR(gap(zero, b), 1.0, 1e-6);
+        at::Tensor hole = a.clone();
+        hole[dim - 1] = std::numeric_limits<float>::quiet_NaN();
+        const at::Tensor kept = difference.clone();
+        EXPECT_TRUE(std::isnan(gap(hole, b)));
+        EXPECT_TRUE(at::equal(difference, kept));
+      }
+    }
+  }
+}
+
+TEST(StatisticsKernels, ExternalWeightsOfMerges) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> external{0.0F, 3.0F,   -200.0F, -kInfinity, 5.0F,
+                                    nan,  700.0F, 1.0F,    -kInfinity};
+  const std::vector<float> internal{0.0F, 1.0F,    10.0F, 2.0F,      -kInfinity,
+                                    1.0F, -700.0F, nan,   -kInfinity};
+  const std::vector<float> expected{0.5F, 0.88079708F, 0.0F, 0.0F, 1.0F, nan, 1.0F, nan, 0.0F};
+  for (const StatisticsKernels* kernels : variants()) {
+    std::vector<float> weight(external.size());
+    kernels->external_weights(external.data(), internal.data(), std::ssize(external),
+                              weight.data());
+    for (size_t i = 0; i < weight.size(); ++i) {
+      SCOPED_TRACE(::testing::Message() << kernels->name << " " << i);
+      if (std::isnan(expected[i])) {
+        EXPECT_TRUE(std::isnan(weight[i]));
+      } else {
+        EXPECT_NEAR(weight[i], expected[i], 1e-6F);
       }
     }
   }
