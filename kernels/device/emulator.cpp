@@ -58,8 +58,9 @@ std::string place(const std::source_location& where) {
 }
 
 bool same_place(const Lane& a, const Lane& b) {
+  const auto same = [](const char* x, const char* y) { return x == y || std::strcmp(x, y) == 0; };
   return a.where.line() == b.where.line() && a.where.column() == b.where.column() &&
-         std::strcmp(a.where.file_name(), b.where.file_name()) == 0 && a.name == b.name;
+         a.name == b.name && same(a.where.file_name(), b.where.file_name());
 }
 
 // The machine: one block at a time.

@@ -3,34 +3,16 @@
 // CPU's tests.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-
 #include "kernels/attention_device.h"
 #include "kernels/device/emulator.h"
 #include "kernels/ops.h"
 #include "kernels/small_operators_device.h"
+#include "tests/support/emulated_launches.h"
 
 namespace blockscope::testing {
 
-// Workspace starts as NaN: nothing may be expected of fresh memory.
-inline void launch_poisoned_split(const SplitCall& call, void* stream) {
-  std::fill_n(call.states, state_floats(call), NAN);
-  emulated::launch_split_attention(call, stream);
-}
-
 inline const DeviceQueue& emulator() {
-  static const DeviceQueue queue{{.split_attention = launch_poisoned_split,
-                                  .merge = emulated::launch_merge,
-                                  .similarity = emulated::launch_similarity,
-                                  .select = emulated::launch_select,
-                                  .means = emulated::launch_means,
-                                  .top_k = emulated::launch_top_k,
-                                  .count_union = emulated::launch_union,
-                                  .bounds = emulated::launch_bounds,
-                                  .page_scores = emulated::launch_page_scores,
-                                  .prefill = emulated::launch_prefill},
-                                 [](const auto& call) { call(nullptr); }};
+  static const DeviceQueue queue{emulated_launches(), [](const auto& call) { call(nullptr); }};
   return queue;
 }
 

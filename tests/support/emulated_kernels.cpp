@@ -1,0 +1,23 @@
+// What libblockscope_kernels_cuda.so is on a GPU, for the fake cuda:0: loaded or preloaded, it
+// gives the operators their kernels, executed by the emulator in the fake's streams. Without it
+// they are chains there.
+#include "kernels/device_operators.h"
+#include "tests/support/emulated_cuda.h"
+#include "tests/support/emulated_launches.h"
+
+namespace blockscope::testing {
+namespace {
+
+// Memory taken for the call may be given back as soon as this returns: the fake poisons it when its
+// stream comes to that point, and only behind the kernel.
+void launch_on_current_stream(std::function<void(void* stream)> launch) {
+  emulated_cuda::launch_on_current_stream([launch = std::move(launch)] { launch(nullptr); });
+}
+
+[[maybe_unused]] const bool registered = [] {
+  set_cuda_queue({emulated_launches(), launch_on_current_stream});
+  return true;
+}();
+
+}  // namespace
+}  // namespace blockscope::testing
