@@ -134,7 +134,7 @@ ReuseAttention attend(const DeviceQueue& queue, const Arguments& arguments,
   return result;
 }
 
-// Sorts the sets on the device, and waits for its verdict on them.
+// Sorts the sets on the device, and waits for its verdict on them unless they are trusted.
 void make_sets(const char* op, const DeviceQueue& queue, const Arguments& arguments,
                const at::Tensor& index, const at::Tensor& dense, bool selected,
                DeviceSource& source) {
@@ -147,7 +147,7 @@ void make_sets(const char* op, const DeviceQueue& queue, const Arguments& argume
     check_shape(op, "dense", dense, {sizes.sequences});
   }
   const at::Tensor sets = index.contiguous();
-  const at::Tensor flags = dense.defined() ? dense.contiguous().to(device) : dense;
+  const at::Tensor flags = dense.defined() ? copied_to(dense.contiguous(), device) : dense;
   const int64_t words = (sizes.external_keys + 31) / 32;
   const int64_t capacity =
       selected ? std::min(index.size(2), sizes.external_keys) : sizes.external_keys;
@@ -172,6 +172,7 @@ void make_sets(const char* op, const DeviceQueue& queue, const Arguments& argume
     set_lengths(call, arguments.lengths, first, count);
     queue.launch(queue.kernels.select, call);
   });
+  if (trusts_sets()) return;
   const at::Tensor verdict = faults.cpu();
   for (int64_t i = 0; i < verdict.numel(); ++i) {
     const int32_t fault = verdict.const_data_ptr<int32_t>()[i];
@@ -207,7 +208,8 @@ ReuseAttention reuse_attention_on(const DeviceQueue& queue, const at::Tensor& q,
   const bool any = std::find(flags.begin(), flags.end(), true) != flags.end();
   DeviceSource source;
   if (any) {
-    source.reuse = reuse_mask.expand({sizes.sequences, sizes.heads}).contiguous().to(q.device());
+    source.reuse =
+        copied_to(reuse_mask.expand({sizes.sequences, sizes.heads}).contiguous(), q.device());
   }
   if (any || cached_external.defined()) {
     check_tensor(kReuse, "cached_external", cached_external, at::kFloat, q.device());

@@ -212,6 +212,21 @@ class SerialScope {
   bool before_;
 };
 
+// While one lives, gather_attention and unselected_attention calls of this thread on a device other
+// than the CPU don't wait for its verdict on the positions of their sets: those that they would
+// refuse are left out. For sets that come from these operators. On the CPU they are checked all the
+// same.
+class TrustedSetsScope {
+ public:
+  TrustedSetsScope();
+  ~TrustedSetsScope();
+  TrustedSetsScope(const TrustedSetsScope&) = delete;
+  TrustedSetsScope& operator=(const TrustedSetsScope&) = delete;
+
+ private:
+  bool before_;
+};
+
 // The instruction set the operators use here: "amx_bf16", "avx512_bf16", "avx512", "avx2" or
 // "baseline".
 std::string instruction_set();

@@ -4,17 +4,70 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "decode_record/error.h"
 #include "kernels/ops.h"
-#include "probe/model/device.h"
 
 namespace blockscope {
 namespace {
 
 int64_t pages_of(int64_t keys, int64_t page_size) { return (keys + page_size - 1) / page_size; }
+
+/// The keys of the `taken` best pages of each row, scores [1, K, P] -> [K, n] int32; -1 behind
+/// those of a row that took the short last page.
+at::Tensor best_pages(const at::Tensor& scores, int64_t taken, int64_t page_size, int64_t length) {
+  const int64_t kv_heads = scores.size(1);
+  const int64_t pages = scores.size(2);
+  const float* score = scores.const_data_ptr<float>();
+  std::vector<std::vector<int32_t>> rows(static_cast<size_t>(kv_heads));
+  std::vector<int32_t> order(static_cast<size_t>(pages));
+  for (int64_t head = 0; head < kv_heads; ++head, score += pages) {
+    for (size_t p = 0; p < order.size(); ++p) order[p] = static_cast<int32_t>(p);
+    // NaN ranks last: it compares false with everything else.
+    const auto better = [&](int32_t a, int32_t b) {
+      const bool a_nan = score[a] != score[a];
+      const bool b_nan = score[b] != score[b];
+      if (a_nan || b_nan) return a_nan == b_nan ? a < b : b_nan;
+      return score[a] != score[b] ? score[a] > score[b] : a < b;
+    };
+    std::partial_sort(order.begin(), order.begin() + taken, order.end(), better);
+    std::vector<int32_t>& row = rows[static_cast<size_t>(head)];
+    for (int64_t i = 0; i < taken; ++i) {
+      const int64_t begin = order[static_cast<size_t>(i)] * page_size;
+      for (int64_t n = begin; n < std::min(begin + page_size, length); ++n) {
+        row.push_back(static_cast<int32_t>(n));
+      }
+    }
+  }
+  // KV heads that took the short last page have fewer keys.
+  size_t widest = 0;
+  for (const auto& row : rows) widest = std::max(widest, row.size());
+  at::Tensor index = at::full({kv_heads, static_cast<int64_t>(widest)}, -1, at::kInt);
+  auto* out = index.mutable_data_ptr<int32_t>();
+  for (size_t head = 0; head < rows.size(); ++head) {
+    std::copy(rows[head].begin(), rows[head].end(), out + head * widest);
+  }
+  return index;
+}
+
+/// The same on a device, without waiting for it. NaN ranks with -infinity.
+at::Tensor best_pages_there(const at::Tensor& scores, int64_t taken, int64_t page_size,
+                            int64_t length) {
+  const at::Tensor rows = scores.squeeze(0);
+  const at::Tensor ranked =
+      rows.masked_fill(rows.ne(rows), -std::numeric_limits<double>::infinity());
+  const at::Tensor order =
+      std::get<1>(ranked.sort(/*stable=*/true, -1, /*descending=*/true)).narrow(1, 0, taken);
+  const at::Tensor keys = at::arange(page_size, order.options());
+  const at::Tensor index = (order.unsqueeze(-1) * page_size + keys).flatten(1).to(at::kInt);
+  const at::Tensor behind = index.ge(length);
+  const at::Tensor kept_first = std::get<1>(behind.to(at::kInt).sort(/*stable=*/true, -1, false));
+  return index.masked_fill(behind, -1).gather(1, kept_first);
+}
 
 class QuestPolicy : public SelectionPolicy {
  public:
@@ -36,39 +89,10 @@ class QuestPolicy : public SelectionPolicy {
       return;
     }
     const PageBounds bounds = grown_bounds(at, length);
-    const at::Tensor scores = on_host(page_scores(at.q, bounds, at.external.length, page_size_));
-    const int64_t pages = scores.size(2);
+    const at::Tensor scores = page_scores(at.q, bounds, at.external.length, page_size_);
     const int64_t taken = pages_of(options().set_size(length), page_size_);
-    const float* score = scores.const_data_ptr<float>();
-    std::vector<std::vector<int32_t>> rows(static_cast<size_t>(kv_heads));
-    std::vector<int32_t> order(static_cast<size_t>(pages));
-    for (int64_t head = 0; head < kv_heads; ++head, score += pages) {
-      for (size_t p = 0; p < order.size(); ++p) order[p] = static_cast<int32_t>(p);
-      // NaN ranks last: it compares false with everything else.
-      const auto better = [&](int32_t a, int32_t b) {
-        const bool a_nan = score[a] != score[a];
-        const bool b_nan = score[b] != score[b];
-        if (a_nan || b_nan) return a_nan == b_nan ? a < b : b_nan;
-        return score[a] != score[b] ? score[a] > score[b] : a < b;
-      };
-      std::partial_sort(order.begin(), order.begin() + taken, order.end(), better);
-      std::vector<int32_t>& row = rows[static_cast<size_t>(head)];
-      for (int64_t i = 0; i < taken; ++i) {
-        const int64_t begin = order[static_cast<size_t>(i)] * page_size_;
-        for (int64_t n = begin; n < std::min(begin + page_size_, length); ++n) {
-          row.push_back(static_cast<int32_t>(n));
-        }
-      }
-    }
-    // KV heads that took the short last page have fewer keys.
-    size_t widest = 0;
-    for (const auto& row : rows) widest = std::max(widest, row.size());
-    selection.index = at::full({kv_heads, static_cast<int64_t>(widest)}, -1, at::kInt);
-    auto* out = selection.index.mutable_data_ptr<int32_t>();
-    for (size_t head = 0; head < rows.size(); ++head) {
-      std::copy(rows[head].begin(), rows[head].end(), out + head * widest);
-    }
-    selection.index = on_device(selection.index, at.external.key.device());
+    selection.index =
+        (scores.is_cpu() ? best_pages : best_pages_there)(scores, taken, page_size_, length);
   }
 
   /// The largest and the least key of every page, for every KV head.

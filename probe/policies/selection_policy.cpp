@@ -134,6 +134,7 @@ KeySelection SelectionPolicy::exact_set(const SequenceAttention& at) const {
       block_topk(at.q, at.external.key, at.external.length, at.lse_external, k, at.scale).index;
   selection.index = index.squeeze(0);
   if (options_.residual) {
+    const TrustedSetsScope trusted;
     const PartialAttention rest = unselected_attention(at.q, at.external.key, at.external.value,
                                                        at.external.length, index, at.scale);
     selection.residual = rest.output.squeeze(0);
@@ -191,6 +192,7 @@ AttentionParts SelectionPolicy::gather(const AttentionInput& input, const Extern
     residual[s].copy_(set.residual);
     lse_residual[s].copy_(set.lse_residual);
   }
+  const TrustedSetsScope trusted;  // every policy's set is distinct positions of the prefix
   GatherAttention result =
       gather_attention(input.q, external.key, external.value, external.length, index, input.k,
                        input.v, input.scale, dense_flags, residual, lse_residual);

@@ -1,0 +1,143 @@
+// How often the host waits for the device in a pass, counted on the emulated cuda:0 with emulated
+// kernels. A GPU has nothing to do from a wait on until the host has queued what comes next, so
+// the numbers may only fall.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "probe/policies/flashblock_policy.h"
+#include "probe/policies/mage_policy.h"
+#include "probe/policies/oracle_policy.h"
+#include "probe/policies/quest_policy.h"
+#include "probe/policies/random_policy.h"
+#include "probe/policies/recent_policy.h"
+#include "probe/policies/sparsed_policy.h"
+#include "tests/support/emulated_cuda.h"
+#include "tests/support/recorded_run.h"
+
+namespace blockscope {
+namespace {
+
+using namespace testing;
+
+constexpr int64_t kLayers = 2;  // of tiny_config()
+constexpr int64_t kPrompt = 9;  // ends in the third block of four positions
+constexpr int64_t kGenerated = 12;
+
+BlockDiffusionModel on_cuda(const BlockDiffusionModel& host) {
+  WeightMap weights;
+  for (const auto& [name, weight] : host.weights()) weights.emplace(name, weight.to(at::kCUDA));
+  return {host.config(), std::move(weights)};
+}
+
+/// The most waits of any pass but the prefill, which is the first.
+int64_t waits_of_a_pass(const BlockDiffusionModel& model, AttentionPolicy& policy,
+                        const DecodeOptions& options, DecodeObserver* observer = nullptr) {
+  std::vector<emulated_cuda::Counters> passes;
+  DecodeCallbacks callbacks;
+  callbacks.observer = observer;
+  callbacks.interrupted = [&] {
+    passes.push_back(emulated_cuda::counters());
+    emulated_cuda::reset_counters();
+    return false;
+  };
+  int64_t next_pass = 0;
+  emulated_cuda::reset_counters();
+  decode_batch(model, policy, options, {tiny_request(0, kPrompt, kGenerated)}, next_pass,
+               callbacks);
+  EXPECT_GE(passes.size(), 13);
+  int64_t most = 0;
+  for (size_t i = 1; i + 1 < passes.size(); ++i) {
+    EXPECT_GE(passes[i].launches, kLayers) << "the kernels didn't run in pass " << i;
+    most = std::max(most, passes[i].host_waits());
+  }
+  return most;
+}
+
+SelectionOptions selection(bool residual = false) {
+  SelectionOptions options;
+  options.num_layers = kLayers;
+  options.k = 5;
+  options.residual = residual;
+  return options;
+}
+
+TEST(DeviceWaits, OnceAStepUnderEveryPolicy) {
+  const BlockDiffusionModel model = on_cuda(tiny_model());
+  std::map<std::string, std::unique_ptr<AttentionPolicy>> policies;
+  policies["exact"] = make_exact_policy();
+  policies["flashblock"] = make_flashblock_policy({kLayers, model.config().num_heads, 2, {}});
+  policies["mage"] = make_mage_policy(selection());
+  policies["mage+flashblock"] = make_mage_policy(selection(true));
+  policies["sparsed"] = make_sparsed_policy(selection(), SparseDScope::run);
+  policies["sparsed+flashblock"] = make_sparsed_policy(selection(true), SparseDScope::block);
+  policies["quest"] = make_quest_policy(selection(), 4);
+  policies["oracle"] = make_oracle_policy(selection());
+  policies["random"] = make_random_policy(selection(), 1);
+  policies["recent"] = make_recent_policy(selection());
+  for (const auto& [name, policy] : policies) {
+    SCOPED_TRACE(name);
+    // Which tokens were best, and how probable they are.
+    EXPECT_EQ(waits_of_a_pass(model, *policy, tiny_options()), 1);
+  }
+}
+
+TEST(DeviceWaits, OnceAStepWhereATokenIsDrawn) {
+  const BlockDiffusionModel model = on_cuda(tiny_model());
+  DecodeOptions options = tiny_options();
+  options.sampling.temperature = 0.7;  // the logits
+  EXPECT_EQ(waits_of_a_pass(model, *make_exact_policy(), options), 1);
+}
+
+TEST(DeviceWaits, OfBidirectionalModels) {
+  ModelConfig config = tiny_config();
+  config.attention_bidirectional = true;
+  const BlockDiffusionModel model = on_cuda(tiny_model(3, config));
+  const std::vector<std::pair<CacheKind, int64_t>> most = {
+      {CacheKind::kNone, 1},         {CacheKind::kPrefix, 1}, {CacheKind::kDual, 1},
+      {CacheKind::kDllm, kLayers},    // which rows changed most, but in the first layer
+      {CacheKind::kD2, 1 + kLayers},  // what attention flows to
+  };
+  for (const auto& [kind, waits] : most) {
+    SCOPED_TRACE(cache_name(kind));
+    DecodeOptions options = tiny_options();
+    options.bidirectional = true;
+    options.cache.kind = kind;
+    EXPECT_LE(waits_of_a_pass(model, *make_exact_policy(), options), waits);
+  }
+}
+
+TEST(DeviceWaits, OfARecordedStep) {
+  const BlockDiffusionModel model = on_cuda(tiny_model());
+  // The step's tokens; then the logits, and of each layer its attention, its hidden states and,
+  // from `sets` on, its sets.
+  const std::vector<std::pair<RecordLevel, int64_t>> most = {
+      {RecordLevel::trajectory, 1},         {RecordLevel::summary, 2 + 2 * kLayers},
+      {RecordLevel::sets, 2 + 3 * kLayers}, {RecordLevel::outputs, 2 + 3 * kLayers},
+      {RecordLevel::full, 2 + 3 * kLayers},
+  };
+  for (const auto& [level, waits] : most) {
+    SCOPED_TRACE(static_cast<int>(level));
+    const std::string path = ::testing::TempDir() + "device_waits.h5";
+    std::filesystem::remove(path);
+    const RecorderOptions options = recorder_options(model.config(), level);
+    TraceWriter writer(path, options.meta);
+    Recorder recorder(options, writer);
+    const DecodeRequest request = tiny_request(0, kPrompt, kGenerated);
+    SequenceStart start;
+    start.prompt = request.prompt;
+    start.gen_length = generated_positions(kPrompt, request.gen_length, tiny_options());
+    recorder.begin_sequence(0, writer.begin_sequence(std::move(start)), kPrompt);
+    EXPECT_LE(waits_of_a_pass(model, *make_exact_policy(), tiny_options(), &recorder), waits);
+    writer.end_sequence(0, {FinishReason::unfinished, "", {}});
+    writer.finish();
+  }
+}
+
+}  // namespace
+}  // namespace blockscope
