@@ -6,6 +6,8 @@
 
 #include <cstring>
 
+#include "kernels/device/race_detection.h"
+
 namespace blockscope::emulated {
 namespace {
 
@@ -94,6 +96,7 @@ void multiply(ProductSlot* const* lanes) {
 
 void load_matrix_x4(uint32_t (&r)[4], const void* row, Where where) {
   check_shared(row, 16, "load_matrix_x4", where);
+  races::reads_16(row);
   MatrixSlot slot{r, static_cast<const char*>(row)};
   with_warp("load_matrix_x4", where, slot,
             [](MatrixSlot* const* lanes) { load_matrices<false>(lanes); });
@@ -101,6 +104,7 @@ void load_matrix_x4(uint32_t (&r)[4], const void* row, Where where) {
 
 void load_matrix_x4_transposed(uint32_t (&r)[4], const void* row, Where where) {
   check_shared(row, 16, "load_matrix_x4_transposed", where);
+  races::reads_16(row);
   MatrixSlot slot{r, static_cast<const char*>(row)};
   with_warp("load_matrix_x4_transposed", where, slot,
             [](MatrixSlot* const* lanes) { load_matrices<true>(lanes); });

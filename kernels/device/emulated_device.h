@@ -2,6 +2,7 @@
 // do together. Layouts of fragments: tests/kernels/test_emulator.cpp.
 #pragma once
 
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -140,14 +141,14 @@ inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 
-// Lanes take turns, so a plain read and write is atomic.
+// Atomic for ThreadSanitizer alone: lanes take turns.
 template <class Value>
 Value atomicAdd(Value* target, Value value) {
-  return std::exchange(*target, static_cast<Value>(*target + value));
+  return std::atomic_ref(*target).fetch_add(value, std::memory_order_relaxed);
 }
 template <class Value>
 Value atomicOr(Value* target, Value value) {
-  return std::exchange(*target, *target | value);
+  return std::atomic_ref(*target).fetch_or(value, std::memory_order_relaxed);
 }
 
 }  // namespace blockscope::emulated

@@ -13,6 +13,7 @@
 
 #include "kernels/device/device.h"
 #include "kernels/device/fiber.h"
+#include "kernels/device/race_detection.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -48,7 +49,9 @@ struct Lane {
   std::source_location where;
   void* slot = nullptr;
   WarpWork work = nullptr;
-  std::vector<Copy> open;  // copies issued since the last commit
+  unsigned barriers = 0;       // that it came to, of the block
+  unsigned warp_barriers = 0;  // of its warp
+  std::vector<Copy> open;      // copies issued since the last commit
   std::deque<std::vector<Copy>> committed;
 };
 
@@ -104,7 +107,12 @@ class Machine {
     lane.where = where;
     lane.slot = slot;
     lane.work = work;
+    // A lane may come to the next barrier before another has left this one, but not to the one
+    // after.
+    char* const token = ordered_by(lane);
+    if (token != nullptr) races::release(token);
     lane.fiber.yield();
+    if (token != nullptr) races::acquire(token);
   }
 
   char* shared() { return shared_owner_.get(); }
@@ -121,6 +129,7 @@ class Machine {
     char read[16];
     std::copy_n(copy.from, copy.bytes, read);
     ASAN_UNPOISON_MEMORY_REGION(to, 16);
+    races::writes_16(to);
     std::memset(to, kPoison, 16);
     ASAN_POISON_MEMORY_REGION(to, 16);
     counters.copied_bytes += bytes;
@@ -136,6 +145,7 @@ class Machine {
     while (current_->committed.size() > static_cast<std::size_t>(groups_left)) {
       for (const Copy& copy : current_->committed.front()) {
         ASAN_UNPOISON_MEMORY_REGION(copy.to, 16);
+        races::writes_16(copy.to);
         std::memset(copy.to, 0, 16);
         std::copy_n(copy.from, copy.bytes, copy.to);
       }
@@ -168,6 +178,13 @@ class Machine {
 
   static void lane_main();
 
+  /// What lanes that wait together tell each other by; null: the place orders nothing.
+  char* ordered_by(Lane& lane) {
+    if (lane.state == State::kAtBarrier) return &block_token_[lane.barriers++ % 2];
+    if (std::strcmp(lane.name, "__syncwarp") != 0) return nullptr;
+    return &warp_tokens_[threadIdx.x / kWarp * 2 + lane.warp_barriers++ % 2];
+  }
+
   void run_block() {
     ASAN_UNPOISON_MEMORY_REGION(shared(), shared_bytes_);
     std::memset(shared(), kPoison, shared_bytes_);
@@ -176,10 +193,13 @@ class Machine {
       lane.state = State::kRunnable;
       lane.open.clear();
       lane.committed.clear();
+      lane.barriers = lane.warp_barriers = 0;
       lane.fiber.reset(&Machine::lane_main);
     }
     error_ = nullptr;
     const unsigned num_warps = num_threads_ / kWarp;
+    warp_tokens_.resize(std::size_t{num_warps} * 2);
+    races::release(&start_token_);
     std::vector<unsigned> order(num_warps);
     std::iota(order.begin(), order.end(), 0u);
     unsigned turns = 0;  // with this order of warps
@@ -202,6 +222,7 @@ class Machine {
         break;
       }
     }
+    races::acquire(&end_token_);
     for (unsigned i = 0; i < num_threads_; ++i) {
       if (lanes_[i]->state != State::kEnded) throw Fault(table());
       if (!lanes_[i]->open.empty() || !lanes_[i]->committed.empty()) {
@@ -234,7 +255,10 @@ class Machine {
       if (!same_place(lane, first_lane)) throw Fault(table());
       slots[i] = lane.slot;
     }
-    first_lane.work(slots);
+    {
+      const races::Ignored of_the_warp;
+      first_lane.work(slots);
+    }
     for (unsigned i = 0; i < kWarp; ++i) lanes_[warp * kWarp + i]->state = State::kRunnable;
   }
 
@@ -277,6 +301,12 @@ class Machine {
   std::vector<std::unique_ptr<Lane>> lanes_;
   Lane* current_ = nullptr;
   std::exception_ptr error_;
+  // Two of each barrier, which take turns; and the start and the end of a block's lanes, apart, or
+  // one that ends would order those that start.
+  char block_token_[2] = {};
+  std::vector<char> warp_tokens_;
+  char start_token_ = 0;
+  char end_token_ = 0;
 };
 
 Machine& machine() {
@@ -287,11 +317,13 @@ Machine& machine() {
 void Machine::lane_main() {
   Machine& self = machine();
   Lane& lane = *self.current_;
+  races::acquire(&self.start_token_);
   try {
     (*self.body_)();
   } catch (...) {
     self.error_ = std::current_exception();
   }
+  races::release(&self.end_token_);
   lane.state = State::kEnded;
   lane.fiber.yield();
 }

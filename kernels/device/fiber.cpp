@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <new>
 
+#include "kernels/device/race_detection.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
@@ -53,9 +55,17 @@ Fiber::Fiber() {
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   stack_ = static_cast<char*>(memory);
+#if defined(BLOCKSCOPE_FIND_RACES)
+  thread_ = __tsan_create_fiber(0);
+#endif
 }
 
-Fiber::~Fiber() { munmap(stack_, kStackBytes); }
+Fiber::~Fiber() {
+#if defined(BLOCKSCOPE_FIND_RACES)
+  __tsan_destroy_fiber(thread_);
+#endif
+  munmap(stack_, kStackBytes);
+}
 
 void Fiber::reset(void (*entry)()) {
   entry_ = entry;
@@ -88,6 +98,10 @@ void Fiber::enter() {
 
 void Fiber::resume() {
   starting = this;
+#if defined(BLOCKSCOPE_FIND_RACES)
+  scheduler_thread_ = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(thread_, __tsan_switch_to_fiber_no_sync);
+#endif
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&scheduler_fake_stack_, stack_, kStackBytes);
 #endif
@@ -102,6 +116,9 @@ void Fiber::resume() {
 }
 
 void Fiber::yield() {
+#if defined(BLOCKSCOPE_FIND_RACES)
+  __tsan_switch_to_fiber(scheduler_thread_, __tsan_switch_to_fiber_no_sync);
+#endif
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&fake_stack_, scheduler_stack_, scheduler_stack_size_);
 #endif

@@ -38,6 +38,10 @@ class Fiber {
   ucontext_t context_{};
   ucontext_t scheduler_{};
 #endif
+#if defined(BLOCKSCOPE_FIND_RACES)
+  void* thread_ = nullptr;  // ThreadSanitizer's
+  void* scheduler_thread_ = nullptr;
+#endif
   void* fake_stack_ = nullptr;  // AddressSanitizer's
   void* scheduler_fake_stack_ = nullptr;
   const void* scheduler_stack_ = nullptr;
