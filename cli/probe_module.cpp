@@ -16,6 +16,7 @@
 #include "probe/commands/study_command.h"
 #include "probe/commands/train_command.h"
 #include "probe/commands/verify_command.h"
+#include "probe/run/run_failure.h"
 
 namespace {
 
@@ -43,9 +44,9 @@ extern "C" int blockscope_probe_run(int argc, char** argv) {
     try {
       app.parse(argc, argv);
     } catch (const c10::Error& error) {
-      throw blockscope::Error(error.what_without_backtrace());
+      throw blockscope::Error(blockscope::failure_of(error).message());
     } catch (const std::bad_alloc&) {
-      throw blockscope::Error("out of memory. HINT: a smaller --batch-size or --gen-length");
+      throw blockscope::Error(blockscope::host_memory_failure().message());
     }
   });
 }

@@ -3,6 +3,8 @@
 // or two each, correct before fast. No torch here.
 #pragma once
 
+#include <string>
+
 #include "kernels/split_attention_launch.h"
 
 namespace blockscope {
@@ -157,7 +159,9 @@ struct PrefillCall {
 
 namespace cuda {
 BLOCKSCOPE_LAUNCHES
-}
+// "compute capability 7.5", where this library has no code for the current GPU; else "".
+std::string missing_code();
+}  // namespace cuda
 namespace emulated {
 BLOCKSCOPE_LAUNCHES
 }

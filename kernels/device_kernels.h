@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 #include <utility>
 
 #include "kernels/device_calls.h"
@@ -31,6 +32,7 @@ struct DeviceKernels {
 struct DeviceQueue {
   DeviceKernels kernels;
   std::function<void(std::function<void(void* stream)>)> enqueue;
+  std::string (*missing_code)() = nullptr;  // why the current device can't run them; empty: it can
 
   template <class Call>
   void launch(DeviceLaunch<Call> kernel, const Call& call) const {

@@ -13,6 +13,10 @@ DeviceQueue& cuda_queue() {
 
 void set_cuda_queue(const DeviceQueue& queue) { cuda_queue() = queue; }
 
+std::string missing_cuda_code() {
+  return cuda_queue().missing_code == nullptr ? "" : cuda_queue().missing_code();
+}
+
 DeviceScope::DeviceScope(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.device().is_cpu()) return;
   on_device_ = true;

@@ -7,12 +7,18 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <string>
+
 #include "kernels/chain_operators.h"
 #include "kernels/device_kernels.h"
 
 namespace blockscope {
 
 void set_cuda_queue(const DeviceQueue& queue);
+
+// Why the kernels of CUDA's queue can't run on the current device; empty: they can, or there are
+// none.
+std::string missing_cuda_code();
 
 // A tensor's device, which is current while this lives. False where `tensor` is undefined or on the
 // CPU.

@@ -26,7 +26,8 @@ void launch_on_current_stream(const std::function<void(void* stream)>& launch) {
                    .bounds = cuda::launch_bounds,
                    .page_scores = cuda::launch_page_scores,
                    .prefill = cuda::launch_prefill},
-                  launch_on_current_stream});
+                  launch_on_current_stream,
+                  cuda::missing_code});
   return true;
 }();
 

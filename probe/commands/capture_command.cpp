@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <new>
 #include <utility>
 
 #include "command_line/interrupt.h"
@@ -20,9 +21,9 @@
 #include "probe/run/capture_plan.h"
 #include "probe/run/capture_resume.h"
 #include "probe/run/capture_run.h"
-#include "probe/run/device_option.h"
 #include "probe/run/replay_source.h"
 #include "probe/run/run_description.h"
+#include "probe/run/run_failure.h"
 
 namespace blockscope {
 namespace {
@@ -109,6 +110,16 @@ void print_totals(const CaptureTotals& totals, const ResumeState& resumed, size_
         totals.scored);
   }
   say("\n");
+}
+
+/// Ends the trace of a run that failed, says what is in it, and throws.
+[[noreturn]] void keep_rows(TraceWriter& writer, RunFailure failure) {
+  writer.suspend();
+  failure.what +=
+      fmt::format("; {} rows are safe in {}", writer.committed(), writer.partial_path());
+  failure.hint += failure.hint.empty() ? "" : "; ";
+  failure.hint += "the same command with --resume goes on";
+  throw Error(failure.message());
 }
 
 /// Options that this run would ignore.
@@ -217,9 +228,7 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   if (flags.dry_run) return;
   if (!flags.no_space_check) {
     check_free_space(output, cost.file_bytes);
-    const int64_t available =
-        model.device.is_cpu() ? available_memory() : free_device_memory(model.device);
-    check_memory(cost, model.model->weight_bytes(), available);
+    check_memory_of(model.device, cost, model.model->weight_bytes());
   }
 
   // From here to the end of the file: a signal must not cut the writer short.
@@ -228,10 +237,16 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   TraceWriter writer = open_writer(target, recorder.meta, state);
   const CaptureRun run{
       model, decode, tokenizer_or_null, *policy.policy, flags.decoding.batch_size, flags.quiet};
-  const CaptureTotals totals =
-      run_capture(run, recorder, prompts, state, writer, [&](const CaptureOutcome& result) {
-        if (!flags.quiet) print_outcome(result);
-      });
+  CaptureTotals totals;
+  try {
+    totals = run_capture(run, recorder, prompts, state, writer, [&](const CaptureOutcome& result) {
+      if (!flags.quiet) print_outcome(result);
+    });
+  } catch (const c10::Error& error) {
+    keep_rows(writer, failure_of(error));
+  } catch (const std::bad_alloc&) {
+    keep_rows(writer, host_memory_failure());
+  }
   if (totals.interrupted) {
     writer.suspend();
     throw InterruptedError(

@@ -19,6 +19,7 @@
 #include "probe/checkpoint/rope.h"
 #include "probe/decode/decode_observer.h"
 #include "probe/decode/kv_cache.h"
+#include "probe/run/device_option.h"
 
 namespace blockscope {
 namespace {
@@ -343,15 +344,27 @@ std::string memory_text(const CaptureCost& cost) {
   return text;
 }
 
-void check_memory(const CaptureCost& cost, int64_t weights, int64_t available) {
+void check_memory(const CaptureCost& cost, int64_t weights, int64_t available,
+                  const std::string& whose) {
   const int64_t wanted = cost.kv_cache_bytes + cost.recorder_bytes + cost.history_bytes;
   if (available <= 0 || wanted <= available) return;
   throw Error(fmt::format(
-      "capture: memory: expected at most the {} that are free, got {} (beside weights of {}). "
+      "capture: {}: expected at most the {} that are free, got {} (beside weights of {}). "
       "HINT: a smaller --batch-size, --gen-length or --set-size, fewer --layers, or "
       "--no-space-check",
-      format_bytes(static_cast<double>(available)), memory_text(cost),
+      whose, format_bytes(static_cast<double>(available)), memory_text(cost),
       format_bytes(static_cast<double>(weights))));
+}
+
+void check_memory_of(at::Device device, const CaptureCost& cost, int64_t weights) {
+  if (device.is_cpu()) return check_memory(cost, weights, available_memory());
+  CaptureCost there;
+  there.kv_cache_bytes = cost.kv_cache_bytes;
+  check_memory(there, weights, free_device_memory(device),
+               fmt::format("memory of {}", device.str()));
+  CaptureCost here = cost;
+  here.kv_cache_bytes = 0;
+  check_memory(here, 0, available_memory());
 }
 
 void check_free_space(const std::string& path, int64_t bytes) {

@@ -57,8 +57,12 @@ void check_filter(const RecorderOptions& recorder, const DecodeOptions& decode,
 int64_t available_memory();
 
 /// Throws Error when cache, recorder and history need more than the `available` bytes of memory (0:
-/// unknown); the weights are in memory already.
-void check_memory(const CaptureCost& cost, int64_t weights, int64_t available);
+/// unknown); the weights are in memory already. `whose`: "memory", or that of a device.
+void check_memory(const CaptureCost& cost, int64_t weights, int64_t available,
+                  const std::string& whose = "memory");
+
+/// The same of a run whose weights and cache are on a device: what is recorded is on the host.
+void check_memory_of(at::Device device, const CaptureCost& cost, int64_t weights);
 
 /// "KV cache 1.0 MB, recorder 2.0 MB", and the history where there is one.
 std::string memory_text(const CaptureCost& cost);

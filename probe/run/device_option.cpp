@@ -14,6 +14,7 @@
 
 #include "cmake/build_info/build_info.h"
 #include "decode_record/error.h"
+#include "kernels/device_operators.h"
 
 namespace blockscope {
 namespace {
@@ -77,6 +78,18 @@ void load_libraries() {
   load(kernels, "build it against this LibTorch: cmake --preset cuda");
 }
 
+/// In the words of LibTorch: no driver, one that is too old, no GPU; empty: there is one.
+std::string driver_problem() {
+  if (!at::CUDAHooksRegistry()->Has("CUDAHooks")) return "";
+  try {
+    at::globalContext().lazyInitDevice(at::kCUDA);
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    return text.substr(0, text.find_first_of(".\n"));
+  }
+  return "";
+}
+
 }  // namespace
 
 at::Device open_device(const std::string& name) {
@@ -86,22 +99,32 @@ at::Device open_device(const std::string& name) {
   }
   if (device->is_cpu()) return *device;
   load_libraries();
-  const int devices = at::hasCUDA() ? at::detail::getCUDAHooks().getNumGPUs() : 0;
+  const std::string problem = driver_problem();
+  const int devices =
+      problem.empty() && at::hasCUDA() ? at::detail::getCUDAHooks().getNumGPUs() : 0;
   if (device->index() >= devices) {
     throw Error(fmt::format(
-        "--device {}: {}. HINT: blockscope doctor says what this machine has; CUDA_VISIBLE_DEVICES "
-        "hides GPUs; --device cpu runs without",
+        "--device {}: {}. HINT: it needs a driver for CUDA 13 (580 or newer); blockscope doctor "
+        "says what this machine has; CUDA_VISIBLE_DEVICES hides GPUs; --device cpu runs without",
         name,
-        devices == 0 ? "no GPU that this LibTorch can use: none is visible, or its driver is "
-                       "missing or older than CUDA 13"
+        devices == 0 ? fmt::format("no GPU that this LibTorch can use{}{}",
+                                   problem.empty() ? "" : ": ", problem)
                      : fmt::format("expected an index below {}, the GPUs visible", devices)));
   }
   c10::impl::VirtualGuardImpl(at::kCUDA).setDevice(*device);
+  if (const std::string missing = missing_cuda_code(); !missing.empty()) {
+    throw Error(fmt::format(
+        "--device {}: libblockscope_kernels_cuda.so has no code for this GPU ({}). HINT: cmake "
+        "--preset cuda -DCMAKE_CUDA_ARCHITECTURES=native builds it for GPUs from compute "
+        "capability 8.0 on; without that file attention runs as chains of tensor operators",
+        name, missing));
+  }
   return *device;
 }
 
 int64_t free_device_memory(at::Device device) {
-  return static_cast<int64_t>(c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).first);
+  return static_cast<int64_t>(
+      c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).first);
 }
 
 }  // namespace blockscope

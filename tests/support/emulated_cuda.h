@@ -55,6 +55,15 @@ void reset_counters();
 void set_memory_limit(size_t bytes);
 size_t allocated_bytes();
 
+/// The device is lost at the n-th task from now, from 1: that one and all behind it don't run, and
+/// whatever waits or launches from then on throws the c10::AcceleratorError of a GPU. 0: it stays.
+void lose_device_at(int64_t task);
+
+/// A preloaded device is told by the environment variable EMULATED_CUDA what goes wrong, as
+/// "memory=BYTES,lose=TASK,driver=none|old|no-gpu,code=none".
+/// Whether it says that the GPU is of a kind that kernels were not compiled for.
+bool lacks_code();
+
 /// Tasks of all streams that have not run yet.
 int64_t pending_tasks();
 

@@ -14,8 +14,12 @@ void launch_on_current_stream(std::function<void(void* stream)> launch) {
   emulated_cuda::launch_on_current_stream([launch = std::move(launch)] { launch(nullptr); });
 }
 
+std::string missing_code() {
+  return emulated_cuda::lacks_code() ? "compute capability 7.5, no kernel image" : "";
+}
+
 [[maybe_unused]] const bool registered = [] {
-  set_cuda_queue({emulated_launches(), launch_on_current_stream});
+  set_cuda_queue({emulated_launches(), launch_on_current_stream, missing_code});
   return true;
 }();
 

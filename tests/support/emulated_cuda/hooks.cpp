@@ -3,7 +3,12 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
+#include <sstream>
+#include <string>
 
 #include "tests/support/emulated_cuda/device_memory.h"
 #include "tests/support/emulated_cuda/generator.h"
@@ -18,7 +23,49 @@ const at::Generator& default_generator() {
 
 namespace {
 
-constexpr c10::DeviceIndex kDevices = 1;
+struct Faults {
+  c10::DeviceIndex devices = 1;
+  std::string driver;  // what is wrong with it
+  bool lacks_code = false;
+};
+
+Faults read_faults() {
+  Faults faults;
+  const char* const text = std::getenv("EMULATED_CUDA");
+  std::istringstream items(text == nullptr ? "" : text);
+  for (std::string item; std::getline(items, item, ',');) {
+    const size_t equals = std::min(item.find('='), item.size() - 1);
+    const std::string name = item.substr(0, equals);
+    const std::string value = item.substr(equals + 1);
+    if (name == "memory") {
+      set_memory_limit(std::stoull(value));
+    } else if (name == "lose") {
+      lose_device_at(std::stoll(value));
+    } else if (name == "code") {
+      faults.lacks_code = true;
+    } else if (name == "driver") {
+      faults.devices = 0;
+      faults.driver =
+          value == "none"
+              ? "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"
+          : value == "old"
+              ? "The NVIDIA driver on your system is too old (found version 12040). Please update"
+              : "No CUDA GPUs are available";
+    } else {
+      std::fprintf(stderr, "EMULATED_CUDA: no fault \"%s\"\n", name.c_str());
+      std::abort();
+    }
+  }
+  return faults;
+}
+
+const Faults& faults() {
+  static const Faults read = read_faults();
+  return read;
+}
+
+// Before the first call, which may be about memory alone.
+[[maybe_unused]] const bool faults_are_read = (faults(), true);
 
 c10::Stream stream_of(int64_t id) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, 0), id);
@@ -47,7 +94,7 @@ class GuardImpl final : public c10::impl::DeviceGuardImplInterface {
   c10::Stream exchangeStream(c10::Stream stream) const override {
     return stream_of(exchange_stream(stream.id()));
   }
-  c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
+  c10::DeviceIndex deviceCount() const noexcept override { return faults().devices; }
 
   bool queryStream(const c10::Stream& stream) const override {
     const bool done = stream_is_empty(stream.id());
@@ -87,6 +134,9 @@ class GuardImpl final : public c10::impl::DeviceGuardImplInterface {
 C10_REGISTER_GUARD_IMPL(CUDA, GuardImpl)
 
 }  // namespace
+
+bool lacks_code() { return faults().lacks_code; }
+
 }  // namespace blockscope::emulated_cuda
 
 namespace at {
@@ -97,14 +147,17 @@ namespace emulated = blockscope::emulated_cuda;
 struct EmulatedCudaHooks final : CUDAHooksInterface {
   explicit EmulatedCudaHooks(CUDAHooksArgs) {}
 
-  void init() const override {}
+  void init() const override {
+    const emulated::Faults& faults = emulated::faults();
+    TORCH_CHECK(faults.devices > 0, faults.driver);
+  }
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
-  bool hasCUDA() const override { return true; }
+  bool hasCUDA() const override { return emulated::faults().devices > 0; }
   bool hasCUDART() const override { return true; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
-  DeviceIndex deviceCount() const override { return emulated::kDevices; }
-  int getNumGPUs() const override { return emulated::kDevices; }
+  DeviceIndex deviceCount() const override { return emulated::faults().devices; }
+  int getNumGPUs() const override { return emulated::faults().devices; }
   DeviceIndex current_device() const override { return 0; }
   DeviceIndex getCurrentDevice() const override { return 0; }
   void setCurrentDevice(DeviceIndex device) const override { emulated::check_index(device); }

@@ -10,6 +10,18 @@
 namespace blockscope::emulated_cuda {
 namespace {
 
+bool lost = false;
+int64_t tasks_left = 0;  // until the device is lost; 0: it stays
+
+void check_lost() {
+  if (!lost) return;
+  constexpr int32_t kLaunchFailure = 719;
+  throw c10::AcceleratorError(
+      {__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, kLaunchFailure,
+      "CUDA error: unspecified launch failure\nCUDA kernel errors might be asynchronously reported "
+      "at some other API call, so the stacktrace below might be incorrect.");
+}
+
 struct Queue {
   std::deque<std::function<void()>> tasks;
   int64_t done = 0;
@@ -18,6 +30,8 @@ struct Queue {
 
   void run_to(int64_t position) {
     while (done < position) {
+      if (tasks_left > 0 && --tasks_left == 0) lost = true;
+      check_lost();
       const std::function<void()> task = std::move(tasks.front());
       // An event that this task waits for may ask for what lies before it, never for itself.
       tasks.pop_front();
@@ -98,8 +112,17 @@ int64_t new_stream() {
   return std::ssize(queues().streams) - 1;
 }
 
+void lose_device_at(int64_t task) {
+  const std::scoped_lock lock(device_mutex());
+  lost = false;
+  tasks_left = task;
+}
+
+bool is_lost() { return lost; }
+
 void enqueue(int64_t stream, std::function<void()> task) {
   const std::scoped_lock lock(device_mutex());
+  check_lost();
   Queue& into = queue(stream);
   into.tasks.push_back(std::move(task));
   if (into.tasks.size() > kLongestQueue) into.run_to(into.end());
@@ -122,6 +145,7 @@ bool stream_is_empty(int64_t stream) {
 void host_wait(int64_t stream, const std::string& what) {
   const std::scoped_lock lock(device_mutex());
   ++queues().counters.waits[what];
+  check_lost();
   if (stream < 0) {
     run_all();
   } else {
@@ -132,6 +156,7 @@ void host_wait(int64_t stream, const std::string& what) {
 void free_in_stream_order(std::shared_ptr<Block> block) {
   const std::scoped_lock lock(device_mutex());
   ++queues().counters.frees;
+  if (is_lost()) return;  // a destructor's work: nobody will run this memory's tasks
   const int64_t home = block->stream;
   for (const int64_t user : block->users) {
     const int64_t position = queue(user).end();

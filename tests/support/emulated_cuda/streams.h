@@ -38,6 +38,8 @@ void wait_on_stream(const Event& event, int64_t stream);
 bool is_reached(const Event& event);  // late: asked again, it is
 void host_wait(const Event& event);
 
+bool is_lost();
+
 Counters& mutable_counters();  // under device_mutex()
 
 }  // namespace blockscope::emulated_cuda

@@ -278,8 +278,7 @@ TEST(EmulatedCuda, CountsWhatTheHostWaitsFor) {
     call();
     return emulated_cuda::counters().waits;
   };
-  EXPECT_EQ(waits_of([&] { (void)at::index(in.a, {in.mask}); }),
-            (Waits{{"aten::nonzero", 1}}));
+  EXPECT_EQ(waits_of([&] { (void)at::index(in.a, {in.mask}); }), (Waits{{"aten::nonzero", 1}}));
   EXPECT_EQ(waits_of([&] { (void)in.mask.nonzero(); }), (Waits{{"aten::nonzero", 1}}));
   EXPECT_EQ(waits_of([&] { (void)in.a.sum().item(); }), (Waits{{"item", 1}}));
   EXPECT_EQ(waits_of([&] { (void)in.a.cpu(); }), (Waits{{"copy to the host", 1}}));

@@ -1,0 +1,54 @@
+#include "probe/run/run_failure.h"
+
+#include <fmt/format.h>
+
+#include <string_view>
+
+namespace blockscope {
+namespace {
+
+/// Without the advice on environment variables that CUDA's messages go on with.
+std::string first_words(std::string_view text) {
+  for (const std::string_view end :
+       {std::string_view("\n"), std::string_view(" Including non-PyTorch memory"),
+        std::string_view(" If reserved but unallocated")}) {
+    text = text.substr(0, text.find(end));
+  }
+  return std::string(text);
+}
+
+}  // namespace
+
+std::string RunFailure::message() const {
+  return hint.empty() ? what : fmt::format("{}. HINT: {}", what, hint);
+}
+
+RunFailure failure_of(const c10::Error& error) {
+  const std::string text = error.what_without_backtrace();
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) {
+    std::string what = first_words(text);
+    while (what.ends_with('.')) what.pop_back();
+    return {"--device: " + what,
+            "a smaller --batch-size or --gen-length, shorter prompts, or --dtype bfloat16; other "
+            "processes' memory counts (nvidia-smi)"};
+  }
+  const bool lost = dynamic_cast<const c10::AcceleratorError*>(&error) != nullptr ||
+                    text.starts_with("CUDA error:");
+  if (!lost) return {text, ""};
+  RunFailure failure{"--device: " + first_words(text), ""};
+  if (text.find("no kernel image") != std::string::npos) {
+    failure.hint = "this LibTorch has no code for this GPU; blockscope doctor says which it is";
+  } else {
+    failure.what += " (perhaps of an earlier call)";
+    failure.hint =
+        "nothing runs on this GPU any more in this process; nvidia-smi and dmesg (Xid) say whether "
+        "it is well";
+  }
+  return failure;
+}
+
+RunFailure host_memory_failure() {
+  return {"out of memory", "a smaller --batch-size or --gen-length"};
+}
+
+}  // namespace blockscope
