@@ -7,6 +7,8 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 CACHE=${BLOCKSCOPE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/blockscope}
 # shellcheck source=cmake/versions.env
 . "$ROOT/cmake/versions.env"
+# shellcheck source=scripts/lib_cuda.sh
+. "$ROOT/scripts/lib_cuda.sh"
 
 STEP=0
 STEPS=0 # set by plan_steps
@@ -50,9 +52,12 @@ need_disk() { # GIB PATH
 some, or set BLOCKSCOPE_CACHE to a folder on a larger disk"
 }
 
-check_disk() {
+check_disk() { # PART...
   local need=2 # a build tree
-  [ -f "$(libtorch_folder)/.complete" ] || need=8
+  case " $* " in
+    *" cuda "*) [ -n "${LIBTORCH_ROOT:-}" ] || [ -f "$(cuda_folder)/.complete" ] || need=12 ;;
+    *) [ -f "$(libtorch_folder)/.complete" ] || need=8 ;;
+  esac
   need_disk $need "$CACHE"
   need_disk 2 "$ROOT"
 }
@@ -334,20 +339,36 @@ set_up() {
     # The demo's first build leaves the tests out; a tree that has them keeps them.
     *) [ -f "$ROOT/build/$preset/CMakeCache.txt" ] || options=(-DWITH_TESTS=OFF) ;;
   esac
-  check_disk
+  case " $* " in *" cuda "*) check_disk cuda ;; *) check_disk ;; esac
   install_packages "$@"
+  case " $* " in *" driver "*) check_driver ;; esac
   open_cache
-  install_libtorch
+  case " $* " in
+    *" cuda "*)
+      install_cuda_torch
+      find_nvcc
+      ;;
+    *) install_libtorch ;;
+  esac
   case " $* " in *" tests "*) install_test_python ;; esac
   case " $* " in *" viewer "*) install_imgui ;; esac
   flock -u 9
-  [ -z "$preset" ] || build "$preset" "${options[@]}"
+  [ -n "$preset" ] || return 0
+  case " $* " in
+    *" cuda "*)
+      mapfile -t -O ${#options[@]} options < <(cuda_options "$preset")
+      build "$preset" "${options[@]}"
+      check_cuda_build "$preset"
+      ;;
+    *) build "$preset" "${options[@]}" ;;
+  esac
 }
 
 # plan_steps EXTRA PRESET PART...: how many steps set_up takes with these arguments, plus EXTRA.
 plan_steps() {
   local extra=$1 preset=$2
   shift 2
-  STEPS=$((extra + 1 + $#)) # packages, and LibTorch, test Python and ImGui: one for each part
+  # Packages, and LibTorch, test Python, ImGui, nvcc and driver: one for each part.
+  STEPS=$((extra + 1 + $#))
   [ -z "$preset" ] || STEPS=$((STEPS + 1))
 }

@@ -7,9 +7,12 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-Usage: scripts/setup.sh [--tests] [--viewer] [--no-build] [--preset NAME]
+Usage: scripts/setup.sh [--tests] [--viewer] [--cuda [--no-driver]] [--no-build] [--preset NAME]
   --tests        also what the tests need: packages, Python environment
   --viewer       also what the viewer needs: packages, Dear ImGui sources
+  --cuda         for a GPU: checks its driver, finds or fetches LibTorch with CUDA and nvcc 13, and
+                 builds the preset cuda; needs root for the driver and Debian's packages only
+  --no-driver    with --cuda: prepare and build on a machine without a GPU
   --no-build     only prepare the machine and the cache
   --preset NAME  release (default), debug, asan or cuda
 Environment: BLOCKSCOPE_CACHE (default ~/.cache/blockscope), LIBTORCH_ROOT (your own LibTorch).
@@ -18,10 +21,16 @@ TEXT
 
 parts=(build)
 preset=release
+driver=yes
 while [ $# -gt 0 ]; do
   case $1 in
     --tests) parts+=(tests) ;;
     --viewer) parts+=(viewer) ;;
+    --cuda)
+      parts+=(cuda)
+      preset=cuda
+      ;;
+    --no-driver) driver=no ;;
     --no-build) preset= ;;
     --preset)
       preset=${2:?--preset needs a name}
@@ -39,5 +48,10 @@ while [ $# -gt 0 ]; do
   shift
 done
 
+case " ${parts[*]} $driver" in
+  *" cuda "*yes) parts+=(driver) ;;
+  *" cuda "*) ;;
+  *no) die "--no-driver does nothing without --cuda. HINT: leave it out" ;;
+esac
 plan_steps 0 "$preset" "${parts[@]}"
 set_up "$preset" "${parts[@]}"
