@@ -153,7 +153,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kThreads == 128 ? 2 : 
 }
 
 template <int kDim>
-__global__ void __launch_bounds__(128) split_floats(const __grid_constant__ SplitCall call) {
+__global__ void __launch_bounds__(128, kDim == 128 ? 3 : 0)
+    split_floats(const __grid_constant__ SplitCall call) {
   using Tile = FloatTile<kDim>;
   const Place place = place_of(call, Tile::kRows);
   const KeySpan<float> span = span_of<float>(call, place);
@@ -229,7 +230,7 @@ __device__ __forceinline__ void load_row(const float* from, int dim, float (&row
 
 // A warp for each row (sequence, head, token).
 template <class Scalar, int kDim>
-__global__ void __launch_bounds__(128) split_merge(const __grid_constant__ SplitCall call) {
+__global__ void __launch_bounds__(128, 8) split_merge(const __grid_constant__ SplitCall call) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * 4 + threadIdx.x / 32;
   if (row >= static_cast<int64_t>(call.sequences) * call.heads * call.queries) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -287,7 +288,8 @@ inline dim3 split_grid(const SplitCall& call, int rows_per_tile) {
               static_cast<unsigned>(call.kv_heads * tiles), static_cast<unsigned>(call.sequences)};
 }
 
-constexpr unsigned kFewBlocks = 144;  // multiprocessors of an H100, and a few short blocks
+constexpr int kLeastSharedLimit = 99 * 1024;  // bytes of a thread block: sm_86, 89, 120
+constexpr unsigned kFewBlocks = 144;          // multiprocessors of an H100, and a few short blocks
 
 template <class Shape>
 void launch_tiles(const SplitCall& call, Stream stream) {
@@ -301,10 +303,31 @@ void launch_with(const SplitCall& call, Stream stream) {
     using Tile = FloatTile<kDim>;
     launch(split_floats<kDim>, split_grid(call, Tile::kRows), dim3{Tile::kThreads, 1, 1},
            Tile::kSharedBytes, stream, call);
+  } else if constexpr (kDim > 128) {
+    // All take the same steps for a row: the GPU decides by its shared memory, the bits are the
+    // same.
+    using Wide = TileShape<Scalar, kDim, 8, 1, 2, 16>;
+    using Narrow = TileShape<Scalar, kDim, 4, 1, 2, 16>;
+    const int limit = shared_limit();
+    if (call.group * call.queries > 64 && Wide::kSharedBytes <= limit) {
+      launch_tiles<Wide>(call, stream);
+    } else if (Narrow::kSharedBytes <= limit) {
+      launch_tiles<Narrow>(call, stream);
+    } else {
+      launch_tiles<TileShape<Scalar, kDim, 4, 1, 2, 16, 32>>(call, stream);
+    }
   } else if (call.group * call.queries <= 64) {
-    constexpr int kStages = kDim <= 128 ? 3 : 2;
-    launch_tiles<TileShape<Scalar, kDim, 4, 1, kStages, kDim <= 128 ? 64 : 16>>(call, stream);
-  } else if constexpr (kDim <= 128) {
+    using Deep = TileShape<Scalar, kDim, 4, 1, 3, 64>;
+    if constexpr (Deep::kSharedBytes > kLeastSharedLimit) {
+      if (Deep::kSharedBytes > shared_limit()) {
+        launch_tiles<TileShape<Scalar, kDim, 4, 1, 2, 64>>(call, stream);
+      } else {
+        launch_tiles<Deep>(call, stream);
+      }
+    } else {
+      launch_tiles<Deep>(call, stream);
+    }
+  } else {
     // Eight warps of 16 rows while every block has a multiprocessor for itself, then two blocks of
     // four warps each. The same steps for every row, so the same bits.
     const dim3 grid = split_grid(call, 128);
@@ -313,8 +336,6 @@ void launch_with(const SplitCall& call, Stream stream) {
     } else {
       launch_tiles<TileShape<Scalar, kDim, 4, 2, 2, 32>>(call, stream);
     }
-  } else {
-    launch_tiles<TileShape<Scalar, kDim, 8, 1, 2, 16>>(call, stream);
   }
   const int64_t rows = static_cast<int64_t>(call.sequences) * call.heads * call.queries;
   launch(split_merge<Scalar, kDim>, dim3{static_cast<unsigned>((rows + 3) / 4), 1, 1},

@@ -17,8 +17,11 @@ struct FloatTile {
   static constexpr int kRows = 32;
   static constexpr int kKeys = 32;
   static constexpr int kPitch = kDim + 4;  // floats: lanes read four of 32 rows without conflicts
+  // Where all of it would exceed the 99 KiB of the smaller GPUs, the weights take the keys' place.
+  static constexpr bool kWeightsOverKeys = kDim > 128;
   static constexpr int kSharedBytes =
-      (kRows * kDim + 2 * kKeys * kPitch + kRows * kKeys) * static_cast<int>(sizeof(float));
+      (kRows * kDim + 2 * kKeys * kPitch + (kWeightsOverKeys ? 0 : kRows * kKeys)) *
+      static_cast<int>(sizeof(float));
 
   static __device__ __forceinline__ float* queries() {
     return reinterpret_cast<float*>(dynamic_shared());
@@ -27,7 +30,8 @@ struct FloatTile {
   static __device__ __forceinline__ float* values() { return keys() + kKeys * kPitch; }
   // Of this warp: [key][row].
   static __device__ __forceinline__ float* weights() {
-    return values() + kKeys * kPitch + static_cast<int>(threadIdx.x) / 32 * kKeys * kWarpRows;
+    float* first = kWeightsOverKeys ? keys() : values() + kKeys * kPitch;
+    return first + static_cast<int>(threadIdx.x) / 32 * kKeys * kWarpRows;
   }
 };
 
@@ -94,6 +98,7 @@ __device__ __forceinline__ void attend_floats(const KeySpan<Scalar>& span, float
         scores[r] = fmaf(query.w, key.w, scores[r]);
       }
     }
+    if constexpr (Tile::kWeightsOverKeys) __syncthreads();  // all have read the keys
 #pragma unroll
     for (int r = 0; r < Tile::kWarpRows; ++r) {
       const float score = first + lane < end_of(r) ? scores[r] * scale_log2 : -INFINITY;

@@ -10,7 +10,8 @@
 
 namespace blockscope::BLOCKSCOPE_WORLD {
 
-template <class Scalar_, int kDim_, int kWarps_, int kRowTiles_, int kStages_, int kStep_>
+template <class Scalar_, int kDim_, int kWarps_, int kRowTiles_, int kStages_, int kStep_,
+          int kKeys_ = 64>
 struct TileShape {
   using Scalar = Scalar_;
   static constexpr int kDim = kDim_;
@@ -18,7 +19,7 @@ struct TileShape {
   static constexpr int kRowTiles = kRowTiles_;  // of 16 rows, for each warp
   static constexpr int kStages = kStages_;
   static constexpr int kStep = kStep_;  // keys whose scores are in registers at a time
-  static constexpr int kKeys = 64;      // of a tile
+  static constexpr int kKeys = kKeys_;  // of a tile
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kWarpRows = kRowTiles * 16;
   static constexpr int kRows = kWarps * kWarpRows;

@@ -280,6 +280,16 @@ python3-venv"
   done_step
 }
 
+# For the tests, where there is an nvcc: the program that reads its machine code, 5 MB.
+install_nvdisasm() {
+  local new="$WORK/nvdisasm" folder="$CACHE/nvdisasm-$NVIDIA_CUDA_NVDISASM_VERSION"
+  if [ -f "$folder/.complete" ] || ! command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then return; fi
+  pip_download "$WORK/nvdisasm-wheel" "nvidia-cuda-nvdisasm==$NVIDIA_CUDA_NVDISASM_VERSION"
+  unpack "$WORK"/nvdisasm-wheel/*.whl "$new" 'nvidia/cu13/bin/nvdisasm'
+  chmod +x "$new/nvidia/cu13/bin/nvdisasm"
+  publish "$new" "$folder"
+}
+
 # Dear ImGui, ImPlot, the test engine and portable-file-dialogs, for the viewer.
 install_imgui() {
   local new="$WORK/imgui" top="imgui_bundle-$IMGUI_BUNDLE_VERSION" name
@@ -350,7 +360,11 @@ set_up() {
       ;;
     *) install_libtorch ;;
   esac
-  case " $* " in *" tests "*) install_test_python ;; esac
+  case " $* " in *" tests "*)
+      install_test_python
+      install_nvdisasm
+      ;;
+  esac
   case " $* " in *" viewer "*) install_imgui ;; esac
   flock -u 9
   [ -n "$preset" ] || return 0

@@ -14,21 +14,30 @@ namespace blockscope::cuda {
 
 using Stream = cudaStream_t;
 
+inline void check_launch(cudaError_t error) {
+  if (error != cudaSuccess) {
+    throw std::runtime_error(std::string("CUDA kernel: ") + cudaGetErrorString(error));
+  }
+}
+
+inline int shared_limit() {
+  int device = 0;
+  int bytes = 0;
+  check_launch(cudaGetDevice(&device));
+  check_launch(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  return bytes;
+}
+
 // Throws std::runtime_error with CUDA's message if the launch is refused.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
             Stream stream, const Arguments&... arguments) {
-  const auto check = [](cudaError_t error) {
-    if (error != cudaSuccess) {
-      throw std::runtime_error(std::string("CUDA kernel: ") + cudaGetErrorString(error));
-    }
-  };
   if (shared_bytes > 48 * 1024) {  // more than every launch may take
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(shared_bytes)));
+    check_launch(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      static_cast<int>(shared_bytes)));
   }
   kernel<<<grid, block, shared_bytes, stream>>>(arguments...);
-  check(cudaGetLastError());
+  check_launch(cudaGetLastError());
 }
 
 __device__ __forceinline__ char* dynamic_shared() {

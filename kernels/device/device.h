@@ -5,6 +5,7 @@
 //
 //   dynamic_shared()                   the block's shared memory, launch()'s last size
 //   launch(kernel, grid, block, shared_bytes, stream, arguments...)
+//   shared_limit()                     the most shared_bytes that the current device takes
 //   copy_async_16(to, from, bytes)     cp.async of 0..16 bytes, the rest of the 16 zeroed; both
 //                                      aligned to 16; nothing is read where bytes is 0
 //   copy_async_commit(), copy_async_wait<n>()

@@ -78,6 +78,10 @@ class Machine {
       throw Fault("launch: expected block.x a multiple of 32 and no y or z, got " +
                   std::to_string(block.x));
     }
+    if (shared_bytes > static_cast<std::size_t>(options.shared_limit)) {
+      throw Fault("launch: expected at most " + std::to_string(options.shared_limit) +
+                  " bytes of shared memory, got " + std::to_string(shared_bytes));
+    }
     body_ = &body;
     blockDim = block;
     gridDim = grid;
@@ -338,6 +342,8 @@ void set_options(const Options& options) {
 Counters& counters() { return machine().counters; }
 
 Rounding rounding() { return machine().options.rounding; }
+
+int shared_limit() { return machine().options.shared_limit; }
 
 void run_grid(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()>& body) {
   machine().run_grid(grid, block, shared_bytes, body);

@@ -36,6 +36,7 @@ enum class Rounding { kNearest, kTruncate };
 struct Options {
   uint64_t seed = 1;
   Rounding rounding = Rounding::kNearest;
+  int shared_limit = 227 * 1024;  // of a thread block; an H100's
 };
 
 // Since the last reset; exact.
@@ -49,6 +50,7 @@ struct Counters {
 void set_options(const Options& options);
 Counters& counters();
 Rounding rounding();
+int shared_limit();
 
 // Runs `body` once for every thread of the grid; block.x a multiple of 32, y and z 1. Throws Fault.
 void run_grid(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()>& body);

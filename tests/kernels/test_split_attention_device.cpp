@@ -135,6 +135,34 @@ TEST(SplitAttentionDevice, ManyRowsGiveTheSameBitsInSmallAndLargeGrids) {
   EXPECT_TRUE(at::equal(alone.out[0], together.out[1]));
 }
 
+// Shared memory of a thread block: 99 KiB on sm_86, 89 and 120, 163 on sm_80, 227 on sm_90 and 100.
+TEST(SplitAttentionDevice, GPUsWithLessSharedMemoryGiveTheSameBits) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kHalf}) {
+    for (const int64_t dim : {64, 128, 256}) {
+      for (const int64_t queries : {12, 40}) {
+        const AttentionCase problem = make_case({.heads = 2,
+                                                 .kv_heads = 1,
+                                                 .dim = dim,
+                                                 .queries = queries,
+                                                 .internal = queries,
+                                                 .ext_len = {300, 40},
+                                                 .dtype = dtype},
+                                                13);
+        const SplitAttention large = split(problem);
+        for (const int kib : {99, 163}) {
+          emulated::set_options({.seed = 3, .shared_limit = kib * 1024});
+          const SplitAttention small =
+              split_attention_on(emulator(), problem.q, problem.k_ext, problem.v_ext,
+                                 problem.ext_len, problem.k_in, problem.v_in, problem.scale);
+          EXPECT_TRUE(at::equal(small.out, large.out)) << kib << ", D " << dim;
+          EXPECT_TRUE(at::equal(small.external, large.external)) << kib << ", D " << dim;
+        }
+      }
+    }
+  }
+  emulated::set_options({});
+}
+
 // [S, N, K, D + more] storage, seen as [S, K, N, D]; NaN in everything that must not be read.
 at::Tensor embed(const at::Tensor& tensor, int64_t before, int64_t behind) {
   at::Tensor storage = at::full(
