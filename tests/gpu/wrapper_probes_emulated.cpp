@@ -1,0 +1,2 @@
+// The probes for the emulator.
+#include "tests/gpu/wrapper_probes.cuh"
