@@ -96,6 +96,10 @@ std::string file_digest(const std::string& path) {
   return sha256_hex(text.str());
 }
 
+bool heeds_times(const StudyInfo& info) {
+  return info.name == "time" || info.name == "tau" || info.name == "caches";
+}
+
 /// Everything that decides what the cells mean.
 nlohmann::json settings_of(const StudyFlags& flags, const StudyInfo& info, const LoadedModel& model,
                            const DecodeOptions& decode, const std::string& backbone_digest) {
@@ -141,8 +145,8 @@ nlohmann::json settings_of(const StudyFlags& flags, const StudyInfo& info, const
                            given.no_thinking};
   }
   // Where times are the result, the threads are part of it.
-  if (info.name == "time" || info.name == "tau" || info.name == "caches")
-    settings["threads"] = at::get_num_threads();
+  if (heeds_times(info)) settings["threads"] = at::get_num_threads();
+  if (!model.device.is_cpu()) settings["device"] = model.device.str();
   return nlohmann::json::parse(
       settings.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
@@ -266,8 +270,11 @@ void run_study(const CLI::App& command, StudyFlags flags, const Environment& env
     check_output_name((folder / (info.name + ending)).string(), flags.resume || flags.force);
   }
   flags.options.threshold = flags.decoding.threshold;
-  if (flags.model.device != "cpu") {
-    throw UsageError("--device: a study's meters read on the CPU. HINT: leave it out");
+  if (flags.model.device != "cpu" && heeds_times(info)) {
+    throw UsageError(fmt::format(
+        "--device: study {} reports times of the parts of a pass, and on a GPU the host sees only "
+        "launches. HINT: leave it out; blockscope bench times whole steps there",
+        info.name));
   }
   const LoadedModel model = load_model(flags.model, environment);
   const DecodeOptions decode = decode_options(flags.decoding, model);

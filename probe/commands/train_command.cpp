@@ -1,6 +1,5 @@
 #include "probe/commands/train_command.h"
 
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
@@ -18,6 +17,7 @@
 #include "command_line/options.h"
 #include "decode_record/error.h"
 #include "decode_record/output_file.h"
+#include "probe/run/device_option.h"
 #include "probe/tasks/prompts_file.h"
 #include "probe/train/train_run.h"
 #include "probe/train/train_settings.h"
@@ -120,15 +120,6 @@ void check_training(const CLI::App& command, const TrainFlags& flags) {
   refuse_idle(command, "--drill-share", run.train.last_level > 0, "a --last-context beyond 64");
 }
 
-void check_device(const std::string& device) {
-  if (device == "cpu" || (device == "cuda" && at::hasCUDA())) return;
-  throw UsageError(
-      fmt::format("--device: expected {}, got '{}'. HINT: `blockscope doctor` tells what this "
-                  "build and machine "
-                  "have",
-                  at::hasCUDA() ? "cpu or cuda" : "cpu (this LibTorch has no CUDA)", device));
-}
-
 void run_command(const CLI::App& command, TrainFlags& flags) {
   const InterruptGuard signals;  // before the first output: a signal must not leave one behind
   check_mode(command, flags);
@@ -139,7 +130,7 @@ void run_command(const CLI::App& command, TrainFlags& flags) {
   if (flags.run.out.empty()) {
     throw UsageError("--out: expected a folder for the checkpoint, got none. HINT: --out my-model");
   }
-  check_device(flags.run.train.device);
+  open_device(flags.run.train.device);
   TrainRunOptions& run = flags.run;
   run.backbone = flags.stage != "diffusion";
   run.diffusion = flags.stage != "backbone";
@@ -259,7 +250,8 @@ void add_train_command(CLI::App& app) {
       ->check(whole_number(0, 65535))
       ->capture_default_str();
   add_threads_option(*command, flags->threads);
-  command->add_option("--device", run.train.device, "cpu, or cuda where LibTorch has it (untested)")
+  command
+      ->add_option("--device", run.train.device, "Where the model is trained: cpu, cuda or cuda:N")
       ->capture_default_str();
   command->add_option("--save-every", run.save_every, "Steps between states")
       ->check(whole_number(1))

@@ -11,6 +11,7 @@
 
 #include "decode_record/error.h"
 #include "kernels/ops.h"
+#include "probe/model/device.h"
 #include "probe/verify/lockstep.h"
 
 namespace blockscope {
@@ -223,6 +224,8 @@ void EstimatorMeter::on_attention(const AttentionView& view) {
   if (exact.length > 0) {
     exact.sets = topk_sets(view.input.q, view.external.key, view.external.length, exact.lse,
                            exact.largest, view.input.scale, /*with_tokens=*/true);
+    exact.sets.index = on_host(exact.sets.index);
+    exact.sets.token_index = on_host(exact.sets.token_index);
   }
   for (size_t k = 0; k < options_.set_sizes.size(); ++k) {
     const int64_t size = options_.set_sizes[k];
@@ -262,7 +265,8 @@ void EstimatorMeter::measure_policy(const AttentionView& view, const Exact& exac
   const int64_t group = shape_.num_heads / shape_.num_kv_heads;
   const int64_t width = parts.selected.size(2);
   const int64_t tokens = exact.sets.token_index.size(2);
-  const auto* selected = parts.selected.const_data_ptr<int32_t>();
+  const at::Tensor chosen = on_host(parts.selected);
+  const auto* selected = chosen.const_data_ptr<int32_t>();
   const auto* block_set = exact.sets.index.const_data_ptr<int32_t>();
   const auto* token_set = exact.sets.token_index.const_data_ptr<int32_t>();
   KeyMarks marks(exact.length);
@@ -281,11 +285,12 @@ void EstimatorMeter::measure_policy(const AttentionView& view, const Exact& exac
     add(method, size, view, head * group, Q::kEstAcc, share * static_cast<double>(hits), tokens);
   }
   const at::Tensor covered =
-      at::exp(parts.lse_external - exact.lse).to(at::kDouble).sum(at::IntArrayRef{0, 2});
+      on_host(at::exp(parts.lse_external - exact.lse).to(at::kDouble).sum(at::IntArrayRef{0, 2}));
   const at::Tensor error = (merged_output(parts) - exact.output).to(at::kDouble);
-  const at::Tensor squared = error.square().sum(at::IntArrayRef{0, 2, 3});
-  const at::Tensor absolute = error.abs().sum(at::IntArrayRef{0, 2, 3});
-  const at::Tensor reference = exact.output.to(at::kDouble).square().sum(at::IntArrayRef{0, 2, 3});
+  const at::Tensor squared = on_host(error.square().sum(at::IntArrayRef{0, 2, 3}));
+  const at::Tensor absolute = on_host(error.abs().sum(at::IntArrayRef{0, 2, 3}));
+  const at::Tensor reference =
+      on_host(exact.output.to(at::kDouble).square().sum(at::IntArrayRef{0, 2, 3}));
   const int64_t elements = error.size(2) * error.size(3);
   for (int64_t head = 0; head < shape_.num_heads; ++head) {
     const auto value = [head](const at::Tensor& of) { return of.const_data_ptr<double>()[head]; };
@@ -309,7 +314,7 @@ void EstimatorMeter::measure_tokens(const AttentionView& view, const Exact& exac
     const int64_t k = options_.set_sizes[size];
     if (exact.length <= k) continue;
     const int64_t taken = std::min((k + page - 1) / page, scores.size(2));
-    const at::Tensor best = std::get<1>(scores.topk(taken, -1)).to(at::kInt).contiguous();
+    const at::Tensor best = on_host(std::get<1>(scores.topk(taken, -1)).to(at::kInt).contiguous());
     const auto* pages = best.const_data_ptr<int32_t>();
     const auto* token_set = exact.sets.token_index.const_data_ptr<int32_t>();
     KeyMarks marks((exact.length + page - 1) / page);

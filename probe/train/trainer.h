@@ -39,7 +39,7 @@ struct TrainOptions {
   int first_level = 0;             // curriculum level to start at: context 64 << level
   int last_level = 4;
   bool bfloat16 = false;        // autocast; parameters and optimiser stay float32
-  std::string device = "cpu";   // "cuda" is untested
+  std::string device = "cpu";   // or cuda:N, opened
   std::string settings = "{}";  // JSON text of the run's settings, for its state
 };
 
