@@ -270,11 +270,13 @@ __global__ void __launch_bounds__(128, 8) split_merge(const __grid_constant__ Sp
   for (int n = 0; n < kDim / 32; ++n) {
     const int d = n * 32 + lane;
     if (d >= call.dim) break;
-    call.external[row * call.dim + d] = parts[0][n];
-    call.internal[row * call.dim + d] = parts[1][n];
+    if (call.external != nullptr) {
+      call.external[row * call.dim + d] = parts[0][n];
+      call.internal[row * call.dim + d] = parts[1][n];
+    }
     out[d] = round_to<Scalar>(merged[n]);
   }
-  if (lane == 0) {
+  if (lane == 0 && call.external != nullptr) {
     call.lse_external[row] = lses[0];
     call.lse_internal[row] = lses[1];
   }

@@ -49,8 +49,8 @@ struct SplitCall {
   // internal one.
   float* states = nullptr;
 
-  void* out = nullptr;  // [S, T, H, D]
-  float* external = nullptr;
+  void* out = nullptr;        // [S, T, H, D]
+  float* external = nullptr;  // this and the next three: all, or none
   float* lse_external = nullptr;
   float* internal = nullptr;
   float* lse_internal = nullptr;

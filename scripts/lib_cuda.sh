@@ -71,11 +71,11 @@ lib/libtorch_cuda.so there, found none. HINT: unset it, and torch==$TORCH_VERSIO
   fi
   folder=$(cuda_folder)
   if [ ! -f "$folder/.complete" ]; then
-    note "installing torch, numpy and h5py with pip, 3 GB, into $folder"
+    note "installing torch, numpy, h5py and safetensors with pip, 3 GB, into $folder"
     # A virtual environment can't be moved: it is made in place and counts once it has its stamp.
     rm -rf "$folder"
     "$PYTHON" -m venv --without-pip "$folder" || die "can't make a virtual environment in $folder"
-    pip_install "$folder" "torch==$TORCH_VERSION" numpy h5py
+    pip_install "$folder" "torch==$TORCH_VERSION" numpy h5py safetensors
     touch "$folder/.complete"
   fi
   root="$(site_of "$folder")/torch"

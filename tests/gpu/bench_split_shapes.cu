@@ -89,7 +89,7 @@ void release(const Problem& problem) {
 }
 
 template <class Launch>
-void time(const char* name, const Problem& problem, const Launch& launch) {
+double median_us(const Launch& launch) {
   static float* flush = floats(1 << 25);
   cudaEvent_t begin, end;
   check(cudaEventCreate(&begin));
@@ -106,8 +106,27 @@ void time(const char* name, const Problem& problem, const Launch& launch) {
     if (i >= 3) times.push_back(ms);
   }
   std::sort(times.begin(), times.end());
-  const double us = times[kRepeats / 2] * 1e3;
+  return times[kRepeats / 2] * 1e3;
+}
+
+template <class Launch>
+void time(const char* name, const Problem& problem, const Launch& launch) {
+  const double us = median_us(launch);
   std::printf("  %-44s %9.1f us  %5.2f TB/s\n", name, us, problem.bytes / us / 1e6);
+}
+
+// What the snapshot (outputs and lses of both sides) adds: least of five, by turns.
+void time_snapshot(const Problem& problem) {
+  SplitCall plain = problem.call;
+  plain.external = plain.internal = plain.lse_external = plain.lse_internal = nullptr;
+  double with = 1e30;
+  double without = 1e30;
+  for (int turn = 0; turn < 5; ++turn) {
+    with = std::min(with, median_us([&] { launch_split_attention(problem.call, nullptr); }));
+    without = std::min(without, median_us([&] { launch_split_attention(plain, nullptr); }));
+  }
+  std::printf("  %-44s %9.1f us  %+.1f %%\n", "without the snapshot; what it adds", without,
+              (with / without - 1.0) * 100.0);
 }
 
 template <int kDim, int kWarps, int kRowTiles, int kStages, int kStep>
@@ -133,6 +152,7 @@ void run() {
         std::printf("32/8 heads, D 128, B %d, S %d, N %d\n", queries, sequences, length);
         time("whole split_attention", problem,
              [&] { launch_split_attention(problem.call, nullptr); });
+        time_snapshot(problem);
         const unsigned rows = static_cast<unsigned>(sequences * 32 * queries);
         time("its merge alone", problem, [&] {
           launch(split_merge<BFloat16, 128>, dim3{(rows + 3) / 4, 1, 1}, dim3{128, 1, 1}, 0,

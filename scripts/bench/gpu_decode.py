@@ -1,0 +1,63 @@
+"""What recording adds to a decoding step on a GPU: `blockscope bench` of random weights, level by level.
+
+    python scripts/bench/gpu_decode.py BLOCKSCOPE [--shape 8b] [--contexts 2048 16384] [--device cuda]
+
+Writes the checkpoint (16 GB for 8b: Qwen3-8B's shape) to --folder unless it is there, and leaves it. Times are
+those of `bench`: medians of whole runs. Prints Markdown.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+
+SHAPES = {
+    "8b": ["--layers", "36", "--hidden", "4096", "--intermediate", "12288", "--heads", "32", "--kv-heads", "8"],
+    "0.6b": [],
+    "tiny": ["--layers", "2", "--hidden", "64", "--intermediate", "128", "--heads", "4", "--kv-heads", "2", "--head-dim",
+             "16", "--vocab", "512"],
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("blockscope")
+    parser.add_argument("--shape", choices=SHAPES, default="8b")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[2048, 16384])
+    parser.add_argument("--levels", default="off,summary,outputs")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("build/bench/models"))
+    options = parser.parse_args()
+    model = options.folder / f"gpu-{options.shape}-random"
+    if not (model / "config.json").exists():
+        maker = pathlib.Path(__file__).with_name("make_random_checkpoint.py")
+        subprocess.run([sys.executable, maker, model, *SHAPES[options.shape], "--block-length", "32"], check=True)
+    print("| context | level | prefill, s | ms a step | overhead | least to most | trace, MB |")
+    print("|---|---|---|---|---|---|---|")
+    worst = {}
+    for context in options.contexts:
+        done = subprocess.run(
+            [options.blockscope, "bench", model, "--device", options.device, "--dtype", "bfloat16", "--context",
+             str(context), "--gen-length", "64", "--levels", options.levels, "--runs", str(options.runs), "--json"],
+            capture_output=True, text=True)
+        if done.returncode != 0:
+            print(f"| {context} | failed: {done.stderr.strip().splitlines()[-1]} | | | | | |")
+            continue
+        for run in json.loads(done.stdout):
+            percent = 100 * run["overhead"]
+            worst[run["level"]] = max(percent, worst.get(run["level"], percent))
+            print(f"| {context} | {run['level']} | {run['prefill_s']:.3f} | "
+                  f"{1e3 * run['blocks_s'] / max(1, run['denoising_passes']):.2f} | {percent:+.1f} % | "
+                  f"{100 * run['overhead_least']:+.0f} to {100 * run['overhead_most']:+.0f} % | "
+                  f"{run['file_bytes'] / 1e6:.1f} |", flush=True)
+    print()
+    for level in ("summary", "outputs"):
+        if level in worst:
+            print(f"result: decode_{level}_{options.shape} = {worst[level]:.1f} %")
+    return 0 if worst else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# Everything that only a GPU can say, in one command and one Markdown report: builds, compares every
+# wrapper and operator with the CPU, runs compute-sanitizer, decodes on both devices, and times attention
+# beside torch's, FlashInfer's and flex_attention. Exit code 0 if all ran right, 1 without a GPU or where
+# something failed.
+set -euo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+usage() {
+  cat <<'END'
+Usage: scripts/gpu_check.sh [--quick] [--out FOLDER] [--dry-run]
+  --quick        fewer cases, short contexts, 0.6B instead of 8B: minutes instead of an hour
+  --out FOLDER   logs and report.md (default build/gpu_check)
+  --dry-run      runs nothing: a report in which everything is unmeasured
+Environment: as scripts/setup.sh; GPU_PYTHON, a Python with torch, numpy, h5py and safetensors (default: the
+one that setup.sh --cuda makes, or the one LIBTORCH_ROOT belongs to).
+END
+}
+
+OUT=$ROOT/build/gpu_check
+quick=no
+dry=no
+while [ $# -gt 0 ]; do
+  case $1 in
+    --quick) quick=yes ;;
+    --dry-run) dry=yes ;;
+    --out)
+      OUT=$(realpath -m "${2:?--out needs a folder}")
+      shift
+      ;;
+    -h | --help)
+      usage
+      exit 0
+      ;;
+    *)
+      usage >&2
+      exit 2
+      ;;
+  esac
+  shift
+done
+cd "$ROOT"
+mkdir -p "$OUT"
+rm -f "$OUT"/*.log "$OUT"/*.status "$OUT"/*.command "$OUT"/*.title
+
+number=10
+failed=0
+
+# check NAME TITLE COMMAND...: its output, command line and exit status, for the report. 77: skipped.
+check() {
+  local name=$number-$1 title=$2 status=0
+  shift 2
+  number=$((number + 1))
+  printf '%s\n' "$title" >"$OUT/$name.title"
+  printf '%s ' "${@/#"$ROOT"\//}" >"$OUT/$name.command"
+  if [ $dry = yes ]; then
+    status=77
+    echo "dry run" >"$OUT/$name.log"
+  else
+    step "$title"
+    "$@" >"$OUT/$name.log" 2>"$OUT/$name.log.err" </dev/null || status=$?
+    grep -v -E 'Warning|^ +return ' "$OUT/$name.log.err" | tail -n 20 >>"$OUT/$name.log" || true
+    rm -f "$OUT/$name.log.err"
+    case $status in
+      0) done_step ;;
+      77) done_step "skipped: $(tail -n 1 "$OUT/$name.log")" ;;
+      *)
+        failed=$((failed + 1))
+        done_step "FAILED ($status); see $OUT/$name.log"
+        ;;
+    esac
+  fi
+  echo $status >"$OUT/$name.status"
+}
+
+compile() { # OUTPUT SOURCE...: without CMake, for this machine's GPU
+  "$NVCC" -std=c++20 -O3 -I. -arch=native -o "$@"
+}
+
+# sanitize TOOL: three cases of each operator; torch's allocator would hide what lies behind a tensor.
+sanitize() {
+  local sanitizer
+  sanitizer=$(command -v compute-sanitizer || true)
+  [ -n "$sanitizer" ] || sanitizer=$(dirname "$NVCC")/compute-sanitizer
+  [ -x "$sanitizer" ] || { echo "no compute-sanitizer" && return 77; }
+  PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$sanitizer" --tool "$1" --error-exitcode 9 --kernel-name \
+    kernel_substring=blockscope "$PYTHON" tests/gpu/check_operators.py "$KERNELS" --cases 2 --seed 1
+}
+
+if [ $dry = no ]; then
+  STEPS=24
+  set_up cuda build cuda driver
+  PYTHON=${GPU_PYTHON:-$(cuda_folder)/bin/python}
+  if [ -z "${GPU_PYTHON:-}" ] && [ ! -x "$PYTHON" ]; then
+    PYTHON=$(realpath -m "$LIBTORCH_ROOT/../../../../bin/python")
+  fi
+  "$PYTHON" -c 'import torch, numpy, h5py, safetensors; assert torch.cuda.is_available()' ||
+    die "$PYTHON: expected torch with a usable GPU, numpy, h5py and safetensors. HINT: GPU_PYTHON names another"
+else
+  PYTHON=python3 NVCC=nvcc
+fi
+KERNELS=$ROOT/build/cuda/lib/libblockscope_kernels_cuda.so
+BLOCKSCOPE=$ROOT/build/cuda/bin/blockscope
+emulator=(kernels/device/emulated_device.cpp kernels/device/emulator.cpp kernels/device/fiber.cpp)
+cases=60 shape=8b contexts=(2048 16384) lengths=(4096 32768 131072) blocks=(32 4)
+dtypes=(float32 bfloat16)
+[ $quick = no ] || { cases=6 shape=0.6b contexts=(2048) lengths=(8192) blocks=(32) dtypes=(float32); }
+
+check doctor "What is here" "$BLOCKSCOPE" doctor
+check build-conformance "Build: wrappers" compile "$OUT/test_conformance" tests/gpu/test_conformance.cu \
+  tests/gpu/wrapper_probes_emulated.cpp "${emulator[@]}"
+check conformance "Every wrapper beside the emulator's" "$OUT/test_conformance"
+check operators "Every operator beside float64 on the CPU" "$PYTHON" tests/gpu/check_operators.py "$KERNELS" \
+  --cases $cases
+for tool in memcheck racecheck synccheck; do
+  check "$tool" "compute-sanitizer: $tool" sanitize $tool
+done
+check devices "Captures on the CPU and on the GPU" "$PYTHON" tests/gpu/compare_devices.py "$BLOCKSCOPE" --dtypes \
+  "${dtypes[@]}"
+check attention "split_attention beside attention without the split" "$PYTHON" scripts/bench/gpu_attention.py \
+  "$KERNELS" --lengths "${lengths[@]}" --blocks "${blocks[@]}"
+check build-shapes "Build: shapes" compile "$OUT/bench_split_shapes" tests/gpu/bench_split_shapes.cu
+check shapes "Snapshot and tile shapes" "$OUT/bench_split_shapes"
+check sparse "Operators that read less, beside exact attention" "$PYTHON" scripts/bench/gpu_operators.py "$KERNELS"
+check decode "What recording adds to a step" "$PYTHON" scripts/bench/gpu_decode.py "$BLOCKSCOPE" --shape $shape \
+  --contexts "${contexts[@]}"
+
+python3 scripts/bench/gpu_report.py "$OUT" >"$OUT/report.md"
+echo "$OUT/report.md"
+[ "$failed" -eq 0 ]
