@@ -83,8 +83,8 @@ void examine_cuda(Findings& out, const std::filesystem::path& runtime) {
   out.push_back({"build", "LibTorch for CUDA", has_torch ? "there" : "not there",
                  has_torch ? Verdict::kOk : Verdict::kNote,
                  has_torch ? ""
-                           : fmt::format("--device cuda needs it: pip install torch=={}, and "
-                                         "LIBTORCH_ROOT or LD_LIBRARY_PATH (docs/cuda.md)",
+                           : fmt::format("--device cuda needs it: scripts/setup.sh --cuda, or pip "
+                                         "install torch=={} and LIBTORCH_ROOT (docs/cuda.md)",
                                          build_info().torch_pin)});
   const auto kernels = runtime / "libblockscope_kernels_cuda.so";
   const bool has_kernels = std::filesystem::exists(kernels, ignored);
@@ -92,7 +92,7 @@ void examine_cuda(Findings& out, const std::filesystem::path& runtime) {
                  has_kernels ? Verdict::kOk : Verdict::kNote,
                  has_kernels ? ""
                              : "--device cuda runs attention as chains of operators without them: "
-                               "cmake --preset cuda"});
+                               "scripts/setup.sh --cuda"});
 }
 
 void examine_build(Findings& out) {

@@ -1,0 +1,251 @@
+"""Puts one mistake after another into the device kernels and sees whether the tests in the emulator catch it.
+
+    python tests/kernels/mutate_device_kernels.py [--build build/release] [--only NAME] [--list]
+
+Not part of the tests: it takes half a minute a mistake. A mistake is a replacement of one place in a kernel's source,
+made in a copy; only the file that includes it is compiled again, and linked with the test programs of the build, which
+must be built (cmake --build --preset release). Prints caught, or SURVIVED, and by which program; exit status 1 if one
+survived that EQUIVALENT does not name.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SPLIT, SMALL = "split_attention_emulated.cpp", "small_operators_emulated.cpp"
+TILES = ["split_attention"]
+FLOATS = ["split_attention", "prefill_attention"]
+# Name, file, old, new, what is compiled again, test programs. `old` must stand in the file once.
+MISTAKES = [
+    # The pipeline.
+    ("no barrier after the wait", "split_tile_device.cuh",
+     "    __syncthreads();  // the tile is there for all, and its predecessor's place is free\n", "", SPLIT, TILES),
+    ("the wait one group short", "split_tile_device.cuh", "copy_async_wait<Shape::kStages - 2>();",
+     "copy_async_wait<Shape::kStages - 1>();", SPLIT, TILES),
+    ("empty groups not committed", "split_tile_device.cuh",
+     "    }\n    copy_async_commit();  // also an empty one: waits count groups\n", "      copy_async_commit();\n    }\n",
+     SPLIT, TILES),
+    ("the next tile over the current one", "split_tile_device.cuh", "bring(tile + Shape::kStages - 1);",
+     "bring(tile + Shape::kStages);", SPLIT, TILES),
+    ("no barrier before the span is read", "split_attention_device.cuh",
+     "  __syncthreads();  // the span is there for all\n", "", SPLIT, TILES),
+    ("inactive warps pass by the barrier", "split_tile_device.cuh", "    copy_async_wait<Shape::kStages - 2>();\n",
+     "    if (!active) continue;\n    copy_async_wait<Shape::kStages - 2>();\n", SPLIT, TILES),
+    # Tiles, tails and masks.
+    ("a key behind the end", "split_tile_device.cuh", "const bool present = key < span.end;",
+     "const bool present = key <= span.end;", SPLIT, TILES),
+    ("the mask one key late", "split_tile_device.cuh", "n * 8 + first_column + i >= present) score",
+     "n * 8 + first_column + i > present) score", SPLIT, TILES),
+    ("the mask forgets the step", "split_tile_device.cuh", "weigh_step<Shape>(scores, state, scale_log2, left - step);",
+     "weigh_step<Shape>(scores, state, scale_log2, left);", SPLIT, TILES),
+    ("a tail of channels read", "split_tile_device.cuh", "left < 0 ? 0 : left < 8 ? left : 8", "left < 0 ? 0 : 8", SPLIT,
+     TILES),
+    ("values before their keys' stride", "split_tile_device.cuh",
+     "span.values, span.value_stride, span,", "span.values, span.key_stride, span,", SPLIT, TILES),
+    ("chunks one key short", "split_attention_device.cuh", "const int64_t end = begin + size;",
+     "const int64_t end = begin + size - 1;", SPLIT, TILES),
+    ("rows of another KV head", "split_attention_device.cuh",
+     "const int head = place.kv_head * call.group + row / call.queries;",
+     "const int head = place.kv_head + row / call.queries;", SPLIT, TILES),
+    ("a last row missing", "split_attention_device.cuh",
+     "      const int row = warp_row + t * 16 + half * 8 + lane / 4;\n      if (row >= rows) continue;",
+     "      const int row = warp_row + t * 16 + half * 8 + lane / 4;\n      if (row >= rows - 1) continue;", SPLIT, TILES),
+    # Fragments.
+    ("halves of the right factor swapped", "split_tile_device.cuh",
+     "multiply_add(scores[t][n * 2], a[t], b[0], b[1], typename", "multiply_add(scores[t][n * 2], a[t], b[1], b[0], typename",
+     SPLIT, TILES),
+    ("key pairs swapped", "split_tile_device.cuh",
+     "multiply_add(scores[t][n * 2 + 1], a[t], b[2], b[3], typename",
+     "multiply_add(scores[t][n * 2 + 1], a[t], b[0], b[1], typename", SPLIT, TILES),
+    ("weights in the wrong half", "split_tile_device.cuh", "weights[t][kk * 2 + i / 2][i % 2 * 2];",
+     "weights[t][kk * 2 + i % 2][i / 2 * 2];", SPLIT, TILES),
+    ("values not transposed", "split_tile_device.cuh", "load_matrix_x4_transposed(b,", "load_matrix_x4(b,", SPLIT, TILES),
+    ("no low half of the weights", "split_tile_device.cuh",
+     "        multiply_add(state.output[t][n * 2], low[t], b[0], b[1], Scalar{});\n", "", SPLIT, TILES),
+    ("the pieces not rotated", "split_tile_device.cuh", "((piece ^ (row & 7)) << 4)", "(piece << 4)", SPLIT, TILES),
+    # The running maximum.
+    ("outputs not rescaled", "split_tile_device.cuh", "state.output[t][n][i] *= factors[t][i / 2];", ";", SPLIT, TILES),
+    ("sums not rescaled", "split_tile_device.cuh", "float sum = state.sum[t][half] * factors[t][half];",
+     "float sum = state.sum[t][half];", SPLIT, TILES),
+    ("rescaled by the other row", "split_tile_device.cuh", "*= factors[t][i / 2];", "*= factors[t][1 - i / 2];", SPLIT,
+     TILES),
+    ("a maximum of half the lanes", "split_tile_device.cuh",
+     "      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));\n", "", SPLIT, TILES),
+    ("the vote without its return", "split_tile_device.cuh",
+     "  if (!__any_sync(~0u, moved)) return;  // all factors are 1\n", "  __any_sync(~0u, moved);\n", SPLIT, TILES),
+    ("a lane returns alone", "split_tile_device.cuh", "if (!__any_sync(~0u, moved)) return;", "if (!moved) return;", SPLIT,
+     TILES),
+    ("no shift where all is -inf", "split_tile_device.cuh",
+     "const float shift = largest == -INFINITY ? 0.0f : largest;\n      factors", "const float shift = largest;\n      factors",
+     SPLIT, TILES),
+    # The merge and the snapshot.
+    ("the last chunk left out", "split_attention_device.cuh", "for (int chunk = 0; chunk < chunks; ++chunk) {",
+     "for (int chunk = 0; chunk + 1 < chunks; ++chunk) {", SPLIT, TILES),
+    ("weights of the next chunk", "split_attention_device.cuh", "__shfl_sync(~0u, weight, chunk);",
+     "__shfl_sync(~0u, weight, chunk + 1);", SPLIT, TILES),
+    ("sums without their weights", "split_attention_device.cuh", "lane < chunks ? weight * sum : 0.0f",
+     "lane < chunks ? sum : 0.0f", SPLIT, TILES),
+    ("no snapshot of the external lse", "split_attention_device.cuh", "    call.lse_external[row] = lses[0];\n", "", SPLIT,
+     TILES),
+    ("the snapshot behind the boundary", "split_attention_device.cuh",
+     "call.external[row * call.dim + d] = parts[0][n];", "call.external[row * call.dim + d] = merged[n];", SPLIT, TILES),
+    ("the internal side's chunk off by one", "split_attention_device.cuh",
+     "first + call.max_chunks * stride", "first + (call.max_chunks - 1) * stride", SPLIT, TILES),
+    ("parts not weighed", "merge_device.cuh", "const float weight = live == 1 ? 1.0f : expf(lses[i] - largest);",
+     "const float weight = 1.0f;", SPLIT, TILES),
+    ("an empty part counts", "merge_device.cuh",
+     "    if (lses[i] == -INFINITY) continue;\n    const float weight", "    const float weight", SPLIT,
+     ["split_attention", "reuse_attention", "gather_attention"]),
+    ("cached pairs of another head", "split_attention_device.cuh",
+     "call.reuse[static_cast<int64_t>(sequence) * call.heads + head]) {",
+     "call.reuse[static_cast<int64_t>(sequence) * call.heads + head / call.group]) {", SPLIT, ["reuse_attention"]),
+    ("a reused head's prefix read", "split_attention_device.cuh", "  return 0;\n}", "  return length;\n}", SPLIT,
+     ["reuse_attention"]),
+    ("dense sequences through positions", "split_attention_device.cuh", "if (count >= 0) length = count;",
+     "length = count;", SPLIT, ["gather_attention"]),
+    ("the residual not loaded", "split_attention_device.cuh", "    lses[2] = call.lse_residual[row];\n", "", SPLIT,
+     ["gather_attention"]),
+    # float32 tiles.
+    ("floats: no barrier before the next tile", "split_floats_device.cuh",
+     "    __syncthreads();  // before the tile is overwritten\n", "", SPLIT, FLOATS),
+    ("floats: weights not yet seen", "split_floats_device.cuh", "    __syncwarp();\n", "", SPLIT, FLOATS),
+    ("floats: keys overwritten while read", "split_floats_device.cuh",
+     "    if constexpr (Tile::kWeightsOverKeys) __syncthreads();  // all have read the keys\n", "", SPLIT, FLOATS),
+    ("floats: no rescale", "split_floats_device.cuh", "state.output[r][n] *= factor;", ";", SPLIT, FLOATS),
+    ("prefill: the block's end one short", "prefill_device.cuh", "/ call.block_length + 1) * call.block_length;",
+     "/ call.block_length + 1) * call.block_length - 1;", SMALL, ["prefill_attention"]),
+    ("prefill: rows of the tile see its last", "prefill_device.cuh",
+     "visible_end(call, length, first + warp_row + r) : 0;", "span.end : 0;", SMALL, ["prefill_attention"]),
+    # The others.
+    ("select: ties not in order", "top_k_device.cuh", "~static_cast<uint32_t>(i);", "static_cast<uint32_t>(i);", SMALL,
+     ["block_topk"]),
+    ("select: one equal too many", "top_k_device.cuh", "equals < left) entries", "equals <= left) entries", SMALL,
+     ["block_topk"]),
+    ("select: no barrier before the bins", "top_k_device.cuh",
+     "    bins[thread] = 0;\n    __syncthreads();\n", "    bins[thread] = 0;\n", SMALL, ["block_topk"]),
+    ("select: sums overwritten", "top_k_device.cuh",
+     "    equal += all >> 16;\n    __syncthreads();  // before the sums are overwritten\n", "    equal += all >> 16;\n", SMALL,
+     ["block_topk"]),
+    ("means: sums overwritten", "top_k_device.cuh",
+     "    }\n    __syncthreads();  // before the sums are overwritten\n  }\n}", "    }\n  }\n}", SMALL, ["block_topk"]),
+    ("positions: twice is not seen", "row_device.cuh", "& bit) != 0) {", "& bit) == 2) {", SMALL, ["gather_attention"]),
+    ("positions: behind the length", "row_device.cuh", "if (left < 32) value &=", "if (left < 0) value &=", SMALL,
+     ["gather_attention"]),
+    ("pages: NaN lost", "page_device.cuh", "(value <= most || most != most)", "!(value > most)", SMALL, ["page_scores"]),
+    ("pages: the last key left out", "page_device.cuh", "key < end; ++key) {", "key + 1 < end; ++key) {", SMALL,
+     ["page_scores"]),
+    ("merge: a part without keys", "row_device.cuh", "      if (lse == -INFINITY) continue;\n", "", SMALL,
+     ["merge_attention"]),
+    ("similarity: zero rows", "row_device.cuh", "zero ? 0.0f : static_cast", "false ? 0.0f : static_cast", SMALL,
+     ["cross_step_similarity"]),
+]
+# The results are the same, so that no test can tell, and why.
+EQUIVALENT = {
+    "the vote without its return": "it only skips a multiplication by 1",
+}
+
+
+def compile_command(build, source):
+    for entry in json.loads((build / "compile_commands.json").read_text()):
+        if entry["file"].endswith(f"kernels/{source}"):
+            return entry["command"].split(), entry["directory"]
+    sys.exit(f"{build}/compile_commands.json: expected {source}, found none. HINT: cmake --preset release")
+
+
+def compile_copy(build, source, copy, output):
+    """Compiles `source` with the headers of `copy` before those of the repository."""
+    command, folder = compile_command(build, source)
+    command = [str(copy / "kernels" / source) if part.endswith(f"kernels/{source}") else part for part in command]
+    command[command.index("-o") + 1] = str(output)
+    command = [f"-I{copy}" if part == f"-I{ROOT}" else "-O1" if part == "-O3" else part for part in command]
+    command = [part for part in command if not part.startswith("-W")] + ["-w"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def link(build, test, objects, output):
+    """The link of a test program, with our objects before the archive that has the same."""
+    commands = subprocess.run(["ninja", "-C", build, "-t", "commands", f"test_{test}_device"], capture_output=True,
+                              text=True, check=True).stdout.splitlines()
+    command = commands[-1].replace(f"-o tests/test_{test}_device", f"-o {output} {' '.join(map(str, objects))}")
+    done = subprocess.run(command.removeprefix(": && ").removesuffix(" && :"), shell=True, cwd=build, capture_output=True,
+                          text=True)
+    if done.returncode != 0:
+        sys.exit(f"link of test_{test}_device: {done.stderr[-2000:]}")
+
+
+def run_test(program, build):
+    """Empty if all passed, else what failed first."""
+    environment = dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", GTEST_BREAK_ON_FAILURE="0",
+                       LD_LIBRARY_PATH=f"{build}/lib")
+    try:
+        done = subprocess.run([program, "--gtest_fail_fast", "--gtest_brief=1"], cwd=ROOT, capture_output=True, text=True,
+                              errors="replace", env=environment, timeout=300)
+    except subprocess.TimeoutExpired:
+        return "no end after 300 s"
+    if done.returncode == 0:
+        return ""
+    failed = re.search(r"\[  FAILED  \] ([^\s,]+)", done.stdout)
+    return failed[1] if failed else f"exit status {done.returncode}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
+    parser.add_argument("--only", default="", help="mistakes whose name holds this")
+    parser.add_argument("--part", default="1/1", help="2/3: the second third of them")
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
+    options.build = options.build.resolve()
+    chosen = [mistake for mistake in MISTAKES if options.only in mistake[0]]
+    part, parts = map(int, options.part.split("/"))
+    chosen = chosen[part - 1::parts]
+    if options.list:
+        print("\n".join(f"{name}: {file}" for name, file, *_ in chosen))
+        return 0
+    survivors = 0
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        for name, file, old, new, source, tests in [("no mistake", "", "", "", SPLIT, []), *chosen]:
+            shutil.rmtree(folder / "kernels", ignore_errors=True)
+            shutil.copytree(ROOT / "kernels", folder / "kernels")
+            if not tests:
+                tests = sorted({test for mistake in chosen for test in mistake[5]})
+            else:
+                text = (folder / "kernels" / file).read_text()
+                if text.count(old) != 1:
+                    sys.exit(f"{name}: expected its text once in {file}, found it {text.count(old)} times: {old!r}")
+                (folder / "kernels" / file).write_text(text.replace(old, new))
+            done = compile_copy(options.build, source, folder, folder / "mutant.o")
+            if done.returncode != 0:
+                sys.exit(f"{name}: does not compile:\n{done.stderr[-3000:]}")
+            verdict = ""
+            for test in tests:
+                link(options.build, test, [folder / "mutant.o"], folder / "test")
+                verdict = run_test(folder / "test", options.build)
+                if verdict:
+                    verdict = f"{test}: {verdict}"
+                    break
+            if not file:
+                if verdict:
+                    sys.exit(f"without a mistake, {verdict}")
+                continue
+            if verdict:
+                print(f"caught    {name:42s} {verdict}", flush=True)
+            elif name in EQUIVALENT:
+                print(f"equal     {name:42s} {EQUIVALENT[name]}", flush=True)
+            else:
+                survivors += 1
+                print(f"SURVIVED  {name}", flush=True)
+    print(f"{len(chosen)} mistakes, {survivors} survived")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
