@@ -89,7 +89,7 @@ sanitize() {
 }
 
 if [ $dry = no ]; then
-  STEPS=24
+  STEPS=18
   set_up cuda build cuda driver
   PYTHON=${GPU_PYTHON:-$(cuda_folder)/bin/python}
   if [ -z "${GPU_PYTHON:-}" ] && [ ! -x "$PYTHON" ]; then

@@ -51,7 +51,7 @@ float as_float(uint32_t bits) {
 double tolerance(const std::string& name, float expected) {
   const double size = std::fabs(static_cast<double>(expected));
   if (name.find("sums") != std::string::npos) return 16.0 * 0x1p-22;  // 16 products below 1
-  if (name == "exp2_flushed") return size * 0x1p-21 + 0x1p-125;      // twice 2^-22
+  if (name == "exp2_flushed") return size * 0x1p-21 + 0x1p-125;       // twice 2^-22
   if (name == "expf, logf, log2f, fmaf") return size * 0x1p-21 + 0x1p-22;
   return 0.0;
 }

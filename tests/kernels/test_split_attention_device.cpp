@@ -182,7 +182,7 @@ TEST(SplitAttentionDevice, StridedAndMisalignedViewsGiveTheSameBits) {
       AttentionCase strided = plain;
       strided.q = embed(plain.q, before, behind);
       strided.k_ext = embed(plain.k_ext, before, behind);
-      strided.v_ext = embed(plain.v_ext, behind, before);
+      strided.v_ext = embed(plain.v_ext, behind, before + 8);  // strides other than the keys'
       strided.k_in = embed(plain.k_in, before, behind);
       strided.v_in = embed(plain.v_in, before, behind);
       EXPECT_TRUE(at::equal(split(plain).out, split(strided).out)) << before << ", " << behind;
@@ -230,6 +230,29 @@ TEST(SplitAttentionDevice, ScoresOfTenThousandNeitherOverflowNorVanish) {
     EXPECT_TRUE(at::equal(got.out.flatten().to(at::kFloat), at::tensor({3.0f, 20.0f})));
     EXPECT_FLOAT_EQ(got.lse_external.flatten()[0].item<float>(), 9984.0f + std::log(2.0f));
     EXPECT_FLOAT_EQ(got.lse_external.flatten()[1].item<float>(), -9984.0f + std::log(2.0f));
+  }
+}
+
+// A whole tile of them comes first: the running maximum is -inf then.
+TEST(SplitAttentionDevice, ScoresOfMinusInfinityWeighNothing) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    AttentionCase problem;
+    problem.scale = 1.0;
+    problem.q = at::ones({1, 1, 1, 1}, dtype);
+    problem.k_ext = at::zeros({1, 1, 70, 1}, dtype);
+    problem.v_ext = at::arange(70).to(dtype).view({1, 1, 70, 1});
+    problem.k_in = at::zeros({1, 1, 2, 1}, dtype);
+    problem.v_in = at::full({1, 1, 2, 1}, 8.0, at::TensorOptions(dtype));
+    problem.ext_len = at::tensor({70}, at::kLong);
+    problem.k_ext.slice(2, 0, 64).fill_(-INFINITY);
+    const SplitAttention some = split(problem);
+    EXPECT_FLOAT_EQ(some.external.item<float>(), 66.5f);
+    EXPECT_FLOAT_EQ(some.lse_external.item<float>(), std::log(6.0f));
+    problem.k_ext.fill_(-INFINITY);
+    const SplitAttention none = split(problem);
+    EXPECT_EQ(none.external.item<float>(), 0.0f);
+    EXPECT_EQ(none.lse_external.item<float>(), -INFINITY);
+    EXPECT_EQ(none.out.item<float>(), 8.0f);
   }
 }
 

@@ -54,8 +54,9 @@ void print(int arch, int registers, const char* name, int threads, int shared_by
 int main() {
   using namespace blockscope;
   using namespace blockscope::emulated;
-#define TILE(arch, registers, name, ...) \
-  print(arch, registers, name, TileShape<__VA_ARGS__>::kThreads, TileShape<__VA_ARGS__>::kSharedBytes);
+#define TILE(arch, registers, name, ...)                         \
+  print(arch, registers, name, TileShape<__VA_ARGS__>::kThreads, \
+        TileShape<__VA_ARGS__>::kSharedBytes);
 #define FLOATS(arch, registers, name, dim) \
   print(arch, registers, name, FloatTile<dim>::kThreads, FloatTile<dim>::kSharedBytes);
 #include "tiles.h"
