@@ -17,7 +17,7 @@ class RowCopies {
   RowCopies(at::ScalarType type, int64_t layer_index) : type_(type), layer_index_(layer_index) {}
 
   /// x[row] of x [S, H, B, D], any float type, strided at will, on the host: the given heads of it
-  /// as [heads, B, D]. `x` must live until run().
+  /// as [heads, B, D]. Its values must stay as they are until run().
   void add(Field field, const at::Tensor& x, int64_t row, const std::vector<int64_t>& heads);
 
   /// Appends what was added to `slices`.

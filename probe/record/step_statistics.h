@@ -19,8 +19,6 @@ struct HeadShape {
   int64_t heads = 0;  // H
   int64_t block = 0;  // B, rows of a head
   int64_t dim = 0;    // D, channels of a row
-
-  int64_t rows() const { return heads * block; }
 };
 
 /// The external or internal attention of one sequence at one layer: a view that keeps the batch's
