@@ -10,6 +10,7 @@
 
 #include "decode_record/error.h"
 #include "kernels/row_ops.h"
+#include "probe/model/device.h"
 
 namespace blockscope {
 namespace {
@@ -64,16 +65,30 @@ int64_t inverse_cdf(const float* probability, int64_t vocab, double u) {
   return last;  // u landed in the rounding gap below 1
 }
 
+/// The same of every row on a device, without waiting for it: probs [R, V], u [R].
+at::Tensor inverse_cdf_there(const at::Tensor& probs, const std::vector<double>& u) {
+  const at::Tensor draws = on_device(at::tensor(u, at::kDouble), probs.device()).unsqueeze(-1);
+  const at::Tensor sums = probs.cumsum(-1, at::kDouble);
+  const at::Tensor found = at::searchsorted(sums, draws, /*out_int32=*/false, /*right=*/true);
+  const int64_t vocab = probs.size(-1);
+  const at::Tensor last = (vocab - 1) - probs.gt(0.0).to(at::kInt).flip(-1).argmax(-1, true);
+  return at::minimum(found, last).squeeze(-1);
+}
+
 at::Tensor draw_tokens(const at::Tensor& logits, const SamplingOptions& options,
                        const std::vector<StreamId>& streams, int64_t block_length) {
   const at::Tensor probs = at::softmax(filter_logits(logits, options), -1).contiguous();
+  std::vector<double> u(static_cast<size_t>(probs.size(0)));
+  for (int64_t row = 0; row < probs.size(0); ++row) {
+    const auto& stream = streams[static_cast<size_t>(row / block_length)];
+    u[static_cast<size_t>(row)] = uniform_draw(options.seed, stream, row % block_length);
+  }
+  if (!probs.is_cpu()) return inverse_cdf_there(probs, u);
   at::Tensor tokens = at::empty({probs.size(0)}, at::kLong);
   const int64_t vocab = probs.size(-1);
   for (int64_t row = 0; row < probs.size(0); ++row) {
-    const auto& stream = streams[static_cast<size_t>(row / block_length)];
-    const double u = uniform_draw(options.seed, stream, row % block_length);
-    tokens.data_ptr<int64_t>()[row] =
-        inverse_cdf(probs.const_data_ptr<float>() + row * vocab, vocab, u);
+    tokens.data_ptr<int64_t>()[row] = inverse_cdf(probs.const_data_ptr<float>() + row * vocab,
+                                                  vocab, u[static_cast<size_t>(row)]);
   }
   return tokens;
 }
@@ -169,7 +184,9 @@ std::vector<BlockPrediction> predict_tokens(const at::Tensor& logits,
     const std::vector<bool> all(static_cast<size_t>(block_length), true);
     return best_predictions(logits.flatten(0, 1), std::vector(static_cast<size_t>(sequences), all));
   }
-  at::Tensor rows = logits.reshape({sequences * block_length, -1}).to(at::kCPU, at::kFloat);
+  // Distributions are compared from step to step where the decoder thinks, on the host.
+  const at::Device where = needs.distributions ? at::Device(at::kCPU) : logits.device();
+  at::Tensor rows = logits.reshape({sequences * block_length, -1}).to(where, at::kFloat);
   // Before the temperature: a division may round two logits to the same number.
   const at::Tensor top1 = rows.argmax(-1);
   const bool greedy = options.temperature == 0.0 || options.top_k == 1;
@@ -182,25 +199,26 @@ std::vector<BlockPrediction> predict_tokens(const at::Tensor& logits,
   const at::Tensor confidence = chosen.to(at::kFloat);
   const at::Tensor top1_confidence =
       probs.gather(-1, top1.unsqueeze(-1)).to(at::kFloat).contiguous();
-  const at::Tensor score = needs.distributions ? chosen : scores_of(probs, needs.rank_by);
+  at::Tensor score = needs.distributions ? chosen : scores_of(probs, needs.rank_by);
+  if (score.defined()) score = score.to(at::kDouble);
   if (needs.distributions && distributions != nullptr) *distributions = probs.view(logits.sizes());
   at::Tensor entropy;
   if (needs.entropy) {
     const at::Tensor clamped = probs.clamp_min(1e-12);
     entropy = (clamped * clamped.log()).sum(-1).neg();
   }
+  const std::vector<at::Tensor> told =
+      on_host(std::vector{tokens, confidence, top1, top1_confidence, entropy, score});
   std::vector<BlockPrediction> predictions(static_cast<size_t>(sequences));
   for (int64_t s = 0; s < sequences; ++s) {
     BlockPrediction& out = predictions[static_cast<size_t>(s)];
     const int64_t begin = s * block_length;
-    out.token = slice<int64_t>(tokens, begin, block_length);
-    out.confidence = slice<float>(confidence, begin, block_length);
-    out.top1 = slice<int64_t>(top1, begin, block_length);
-    out.top1_confidence = slice<float>(top1_confidence, begin, block_length);
-    if (needs.entropy) out.entropy = slice<float>(entropy, begin, block_length);
-    if (score.defined()) {
-      out.score = slice<double>(score.to(at::kDouble), begin, block_length);
-    }
+    out.token = slice<int64_t>(told[0], begin, block_length);
+    out.confidence = slice<float>(told[1], begin, block_length);
+    out.top1 = slice<int64_t>(told[2], begin, block_length);
+    out.top1_confidence = slice<float>(told[3], begin, block_length);
+    if (told[4].defined()) out.entropy = slice<float>(told[4], begin, block_length);
+    if (told[5].defined()) out.score = slice<double>(told[5], begin, block_length);
   }
   return predictions;
 }

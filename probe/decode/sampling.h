@@ -51,8 +51,10 @@ std::vector<BlockPrediction> best_predictions(const at::Tensor& logits,
                                               const std::vector<std::vector<bool>>& predicted);
 
 /// logits [S, B, V] of any floating dtype -> one prediction per sequence; `streams` has S entries.
-/// The softmax is float32, with needs.distributions float64: then the scores are the confidences
-/// before they are rounded, and `distributions`, where it is given, becomes [S, B, V] of them.
+/// On a device everything up to the tokens and their scores is done there, and one copy waits for
+/// them. The softmax is float32, with needs.distributions float64: then the scores are the
+/// confidences before they are rounded, and `distributions`, where it is given, becomes [S, B, V]
+/// of them.
 std::vector<BlockPrediction> predict_tokens(const at::Tensor& logits,
                                             const SamplingOptions& options,
                                             const std::vector<StreamId>& streams,
