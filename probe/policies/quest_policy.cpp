@@ -54,12 +54,14 @@ at::Tensor best_pages(const at::Tensor& scores, int64_t taken, int64_t page_size
   return index;
 }
 
-/// The same on a device, without waiting for it. NaN ranks with -infinity.
+/// The same on a device, without waiting for it: NaN becomes the least score, as -infinity makes
+/// room for it.
 at::Tensor best_pages_there(const at::Tensor& scores, int64_t taken, int64_t page_size,
                             int64_t length) {
   const at::Tensor rows = scores.squeeze(0);
   const at::Tensor ranked =
-      rows.masked_fill(rows.ne(rows), -std::numeric_limits<double>::infinity());
+      rows.clamp_min(std::numeric_limits<float>::lowest())
+          .masked_fill(rows.ne(rows), -std::numeric_limits<double>::infinity());
   const at::Tensor order =
       std::get<1>(ranked.sort(/*stable=*/true, -1, /*descending=*/true)).narrow(1, 0, taken);
   const at::Tensor keys = at::arange(page_size, order.options());
