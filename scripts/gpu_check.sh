@@ -89,7 +89,7 @@ sanitize() {
 }
 
 if [ $dry = no ]; then
-  STEPS=18
+  STEPS=19
   set_up cuda build cuda driver
   PYTHON=${GPU_PYTHON:-$(cuda_folder)/bin/python}
   if [ -z "${GPU_PYTHON:-}" ] && [ ! -x "$PYTHON" ]; then
@@ -104,8 +104,10 @@ KERNELS=$ROOT/build/cuda/lib/libblockscope_kernels_cuda.so
 BLOCKSCOPE=$ROOT/build/cuda/bin/blockscope
 emulator=(kernels/device/emulated_device.cpp kernels/device/emulator.cpp kernels/device/fiber.cpp)
 cases=60 shape=8b contexts=(2048 16384) lengths=(4096 32768 131072) blocks=(32 4)
-dtypes=(float32 bfloat16)
-[ $quick = no ] || { cases=6 shape=0.6b contexts=(2048) lengths=(8192) blocks=(32) dtypes=(float32); }
+dtypes=(float32 bfloat16) block_context=131072 batches=1,4
+if [ $quick = yes ]; then
+  cases=6 shape=0.6b contexts=(2048) lengths=(8192) blocks=(32) dtypes=(float32) block_context=16384 batches=1
+fi
 
 check doctor "What is here" "$BLOCKSCOPE" doctor
 check build-conformance "Build: wrappers" compile "$OUT/test_conformance" tests/gpu/test_conformance.cu \
@@ -125,6 +127,8 @@ check shapes "Snapshot and tile shapes" "$OUT/bench_split_shapes"
 check sparse "Operators that read less, beside exact attention" "$PYTHON" scripts/bench/gpu_operators.py "$KERNELS"
 check decode "What recording adds to a step" "$PYTHON" scripts/bench/gpu_decode.py "$BLOCKSCOPE" --shape $shape \
   --contexts "${contexts[@]}"
+check blocks "Time per output block" env BLOCKSCOPE_BINARY="$BLOCKSCOPE" "$PYTHON" scripts/bench/block_time.py \
+  build/bench/models/gpu-$shape-random --device cuda --contexts $block_context --batches $batches
 
 python3 scripts/bench/gpu_report.py "$OUT" >"$OUT/report.md"
 echo "$OUT/report.md"

@@ -73,7 +73,8 @@ void check_flags(const CLI::App& command, const StudyFlags& flags) {
                 "another study than time, which has --blocks");
   }
   refuse_idle_beside(command, "--denoising-steps", "--steps");
-  refuse_idle(command, "--batch-size", false, "batches: a study decodes one prompt at a time");
+  refuse_idle(command, "--batch-size", info.name == "time",
+              "study time: the others decode one prompt at a time");
   if (info.name == "caches") {
     refuse_idle_beside(command, "--cache", "--caches");
     refuse_idle_beside(command, "--strategy", "--strategies");
@@ -147,6 +148,7 @@ nlohmann::json settings_of(const StudyFlags& flags, const StudyInfo& info, const
   // Where times are the result, the threads are part of it.
   if (heeds_times(info)) settings["threads"] = at::get_num_threads();
   if (!model.device.is_cpu()) settings["device"] = model.device.str();
+  if (o.batch_size != 1) settings["batch_size"] = o.batch_size;
   return nlohmann::json::parse(
       settings.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
@@ -270,10 +272,11 @@ void run_study(const CLI::App& command, StudyFlags flags, const Environment& env
     check_output_name((folder / (info.name + ending)).string(), flags.resume || flags.force);
   }
   flags.options.threshold = flags.decoding.threshold;
-  if (flags.model.device != "cpu" && heeds_times(info)) {
+  flags.options.batch_size = flags.decoding.batch_size;
+  if (flags.model.device != "cpu" && heeds_times(info) && info.name != "time") {
     throw UsageError(fmt::format(
         "--device: study {} reports times of the parts of a pass, and on a GPU the host sees only "
-        "launches. HINT: leave it out; blockscope bench times whole steps there",
+        "launches. HINT: leave it out; study time times whole blocks there",
         info.name));
   }
   const LoadedModel model = load_model(flags.model, environment);

@@ -14,7 +14,7 @@ namespace {
 
 bool interrupted() { return InterruptGuard::signal() != 0; }
 
-/// Counts and times of one run of one sequence.
+/// Counts and times of one run of one prompt.
 class RunWatch : public DecodeObserver {
  public:
   RunWatch(const ReadShape& shape, const AttentionPolicy& policy, MethodRun& run)
@@ -100,7 +100,7 @@ MethodRun method_run_from_json(const nlohmann::json& json) {
 
 std::vector<MethodRun> run_methods(const LoadedModel& model, const Tokenizer* tokenizer,
                                    const DecodeOptions& options, const StudyPrompt& prompt,
-                                   const std::vector<StudyMethod>& methods) {
+                                   const std::vector<StudyMethod>& methods, int64_t batch_size) {
   const ModelConfig& config = model.config;
   DecodeRequest request = prompt.prompt.request;
   if (request.prefix == nullptr && !options.bidirectional) {
@@ -108,6 +108,8 @@ std::vector<MethodRun> run_methods(const LoadedModel& model, const Tokenizer* to
         prefill_prompt(*model.model, options, request, interrupted));
     InterruptGuard::check();
   }
+  std::vector<DecodeRequest> requests(static_cast<size_t>(batch_size), request);
+  for (int64_t s = 0; s < batch_size; ++s) requests[static_cast<size_t>(s)].sequence = s;
   std::vector<MethodRun> runs;
   std::vector<int64_t> first;  // tokens of the first method
   for (const StudyMethod& method : methods) {
@@ -119,7 +121,7 @@ std::vector<MethodRun> run_methods(const LoadedModel& model, const Tokenizer* to
     callbacks.interrupted = interrupted;
     int64_t next_pass = 0;
     const std::vector<DecodeOutcome> outcomes =
-        decode_batch(*model.model, *policy.policy, options, {request}, next_pass, callbacks);
+        decode_batch(*model.model, *policy.policy, options, requests, next_pass, callbacks);
     InterruptGuard::check();
     const ChoosingTime choosing = policy.policy->choosing_time();
     run.choosing_ms = static_cast<double>(choosing.inline_ns) * 1e-6;

@@ -42,11 +42,12 @@ struct MethodRun {
 nlohmann::json to_json(const MethodRun& run);
 MethodRun method_run_from_json(const nlohmann::json& json);
 
-/// The runs of all methods, in order. Throws InterruptedError where the caller's InterruptGuard saw
-/// a signal.
+/// The runs of all methods, in order, of `batch_size` sequences with this prompt at a time: counts
+/// of rows are those of all, counts of steps, tokens and the score those of the first. Throws
+/// InterruptedError where the caller's InterruptGuard saw a signal.
 std::vector<MethodRun> run_methods(const LoadedModel& model, const Tokenizer* tokenizer,
                                    const DecodeOptions& options, const StudyPrompt& prompt,
-                                   const std::vector<StudyMethod>& methods);
+                                   const std::vector<StudyMethod>& methods, int64_t batch_size = 1);
 
 /// Sums over prompts, for means.
 struct MethodTotals {

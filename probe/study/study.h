@@ -28,6 +28,7 @@ struct StudyOptions {
   std::vector<int64_t> steps;           // --steps, denoising steps of a block
   int64_t blocks = 2;                   // --blocks to time
   int64_t repeats = 3;                  // --repeats of each time
+  int64_t batch_size = 1;               // --batch-size, time
   int64_t exact_layers = 0;             // --exact-layers
   uint64_t policy_seed = 0;             // --policy-seed
   std::vector<std::string> caches;      // --caches

@@ -1,7 +1,8 @@
 // MAGE (seed 001), Figs. 5-7: time per output block by method, context length and steps per block,
 // and what of a step is attention, choosing keys, and the rest. The prefix is random
 // (random_prefix): what a step costs does not depend on what the keys say, and 32k positions need
-// no prefill.
+// no prefill. On a device the parts of a step are unknown: a step ends when its tokens are there,
+// its parts when they are launched.
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <fmt/format.h>
@@ -50,6 +51,7 @@ class TimeStudy : public Study {
       policy.exact_layers = options.exact_layers;
     };
     add("mage", "mage", sparse);
+    add("mage+flashblock", "mage+flashblock", sparse);
     add("mage, one thread", "mage", [&](PolicyFlags& policy) {
       sparse(policy);
       policy.no_overlap = true;
@@ -114,6 +116,7 @@ class TimeStudy : public Study {
   };
 
   int64_t block_length() const { return input_.decode.block_length(); }
+  bool on_device() const { return !input_.model.device.is_cpu(); }
   std::vector<int64_t> steps_per_block() const {
     if (!input_.options.steps.empty()) return input_.options.steps;
     return {input_.decode.unmasking.denoising_steps};
@@ -148,7 +151,8 @@ nlohmann::json TimeStudy::measure(size_t index) {
   nlohmann::json turns = nlohmann::json::array();
   for (int64_t r = 0; r < input_.options.repeats; ++r) {
     nlohmann::json turn = nlohmann::json::array();
-    for (const MethodRun& run : run_methods(input_.model, nullptr, decode, prompt, methods_)) {
+    for (const MethodRun& run :
+         run_methods(input_.model, nullptr, decode, prompt, methods_, input_.options.batch_size)) {
       turn.push_back(to_json(run));
     }
     turns.push_back(std::move(turn));
@@ -186,11 +190,13 @@ std::vector<TimeStudy::Summary> TimeStudy::summaries(const nlohmann::json& turns
     summary.rest = summary.step - summary.attention - summary.choosing;
     summary.estimating_share = estimating / steps;
     const double nan = std::nan("");
+    if (on_device()) summary.attention = summary.choosing = summary.rest = nan;
     summary.estimating = estimating > 0.0 ? sum.estimating_ms / estimating : nan;
     summary.other =
         steps > estimating ? (sum.step_ms - sum.estimating_ms) / (steps - estimating) : nan;
-    summary.beside = estimating > 0.0 ? sum.beside_ms / estimating : nan;
-    summary.waited = estimating > 0.0 ? sum.waited_ms / estimating : nan;
+    const bool beside = estimating > 0.0 && !on_device();
+    summary.beside = beside ? sum.beside_ms / estimating : nan;
+    summary.waited = beside ? sum.waited_ms / estimating : nan;
     const double read = static_cast<double>(sum.rows_read) / steps;
     const double scored = static_cast<double>(sum.rows_scored) / steps;
     summary.attention_bytes = read * 2.0 * head_dim * element;
@@ -208,13 +214,14 @@ StudyReport TimeStudy::report(const std::vector<nlohmann::json>& values) const {
   ReportTable blocks{
       "time",
       "Time per output block, milliseconds, and how many times faster than exact",
-      fmt::format("{} blocks of {} positions, k = {}, random prefix; all denoising steps and the "
-                  "commit pass, without prefill; median of {} turns [least, most]. \"bytes\": "
-                  "exact's over the method's, key and value bytes a step with what choosing reads; "
-                  "\"with weights\": the same with the {:.0f} MB of weights that every step reads; "
-                  "FLOPs of attention and choosing. As MAGE, Figs. 5 and 7.",
-                  input_.options.blocks, block_length(), input_.options.set_sizes.front(),
-                  input_.options.repeats, weight_bytes() / kMega),
+      fmt::format(
+          "{} blocks of {} positions, batch {}, k = {}, random prefix; all denoising steps "
+          "and the commit pass, without prefill; median of {} turns [least, most]. \"bytes\": "
+          "exact's over the method's, key and value bytes a step with what choosing reads; "
+          "\"with weights\": the same with the {:.0f} MB of weights that every step reads; "
+          "FLOPs of attention and choosing. As MAGE, Figs. 5 and 7.",
+          input_.options.blocks, block_length(), input_.options.batch_size,
+          input_.options.set_sizes.front(), input_.options.repeats, weight_bytes() / kMega),
       {{"context", "steps", "method", "ms a block", "speedup", "bytes", "with weights", "FLOPs"},
        {}}};
   ReportTable steps{
@@ -222,8 +229,9 @@ StudyReport TimeStudy::report(const std::vector<nlohmann::json>& values) const {
       "One denoising step, milliseconds: attention, choosing keys, the rest; steps that choose "
       "apart",
       "Means over steps. Choosing: on the decoding thread, waiting for the second one included. "
-      "\"beside\": on the second thread, per step that chooses, and what of it was waited for. As "
-      "MAGE, Fig. 6.",
+      "\"beside\": on the second thread, per step that chooses, and what of it was waited for. On "
+      "a "
+      "device the parts are unknown. As MAGE, Fig. 6.",
       {{"context", "steps", "method", "step", "attention", "choosing", "rest", "share choosing",
         "a choosing step", "another step", "beside", "waited"},
        {}}};
@@ -267,7 +275,8 @@ StudyReport TimeStudy::report(const std::vector<nlohmann::json>& values) const {
     }
   }
   report.tables = {std::move(blocks), std::move(steps)};
-  report.figures = {speedups(all), breakdown(all.back(), cells_.back())};
+  report.figures = {speedups(all)};
+  if (!on_device()) report.figures.push_back(breakdown(all.back(), cells_.back()));
   return report;
 }
 

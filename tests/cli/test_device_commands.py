@@ -87,8 +87,20 @@ class DeviceCommands(unittest.TestCase):
                 for host, device in zip(*tables):
                     self.assertTrue(all(map(close, host, device)), (host, device))
 
-    def test_studies_of_times(self):
-        for name in ("time", "tau", "caches"):
+    def test_time_of_blocks_without_their_parts(self):
+        self.both("study", "time", NEEDLE, "--contexts", 64, "--k", 8, "--steps", 2, "--blocks", 1, "--repeats", 1, "--batch-size",
+                  2, "-q", "--no-figures", "--dtype", "float32", "-o", self.root / "time-{}")
+        host, device = (list(csv.DictReader((self.root / f"time-{name}" / "time.csv").open())) for name in ("cpu", "cuda"))
+        self.assertEqual([row["method"] for row in host], [row["method"] for row in device])
+        for here, there in zip(host, device):
+            self.assertGreater(float(there["block_ms"]), 0)
+            for column in ("attention_bytes", "choosing_bytes", "attention_flops", "choosing_share"):
+                self.assertEqual(here[column], there[column], here["method"])
+            for column in ("attention_ms", "choosing_ms", "rest_ms", "beside_ms", "waited_ms"):
+                self.assertEqual(there[column], "")
+
+    def test_studies_of_the_parts_of_a_pass(self):
+        for name in ("tau", "caches"):
             code, _, error = run("study", name, NEEDLE, "-o", self.root / "refused", device="cuda")
             self.assertEqual(code, 2, error)
             self.assertIn("only launches", error)

@@ -86,9 +86,10 @@ class Study(PromiseCase):
         row_bytes = layers * kv_heads * dim * element
         exact = (256 + 272) / 2  # mean N over two blocks of 8 steps
         attention = {"exact": exact, "mage": (exact + 7 * 32) / 8, "mage, one thread": (exact + 7 * 32) / 8,
-                     "quest p=16": 32, "sparsed": (256 * 5 + 32 * 11) / 16,  # dense up to step int(3.2) + 2
+                     "mage+flashblock": (exact + 7 * 32) / 8, "quest p=16": 32, "sparsed": (256 * 5 + 32 * 11) / 16,  # dense up to step int(3.2) + 2
                      "flashblock tau=2": exact}  # two tokens a step: nothing is reused
         choosing = {"exact": 0, "mage": exact / 8, "mage, one thread": exact / 8, "quest p=16": 2 * exact / 16,
+                    "mage+flashblock": (exact + 2 * (exact - 32)) / 8,  # and the residual's keys and values
                     "sparsed": 256 / 16, "flashblock tau=2": 0}
         self.assertEqual(set(found), set(attention))
         for method, row in found.items():
@@ -99,6 +100,10 @@ class Study(PromiseCase):
         self.assertEqual(float(found["quest p=16"]["choosing_share"]), 1)
         self.assertEqual(float(found["sparsed"]["choosing_share"]), 1 / 16)
         self.assertEqual(float(found["mage, one thread"]["beside_ms"]), 0)
+        self.must("study", "time", NEEDLE, "--contexts", 256, "--k", 32, "--pages", 16, "--steps", 8, "--blocks", 2,
+                  "--repeats", 1, "--batch-size", 3, "-q", "-o", self.root / "batch", "--no-figures")
+        for row in rows(self.root / "batch" / "time.csv"):
+            self.assertAlmostEqual(float(row["attention_bytes"]) / 3, 2 * row_bytes * attention[row["method"]], delta=1)
 
     def test_exact_scores_as_eval_does(self):
         self.must("study", "needle", NEEDLE, "--contexts", "128,256", "--depths", 1, "--per-cell", 6, "--k", 8, "-q",
@@ -192,6 +197,7 @@ class Study(PromiseCase):
         self.refused(USAGE, "expected one of needle", *needle, "--tasks", "needles")
         self.refused(USAGE, "contradict", *needle, "--resume", "--force")
         self.refused(USAGE, "expected a folder", "study", "needle", NEEDLE, "-o", NEEDLE / "config.json")
+        self.refused(USAGE, "one prompt at a time", "study", "needle", NEEDLE, "--batch-size", 2, "-o", self.out)
         self.refused(USAGE, "one set size", "study", "time", NEEDLE, "--k", "4,8", "-o", self.out)
         self.refused(USAGE, "at most the block length 16", "study", "time", NEEDLE, "--k", 4, "--steps", 17,
                      "--contexts", 64, "-o", self.out)
