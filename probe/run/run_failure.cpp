@@ -35,16 +35,14 @@ RunFailure failure_of(const c10::Error& error) {
   const bool lost = dynamic_cast<const c10::AcceleratorError*>(&error) != nullptr ||
                     text.starts_with("CUDA error:");
   if (!lost) return {text, ""};
-  RunFailure failure{"--device: " + first_words(text), ""};
   if (text.find("no kernel image") != std::string::npos) {
-    failure.hint = "this LibTorch has no code for this GPU; blockscope doctor says which it is";
-  } else {
-    failure.what += " (perhaps of an earlier call)";
-    failure.hint =
-        "nothing runs on this GPU any more in this process; nvidia-smi and dmesg (Xid) say whether "
-        "it is well";
+    return {"--device: " + first_words(text),
+            "this LibTorch has no code for this GPU; blockscope doctor says which it is"};
   }
-  return failure;
+  return {
+      "--device: " + first_words(text) + " (perhaps of an earlier call)",
+      "nothing runs on this GPU any more in this process; nvidia-smi and dmesg (Xid) say whether "
+      "it is well"};
 }
 
 RunFailure host_memory_failure() {
