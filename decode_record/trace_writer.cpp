@@ -122,7 +122,7 @@ class TraceWriter::Impl {
   std::int64_t num_rows_;
   std::int64_t num_sequences_;
   std::int64_t num_keyframes_;
-  std::int64_t bytes_appended_ = 0;
+  std::atomic<std::int64_t> bytes_appended_ = 0;
   bool closed_ = false;
 
   std::mutex mutex_;  // guards what follows

@@ -5,7 +5,8 @@
 // can follow it.
 //
 // An error of the worker (disk full, lost file system) is thrown by the next call as TraceError;
-// rows committed before it stay readable. Calls come from one thread at a time.
+// rows committed before it stay readable. Calls come from one thread at a time; committed() and
+// bytes_appended() may be asked by any.
 #pragma once
 
 #include <cstdint>

@@ -24,6 +24,7 @@
 #include "probe/decode/gen_length.h"
 #include "probe/decode/sampling.h"
 #include "probe/policies/exact_policy.h"
+#include "probe/record/late_recorder.h"
 #include "probe/record/recorder.h"
 #include "probe/run/capture_plan.h"
 #include "probe/run/run_flags.h"
@@ -48,7 +49,7 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 /// Hands everything to the recorder, if there is one, and notes when the prefill ended.
 class TimingObserver : public DecodeObserver {
  public:
-  TimingObserver(Recorder* recorder, Timing& timing)
+  TimingObserver(DecodeObserver* recorder, Timing& timing)
       : recorder_(recorder), timing_(timing), begin_(std::chrono::steady_clock::now()) {}
 
   bool wants_every_prediction() const override { return recorder_ != nullptr; }
@@ -91,7 +92,7 @@ class TimingObserver : public DecodeObserver {
   }
 
  private:
-  Recorder* recorder_;
+  DecodeObserver* recorder_;
   Timing& timing_;
   std::chrono::steady_clock::time_point begin_;
 };
@@ -141,6 +142,7 @@ Timing run_once(const std::string& level, const LoadedModel& model, const Decode
   const TemporaryTrace temporary(path);  // outlives the writer
   std::optional<TraceWriter> writer;
   std::optional<Recorder> recorder;
+  std::optional<LateRecorder> late;
   const std::unique_ptr<AttentionPolicy> policy = make_exact_policy();
   if (level != "off") {
     RecordFlags record;
@@ -159,8 +161,12 @@ Timing run_once(const std::string& level, const LoadedModel& model, const Decode
       recorder->begin_sequence(request.sequence, writer->begin_sequence(std::move(start)),
                                static_cast<int64_t>(request.prompt.size()));
     }
+    if (!model.device.is_cpu()) late.emplace(*recorder, model.device);
   }
-  TimingObserver observer(recorder.has_value() ? &*recorder : nullptr, timing);
+  DecodeObserver* const nearest = late       ? static_cast<DecodeObserver*>(&*late)
+                                  : recorder ? &*recorder
+                                             : nullptr;
+  TimingObserver observer(nearest, timing);
   DecodeCallbacks callbacks;
   callbacks.observer = &observer;
   callbacks.interrupted = [] { return InterruptGuard::signal() != 0; };
@@ -168,6 +174,10 @@ Timing run_once(const std::string& level, const LoadedModel& model, const Decode
   const auto begin = std::chrono::steady_clock::now();
   const auto outcomes = decode_batch(*model.model, *policy, decode, requests, next_pass, callbacks);
   InterruptGuard::check();
+  if (late) {
+    late->drain();
+    timing.recorder_waits = late->waits();
+  }
   timing.blocks = seconds_since(begin) - timing.prefill;
   if (writer.has_value()) {
     const auto closing = std::chrono::steady_clock::now();
@@ -201,7 +211,8 @@ nlohmann::json to_json(const std::string& level, const Timing& timing, const Ove
           {"tokens", timing.tokens},
           {"block_passes", timing.block_passes},
           {"denoising_passes", timing.denoising_passes},
-          {"file_bytes", timing.file_bytes}};
+          {"file_bytes", timing.file_bytes},
+          {"recorder_waits", timing.recorder_waits}};
 }
 
 void run_bench(const CLI::App& command, const BenchFlags& flags, const Environment& environment) {

@@ -20,6 +20,7 @@ struct Timing {
   int64_t denoising_passes = 0;
   int64_t tokens = 0;
   int64_t file_bytes = 0;
+  int64_t recorder_waits = 0;  // of decoding, for the recorder behind a device
 };
 
 /// Seconds without the prefill.

@@ -94,6 +94,8 @@ struct PassResult {
 /// CPU, walking the keys a second time is as fast and takes no memory.
 constexpr int64_t kMostKeptWeightBytes = int64_t{64} << 20;
 
+/// A tensor that is shown is never written to afterwards, but for keys and values, of the block and
+/// of the prefix: they may lie in a cache. References end with the call.
 class DecodeObserver {
  public:
   virtual ~DecodeObserver() = default;

@@ -47,7 +47,7 @@ SelectionPolicy::SelectionPolicy(std::string name, SelectionOptions options)
 }
 
 void SelectionPolicy::begin_pass(const PassContext& context) {
-  worker_.wait();  // of a pass that an exception cut short
+  end_pass();  // of a pass that an exception cut short
   context_ = &context;
   const size_t slots = context.sequences.size();
   sequences_.resize(slots, -1);
@@ -103,14 +103,19 @@ AttentionParts SelectionPolicy::attend(const AttentionInput& input, const Extern
     if (!captured) continue;
     // The committed keys stay where they are until end_pass, and q is this layer's own.
     KeySelection& target = sets_[s][static_cast<size_t>(input.layer)];
-    const auto capture = [this, &target,
-                          at = view(input, external, static_cast<int64_t>(s), parts.lse_external)] {
-      target = exact_set(at);
-    };
+    const SequenceAttention at = view(input, external, static_cast<int64_t>(s), parts.lse_external);
+    const auto capture = [this, &target, at] { target = exact_set(at); };
     if (options_.overlap && input.q.is_cpu()) {
       worker_.submit(capture);
+      continue;
+    }
+    const Stopwatch watch(inline_ns_);
+    if (options_.overlap) {
+      stream_.submit({at.q, at.external.key, at.external.value, at.lse_external}, [&] {
+        capture();
+        return std::vector{target.index, target.residual, target.lse_residual};
+      });
     } else {
-      const Stopwatch watch(inline_ns_);
       capture();
     }
   }

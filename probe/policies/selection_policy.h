@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "probe/policies/attention_policy.h"
+#include "probe/policies/select_stream.h"
 #include "probe/policies/select_worker.h"
 
 namespace blockscope {
@@ -21,7 +22,7 @@ struct SelectionOptions {
   double density = 0.0;      // share of the prefix, rounded up to whole keys
   int64_t exact_layers = 0;  // the first layers read everything (MAGE: 2, FlashBlock: 0)
   bool residual = false;     // keep the attention over unselected keys of the capturing step
-  bool overlap = true;       // capture on a second thread beside the rest of the layer
+  bool overlap = true;       // capture beside the rest of the layer, on a second thread or stream
 
   /// Throws UsageError: k or density must be set, not both, and be sensible.
   void check() const;
@@ -53,7 +54,10 @@ class SelectionPolicy : public AttentionPolicy {
   std::string name() const final { return name_; }
   void begin_pass(const PassContext& context) final;
   AttentionParts attend(const AttentionInput& input, const ExternalKeys& external) final;
-  void end_pass() final { worker_.wait(); }
+  void end_pass() final {
+    worker_.wait();
+    stream_.wait();
+  }
   ChoosingTime choosing_time() const final {
     return {inline_ns_, worker_.busy_ns(), worker_.waited_ns()};
   }
@@ -93,7 +97,8 @@ class SelectionPolicy : public AttentionPolicy {
   std::vector<int64_t> sequences_;               // by slot: whose state it holds
   std::vector<std::vector<KeySelection>> sets_;  // by slot and layer
   int64_t inline_ns_ = 0;
-  SelectWorker worker_;
+  SelectWorker worker_;  // on the host
+  SelectStream stream_;  // on a device
 };
 
 }  // namespace blockscope

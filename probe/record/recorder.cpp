@@ -7,19 +7,12 @@
 #include <memory>
 #include <utility>
 
-#include "kernels/ops.h"
-#include "probe/model/device.h"
-#include "probe/record/host_copy.h"
 #include "probe/record/row_copies.h"
 
 namespace blockscope {
 namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-bool allows(const std::set<int64_t>& filter, int64_t value) {
-  return filter.empty() || filter.count(value) > 0;
-}
 
 /// A buffer that keeps the tensor alive; contiguous, already in the file's type.
 Buffer buffer_of(const at::Tensor& tensor) {
@@ -84,64 +77,52 @@ Recorder::LayerHistory& Recorder::history_of(Slot& slot, int64_t layer_index,
 }
 
 void Recorder::on_attention(const AttentionView& view) {
-  const int64_t index = layer_index(view.input.layer);
-  if (index < 0 || !at_least(RecordLevel::summary)) return;
-  if (view.input.q.is_cpu()) {
-    record_attention(view, index);
-  } else if (follows(view.context)) {
-    const HostCopy copy(view, at_least(RecordLevel::full));
-    record_attention(copy.view(), index);
-  }
-  record_sets(view, index);
+  if (reads_layer(view.context, view.input.layer)) record(view.context, reads_of(view));
 }
 
-bool Recorder::follows(const PassContext& context) const {
-  return std::any_of(
-      context.sequences.begin(), context.sequences.end(),
-      [&](const SequencePass& pass) { return pass.kind == PassKind::denoise && traced(pass); });
-}
-
-void Recorder::record_attention(const AttentionView& view, int64_t index) {
-  for (size_t s = 0; s < view.context.sequences.size(); ++s) {
-    const SequencePass& pass = view.context.sequences[s];
+void Recorder::record(const PassContext& context, const AttentionReads& reads) {
+  const int64_t index = layer_index(reads.layer);
+  for (size_t s = 0; s < context.sequences.size(); ++s) {
+    const SequencePass& pass = context.sequences[s];
     // Rows outside the step filter are still followed: later rows are compared with them.
     if (pass.kind != PassKind::denoise || !traced(pass)) continue;
-    summarise(view, s, index);
-    if (records(pass) && at_least(RecordLevel::outputs)) record_arrays(view, s, index);
+    summarise(pass, reads, s, index);
+    if (records(pass) && at_least(RecordLevel::outputs)) record_arrays(reads, s, index);
   }
+  if (reads.sets.index.defined()) record_sets(context, reads, index);
 }
 
-void Recorder::summarise(const AttentionView& view, size_t s, int64_t layer_index) {
-  const SequencePass& pass = view.context.sequences[s];
+void Recorder::summarise(const SequencePass& pass, const AttentionReads& reads, size_t s,
+                         int64_t layer_index) {
   const int64_t row = static_cast<int64_t>(s);
   Slot& slot = slot_at(s);
   LayerHistory& history = history_of(slot, layer_index, pass);
-  put_head_rows(slot, Field::attention_lse_external, layer_index, view.used.lse_external, row);
-  put_head_rows(slot, Field::attention_lse_internal, layer_index, view.used.lse_internal, row);
-  if (view.used.reused.defined()) {
-    const at::Tensor reused = recorded_heads(view.used.reused.select(0, row)).to(at::kByte);
+  const AttentionParts& used = reads.used;
+  put_head_rows(slot, Field::attention_lse_external, layer_index, used.lse_external, row);
+  put_head_rows(slot, Field::attention_lse_internal, layer_index, used.lse_internal, row);
+  if (used.reused.defined()) {
+    const at::Tensor reused = recorded_heads(used.reused.select(0, row)).to(at::kByte);
     const size_t heads = options_.meta.heads.size();
     auto& out = slot.bytes[Field::attention_reused];
     out.resize(options_.meta.layers.size() * heads, 0);
     std::copy_n(reused.contiguous().const_data_ptr<uint8_t>(), heads,
                 out.begin() + layer_index * static_cast<int64_t>(heads));
   }
-  record_selection(view, s, layer_index);
+  record_selection(reads, s, layer_index);
   LayerStep step;
-  compare_queries(view, row, history, step);
-  if (options_.exact_known && view.exact != nullptr) {
-    if (options_.meta.has_shadow) record_shadow(view, s, layer_index);
-    step.external = HeadAttention(view.exact->external, view.exact->lse_external, row);
-    step.internal = HeadAttention(view.exact->internal, view.exact->lse_internal, row);
+  compare_queries(pass, reads.q, row, history, step);
+  if (const AttentionParts* exact = reads.exact()) {
+    if (options_.meta.has_shadow) record_shadow(reads, s, layer_index);
+    step.external = HeadAttention(exact->external, exact->lse_external, row);
+    step.internal = HeadAttention(exact->internal, exact->lse_internal, row);
     compare_steps(pass, history, step);
   }
   put_statistics(layer_statistics(step, head_shape()), slot, layer_index);
 }
 
-void Recorder::compare_queries(const AttentionView& view, int64_t row, LayerHistory& history,
-                               LayerStep& step) {
-  const at::Tensor& query = view.input.q;
-  if (view.context.sequences[static_cast<size_t>(row)].first_step()) {
+void Recorder::compare_queries(const SequencePass& pass, const at::Tensor& query, int64_t row,
+                               LayerHistory& history, LayerStep& step) {
+  if (pass.first_step()) {
     history.first_query = FirstRows(query, row);
   } else if (history.first_query.like(query)) {
     step.query = query;
@@ -197,16 +178,16 @@ void Recorder::put_reuse_error(Slot& slot, int64_t layer_index, const LayerStati
   }
 }
 
-void Recorder::record_shadow(const AttentionView& view, size_t s, int64_t layer_index) {
+void Recorder::record_shadow(const AttentionReads& reads, size_t s, int64_t layer_index) {
   const int64_t row = static_cast<int64_t>(s);
   Slot& slot = slot_at(s);
-  put_head_rows(slot, Field::shadow_lse_external, layer_index, view.exact->lse_external, row);
+  put_head_rows(slot, Field::shadow_lse_external, layer_index, reads.exact()->lse_external, row);
   const auto computed = [&](const at::Tensor& out) {
     const at::Tensor rows = out.select(0, row).to(at::kFloat);
-    return view.rows == nullptr ? rows : rows.index_select(1, *view.rows);
+    return reads.rows.defined() ? rows.index_select(1, reads.rows) : rows;
   };
-  const at::Tensor exact = computed(view.exact->out);
-  const at::Tensor error = computed(view.used.out) - exact;
+  const at::Tensor exact = computed(reads.exact()->out);
+  const at::Tensor error = computed(reads.used.out) - exact;
   const at::Tensor relative =
       error.square().sum({-2, -1}).sqrt() / exact.square().sum({-2, -1}).sqrt().clamp_min(1e-30);
   put_heads(
@@ -214,11 +195,9 @@ void Recorder::record_shadow(const AttentionView& view, size_t s, int64_t layer_
       {relative.const_data_ptr<float>(), relative.const_data_ptr<float>() + relative.numel()});
 }
 
-void Recorder::on_hidden(const PassContext& context, int64_t layer,
-                         const at::Tensor& device_hidden) {
+void Recorder::on_hidden(const PassContext& context, int64_t layer, const at::Tensor& hidden) {
+  if (!reads_layer(context, layer)) return;
   const int64_t index = layer_index(layer);
-  if (index < 0 || !at_least(RecordLevel::summary) || !follows(context)) return;
-  const at::Tensor hidden = on_host(device_hidden);
   for (size_t s = 0; s < context.sequences.size(); ++s) {
     const SequencePass& pass = context.sequences[s];
     if (pass.kind != PassKind::denoise || !traced(pass)) continue;
@@ -241,9 +220,8 @@ void Recorder::on_hidden(const PassContext& context, int64_t layer,
 }
 
 void Recorder::on_logits(const PassContext& context, const std::vector<int64_t>& slots,
-                         const at::Tensor& device_logits) {
-  if (!at_least(RecordLevel::summary) || !follows(context)) return;
-  const at::Tensor logits = on_host(device_logits);
+                         const at::Tensor& logits) {
+  if (!reads_logits(context)) return;
   for (size_t i = 0; i < slots.size(); ++i) {
     const size_t s = static_cast<size_t>(slots[i]);
     const SequencePass& pass = context.sequences[s];
@@ -259,14 +237,12 @@ void Recorder::on_logits(const PassContext& context, const std::vector<int64_t>&
 }
 
 void Recorder::on_committed_keys(const CommittedKeys& keys) {
+  if (!reads_keys(keys)) return;
   const int64_t index = layer_index(keys.layer);
-  if (index < 0 || !at_least(RecordLevel::full) || traced_.count(keys.sequence) == 0) return;
-  const auto& sequences = options_.filter.sequences;
-  if (!allows(sequences, keys.sequence)) return;
   // [K, T, D] -> [T, recorded kv heads, D]
   const auto file_order = [&](const at::Tensor& rows) {
     return buffer_of(
-        recorded_kv_heads(on_host(rows)).transpose(0, 1).to(array_type(), false, /*copy=*/true));
+        recorded_kv_heads(rows).transpose(0, 1).to(array_type(), false, /*copy=*/true));
   };
   StoredKeys& stored = prefix_[keys.sequence];
   stored.start = keys.start;

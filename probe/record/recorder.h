@@ -7,30 +7,18 @@
 #include <array>
 #include <cstdint>
 #include <map>
-#include <set>
-#include <string>
 #include <vector>
 
 #include "decode_record/trace_writer.h"
 #include "probe/decode/decode_observer.h"
+#include "probe/record/attention_reads.h"
+#include "probe/record/recorder_options.h"
 #include "probe/record/step_statistics.h"
 
 namespace blockscope {
 
-/// Which rows carry arrays; empty sets let everything through.
-struct RecordFilter {
-  std::set<int64_t> steps;      // denoising steps, from 1
-  std::set<int64_t> blocks;     // absolute block indices
-  std::set<int64_t> sequences;  // sequences of the run
-};
-
-struct RecorderOptions {
-  TraceMeta meta;  // level, layers, heads, set size, normaliser, dtype
-  RecordFilter filter;
-  bool exact_known = true;  // the policy is exact, or --shadow computes the exact values beside it
-  bool autoregressive = false;
-};
-
+/// Reads tensors of the host alone; where they are computed on a device a LateRecorder stands
+/// before it.
 class Recorder : public DecodeObserver {
  public:
   Recorder(RecorderOptions options, TraceWriter& writer);
@@ -56,6 +44,18 @@ class Recorder : public DecodeObserver {
                  const at::Tensor& logits) override;
   void on_pass(const PassResult& result) override;
   void on_remove(int64_t slot) override;
+
+  // What is looked at: of use where looking costs a copy. They change with begin_sequence alone,
+  // and may be asked while another thread records.
+  bool reads_layer(const PassContext& context, int64_t layer) const;  // its attention, its input
+  bool reads_logits(const PassContext& context) const;
+  bool reads_router(const PassContext& context, int64_t layer) const;
+  bool reads_keys(const CommittedKeys& keys) const;
+
+  /// on_attention in two halves, where reads_layer(). The first one works where the tensors are,
+  /// the second on the host.
+  AttentionReads reads_of(const AttentionView& view) const;
+  void record(const PassContext& context, const AttentionReads& reads);
 
  private:
   struct TracedSequence {
@@ -91,21 +91,22 @@ class Recorder : public DecodeObserver {
   /// Empty at a layer's first pass of a block.
   static LayerHistory& history_of(Slot& slot, int64_t layer_index, const SequencePass& pass);
 
-  void record_attention(const AttentionView& view, int64_t layer_index);  // on the host
-  void summarise(const AttentionView& view, size_t slot, int64_t layer_index);
+  TopKSets sets_of(const AttentionView& view) const;
+  void summarise(const SequencePass& pass, const AttentionReads& reads, size_t slot,
+                 int64_t layer_index);
   /// What `step` is compared with, and what later steps are compared with.
-  static void compare_queries(const AttentionView& view, int64_t row, LayerHistory& history,
-                              LayerStep& step);
+  static void compare_queries(const SequencePass& pass, const at::Tensor& query, int64_t row,
+                              LayerHistory& history, LayerStep& step);
   static void compare_steps(const SequencePass& pass, LayerHistory& history, LayerStep& step);
   void put_statistics(const LayerStatistics& statistics, Slot& slot, int64_t layer_index);
   void put_reuse_error(Slot& slot, int64_t layer_index, const LayerStatistics& statistics);
-  void record_selection(const AttentionView& view, size_t slot, int64_t layer_index);
-  void record_shadow(const AttentionView& view, size_t slot, int64_t layer_index);
+  void record_selection(const AttentionReads& reads, size_t slot, int64_t layer_index);
+  void record_shadow(const AttentionReads& reads, size_t slot, int64_t layer_index);
   bool wants_sets(const PassContext& context) const;
-  void record_sets(const AttentionView& view, int64_t layer_index);
+  void record_sets(const PassContext& context, const AttentionReads& reads, int64_t layer_index);
   void record_recall(const SequencePass& pass, Slot& slot, LayerHistory& history,
                      int64_t layer_index, const std::vector<int32_t>& index);
-  void record_arrays(const AttentionView& view, size_t slot, int64_t layer_index);
+  void record_arrays(const AttentionReads& reads, size_t slot, int64_t layer_index);
 
   void put_floats(Slot& slot, Field field, int64_t layer_index, const float* values, size_t count);
   void put_heads(Slot& slot, Field field, int64_t layer_index, const std::vector<float>& all_heads);

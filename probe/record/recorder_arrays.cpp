@@ -1,5 +1,4 @@
-// The recorder's copies: selecting recorded heads and laying values out as the file has them, and
-// the top-k sets.
+// The recorder's copies: selecting recorded heads and laying values out as the file has them.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
@@ -10,8 +9,6 @@
 #include <utility>
 
 #include "decode_record/error.h"
-#include "kernels/ops.h"
-#include "probe/model/device.h"
 #include "probe/record/recorder.h"
 #include "probe/record/row_copies.h"
 
@@ -75,40 +72,40 @@ void Recorder::put_ints(Slot& slot, Field field, int64_t layer_index,
             out.begin() + layer_index * static_cast<int64_t>(values.size()));
 }
 
-void Recorder::record_arrays(const AttentionView& view, size_t s, int64_t layer_index) {
+void Recorder::record_arrays(const AttentionReads& reads, size_t s, int64_t layer_index) {
   const auto row = static_cast<int64_t>(s);
   const TraceMeta& meta = options_.meta;
   RowCopies copies(array_type(), layer_index);
   const auto of_heads = [&](Field field, const at::Tensor& x) {
     copies.add(field, x, row, meta.heads);
   };
-  of_heads(Field::attention_external, view.used.external);
-  of_heads(Field::attention_internal, view.used.internal);
+  of_heads(Field::attention_external, reads.used.external);
+  of_heads(Field::attention_internal, reads.used.internal);
   if (meta.has_residual) {
-    of_heads(Field::attention_residual, view.used.residual.defined()
-                                            ? view.used.residual
-                                            : at::zeros_like(view.used.external));
+    of_heads(Field::attention_residual, reads.used.residual.defined()
+                                            ? reads.used.residual
+                                            : at::zeros_like(reads.used.external));
   }
-  of_heads(Field::query, view.input.q);
-  if (meta.has_shadow && view.exact != nullptr) {
-    of_heads(Field::shadow_external, view.exact->external);
+  of_heads(Field::query, reads.q);
+  if (meta.has_shadow && reads.exact() != nullptr) {
+    of_heads(Field::shadow_external, reads.exact()->external);
   }
   if (at_least(RecordLevel::full)) {
-    copies.add(Field::block_key, view.input.k, row, meta.kv_heads);
-    copies.add(Field::block_value, view.input.v, row, meta.kv_heads);
+    copies.add(Field::block_key, reads.k, row, meta.kv_heads);
+    copies.add(Field::block_value, reads.v, row, meta.kv_heads);
   }
   copies.run(slot_at(s).arrays);
 }
 
-void Recorder::record_selection(const AttentionView& view, size_t s, int64_t layer_index) {
+void Recorder::record_selection(const AttentionReads& reads, size_t s, int64_t layer_index) {
   const int64_t row = static_cast<int64_t>(s);
   Slot& slot = slot_at(s);
   const TraceMeta& meta = options_.meta;
   if (meta.selected_size > 0) {
     // -1 throughout: this row read its whole prefix.
     std::vector<int32_t> kept(meta.kv_heads.size() * static_cast<size_t>(meta.selected_size), -1);
-    if (view.used.selected.defined()) {
-      const at::Tensor index = recorded_kv_heads(view.used.selected.select(0, row)).contiguous();
+    if (reads.used.selected.defined()) {
+      const at::Tensor index = recorded_kv_heads(reads.used.selected.select(0, row)).contiguous();
       const auto width = static_cast<size_t>(index.size(1));
       if (index.size(1) > meta.selected_size) {
         throw Error(
@@ -126,23 +123,22 @@ void Recorder::record_selection(const AttentionView& view, size_t s, int64_t lay
   if (meta.has_residual) {
     put_head_rows(
         slot, Field::attention_lse_residual, layer_index,
-        view.used.lse_residual.defined()
-            ? view.used.lse_residual
-            : at::full_like(view.used.lse_external, -std::numeric_limits<float>::infinity()),
+        reads.used.lse_residual.defined()
+            ? reads.used.lse_residual
+            : at::full_like(reads.used.lse_external, -std::numeric_limits<float>::infinity()),
         row);
   }
 }
 
 void Recorder::on_router(const PassContext& context, int64_t layer, const RouterChoice& choice) {
+  if (!reads_router(context, layer)) return;
   const int64_t index = layer_index(layer);
-  if (index < 0 || options_.meta.experts_per_token == 0) return;
-  if (!follows(context)) return;
-  const std::vector<at::Tensor> host = on_host(std::vector{choice.weight, choice.expert});
   for (size_t s = 0; s < context.sequences.size(); ++s) {
     if (!records(context.sequences[s])) continue;
     const auto row = static_cast<int64_t>(s);
-    const auto [weight, order] = host[0].select(0, row).sort(/*stable=*/true, -1, true);
-    const at::Tensor expert = host[1].select(0, row).gather(-1, order).to(at::kInt).contiguous();
+    const auto [weight, order] = choice.weight.select(0, row).sort(/*stable=*/true, -1, true);
+    const at::Tensor expert =
+        choice.expert.select(0, row).gather(-1, order).to(at::kInt).contiguous();
     const at::Tensor values = weight.to(at::kFloat).contiguous();
     const auto* chosen = expert.const_data_ptr<int32_t>();
     put_ints(slot_at(s), Field::router_expert, index, {chosen, chosen + expert.numel()});
@@ -180,48 +176,18 @@ void Recorder::add_kl(const StepDecision& decision, TraceRow& row) const {
   row.arrays.push_back({Field::prediction_kl, kAllLayers, make_buffer(std::move(kl))});
 }
 
-bool Recorder::wants_sets(const PassContext& context) const {
-  if (options_.meta.set_size == 0 || !at_least(RecordLevel::sets) || !options_.exact_known) {
-    return false;
-  }
-  return std::any_of(context.sequences.begin(), context.sequences.end(),
-                     [&](const SequencePass& pass) {
-                       // Step 1 is the anchor of every later recall, whatever the filter says.
-                       return traced(pass) && pass.kind == PassKind::denoise &&
-                              (records(pass) || pass.first_step());
-                     });
-}
-
-bool Recorder::wants_weights(const PassContext& context, int64_t layer) const {
-  return layer_index(layer) >= 0 && wants_sets(context);
-}
-
-void Recorder::record_sets(const AttentionView& view, int64_t layer_index) {
-  if (!wants_sets(view.context) || view.exact == nullptr) return;
-  const AttentionInput& input = view.input;
-  const int64_t k = options_.meta.set_size;
-  const at::Tensor lse = options_.meta.set_normaliser == SetNormaliser::prefix
-                             ? view.exact->lse_external
-                             : at::logaddexp(view.exact->lse_external, view.exact->lse_internal);
-  const auto computed = [&](const at::Tensor& rows) {
-    return view.rows == nullptr ? rows : rows.index_select(2, on_device(*view.rows, rows.device()));
-  };
-  const bool with_tokens = at_least(RecordLevel::full);
-  TopKSets sets = view.exact->weights.defined()
-                      ? topk_sets(view.exact->weights, view.external.length, lse, k, with_tokens)
-                      : topk_sets(computed(input.q), view.external.key, view.external.length,
-                                  computed(lse), k, input.scale, with_tokens);
-  const std::vector<at::Tensor> host =
-      on_host(std::vector{sets.index, sets.probability, sets.union_size, sets.token_index});
-  sets = {host[0], host[1], host[2], host[3], {}};
-  if (view.rows != nullptr && sets.token_index.defined()) {
+void Recorder::record_sets(const PassContext& context, const AttentionReads& reads,
+                           int64_t layer_index) {
+  const auto k = static_cast<int64_t>(options_.meta.set_size);
+  TopKSets sets = reads.sets;
+  if (reads.rows.defined() && sets.token_index.defined()) {
     std::vector<int64_t> shape = sets.token_index.sizes().vec();
     shape[2] = options_.meta.block_length;
     sets.token_index = at::full(shape, -1, sets.token_index.options())
-                           .index_copy_(2, *view.rows, sets.token_index);
+                           .index_copy_(2, reads.rows, sets.token_index);
   }
-  for (size_t s = 0; s < view.context.sequences.size(); ++s) {
-    const SequencePass& pass = view.context.sequences[s];
+  for (size_t s = 0; s < context.sequences.size(); ++s) {
+    const SequencePass& pass = context.sequences[s];
     if (pass.kind != PassKind::denoise || !traced(pass)) continue;
     const int64_t row = static_cast<int64_t>(s);
     Slot& slot = slot_at(s);

@@ -19,6 +19,7 @@
 #include "probe/checkpoint/rope.h"
 #include "probe/decode/decode_observer.h"
 #include "probe/decode/kv_cache.h"
+#include "probe/record/late_recorder.h"
 #include "probe/run/device_option.h"
 
 namespace blockscope {
@@ -37,10 +38,6 @@ std::vector<int64_t> indices_or_all(const std::string& text, const std::string& 
 std::set<int64_t> index_filter(const std::string& text, const std::string& flag, int64_t first) {
   const std::vector<int64_t> indices = parse_index_set(text, flag, first);
   return {indices.begin(), indices.end()};
-}
-
-bool allows(const std::set<int64_t>& filter, int64_t value) {
-  return filter.empty() || filter.count(value) > 0;
 }
 
 /// KV heads that a recorded query head reads.
@@ -143,6 +140,22 @@ int64_t recorder_memory(const RecorderOptions& recorder, const DecodeOptions& de
   bytes += block_length * config.vocab_size * 4;
   bytes += layers * static_cast<int64_t>(meta.kv_heads.size()) * meta.set_size * 4;
   return bytes;
+}
+
+/// Copies of a device's passes that are not recorded yet: the queue, and the call that finds it
+/// full. Buffers are powers of two.
+int64_t late_memory(const RecorderOptions& recorder, const DecodeOptions& decode,
+                    const ModelConfig& config, int64_t sequences) {
+  const TraceMeta& meta = recorder.meta;
+  if (meta.level < RecordLevel::summary) return 0;
+  const int64_t rows = sequences * decode.block_length() * 4;  // of float32 at most
+  const int64_t logits = rows * config.vocab_size;
+  // Queries, keys, values, the policy's and the shadow's results; hidden states.
+  const int64_t layer = rows * ((8 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim +
+                                config.hidden_size);
+  const int64_t pass = logits + static_cast<int64_t>(meta.layers.size()) * layer;
+  return 2 * std::min((kMostLatePasses + 1) * pass,
+                      kMostLateBytes + kLatePieceBytes + std::max(logits, layer));
 }
 
 /// What klass remembers of a batch: a float64 distribution for each position of the block, and in a
@@ -287,6 +300,9 @@ CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& d
   }
   if (meta.level < RecordLevel::sets) kept_weights = 0;
   cost.recorder_bytes = sequences * recorder_memory(recorder, decode, config) + kept_weights;
+  if (!model.device.is_cpu()) {
+    cost.recorder_bytes += late_memory(recorder, decode, config, sequences);
+  }
   return cost;
 }
 

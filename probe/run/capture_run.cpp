@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <optional>
 #include <set>
 #include <utility>
 
 #include "command_line/interrupt.h"
 #include "command_line/progress.h"
+#include "probe/record/late_recorder.h"
 
 namespace blockscope {
 namespace {
@@ -39,6 +41,7 @@ class CaptureLoop {
         next_pass_(resumed.next_pass),
         begin_(std::chrono::steady_clock::now()) {
     totals_.passes = -next_pass_;
+    if (!run.model.device.is_cpu()) late_.emplace(recorder_, run.model.device);
     for (const RunPrompt& prompt : prompts) {
       if (!is_done(prompt)) positions_due_ += positions(prompt);
     }
@@ -49,6 +52,7 @@ class CaptureLoop {
     for (size_t first = 0; first < prompts_.size() && !totals_.interrupted; first += batch) {
       decode_from(first);
     }
+    drain();
     progress_.clear();
     totals_.passes += next_pass_;
     totals_.seconds = seconds();
@@ -69,7 +73,13 @@ class CaptureLoop {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
   }
 
+  /// Until decoding goes on the recorder and the writer are this thread's.
+  void drain() {
+    if (late_) late_->drain();
+  }
+
   void decode_from(size_t first) {
+    drain();
     const std::vector<DecodeRequest> requests = batch_requests(prompts_, first, run_.batch_size);
     bool anything_left = false;
     for (size_t i = first; i < first + requests.size(); ++i) {
@@ -87,13 +97,14 @@ class CaptureLoop {
                                static_cast<int64_t>(prompt.request.prompt.size()));
     }
     if (!anything_left) return;
-    const DecodeCallbacks callbacks{&recorder_, [this] { return tick(); },
+    DecodeObserver* const observer = late_ ? static_cast<DecodeObserver*>(&*late_) : &recorder_;
+    const DecodeCallbacks callbacks{observer, [this] { return tick(); },
                                     [this](const DecodeOutcome& outcome) { finish(outcome); }};
     decode_batch(*run_.model.model, run_.policy, run_.decode, requests, next_pass_, callbacks);
   }
 
   bool tick() {
-    const Recorder::Counters& counters = recorder_.counters();
+    const Recorder::Counters counters = late_ ? late_->counters() : recorder_.counters();
     const double elapsed = std::max(seconds(), 1e-9);
     const int64_t current = counters.tokens - tokens_of_finished_;
     progress_.update(
@@ -111,6 +122,7 @@ class CaptureLoop {
     const auto found = trace_sequence_.find(outcome.sequence);
     // Without an end in the trace a resume marks the sequence aborted and decodes it again.
     if (found == trace_sequence_.end() || outcome.reason == FinishReason::interrupted) return;
+    drain();
     const RunPrompt& prompt = prompts_[static_cast<size_t>(outcome.sequence)];
     CaptureOutcome result{prompt, outcome,
                           generated_text(outcome.generated, run_.decode, run_.tokenizer),
@@ -141,6 +153,7 @@ class CaptureLoop {
   const std::set<Identity> done_;
   TraceWriter& writer_;
   Recorder recorder_;
+  std::optional<LateRecorder> late_;  // of a model on a device, before the recorder
   const std::function<void(const CaptureOutcome&)>& on_outcome_;
   Progress progress_;
   int64_t next_pass_;

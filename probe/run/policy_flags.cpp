@@ -65,11 +65,6 @@ ChosenPolicy choose_flashblock(const PolicyFlags& flags, const LoadedModel& mode
 ChosenPolicy choose_selection(const PolicyFlags& flags, const LoadedModel& model,
                               nlohmann::json settings) {
   const SelectionOptions options = selection_options(flags, model.config.num_layers);
-  const bool captures = flags.policy.starts_with("mage") || flags.policy.starts_with("sparsed");
-  if (captures && options.overlap && !model.device.is_cpu()) {
-    note("note: --policy {}: on a device sets are chosen between the layers, not beside them\n",
-         flags.policy);
-  }
   if (flags.k.has_value()) settings["k"] = options.k;
   if (flags.density.has_value()) settings["density"] = options.density;
   settings["exact_layers"] = options.exact_layers;

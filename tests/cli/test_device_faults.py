@@ -119,12 +119,6 @@ class DeviceFaults(DeviceCase):
         self.assertIn("--batch-size", error)
         self.assertGreater(self.kept(output, error), 16)
 
-    def test_note_of_policies_that_choose_beside_the_layers(self):
-        code, _, error = run(*self.arguments(self.root / "x.h5", "--policy", "mage", "--k", 8), "--device", "cuda",
-                             device=CHAINS)
-        self.assertEqual(code, 0, error)
-        self.assertIn("sets are chosen between the layers", error)
-
 
 if __name__ == "__main__":
     require_binary()

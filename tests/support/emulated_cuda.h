@@ -50,6 +50,12 @@ struct Counters {
 };
 Counters counters();
 void reset_counters();
+/// Host calls of the calling thread that had to wait for the device, since it began.
+int64_t waits_of_this_thread();
+
+/// Called by every thread that is about to wait for an event, as a GPU that is slow would hold it
+/// up; may block. An empty one: nobody is held up.
+void before_event_waits(std::function<void()> hold);
 
 /// Bytes that the device has (8 GiB at first); an allocation over it throws c10::OutOfMemoryError.
 void set_memory_limit(size_t bytes);

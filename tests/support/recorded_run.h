@@ -11,6 +11,7 @@
 
 #include "decode_record/trace_reader.h"
 #include "decode_record/trace_writer.h"
+#include "probe/record/late_recorder.h"
 #include "probe/record/recorder.h"
 #include "tests/support/tiny_model.h"
 
@@ -64,7 +65,13 @@ inline RecordedRun record_run(const BlockDiffusionModel& model, AttentionPolicy&
       traced[request.sequence] = writer.begin_sequence(std::move(start));
       recorder.begin_sequence(request.sequence, traced[request.sequence], length);
     }
-    outcomes = decode_all(model, policy, decode, requests, &recorder);
+    if (model.device().is_cpu()) {
+      outcomes = decode_all(model, policy, decode, requests, &recorder);
+    } else {
+      LateRecorder late(recorder, model.device());
+      outcomes = decode_all(model, policy, decode, requests, &late);
+      late.drain();
+    }
     for (const DecodeOutcome& outcome : outcomes) {
       if (traced.count(outcome.sequence) == 0) continue;
       writer.end_sequence(traced[outcome.sequence], {outcome.reason, "", {}});

@@ -59,6 +59,13 @@ inline BlockDiffusionModel tiny_model(uint64_t seed = 1,
   return {config, std::move(weights)};
 }
 
+/// The same model with its weights on a device.
+inline BlockDiffusionModel moved_to(at::Device device, const BlockDiffusionModel& host) {
+  WeightMap weights;
+  for (const auto& [name, weight] : host.weights()) weights.emplace(name, weight.to(device));
+  return {host.config(), std::move(weights)};
+}
+
 inline std::vector<int64_t> random_prompt(SeededRandom& random, int64_t length) {
   std::vector<int64_t> prompt;
   for (int64_t i = 0; i < length; ++i) prompt.push_back(random.integer(0, kTinyMask - 1));

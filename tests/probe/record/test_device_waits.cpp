@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "probe/policies/flashblock_policy.h"
@@ -29,20 +30,21 @@ constexpr int64_t kLayers = 2;  // of tiny_config()
 constexpr int64_t kPrompt = 9;  // ends in the third block of four positions
 constexpr int64_t kGenerated = 12;
 
-BlockDiffusionModel on_cuda(const BlockDiffusionModel& host) {
-  WeightMap weights;
-  for (const auto& [name, weight] : host.weights()) weights.emplace(name, weight.to(at::kCUDA));
-  return {host.config(), std::move(weights)};
-}
+BlockDiffusionModel on_cuda(const BlockDiffusionModel& host) { return moved_to(at::kCUDA, host); }
 
-/// The most waits of any pass but the prefill, which is the first.
+/// The most waits of the decoding thread in any pass but the prefill, which is the first.
 int64_t waits_of_a_pass(const BlockDiffusionModel& model, AttentionPolicy& policy,
                         const DecodeOptions& options, DecodeObserver* observer = nullptr) {
-  std::vector<emulated_cuda::Counters> passes;
+  struct Pass {
+    int64_t waits = 0, launches = 0;
+  };
+  std::vector<Pass> passes;
+  int64_t before = emulated_cuda::waits_of_this_thread();
   DecodeCallbacks callbacks;
   callbacks.observer = observer;
   callbacks.interrupted = [&] {
-    passes.push_back(emulated_cuda::counters());
+    const int64_t now = emulated_cuda::waits_of_this_thread();
+    passes.push_back({now - std::exchange(before, now), emulated_cuda::counters().launches});
     emulated_cuda::reset_counters();
     return false;
   };
@@ -54,7 +56,7 @@ int64_t waits_of_a_pass(const BlockDiffusionModel& model, AttentionPolicy& polic
   int64_t most = 0;
   for (size_t i = 1; i + 1 < passes.size(); ++i) {
     EXPECT_GE(passes[i].launches, kLayers) << "the kernels didn't run in pass " << i;
-    most = std::max(most, passes[i].host_waits());
+    most = std::max(most, passes[i].waits);
   }
   return most;
 }
@@ -112,31 +114,44 @@ TEST(DeviceWaits, OfBidirectionalModels) {
   }
 }
 
-TEST(DeviceWaits, OfARecordedStep) {
+int64_t waits_of_a_recorded_pass(const BlockDiffusionModel& model, const DecodeOptions& decode,
+                                 RecordLevel level) {
+  const std::string path = ::testing::TempDir() + "device_waits.h5";
+  std::filesystem::remove(path);
+  RecorderOptions options = recorder_options(model.config(), level, decode);
+  options.meta.bidirectional = options.meta.has_cache = decode.bidirectional;
+  TraceWriter writer(path, options.meta);
+  Recorder recorder(options, writer);
+  const DecodeRequest request = tiny_request(0, kPrompt, kGenerated);
+  SequenceStart start;
+  start.prompt = request.prompt;
+  start.gen_length = generated_positions(kPrompt, request.gen_length, decode);
+  recorder.begin_sequence(0, writer.begin_sequence(std::move(start)), kPrompt);
+  LateRecorder late(recorder, at::kCUDA);
+  const int64_t waits = waits_of_a_pass(model, *make_exact_policy(), decode, &late);
+  late.drain();
+  writer.end_sequence(0, {FinishReason::unfinished, "", {}});
+  writer.finish();
+  return waits;
+}
+
+TEST(DeviceWaits, OnceAStepAtEveryLevel) {
   const BlockDiffusionModel model = on_cuda(tiny_model());
-  // The step's tokens; then the logits, and of each layer its attention, its hidden states and,
-  // from `sets` on, its sets.
-  const std::vector<std::pair<RecordLevel, int64_t>> most = {
-      {RecordLevel::trajectory, 1},         {RecordLevel::summary, 2 + 2 * kLayers},
-      {RecordLevel::sets, 2 + 3 * kLayers}, {RecordLevel::outputs, 2 + 3 * kLayers},
-      {RecordLevel::full, 2 + 3 * kLayers},
-  };
-  for (const auto& [level, waits] : most) {
+  for (const RecordLevel level : {RecordLevel::trajectory, RecordLevel::summary, RecordLevel::sets,
+                                  RecordLevel::outputs, RecordLevel::full}) {
     SCOPED_TRACE(static_cast<int>(level));
-    const std::string path = ::testing::TempDir() + "device_waits.h5";
-    std::filesystem::remove(path);
-    const RecorderOptions options = recorder_options(model.config(), level);
-    TraceWriter writer(path, options.meta);
-    Recorder recorder(options, writer);
-    const DecodeRequest request = tiny_request(0, kPrompt, kGenerated);
-    SequenceStart start;
-    start.prompt = request.prompt;
-    start.gen_length = generated_positions(kPrompt, request.gen_length, tiny_options());
-    recorder.begin_sequence(0, writer.begin_sequence(std::move(start)), kPrompt);
-    EXPECT_LE(waits_of_a_pass(model, *make_exact_policy(), tiny_options(), &recorder), waits);
-    writer.end_sequence(0, {FinishReason::unfinished, "", {}});
-    writer.finish();
+    EXPECT_EQ(waits_of_a_recorded_pass(model, tiny_options(), level), 1);
   }
+}
+
+TEST(DeviceWaits, OnceARecordedStepOfABidirectionalModel) {
+  ModelConfig config = tiny_config();
+  config.attention_bidirectional = true;
+  const BlockDiffusionModel model = on_cuda(tiny_model(3, config));
+  DecodeOptions options = tiny_options();
+  options.bidirectional = true;
+  options.cache.kind = CacheKind::kDual;
+  EXPECT_EQ(waits_of_a_recorded_pass(model, options, RecordLevel::full), 1);
 }
 
 }  // namespace

@@ -66,6 +66,17 @@ Queue& queue(int64_t stream) {
 }
 
 thread_local int64_t current = 0;
+thread_local int64_t waits_of_thread = 0;
+
+std::function<void()>& event_hold() {
+  static auto* const made = new std::function<void()>;
+  return *made;
+}
+
+void count_wait(const std::string& what) {
+  ++queues().counters.waits[what];
+  ++waits_of_thread;
+}
 
 double milliseconds() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -89,6 +100,13 @@ Counters counters() {
 void reset_counters() {
   const std::scoped_lock lock(device_mutex());
   queues().counters = {};
+}
+
+int64_t waits_of_this_thread() { return waits_of_thread; }
+
+void before_event_waits(std::function<void()> hold) {
+  const std::scoped_lock lock(device_mutex());
+  event_hold() = std::move(hold);
 }
 
 int64_t pending_tasks() {
@@ -144,7 +162,7 @@ bool stream_is_empty(int64_t stream) {
 
 void host_wait(int64_t stream, const std::string& what) {
   const std::scoped_lock lock(device_mutex());
-  ++queues().counters.waits[what];
+  count_wait(what);
   check_lost();
   if (stream < 0) {
     run_all();
@@ -186,8 +204,14 @@ bool is_reached(const Event& event) {
 }
 
 void host_wait(const Event& event) {
+  std::function<void()> hold;
+  {
+    const std::scoped_lock lock(device_mutex());
+    hold = event_hold();
+  }
+  if (hold) hold();
   const std::scoped_lock lock(device_mutex());
-  ++queues().counters.waits["event"];
+  count_wait("event");
   if (event.stream >= 0) queue(event.stream).run_to(event.position);
 }
 

@@ -1,0 +1,48 @@
+// What recording an attention step reads of it, apart from the step itself: it can outlive the
+// step, and go from a device to the host on its own.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "probe/policies/attention_policy.h"
+
+namespace blockscope {
+
+/// Of one layer and the whole batch; what this level, this step or this run doesn't record is
+/// undefined.
+struct AttentionReads {
+  enum class Exact : std::uint8_t { kUnknown, kUsed, kShadow };
+
+  int64_t layer = 0;      // of the model
+  at::Tensor q;           // [S, H, B, D]
+  at::Tensor k, v;        // [S, K, B, D]
+  at::Tensor rows;        // [R] int64, on the host, as AttentionView::rows; undefined: all
+  AttentionParts used;    // what the policy used
+  AttentionParts shadow;  // the exact values, where `used` are not
+  Exact exactness = Exact::kUnknown;
+  TopKSets sets;  // of the rows
+
+  /// The exact values; nullptr: nobody knows, or nobody asks.
+  const AttentionParts* exact() const {
+    if (exactness == Exact::kUnknown) return nullptr;
+    return exactness == Exact::kUsed ? &used : &shadow;
+  }
+
+  /// All that the step computed.
+  std::vector<at::Tensor*> computed() {
+    std::vector<at::Tensor*> all{
+        &q, &k, &v, &sets.index, &sets.probability, &sets.union_size, &sets.token_index};
+    for (AttentionParts* parts : {&used, &shadow}) {
+      all.insert(all.end(), {&parts->out, &parts->external, &parts->lse_external, &parts->internal,
+                             &parts->lse_internal, &parts->reused, &parts->selected,
+                             &parts->residual, &parts->lse_residual});
+    }
+    return all;
+  }
+};
+
+}  // namespace blockscope

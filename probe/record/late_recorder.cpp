@@ -1,0 +1,213 @@
+#include "probe/record/late_recorder.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <utility>
+
+namespace blockscope {
+namespace {
+
+PassResult with_context(const PassResult& result, const PassContext& context) {
+  return {context,           result.length,       result.start,     result.computed_rows,
+          result.pass_ns,    result.attention_ns, result.decisions, result.work,
+          result.deciding_ns};
+}
+
+}  // namespace
+
+LateRecorder::LateRecorder(Recorder& recorder, at::Device device)
+    : recorder_(recorder),
+      device_(device),
+      stream_(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device)),
+      ready_(device.type()),
+      counters_(recorder.counters()),
+      thread_([this] { run(); }) {}
+
+LateRecorder::~LateRecorder() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void LateRecorder::drain() {
+  close();
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return queue_.empty(); });
+  rethrow();
+}
+
+Recorder::Counters LateRecorder::counters() const {
+  const std::lock_guard lock(mutex_);
+  return counters_;
+}
+
+std::shared_ptr<const PassContext> LateRecorder::kept(const PassContext& context) {
+  if (context_ == nullptr || context_->pass != context.pass) {
+    context_ = std::make_shared<const PassContext>(context);
+  }
+  return context_;
+}
+
+void LateRecorder::copy(const std::vector<at::Tensor*>& tensors) {
+  ready_.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  ready_.block(stream_);
+  const c10::StreamGuard guard(stream_);
+  for (at::Tensor* tensor : tensors) {
+    if (!tensor->defined() || tensor->is_cpu()) continue;
+    const at::Tensor source = std::move(*tensor);
+    *tensor = pool_->take(source.sizes(), source.scalar_type());
+    tensor->copy_(source, /*non_blocking=*/true);
+    source.record_stream(stream_);  // decoding lets go of it before it is copied
+    if (!open_.copied) open_.copied.emplace(device_.type());
+    open_.bytes += static_cast<int64_t>(tensor->nbytes());
+  }
+}
+
+void LateRecorder::add(Call call) {
+  if (failed_) {
+    const std::lock_guard lock(mutex_);
+    rethrow();
+  }
+  open_.calls.push_back(std::move(call));
+  if (open_.bytes >= kLatePieceBytes) close();
+}
+
+void LateRecorder::close() {
+  if (open_.calls.empty()) return;
+  if (open_.copied) open_.copied->record(stream_);
+  Piece piece = std::exchange(open_, {});
+  {
+    std::unique_lock lock(mutex_);
+    const auto room = [&] {
+      return failure_ != nullptr || queue_.empty() ||
+             (queued_bytes_ + piece.bytes <= kMostLateBytes &&
+              queued_passes_ + piece.passes <= kMostLatePasses);
+    };
+    if (!room()) {
+      ++waits_;
+      changed_.wait(lock, room);
+    }
+    rethrow();
+    queued_bytes_ += piece.bytes;
+    queued_passes_ += piece.passes;
+    queue_.push_back(std::move(piece));
+  }
+  changed_.notify_all();
+}
+
+void LateRecorder::rethrow() const {
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
+}
+
+void LateRecorder::run() {
+  const c10::InferenceMode inference;
+  c10::impl::VirtualGuardImpl(device_.type()).uncheckedSetDevice(device_);
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    Piece& piece = queue_.front();  // decoding appends behind it
+    const bool skip = failure_ != nullptr;
+    lock.unlock();
+    std::exception_ptr failure;
+    try {
+      if (!skip) replay(piece);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    piece.calls.clear();  // its buffers are free before there is room for more
+    lock.lock();
+    if (failure != nullptr) {
+      failure_ = failure;
+      failed_ = true;
+    }
+    counters_ = recorder_.counters();
+    queued_bytes_ -= piece.bytes;
+    queued_passes_ -= piece.passes;
+    queue_.pop_front();
+    changed_.notify_all();
+  }
+}
+
+void LateRecorder::replay(const Piece& piece) {
+  if (piece.copied) piece.copied->synchronize();
+  for (const Call& call : piece.calls) call(recorder_);
+}
+
+void LateRecorder::on_attention(const AttentionView& view) {
+  if (!recorder_.reads_layer(view.context, view.input.layer)) return;
+  AttentionReads reads = recorder_.reads_of(view);
+  for (at::Tensor* cached : {&reads.k, &reads.v}) {
+    if (cached->defined()) *cached = cached->clone();
+  }
+  copy(reads.computed());
+  add([context = kept(view.context), reads = std::move(reads)](Recorder& recorder) {
+    recorder.record(*context, reads);
+  });
+}
+
+void LateRecorder::on_hidden(const PassContext& context, int64_t layer, const at::Tensor& hidden) {
+  if (!recorder_.reads_layer(context, layer)) return;
+  at::Tensor host = hidden;
+  copy({&host});
+  add([context = kept(context), layer, host](Recorder& recorder) {
+    recorder.on_hidden(*context, layer, host);
+  });
+}
+
+void LateRecorder::on_router(const PassContext& context, int64_t layer,
+                             const RouterChoice& choice) {
+  if (!recorder_.reads_router(context, layer)) return;
+  RouterChoice host = choice;
+  copy({&host.expert, &host.weight});
+  add([context = kept(context), layer, host](Recorder& recorder) {
+    recorder.on_router(*context, layer, host);
+  });
+}
+
+void LateRecorder::on_staleness(const PassContext& context, const std::vector<Staleness>& layers) {
+  add([context = kept(context), layers](Recorder& recorder) {
+    recorder.on_staleness(*context, layers);
+  });
+}
+
+void LateRecorder::on_committed_keys(const CommittedKeys& keys) {
+  if (!recorder_.reads_keys(keys)) return;
+  CommittedKeys host = keys;
+  host.key = keys.key.clone();
+  host.value = keys.value.clone();
+  copy({&host.key, &host.value});
+  add([host](Recorder& recorder) { recorder.on_committed_keys(host); });
+}
+
+void LateRecorder::on_logits(const PassContext& context, const std::vector<int64_t>& slots,
+                             const at::Tensor& logits) {
+  if (!recorder_.reads_logits(context)) return;
+  at::Tensor host = logits;
+  copy({&host});
+  add([context = kept(context), slots, host](Recorder& recorder) {
+    recorder.on_logits(*context, slots, host);
+  });
+}
+
+void LateRecorder::on_pass(const PassResult& result) {
+  const std::shared_ptr<const PassContext> context = kept(result.context);
+  context_.reset();
+  open_.passes = 1;
+  add([context, kept = with_context(result, *context)](Recorder& recorder) {
+    recorder.on_pass(kept);
+  });
+  close();
+}
+
+void LateRecorder::on_remove(int64_t slot) {
+  add([slot](Recorder& recorder) { recorder.on_remove(slot); });
+}
+
+}  // namespace blockscope

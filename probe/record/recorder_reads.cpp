@@ -1,0 +1,110 @@
+// What the recorder looks at, and the top-k sets, which are chosen where the keys are.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "kernels/ops.h"
+#include "probe/model/device.h"
+#include "probe/record/recorder.h"
+
+namespace blockscope {
+
+bool Recorder::follows(const PassContext& context) const {
+  return std::any_of(
+      context.sequences.begin(), context.sequences.end(),
+      [&](const SequencePass& pass) { return pass.kind == PassKind::denoise && traced(pass); });
+}
+
+bool Recorder::reads_layer(const PassContext& context, int64_t layer) const {
+  return layer_index(layer) >= 0 && at_least(RecordLevel::summary) && follows(context);
+}
+
+bool Recorder::reads_logits(const PassContext& context) const {
+  return at_least(RecordLevel::summary) && follows(context);
+}
+
+bool Recorder::reads_router(const PassContext& context, int64_t layer) const {
+  return layer_index(layer) >= 0 && options_.meta.experts_per_token > 0 && follows(context);
+}
+
+bool Recorder::reads_keys(const CommittedKeys& keys) const {
+  return layer_index(keys.layer) >= 0 && at_least(RecordLevel::full) &&
+         traced_.count(keys.sequence) > 0 && allows(options_.filter.sequences, keys.sequence);
+}
+
+bool Recorder::wants_sets(const PassContext& context) const {
+  if (options_.meta.set_size == 0 || !at_least(RecordLevel::sets) || !options_.exact_known) {
+    return false;
+  }
+  return std::any_of(context.sequences.begin(), context.sequences.end(),
+                     [&](const SequencePass& pass) {
+                       // Step 1 is the anchor of every later recall, whatever the filter says.
+                       return traced(pass) && pass.kind == PassKind::denoise &&
+                              (records(pass) || pass.first_step());
+                     });
+}
+
+bool Recorder::wants_weights(const PassContext& context, int64_t layer) const {
+  return layer_index(layer) >= 0 && wants_sets(context);
+}
+
+TopKSets Recorder::sets_of(const AttentionView& view) const {
+  if (!wants_sets(view.context)) return {};
+  const AttentionInput& input = view.input;
+  const int64_t k = options_.meta.set_size;
+  const at::Tensor lse = options_.meta.set_normaliser == SetNormaliser::prefix
+                             ? view.exact->lse_external
+                             : at::logaddexp(view.exact->lse_external, view.exact->lse_internal);
+  const auto computed = [&](const at::Tensor& rows) {
+    return view.rows == nullptr ? rows : rows.index_select(2, on_device(*view.rows, rows.device()));
+  };
+  const bool with_tokens = at_least(RecordLevel::full);
+  return view.exact->weights.defined()
+             ? topk_sets(view.exact->weights, view.external.length, lse, k, with_tokens)
+             : topk_sets(computed(input.q), view.external.key, view.external.length, computed(lse),
+                         k, input.scale, with_tokens);
+}
+
+AttentionReads Recorder::reads_of(const AttentionView& view) const {
+  const TraceMeta& meta = options_.meta;
+  const auto& passes = view.context.sequences;
+  const bool arrays = at_least(RecordLevel::outputs) &&
+                      std::any_of(passes.begin(), passes.end(),
+                                  [this](const SequencePass& pass) { return records(pass); });
+  AttentionReads reads;
+  reads.layer = view.input.layer;
+  reads.q = view.input.q;
+  if (view.rows != nullptr) reads.rows = *view.rows;
+  reads.used.lse_external = view.used.lse_external;
+  reads.used.lse_internal = view.used.lse_internal;
+  reads.used.reused = view.used.reused;
+  if (meta.selected_size > 0) reads.used.selected = view.used.selected;
+  if (meta.has_residual) reads.used.lse_residual = view.used.lse_residual;
+  const auto values = [](const AttentionParts& from, AttentionParts& to) {
+    to.external = from.external;
+    to.internal = from.internal;
+  };
+  if (arrays) {
+    values(view.used, reads.used);
+    if (meta.has_residual) reads.used.residual = view.used.residual;
+    if (at_least(RecordLevel::full)) {
+      reads.k = view.input.k;
+      reads.v = view.input.v;
+    }
+  }
+  if (!options_.exact_known || view.exact == nullptr) return reads;
+  const bool same = view.exact == &view.used;
+  AttentionParts& exact = same ? reads.used : reads.shadow;
+  reads.exactness = same ? AttentionReads::Exact::kUsed : AttentionReads::Exact::kShadow;
+  values(*view.exact, exact);
+  exact.lse_external = view.exact->lse_external;
+  exact.lse_internal = view.exact->lse_internal;
+  if (meta.has_shadow) {
+    reads.used.out = view.used.out;
+    exact.out = view.exact->out;
+  }
+  reads.sets = sets_of(view);
+  return reads;
+}
+
+}  // namespace blockscope
