@@ -30,8 +30,10 @@ FLOATS = ("split_floats", "prefill_tiles")
 # Bytes that ptxas 13.0 stores and loads, of 255 registers; every other kernel spills nothing.
 SPILLS = {("100", "split_tiles<BFloat16,128,4,2,2,32,64>"): 8, ("100", "split_tiles<Half,128,4,2,2,32,64>"): 52,
           ("120", "split_tiles<Half,128,4,2,2,32,64>"): 8}
-# Of kernels that are not tiles, at most: half of an SM's threads.
+# Of kernels that are not tiles, at most: half of an SM's threads. turn_rows: a quarter; a step of an 8B model with B 32 has
+# rows for 10 of the 16 warps of an H100's SM.
 REGISTERS = 64
+MORE_REGISTERS = {"turn_rows": 128}
 # Thread blocks an SM on sm_80, 90a, 100 and 120. 0: it does not fit, and is not launched there (shared_limit).
 BLOCKS = {
     "prefill_tiles<64>": (3, 3, 4, 3),
@@ -184,9 +186,9 @@ def main():
             allowed = SPILLS.get((kernel.arch, kernel.name), 0)
             if spilled > allowed:
                 failures.append(f"sm_{kernel.arch} {kernel.name}: expected at most {allowed} bytes spilled, got {spilled}")
-            if not kernel.name.startswith((MAIN, *FLOATS)) and kernel.registers > REGISTERS:
-                failures.append(f"sm_{kernel.arch} {kernel.name}: expected at most {REGISTERS} registers, "
-                                f"got {kernel.registers}")
+            most = MORE_REGISTERS.get(kernel.name.split("<")[0], REGISTERS)
+            if not kernel.name.startswith((MAIN, *FLOATS)) and kernel.registers > most:
+                failures.append(f"sm_{kernel.arch} {kernel.name}: expected at most {most} registers, got {kernel.registers}")
         blocks = blocks_per_sm(source, toolkit, compiler, folder, kernels)
         for (arch, name), count in sorted(blocks.items()):
             expected = BLOCKS.get(re.sub(r"(BFloat16|Half|float),", "", name), NONE)[ARCHITECTURES.index(arch)]
