@@ -46,6 +46,26 @@ std::vector<Work> work_of_passes(const BlockDiffusionModel& model, const DecodeO
   return passes;
 }
 
+/// Of one run under the exact policy.
+std::vector<int64_t> generated(const BlockDiffusionModel& model) {
+  int64_t next_pass = 0;
+  const auto policy = make_exact_policy();
+  return decode_batch(model, *policy, tiny_options(), {tiny_request(0, 8, 12)}, next_pass, {})
+      .front()
+      .generated;
+}
+
+TEST(DeviceLaunches, JoinedProductsDecodeWhatTheCpuDoes) {
+  for (const char* type : {"sdar", "qwen2", "llada"}) {
+    SCOPED_TRACE(type);
+    ModelConfig config = tiny_config();
+    config.model_type = type;
+    config.attention_bias = config.model_type == "qwen2";
+    config.rope_in_float32 = config.model_type == "llada";
+    EXPECT_EQ(generated(on_cuda(config, at::kFloat)), generated(tiny_model(1, config)));
+  }
+}
+
 TEST(DeviceLaunches, GrowByNineALayer) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const bool narrow = dtype == at::kBFloat16;  // probabilities and the table are converted
