@@ -139,9 +139,9 @@ def blocks_per_sm(source, toolkit, compiler, folder, kernels):
             lines.append(f'FLOATS({arch}, {kernel.registers}, "{kernel.name}", {dim})')
     with open(f"{folder}/tiles.h", "w") as file:
         file.write("\n".join(lines) + "\n")
-    run(compiler, "-std=c++20", "-O1", "-w", f"-I{source}", f"-I{folder}", f"-I{toolkit}/include",
+    run(compiler, "-std=c++20", "-O1", "-w", "-ffunction-sections", f"-I{source}", f"-I{folder}", f"-I{toolkit}/include",
         f"{source}/tests/kernels/tile_occupancy.cpp", "-c", "-o", f"{folder}/occupancy.o")
-    run(compiler, f"{folder}/occupancy.o", "-Wl,--unresolved-symbols=ignore-all", "-o", f"{folder}/occupancy")
+    run(compiler, f"{folder}/occupancy.o", "-Wl,--unresolved-symbols=ignore-all,--gc-sections", "-o", f"{folder}/occupancy")
     found = {}
     for line in run(f"{folder}/occupancy").splitlines():
         arch, name, _, blocks = line.split()

@@ -164,8 +164,8 @@ MISTAKES = [
      "load(at, rest - column));", "load_chunk(x + at, rest - column, aligned));", SMALL, ["row_ops"]),
     ("gate: not rounded between", "row_ops_device.cuh", "rounded<Scalar>(gates[i] / (expf(-gates[i]) + 1.0f))",
      "(gates[i] / (expf(-gates[i]) + 1.0f))", SMALL, ["row_ops"]),
-    ("gate: blocks of a row", "row_ops_device.cuh", "return (dim + kElements - 1) / kElements;", "return dim / kElements + 1;",
-     SMALL, ["row_ops"]),
+    ("gate: the gate for both", "row_ops_device.cuh", "numbered_row<Scalar>(call.up,", "numbered_row<Scalar>(call.gate,", SMALL,
+     ["row_ops"]),
     # The others.
     ("select: ties not in order", "top_k_device.cuh", "~static_cast<uint32_t>(i);", "static_cast<uint32_t>(i);", SMALL,
      ["block_topk"]),

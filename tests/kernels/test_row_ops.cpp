@@ -111,11 +111,12 @@ TEST_P(RowOps, SumAndItsNormEqualTheChain) {
 }
 
 TEST_P(RowOps, NormAndRotationOfAllHeadsAreThoseOfEach) {
-  for (const int64_t dim : {10, 48, 128, 1200}) {
+  for (const auto& [dim, turning] : std::vector<std::pair<int64_t, int64_t>>{
+           {10, 10}, {10, 6}, {48, 48}, {128, 128}, {128, 64}, {1200, 1200}, {1200, 400}}) {
     const at::Tensor q = random_rows({2, 5, 6, dim}, GetParam()).transpose(1, 2);
     const at::Tensor k = random_rows({2, 5, 2, dim}, GetParam()).transpose(1, 2);
     const at::Tensor weight = random_rows({dim}, GetParam(), 1.0);
-    const at::Tensor angle = at::randn({2, 1, 5, dim});
+    const at::Tensor angle = at::randn({2, 1, 5, turning});
     const at::Tensor cos = angle.cos().to(GetParam());
     const at::Tensor sin = angle.sin().to(GetParam());
     const auto got = norm_rotate_rows({{q, weight, 1e-6, true}, {k, {}, 0.0, false}}, cos, sin);
