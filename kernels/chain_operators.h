@@ -1,10 +1,13 @@
-// The operators of ops.h as chains of tensor operators, for devices, and for operators of a device,
-// that have no kernel: slower, and the scores of a sequence are stored. On any device; the CPU's
-// kernels stand beside them in the tests. Arguments and results are those of ops.h; they are not
-// checked again. Lengths and masks stay on the CPU.
+// The operators of ops.h and row_ops.h as chains of tensor operators, for devices, and for
+// operators of a device, that have no kernel: slower, and the scores of a sequence are stored. On
+// any device; the CPU's kernels stand beside them in the tests. Arguments and results are those of
+// the two headers; they are not checked again. Lengths and masks stay on the CPU. Those of
+// row_ops.h are differentiable, which is what training takes them for; their results may lie as x
+// does.
 #pragma once
 
 #include "kernels/ops.h"
+#include "kernels/row_ops.h"
 
 namespace blockscope::chain {
 
@@ -36,5 +39,13 @@ PageBounds page_bounds(const at::Tensor& k_ext, const at::Tensor& ext_len, int64
 at::Tensor page_scores(const at::Tensor& q, const PageBounds& bounds, const at::Tensor& ext_len,
                        int64_t page_size, bool per_token);
 at::Tensor cross_step_similarity(const at::Tensor& a, const at::Tensor& b);
+
+at::Tensor rms_norm_rows(const at::Tensor& x, const at::Tensor& weight, double eps,
+                         bool weight_first);
+SumAndNorm add_rms_norm_rows(const at::Tensor& x, const at::Tensor& y, const at::Tensor& weight,
+                             double eps, bool weight_first);
+std::vector<at::Tensor> norm_rotate_rows(const std::vector<HeadsToRotate>& heads,
+                                         const at::Tensor& cos, const at::Tensor& sin);
+at::Tensor silu_multiply(const at::Tensor& gate, const at::Tensor& up);
 
 }  // namespace blockscope::chain

@@ -146,6 +146,59 @@ struct PrefillCall {
   int32_t lengths[kMaxSequencesPerCall] = {};
 };
 
+// rms_norm_rows and add_rms_norm_rows: rows of x, a tensor [S, heads, tokens, dim]; results are
+// contiguous.
+struct NormCall {
+  DeviceFloat type = DeviceFloat::kFloat32;
+  int heads = 0;
+  int tokens = 0;
+  int dim = 0;
+  int64_t rows = 0;      // S * heads * tokens
+  bool aligned = false;  // every row starts and ends at a multiple of 16 bytes
+  bool weight_first = false;
+  float eps = 0.0f;
+  DeviceRows x, y;  // y: of add_rms_norm_rows
+  const void* weight = nullptr;
+  void* sum = nullptr;  // x + y, where there is a y
+  void* out = nullptr;
+};
+
+constexpr int kMaxTurnedTensors = 2;  // queries and keys
+
+// norm_rotate_rows: rows of several tensors [S, heads, tokens, dim], one behind the other.
+struct RotateCall {
+  struct Part {
+    int heads = 0;
+    int64_t rows = 0;  // S * heads * tokens
+    bool weight_first = false;
+    float eps = 0.0f;
+    const void* weight = nullptr;  // null: no norm
+    DeviceRows x;
+    void* out = nullptr;
+  };
+  DeviceFloat type = DeviceFloat::kFloat32;
+  bool float_table = false;  // cos and sin are float32, or else of `type`
+  bool aligned = false;      // as above, halves of the turning channels too
+  int tokens = 0;
+  int dim = 0;
+  int turning = 0;      // channels that turn, even
+  int64_t rows = 0;     // of all parts
+  DeviceRows cos, sin;  // [S or 1, 1, tokens, turning]
+  Part parts[kMaxTurnedTensors];
+};
+
+// silu_multiply: rows of gate and up, [S, heads, tokens, dim] both.
+struct GateCall {
+  DeviceFloat type = DeviceFloat::kFloat32;
+  int heads = 0;
+  int tokens = 0;
+  int dim = 0;
+  int64_t rows = 0;
+  bool aligned = false;
+  DeviceRows gate, up;
+  void* out = nullptr;
+};
+
 #define BLOCKSCOPE_LAUNCHES                                          \
   void launch_merge(const MergeCall& call, void* stream);            \
   void launch_similarity(const SimilarityCall& call, void* stream);  \
@@ -155,7 +208,10 @@ struct PrefillCall {
   void launch_union(const UnionCall& call, void* stream);            \
   void launch_bounds(const BoundsCall& call, void* stream);          \
   void launch_page_scores(const PageScoresCall& call, void* stream); \
-  void launch_prefill(const PrefillCall& call, void* stream);
+  void launch_prefill(const PrefillCall& call, void* stream);        \
+  void launch_norm(const NormCall& call, void* stream);              \
+  void launch_rotate(const RotateCall& call, void* stream);          \
+  void launch_gate(const GateCall& call, void* stream);
 
 namespace cuda {
 BLOCKSCOPE_LAUNCHES

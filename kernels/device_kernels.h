@@ -1,6 +1,6 @@
 // The launches of one world, and the queue they go to. The operators on devices
-// (attention_device.h, small_operators_device.h) are written against this, so that the GPU and the
-// emulator run the same checks, workspace and calls.
+// (attention_device.h, small_operators_device.h, row_ops_device.h) are written against this, so
+// that the GPU and the emulator run the same checks, workspace and calls.
 #pragma once
 
 #include <functional>
@@ -25,6 +25,9 @@ struct DeviceKernels {
   DeviceLaunch<BoundsCall> bounds = nullptr;
   DeviceLaunch<PageScoresCall> page_scores = nullptr;
   DeviceLaunch<PrefillCall> prefill = nullptr;
+  DeviceLaunch<NormCall> norm = nullptr;
+  DeviceLaunch<RotateCall> rotate = nullptr;
+  DeviceLaunch<GateCall> gate = nullptr;
 };
 
 // `enqueue` calls its argument with the stream on which the caller's work is queued, then or later:

@@ -1,5 +1,5 @@
-// Registers the operators with the dispatcher: schemas, the functions of ops.h, and Meta kernels
-// that only compute shapes, so that torch.compile and FakeTensor can trace calls.
+// Registers the operators with the dispatcher: schemas, the functions of ops.h and row_ops.h, and
+// Meta kernels that only compute shapes, so that torch.compile and FakeTensor can trace calls.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/ops.h"
+#include "kernels/row_ops.h"
 #include "kernels/tile_kernels.h"
 
 namespace blockscope {
@@ -91,6 +92,32 @@ Tensor token_page_scores_real(const Tensor& q, const Tensor& page_max, const Ten
   return token_page_scores(q, {page_max, page_min}, ext_len, page_size);
 }
 
+// A chain's result (chain_operators.h) may lie as its argument does.
+
+Tensor norm_real(const Tensor& x, const Tensor& weight, double eps, bool weight_first) {
+  return rms_norm_rows(x, weight, eps, weight_first).contiguous();
+}
+
+Tensors2 add_norm_real(const Tensor& x, const Tensor& y, const Tensor& weight, double eps,
+                       bool weight_first) {
+  SumAndNorm r = add_rms_norm_rows(x, y, weight, eps, weight_first);
+  return {r.sum.contiguous(), r.norm.contiguous()};
+}
+
+Tensors2 rotate_real(const Tensor& q, const Tensor& k, const OptionalTensor& q_weight,
+                     const OptionalTensor& k_weight, const Tensor& cos, const Tensor& sin,
+                     double eps, bool weight_first) {
+  const std::vector<Tensor> r =
+      norm_rotate_rows({{q, q_weight.value_or(Tensor()), eps, weight_first},
+                        {k, k_weight.value_or(Tensor()), eps, weight_first}},
+                       cos, sin);
+  return {r[0].contiguous(), r[1].contiguous()};
+}
+
+Tensor gate_real(const Tensor& gate, const Tensor& up) {
+  return silu_multiply(gate, up).contiguous();
+}
+
 void register_real(torch::Library& m) {
   m.impl("split_attention", split_real);
   m.impl("reuse_attention", reuse_real);
@@ -104,6 +131,10 @@ void register_real(torch::Library& m) {
   m.impl("page_scores", page_scores_real);
   m.impl("token_page_scores", token_page_scores_real);
   m.impl("cross_step_similarity", cross_step_similarity);
+  m.impl("rms_norm_rows", norm_real);
+  m.impl("add_rms_norm_rows", add_norm_real);
+  m.impl("norm_rotate_rows", rotate_real);
+  m.impl("silu_multiply", gate_real);
 }
 
 // --- Meta: shapes and dtypes of kernels/ops.h, symbolic sizes
@@ -198,6 +229,23 @@ Tensor token_page_scores_meta(const Tensor& q, const Tensor& page_max, const Ten
 
 Tensor similarity_meta(const Tensor& a, const Tensor&) { return float_rows(a); }
 
+Tensor same_shape(const Tensor& x) {
+  return empty_like_shape(x, x.sym_sizes().vec(), x.scalar_type());
+}
+
+Tensor norm_meta(const Tensor& x, const Tensor&, double, bool) { return same_shape(x); }
+
+Tensors2 add_norm_meta(const Tensor& x, const Tensor&, const Tensor&, double, bool) {
+  return {same_shape(x), same_shape(x)};
+}
+
+Tensors2 rotate_meta(const Tensor& q, const Tensor& k, const OptionalTensor&, const OptionalTensor&,
+                     const Tensor&, const Tensor&, double, bool) {
+  return {same_shape(q), same_shape(k)};
+}
+
+Tensor gate_meta(const Tensor& gate, const Tensor&) { return same_shape(gate); }
+
 }  // namespace
 
 TORCH_LIBRARY(blockscope, m) {
@@ -236,6 +284,14 @@ TORCH_LIBRARY(blockscope, m) {
       "token_page_scores(Tensor q, Tensor page_max, Tensor page_min, Tensor ext_len, "
       "int page_size) -> Tensor");
   m.def("cross_step_similarity(Tensor a, Tensor b) -> Tensor");
+  m.def("rms_norm_rows(Tensor x, Tensor weight, float eps, bool weight_first) -> Tensor");
+  m.def(
+      "add_rms_norm_rows(Tensor x, Tensor y, Tensor weight, float eps, bool weight_first) -> "
+      "(Tensor sum, Tensor norm)");
+  m.def(
+      "norm_rotate_rows(Tensor q, Tensor k, Tensor? q_weight, Tensor? k_weight, Tensor cos, "
+      "Tensor sin, float eps, bool weight_first) -> (Tensor q, Tensor k)");
+  m.def("silu_multiply(Tensor gate, Tensor up) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(blockscope, CPU, m) { register_real(m); }
@@ -254,6 +310,10 @@ TORCH_LIBRARY_IMPL(blockscope, Meta, m) {
   m.impl("page_scores", page_scores_meta);
   m.impl("token_page_scores", token_page_scores_meta);
   m.impl("cross_step_similarity", similarity_meta);
+  m.impl("rms_norm_rows", norm_meta);
+  m.impl("add_rms_norm_rows", add_norm_meta);
+  m.impl("norm_rotate_rows", rotate_meta);
+  m.impl("silu_multiply", gate_meta);
 }
 
 }  // namespace blockscope

@@ -25,7 +25,10 @@ void launch_on_current_stream(const std::function<void(void* stream)>& launch) {
                    .count_union = cuda::launch_union,
                    .bounds = cuda::launch_bounds,
                    .page_scores = cuda::launch_page_scores,
-                   .prefill = cuda::launch_prefill},
+                   .prefill = cuda::launch_prefill,
+                   .norm = cuda::launch_norm,
+                   .rotate = cuda::launch_rotate,
+                   .gate = cuda::launch_gate},
                   launch_on_current_stream,
                   cuda::missing_code});
   return true;

@@ -5,7 +5,9 @@
 #include <array>
 
 #include "kernels/cpu_support.h"
+#include "kernels/device_operators.h"
 #include "kernels/row_kernels.h"
+#include "kernels/row_ops_device.h"
 #include "kernels/shape_check.h"
 
 namespace blockscope {
@@ -49,16 +51,6 @@ class Rows {
   std::array<int64_t, 3> stride_{};
 };
 
-void check_rows(const char* op, const char* name, const at::Tensor& x) {
-  TORCH_CHECK(x.defined(), op, ": ", name, ": expected a tensor, got none");
-  const at::ScalarType dtype = x.scalar_type();
-  TORCH_CHECK(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, op, ": ", name,
-              ": expected dtype Float, Half or BFloat16, got ", dtype,
-              ". HINT: convert it with .to()");
-  check_operand(op, name, x, dtype);
-  TORCH_CHECK(x.dim() <= 4, op, ": ", name, ": expected up to 4 dimensions, got ", x.dim());
-}
-
 /// task(i) for `rows` rows that have so many elements in all.
 template <class Task>
 void run_rows(int64_t rows, int64_t elements, const Task& task) {
@@ -79,9 +71,12 @@ void for_rows(const Rows& rows, const Task& task) {
 
 at::Tensor rms_norm_rows(const at::Tensor& x, const at::Tensor& weight, double eps,
                          bool weight_first) {
+  if (const DeviceScope device{x}) {
+    return device.has_kernels() ? rms_norm_rows_on(device.queue(), x, weight, eps, weight_first)
+                                : chain::rms_norm_rows(x, weight, eps, weight_first);
+  }
   check_rows("rms_norm_rows", "x", x);
-  check_operand("rms_norm_rows", "weight", weight, x.scalar_type());
-  check_shape("rms_norm_rows", "weight", weight, {x.size(-1)});
+  check_norm_weight("rms_norm_rows", weight, x);
   at::Tensor out = at::empty(x.sizes(), x.options());
   const Rows rows(x);
   const Element element = element_of(x);
@@ -96,11 +91,14 @@ at::Tensor rms_norm_rows(const at::Tensor& x, const at::Tensor& weight, double e
 
 SumAndNorm add_rms_norm_rows(const at::Tensor& x, const at::Tensor& y, const at::Tensor& weight,
                              double eps, bool weight_first) {
+  if (const DeviceScope device{x}) {
+    return device.has_kernels()
+               ? add_rms_norm_rows_on(device.queue(), x, y, weight, eps, weight_first)
+               : chain::add_rms_norm_rows(x, y, weight, eps, weight_first);
+  }
   check_rows("add_rms_norm_rows", "x", x);
-  check_operand("add_rms_norm_rows", "y", y, x.scalar_type());
-  check_shape("add_rms_norm_rows", "y", y, x.sizes());
-  check_operand("add_rms_norm_rows", "weight", weight, x.scalar_type());
-  check_shape("add_rms_norm_rows", "weight", weight, {x.size(-1)});
+  check_rows_like("add_rms_norm_rows", "y", y, x);
+  check_norm_weight("add_rms_norm_rows", weight, x);
   SumAndNorm result{at::empty(x.sizes(), x.options()), at::empty(x.sizes(), x.options())};
   const Rows left(x);
   const Rows right(y);
@@ -159,24 +157,9 @@ class Rotation {
  private:
   static const at::Tensor& checked(const HeadsToRotate& heads, const at::Tensor& cos,
                                    const at::Tensor& sin) {
-    const at::Tensor& x = heads.x;
-    check_rows(kRotate, "x", x);
-    check_shape(kRotate, "x", x, {-1, -1, -1, -1});
-    if (heads.weight.defined()) {
-      check_operand(kRotate, "weight", heads.weight, x.scalar_type());
-      check_shape(kRotate, "weight", heads.weight, {x.size(-1)});
-    }
-    const int64_t turning = cos.size(-1);
-    TORCH_CHECK(turning % 2 == 0 && turning <= x.size(-1), kRotate,
-                ": cos: expected an even number of channels up to ", x.size(-1), ", got ", turning);
-    const at::ScalarType type = cos.scalar_type() == at::kFloat ? at::kFloat : x.scalar_type();
-    for (const auto& [name, table] : {std::pair{"cos", &cos}, std::pair{"sin", &sin}}) {
-      check_operand(kRotate, name, *table, type);
-      const int64_t sequences = table->size(0) == 1 ? 1 : x.size(0);
-      check_shape(kRotate, name, *table, {sequences, 1, x.size(2), turning});
-    }
-    check_shape(kRotate, "sin", sin, cos.sizes());
-    return x;
+    check_rotation(kRotate, heads.x, cos, sin);
+    if (heads.weight.defined()) check_norm_weight(kRotate, heads.weight, heads.x);
+    return heads.x;
   }
 
   const HeadsToRotate& heads_;
@@ -198,6 +181,10 @@ at::Tensor rotate_rows(const at::Tensor& x, const at::Tensor& cos, const at::Ten
 
 std::vector<at::Tensor> norm_rotate_rows(const std::vector<HeadsToRotate>& heads,
                                          const at::Tensor& cos, const at::Tensor& sin) {
+  if (const DeviceScope device{cos}) {
+    return device.has_kernels() ? norm_rotate_rows_on(device.queue(), heads, cos, sin)
+                                : chain::norm_rotate_rows(heads, cos, sin);
+  }
   std::vector<Rotation> rotations;
   std::vector<at::Tensor> out;
   int64_t rows = 0;
@@ -217,9 +204,12 @@ std::vector<at::Tensor> norm_rotate_rows(const std::vector<HeadsToRotate>& heads
 }
 
 at::Tensor silu_multiply(const at::Tensor& gate, const at::Tensor& up) {
+  if (const DeviceScope device{gate}) {
+    return device.has_kernels() ? silu_multiply_on(device.queue(), gate, up)
+                                : chain::silu_multiply(gate, up);
+  }
   check_rows("silu_multiply", "gate", gate);
-  check_operand("silu_multiply", "up", up, gate.scalar_type());
-  check_shape("silu_multiply", "up", up, gate.sizes());
+  check_rows_like("silu_multiply", "up", up, gate);
   at::Tensor out = at::empty(gate.sizes(), gate.options());
   const Rows gates(gate);
   const Rows ups(up);

@@ -2,6 +2,7 @@
 // needs a chain of operators. Results are those of the chain: narrow types are rounded wherever the
 // chain stores a tensor. Not differentiable. float32, bfloat16 or float16; results never depend on
 // the number of threads or on the other rows. A wrong shape, dtype or layout throws c10::Error.
+// On a device: one kernel a call (row_ops_device.h), or the chain where there are none.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +23,7 @@ struct SumAndNorm {
   at::Tensor norm;  // rms_norm_rows of it
 };
 
-/// x and y of one shape and dtype, y and the weight contiguous.
+/// x and y of one shape and dtype, their last dimensions contiguous.
 SumAndNorm add_rms_norm_rows(const at::Tensor& x, const at::Tensor& y, const at::Tensor& weight,
                              double eps, bool weight_first);
 
@@ -44,7 +45,7 @@ struct HeadsToRotate {
 std::vector<at::Tensor> norm_rotate_rows(const std::vector<HeadsToRotate>& heads,
                                          const at::Tensor& cos, const at::Tensor& sin);
 
-/// silu(gate) * up, same shapes, contiguous.
+/// silu(gate) * up -> contiguous: same shapes of up to 4 dimensions, the last ones contiguous.
 at::Tensor silu_multiply(const at::Tensor& gate, const at::Tensor& up);
 
 struct BestTokens {

@@ -4,6 +4,7 @@
 
 #include <sstream>
 #include <string>
+#include <utility>
 
 namespace blockscope {
 namespace {
@@ -66,6 +67,42 @@ void check_query(const char* op, const at::Tensor& q, at::Device device) {
   check_operand(op, "q", q, dtype, device);
   check_shape(op, "q", q, {-1, -1, -1, -1});
   TORCH_CHECK(q.size(3) > 0, op, ": q: expected head_dim > 0, got 0");
+}
+
+void check_rows(const char* op, const char* name, const at::Tensor& x) {
+  TORCH_CHECK(x.defined(), op, ": ", name, ": expected a tensor, got none");
+  const at::ScalarType dtype = x.scalar_type();
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, op, ": ", name,
+              ": expected dtype Float, Half or BFloat16, got ", dtype,
+              ". HINT: convert it with .to()");
+  check_operand(op, name, x, dtype, x.device());
+  TORCH_CHECK(x.dim() <= 4, op, ": ", name, ": expected up to 4 dimensions, got ", x.dim());
+}
+
+void check_rows_like(const char* op, const char* name, const at::Tensor& y, const at::Tensor& x) {
+  check_operand(op, name, y, x.scalar_type(), x.device());
+  check_shape(op, name, y, x.sizes());
+}
+
+void check_norm_weight(const char* op, const at::Tensor& weight, const at::Tensor& x) {
+  check_operand(op, "weight", weight, x.scalar_type(), x.device());
+  check_shape(op, "weight", weight, {x.size(-1)});
+}
+
+void check_rotation(const char* op, const at::Tensor& x, const at::Tensor& cos,
+                    const at::Tensor& sin) {
+  check_rows(op, "x", x);
+  check_shape(op, "x", x, {-1, -1, -1, -1});
+  const int64_t turning = cos.size(-1);
+  TORCH_CHECK(turning % 2 == 0 && turning <= x.size(-1), op,
+              ": cos: expected an even number of channels up to ", x.size(-1), ", got ", turning);
+  const at::ScalarType type = cos.scalar_type() == at::kFloat ? at::kFloat : x.scalar_type();
+  for (const auto& [name, table] : {std::pair{"cos", &cos}, std::pair{"sin", &sin}}) {
+    check_operand(op, name, *table, type, x.device());
+    const int64_t sequences = table->size(0) == 1 ? 1 : x.size(0);
+    check_shape(op, name, *table, {sequences, 1, x.size(2), turning});
+  }
+  check_shape(op, "sin", sin, cos.sizes());
 }
 
 AttentionSizes check_attention(const char* op, const at::Tensor& q, const char* key_name,

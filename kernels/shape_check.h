@@ -22,6 +22,17 @@ void check_operand(const char* op, const char* name, const at::Tensor& tensor, a
                    at::Device device = at::kCPU);
 void check_query(const char* op, const at::Tensor& q, at::Device device = at::kCPU);
 
+// The operators of row_ops.h. Rows: up to 4 dimensions, one of the three float dtypes, on the
+// device of the operator's first tensor.
+void check_rows(const char* op, const char* name, const at::Tensor& x);
+// y: rows like x.
+void check_rows_like(const char* op, const char* name, const at::Tensor& y, const at::Tensor& x);
+// The weight [W] of a norm over the rows of x.
+void check_norm_weight(const char* op, const at::Tensor& weight, const at::Tensor& x);
+// x [S, H, T, D]; the tables [S or 1, 1, T, R], float32 or of x's dtype, R even and at most D.
+void check_rotation(const char* op, const at::Tensor& x, const at::Tensor& cos,
+                    const at::Tensor& sin);
+
 // Sizes shared by the arguments of an attention operator.
 struct AttentionSizes {
   int64_t sequences = 0;      // S

@@ -189,6 +189,7 @@ at::Tensor prefill_attention_on(const DeviceQueue& queue, const at::Tensor& q, c
               ". HINT: 1 is causal attention");
   TORCH_CHECK(query_start >= 0, kOp, ": query_start: expected >= 0, got ", query_start);
   device_int(kOp, "keys", sizes.external_keys);
+  device_int(kOp, "rows of a KV head", sizes.group * sizes.queries);
   const at::Tensor out = at::empty(q.sizes(), q.options());
   for_batches(out.numel() > 0 ? sizes.sequences : 0, [&](int64_t first, int64_t count) {
     PrefillCall call;

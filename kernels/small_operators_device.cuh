@@ -5,4 +5,5 @@
 #include "kernels/page_device.cuh"
 #include "kernels/prefill_device.cuh"
 #include "kernels/row_device.cuh"
+#include "kernels/row_ops_device.cuh"
 #include "kernels/top_k_device.cuh"

@@ -6,6 +6,7 @@
 #include "kernels/split_attention_launch.h"
 #include "kernels/split_floats_device.cuh"
 #include "kernels/split_tile_device.cuh"
+#include "kernels/typed_device.cuh"
 
 namespace blockscope::BLOCKSCOPE_WORLD {
 
@@ -28,13 +29,6 @@ __device__ __forceinline__ Place place_of(const SplitCall& call, int rows_per_ti
   const int64_t head = static_cast<int64_t>(place.sequence) * call.kv_heads + place.kv_head;
   place.state = (head * (call.max_chunks + 1) + blockIdx.x) * place.num_rows;
   return place;
-}
-
-template <class Scalar>
-__device__ __forceinline__ bool is_aligned(const DeviceRows& rows) {
-  constexpr int64_t kMask = 16 / sizeof(Scalar) - 1;
-  return (reinterpret_cast<uintptr_t>(rows.data) & 15u) == 0 &&
-         ((rows.sequence | rows.head | rows.row) & kMask) == 0;
 }
 
 template <class Scalar>
@@ -124,7 +118,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kThreads == 128 ? 2 : 
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * Shape::kWarpRows;
   WarpState<Shape> state;
   clear(state);
-  attend_span<Shape>(call.scale_log2, warp_row < rows, state);
+  attend_span<Shape>(
+      call.scale_log2, [&](int) { return warp_row < rows; },
+      [](int, int, int, int left) { return left; }, state);
 
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t states = num_states(call);

@@ -178,10 +178,11 @@ __device__ __forceinline__ void score_step(
 }
 
 // Scores become weights relative to the running maximum; sums and outputs follow where it moved.
-// `present` keys of the step exist.
-template <class Shape>
+// The lane's row of tile t and half sees the first seen(t, half) keys of the step.
+template <class Shape, class Seen>
 __device__ __forceinline__ void weigh_step(float (&scores)[Shape::kRowTiles][Shape::kStep / 8][4],
-                                           WarpState<Shape>& state, float scale_log2, int present) {
+                                           WarpState<Shape>& state, float scale_log2,
+                                           const Seen& seen) {
   const int first_column = static_cast<int>(threadIdx.x) % 4 * 2;
   float factors[Shape::kRowTiles][2];
   bool moved = false;
@@ -189,6 +190,7 @@ __device__ __forceinline__ void weigh_step(float (&scores)[Shape::kRowTiles][Sha
   for (int t = 0; t < Shape::kRowTiles; ++t) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      const int present = seen(t, half);
       float largest = state.max[t][half];
 #pragma unroll
       for (int n = 0; n < Shape::kStep / 8; ++n) {
@@ -271,9 +273,11 @@ __device__ __forceinline__ void add_values(
 }
 
 // Attends to the span that lies in shared memory. The queries lie there too, or are on their way
-// and not committed. `active`: this warp has rows; the others only copy.
-template <class Shape>
-__device__ __forceinline__ void attend_span(float scale_log2, bool active,
+// and not committed. Keys are counted from the span's begin. works(key): a row of this warp sees
+// the key or a later one; warps without only copy. seen(t, half, first, left): how many of the keys
+// from `first` on, of which `left` exist, the lane's row sees.
+template <class Shape, class Works, class Seen>
+__device__ __forceinline__ void attend_span(float scale_log2, const Works& works, const Seen& seen,
                                             WarpState<Shape>& state) {
   const auto& span = *reinterpret_cast<const KeySpan<typename Shape::Scalar>*>(dynamic_shared() +
                                                                                Shape::kSpanOffset);
@@ -302,7 +306,7 @@ __device__ __forceinline__ void attend_span(float scale_log2, bool active,
     copy_async_wait<Shape::kStages - 2>();
     __syncthreads();  // the tile is there for all, and its predecessor's place is free
     bring(tile + Shape::kStages - 1);
-    if (!active) continue;
+    if (!works(tile * Shape::kKeys)) continue;
     if constexpr (Shape::kHoldQueries) {
       if (tile == 0) {
 #pragma unroll
@@ -320,7 +324,9 @@ __device__ __forceinline__ void attend_span(float scale_log2, bool active,
       const int keys = stage_of(tile) + step * Shape::kPitch;
       float scores[Shape::kRowTiles][Shape::kStep / 8][4];
       score_step<Shape>(scores, queries, held, keys + channels_first<Shape>());
-      weigh_step<Shape>(scores, state, scale_log2, left - step);
+      weigh_step<Shape>(scores, state, scale_log2, [&](int t, int half) {
+        return seen(t, half, tile * Shape::kKeys + step, left - step);
+      });
       add_values<Shape>(scores, state, keys + Shape::kTileBytes + rows_first<Shape>());
     }
   }

@@ -1,4 +1,4 @@
-// What the smaller kernels share: rows of a strided tensor, and the choice of a type.
+// What kernels share: rows of a strided tensor, and the choice of a type.
 #pragma once
 
 #include "kernels/device/device.h"
@@ -13,6 +13,14 @@ __device__ __forceinline__ const Scalar* row_at(const DeviceRows& rows, int64_t 
                                                 int64_t head, int64_t row) {
   return static_cast<const Scalar*>(rows.data) + sequence * rows.sequence + head * rows.head +
          row * rows.row;
+}
+
+// Whether its rows start at multiples of 16 bytes.
+template <class Scalar>
+__device__ __forceinline__ bool is_aligned(const DeviceRows& rows) {
+  constexpr int64_t kMask = 16 / sizeof(Scalar) - 1;
+  return (reinterpret_cast<uintptr_t>(rows.data) & 15u) == 0 &&
+         ((rows.sequence | rows.head | rows.row) & kMask) == 0;
 }
 
 // Calls `work` with a value of the type.

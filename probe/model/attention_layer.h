@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/row_ops.h"
 #include "probe/model/linear.h"
@@ -37,6 +38,7 @@ struct RmsNorm {
 struct AttentionLayer {
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
   Linear q_proj, k_proj, v_proj, o_proj;
+  Linear qkv_proj;                 // of the same weights (pack()), undefined without
   RmsNorm q_norm, k_norm;          // over D, undefined without
   bool rotate_in_float32 = false;  // LLaDA: q and k are rotated before they are rounded
 
@@ -51,10 +53,14 @@ struct AttentionLayer {
   /// z [S, H, T, D], the attention's output -> [S, T, hidden_size].
   at::Tensor output(const at::Tensor& z) const;
   double scale() const;  // of the softmax: 1 / sqrt(D)
-  void pack();           // its linear layers
+  void pack();           // its linear layers; on a device the first three become one
 
  private:
-  at::Tensor turned(const at::Tensor& heads, const RmsNorm& norm, const RotaryRows& rotary) const;
+  std::vector<at::Tensor> products(const at::Tensor& x) const;
+  HeadsToRotate query_heads(const at::Tensor& flat) const;
+  HeadsToRotate key_heads(const at::Tensor& flat) const;
+  std::vector<at::Tensor> turned(const std::vector<HeadsToRotate>& heads,
+                                 const RotaryRows& rotary) const;
 };
 
 }  // namespace blockscope

@@ -22,6 +22,11 @@ namespace blockscope {
 /// from family to family (weight_names.h).
 using WeightMap = std::map<std::string, at::Tensor>;
 
+/// Memory for every tensor of expected_tensors(config). Those that are multiplied with the same
+/// rows (queries, keys and values; gate and up) lie behind one another, so that they can be one
+/// product.
+WeightMap empty_weights(const ModelConfig& config, at::ScalarType dtype, at::Device device);
+
 class BlockDiffusionModel {
  public:
   /// `weights` must hold every tensor of expected_tensors(config); they are used as they are
@@ -32,9 +37,10 @@ class BlockDiffusionModel {
   static BlockDiffusionModel load(const Checkpoint& checkpoint, at::ScalarType dtype,
                                   at::Device device = at::kCPU);
 
-  /// The same model with its linear layers laid out for this CPU (linear.h): for decoding, not for
-  /// training. It has no weights() any more; those of linear layers are kept in the new
-  /// form alone, but a tied LM head, whose embedding is needed as it was.
+  /// The same model with its linear layers laid out for this CPU, or on a device joined to fewer of
+  /// them (linear.h): for decoding, not for training. It has no weights() any more; on the CPU
+  /// those of linear layers are kept in the new form alone, but a tied LM head, whose embedding is
+  /// needed as it was.
   BlockDiffusionModel packed() &&;
 
   /// tokens int64 [S, T], positions int64 [S, T] (absolute, from 0) -> final-normed hidden states

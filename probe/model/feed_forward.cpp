@@ -9,7 +9,7 @@
 #include <span>
 #include <utility>
 
-#include "kernels/row_ops.h"
+#include "kernels/chain_operators.h"
 #include "probe/model/device.h"
 
 namespace blockscope {
@@ -105,13 +105,17 @@ ByExpert by_expert(const at::Tensor& chosen, size_t num_experts) {
 
 at::Tensor SwiGlu::operator()(const at::Tensor& x) const {
   if (gate_up.defined()) return down(gate_up(x));
+  if (gate_and_up.defined()) {
+    const std::vector<at::Tensor> halves = gate_and_up(x).chunk(2, -1);
+    return down(silu_multiply(halves[0], halves[1]));
+  }
   const at::Tensor gated = gate(x);
-  const bool by_chain = gated.requires_grad() || !gated.is_cpu();  // training, other devices
-  if (by_chain) return down(at::silu(gated) * up(x));
-  return down(silu_multiply(gated, up(x)));
+  const auto multiply = gated.requires_grad() ? chain::silu_multiply : silu_multiply;
+  return down(multiply(gated, up(x)));
 }
 
 void SwiGlu::pack() {
+  gate_and_up = joined({&gate, &up});
   if (gate.weight().defined() && PackedMatrix::fits(gate.weight())) {
     gate_up = PackedMatrix::swiglu(gate.weight(), up.weight());
     gate = up = Linear();

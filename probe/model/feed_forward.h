@@ -18,6 +18,7 @@ namespace blockscope {
 struct SwiGlu {
   Linear gate, up, down;
   PackedMatrix gate_up = {};  // packed for our kernels, instead of gate and up
+  Linear gate_and_up = {};    // on a device, of the same weights; undefined without
 
   at::Tensor operator()(const at::Tensor& x) const;
   void pack();  // its linear layers

@@ -57,13 +57,31 @@ bool has_kernel(at::ScalarType type) {
 #endif
 }
 
+/// Tensors that lie behind one another in memory as one, along their first dimension; undefined if
+/// they don't.
+at::Tensor as_one(const std::vector<at::Tensor>& parts) {
+  int64_t rows = 0;
+  const at::Tensor& first = parts.front();
+  const auto* next = static_cast<const char*>(first.const_data_ptr());
+  for (const at::Tensor& part : parts) {
+    const bool follows = part.const_data_ptr() == next && part.is_contiguous() &&
+                         part.storage().is_alias_of(first.storage());
+    if (!follows || part.sizes().slice(1) != first.sizes().slice(1)) return {};
+    next += part.nbytes();
+    rows += part.size(0);
+  }
+  std::vector<int64_t> shape = first.sizes().vec();
+  shape.front() = rows;
+  return first.as_strided(shape, first.strides());
+}
+
 }  // namespace
 
 Linear::Linear(at::Tensor weight, at::Tensor bias)
     : weight_(std::move(weight)), bias_(std::move(bias)), out_(weight_.size(0)) {}
 
 void Linear::pack() {
-  if (!defined() || packed()) return;
+  if (!defined() || packed() || !weight_.is_cpu()) return;
   if (PackedMatrix::fits(weight_)) {
     matrix_ = PackedMatrix(weight_, bias_);
     weight_ = at::Tensor();
@@ -72,6 +90,21 @@ void Linear::pack() {
   if (weight_.numel() < kFewestWeights || !has_kernel(weight_.scalar_type())) return;
   weight_ = reorder()->call(weight_.detach().contiguous(), c10::SymInt(kRowsHint));
   by_onednn_ = true;
+}
+
+Linear joined(const std::vector<const Linear*>& parts) {
+  std::vector<at::Tensor> weights;
+  std::vector<at::Tensor> biases;
+  for (const Linear* part : parts) {
+    if (!part->weight().defined() || part->weight().is_cpu()) return {};
+    weights.push_back(part->weight());
+    if (part->bias().defined()) biases.push_back(part->bias());
+  }
+  const at::Tensor weight = as_one(weights);
+  if (!weight.defined()) return {};
+  if (biases.empty()) return Linear(weight);
+  const at::Tensor bias = biases.size() == parts.size() ? as_one(biases) : at::Tensor();
+  return bias.defined() ? Linear(weight, bias) : Linear();
 }
 
 at::Tensor Linear::operator()(const at::Tensor& x) const {

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/packed_matrix.h"
 
@@ -26,13 +27,15 @@ class Linear {
 
   at::Tensor operator()(const at::Tensor& x) const;
 
-  /// Lays the weight out, once, for the products of this CPU. Left as it is where there is no
-  /// kernel for its dtype, and where it is too small for oneDNN to gain. Not differentiable.
+  /// Lays the weight out, once, for the products of this CPU. Left as it is on another device,
+  /// where there is no kernel for its dtype, and where it is too small for oneDNN to gain. Not
+  /// differentiable.
   void pack();
   bool packed() const { return matrix_.defined() || by_onednn_; }
 
   const at::Tensor& weight() const { return weight_; }    // undefined when packed by us
   const PackedMatrix& matrix() const { return matrix_; }  // undefined when not
+  const at::Tensor& bias() const { return bias_; }        // undefined without
 
  private:
   at::Tensor weight_;  // [out, in]; by_onednn_: its layout, opaque to ATen
@@ -41,5 +44,11 @@ class Linear {
   int64_t out_ = 0;
   bool by_onednn_ = false;
 };
+
+/// On a device, linear layers of the same rows as one, whose results stand behind one another in
+/// the last dimension: one launch instead of several. It takes no memory: their weights, and biases
+/// if they have any, must lie behind one another in it (empty_weights()). Undefined where they
+/// don't, and on the CPU, where pack() lays them out better.
+Linear joined(const std::vector<const Linear*>& parts);
 
 }  // namespace blockscope

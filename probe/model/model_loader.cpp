@@ -1,8 +1,11 @@
 // From mapped safetensors to the model's weights.
 #include <ATen/ATen.h>
 
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "probe/checkpoint/weight_names.h"
 #include "probe/model/block_diffusion_model.h"
 
 namespace blockscope {
@@ -21,20 +24,55 @@ at::ScalarType scalar_type(TensorDtype dtype) {
   }
 }
 
+/// Whether the tensor is multiplied with the same rows as the one that stands before it in
+/// expected_tensors().
+bool shares_rows(const WeightNames& names, const std::string& before, const std::string& name) {
+  for (const auto& [first, second] : {std::pair{names.q, names.k}, std::pair{names.k, names.v},
+                                      std::pair{names.gate, names.up}}) {
+    const size_t found = first.empty() ? std::string::npos : before.rfind(first);
+    if (found == std::string::npos) continue;
+    std::string follower = before;
+    if (follower.replace(found, first.size(), second) == name) return true;
+  }
+  return false;
+}
+
 }  // namespace
+
+WeightMap empty_weights(const ModelConfig& config, at::ScalarType dtype, at::Device device) {
+  const WeightNames& names = weight_names(config.model_type);
+  const std::vector<ExpectedTensor> expected = expected_tensors(config);
+  WeightMap weights;
+  for (size_t first = 0, end = 0; first < expected.size(); first = end) {
+    std::vector<int64_t> shape = expected[first].shape;
+    for (end = first + 1;
+         end < expected.size() && shares_rows(names, expected[end - 1].name, expected[end].name);
+         ++end) {
+      shape.front() += expected[end].shape.front();
+    }
+    // A bias rounded to bfloat16 chooses other experts; the official engines keep it as it is.
+    const bool exact = expected[first].name.ends_with(".expert_bias");
+    const at::Tensor all = at::empty(shape, at::dtype(exact ? at::kFloat : dtype).device(device));
+    int64_t row = 0;
+    for (size_t i = first; i < end; ++i) {
+      const int64_t rows = expected[i].shape.front();
+      weights.emplace(expected[i].name, all.narrow(0, row, rows));
+      row += rows;
+    }
+  }
+  return weights;
+}
 
 BlockDiffusionModel BlockDiffusionModel::load(const Checkpoint& checkpoint, at::ScalarType dtype,
                                               at::Device device) {
-  WeightMap weights;
-  for (const ExpectedTensor& expected : expected_tensors(checkpoint.config())) {
-    const TensorInfo& info = checkpoint.at(expected.name);
+  WeightMap weights = empty_weights(checkpoint.config(), dtype, device);
+  for (auto& [name, weight] : weights) {
+    const TensorInfo& info = checkpoint.at(name);
     // from_blob wants a mutable pointer; the copy below only reads the read-only mapping.
     auto* data =
         const_cast<std::byte*>(info.data);  // NOLINT(cppcoreguidelines-pro-type-const-cast)
     const at::Tensor mapped = at::from_blob(data, info.shape, at::dtype(scalar_type(info.dtype)));
-    // A bias rounded to bfloat16 chooses other experts; the official engines keep it as it is.
-    const at::ScalarType type = expected.name.ends_with(".expert_bias") ? at::kFloat : dtype;
-    weights.emplace(expected.name, mapped.to(device, type, /*non_blocking=*/false, /*copy=*/true));
+    weight.copy_(mapped);
   }
   return BlockDiffusionModel(checkpoint.config(), std::move(weights));
 }

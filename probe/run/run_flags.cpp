@@ -63,9 +63,8 @@ LoadedModel load_model(const ModelFlags& flags, const Environment& environment) 
   loaded.digest = checkpoint.digest();
   loaded.checkpoint_bytes = checkpoint.total_bytes();
   loaded.dtype = resolve_dtype(flags.dtype, loaded.config.dtype);
-  BlockDiffusionModel model = BlockDiffusionModel::load(checkpoint, loaded.dtype, loaded.device);
   loaded.model = std::make_shared<BlockDiffusionModel>(
-      loaded.device.is_cpu() ? std::move(model).packed() : std::move(model));
+      BlockDiffusionModel::load(checkpoint, loaded.dtype, loaded.device).packed());
   return loaded;
 }
 

@@ -3,7 +3,8 @@
     python scripts/bench/gpu_decode.py BLOCKSCOPE [--shape 8b] [--contexts 2048 16384] [--device cuda]
 
 Writes the checkpoint (16 GB for 8b: Qwen3-8B's shape) to --folder unless it is there, and leaves it. Times are
-those of `bench`: medians of whole runs. Prints Markdown.
+those of `bench`: medians of whole runs. Prints Markdown; below it, where this Python has torch, what a launch costs the
+host, and what the launches of a step (docs/cuda.md, "Launches") come to.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import time
 
 SHAPES = {
     "8b": ["--layers", "36", "--hidden", "4096", "--intermediate", "12288", "--heads", "32", "--kv-heads", "8"],
@@ -18,6 +20,28 @@ SHAPES = {
     "tiny": ["--layers", "2", "--hidden", "64", "--intermediate", "128", "--heads", "4", "--kv-heads", "2", "--head-dim",
              "16", "--vocab", "512"],
 }
+
+
+def launch_cost(device):
+    """Microseconds that the host takes to launch an operator on one element, and until the device has done it."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    if not torch.cuda.is_available():
+        return None
+    x = torch.zeros(1, device=device)
+    launches = 1000  # fewer than a stream's queue holds: the host never waits for a place in it
+    queued, done = [], []
+    for _ in range(7):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(launches):
+            x.add_(1)
+        queued.append(time.perf_counter() - begin)
+        torch.cuda.synchronize()
+        done.append(time.perf_counter() - begin)
+    return 1e6 * min(queued) / launches, 1e6 * min(done) / launches
 
 
 def main():
@@ -37,6 +61,7 @@ def main():
     print("| context | level | prefill, s | ms a step | overhead | least to most | trace, MB |")
     print("|---|---|---|---|---|---|---|")
     worst = {}
+    steps_ms = []
     for context in options.contexts:
         done = subprocess.run(
             [options.blockscope, "bench", model, "--device", options.device, "--dtype", "bfloat16", "--context",
@@ -48,11 +73,21 @@ def main():
         for run in json.loads(done.stdout):
             percent = 100 * run["overhead"]
             worst[run["level"]] = max(percent, worst.get(run["level"], percent))
+            if run["level"] == "off":
+                steps_ms.append(1e3 * run["blocks_s"] / max(1, run["denoising_passes"]))
             print(f"| {context} | {run['level']} | {run['prefill_s']:.3f} | "
                   f"{1e3 * run['blocks_s'] / max(1, run['denoising_passes']):.2f} | {percent:+.1f} % | "
                   f"{100 * run['overhead_least']:+.0f} to {100 * run['overhead_most']:+.0f} % | "
                   f"{run['file_bytes'] / 1e6:.1f} |", flush=True)
     print()
+    cost = launch_cost(options.device)
+    if cost and steps_ms:
+        layers = json.loads((model / "config.json").read_text())["num_hidden_layers"]
+        launches = 29 + 10 * layers
+        print(f"A launch takes the host {cost[0]:.1f} us, with the device behind it {cost[1]:.1f} us (`add_` on one element, from "
+              f"Python). An unrecorded step of {layers} layers has 29 + 10 * {layers} = {launches} of them: "
+              f"{1e-3 * launches * cost[0]:.2f} ms of the {min(steps_ms):.2f} ms that the fastest step above took.")
+        print(f"result: launch_us = {cost[0]:.1f}")
     for level in ("summary", "outputs"):
         if level in worst:
             print(f"result: decode_{level}_{options.shape} = {worst[level]:.1f} %")

@@ -357,7 +357,53 @@ def check_similarity(ops, rng, dtype, worst):
     worst.add("cross_step_similarity", ops.cross_step_similarity(a, b), expected, 1e-6, f"{rows} x {dim}")
 
 
+def check_rows(ops, rng, dtype, worst):
+    width = rng.choice([5, 64, 768, 1024, 1100, 2560, 4096])
+    shape = (rng.choice([1, 3]), rng.choice([1, 7, 32]), width)
+    eps, first = rng.choice([1e-5, 1e-6]), rng.random() < 0.5
+    x, y, up = (torch.randn(*shape, device=DEVICE).to(dtype) for _ in range(3))
+    weight = torch.randn(width, device=DEVICE).to(dtype)
+    poison()
+    got = [ops.rms_norm_rows(x, weight, eps, first), *ops.add_rms_norm_rows(x, y, weight, eps, first),
+           ops.silu_multiply(x, up)]
+
+    def norm(rows):
+        rows = rows.cpu().double()
+        return rows * torch.rsqrt((rows**2).mean(-1, keepdim=True) + eps) * weight.cpu().double()
+
+    gate = x.cpu().double()
+    expected = [norm(x), (x + y).cpu().double(), norm(x + y), torch.nn.functional.silu(gate) * up.cpu().double()]
+    for name, a, b in zip(["rms_norm_rows", "add_rms_norm_rows sum", "add_rms_norm_rows norm", "silu_multiply"], got, expected):
+        # Two roundings: before the weight, and behind it.
+        worst.add(name, a, b, (2e-6 + 2 * rounding(dtype)) * max(1.0, b.abs().max().item()), f"{shape} {dtype}")
+
+
+def check_rotation(ops, rng, dtype, worst):
+    dim = rng.choice([48, 64, 80, 128, 128, 256])
+    turning = rng.choice([dim, dim, dim // 2])
+    count, tokens, heads, kv_heads = rng.choice([1, 3]), rng.choice([1, 32, 100]), rng.choice([8, 14]), rng.choice([1, 2])
+    joint = torch.randn(count, tokens, heads + kv_heads, dim, device=DEVICE).to(dtype).transpose(1, 2)
+    q, k = joint[:, :heads], joint[:, heads:]  # as one product leaves them
+    weights = [torch.randn(dim, device=DEVICE).to(dtype) if rng.random() < 0.7 else None for _ in range(2)]
+    angle = torch.randn(rng.choice([1, count]), 1, tokens, turning, device=DEVICE)
+    table = rng.choice([torch.float32, dtype])
+    cos, sin = angle.cos().to(table), angle.sin().to(table)
+    poison()
+    got = ops.norm_rotate_rows(q, k, *weights, cos, sin, 1e-6, False)
+    for name, x, weight, out in zip("qk", (q, k), weights, got):
+        x = x.cpu().double()
+        if weight is not None:
+            x = x * torch.rsqrt((x**2).mean(-1, keepdim=True) + 1e-6) * weight.cpu().double()
+        low, high = x[..., :turning // 2], x[..., turning // 2:turning]
+        turned = x[..., :turning] * cos.cpu().double() + torch.cat([-high, low], -1) * sin.cpu().double()
+        expected = torch.cat([turned, x[..., turning:]], -1)
+        # Roundings of the norm (2), of both products and of their sum.
+        limit = (4e-6 + 5 * rounding(dtype)) * max(1.0, expected.abs().max().item())
+        worst.add(f"norm_rotate_rows {name}", out, expected, limit, f"{tuple(x.shape)} {turning} {dtype} {table}")
+
+
 CHECKS = {
+    "rows": check_rows, "rotation": check_rotation,
     "split_attention": check_split, "reuse_attention": check_reuse, "gather_attention": check_gather,
     "unselected_attention": check_unselected, "merge_attention": check_merge, "topk": check_topk,
     "pages": check_pages, "prefill_attention": check_prefill, "cross_step_similarity": check_similarity}

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/ops.h"
+#include "kernels/row_ops.h"
 
 namespace blockscope {
 namespace {
@@ -180,6 +181,28 @@ TEST_P(ChainOperators, MergeAndSimilarity) {
     Tensor zeros = a.cached.clone();
     zeros.select(1, 2).zero_();
     return Tensors{two.out, two.lse, nothing.out, nothing.lse, cross_step_similarity(zeros, other)};
+  });
+}
+
+TEST_P(ChainOperators, Rows) {
+  compare([](const Arguments& a) {
+    const Tensor weight = a.k_in.select(0, 0).select(0, 0).select(0, 0);
+    const Tensor cos = a.k_in.narrow(0, 0, 1).narrow(1, 0, 1);
+    const Tensor sin = a.v_in.narrow(0, 0, 1).narrow(1, 0, 1);
+    Tensors results{silu_multiply(a.k_in, a.v_in)};
+    for (const bool first : {false, true}) {
+      results.push_back(rms_norm_rows(a.q, weight, 1e-6, first));
+      const SumAndNorm both = add_rms_norm_rows(a.k_in, a.v_in, weight, 1e-6, first);
+      results.insert(results.end(), {both.sum, both.norm});
+      const std::vector<HeadsToRotate> heads{{a.q, weight, 1e-6, first}, {a.k_in, {}, 0.0, false}};
+      for (const Tensor& each : norm_rotate_rows(heads, cos, sin)) results.push_back(each);
+      for (const Tensor& each :
+           norm_rotate_rows(heads, cos.narrow(3, 0, 8).to(at::kFloat).contiguous(),
+                            sin.narrow(3, 0, 8).to(at::kFloat).contiguous())) {
+        results.push_back(each);
+      }
+    }
+    return results;
   });
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/ops.h"
+#include "kernels/row_ops.h"
 #include "tests/support/emulated_cuda.h"
 
 namespace blockscope {
@@ -50,6 +51,7 @@ struct Arguments {
     }
     return a;
   }
+  Tensor weight() const { return k_in.select(0, 0).select(0, 0).select(0, 0); }
   Arguments on_cuda() const {
     return mapped([](const Tensor& tensor) { return tensor.to(at::kCUDA); });
   }
@@ -112,6 +114,18 @@ const std::vector<Operator>& operators() {
              merge_attention({a.cached, a.q.to(at::kFloat)}, {a.cached_lse, a.lse});
          return Tensors{r.out, r.lse};
        }},
+      {"rms_norm_rows",
+       [](const Arguments& a) {
+         const SumAndNorm r = add_rms_norm_rows(a.k_in, a.v_in, a.weight(), 1e-6, false);
+         return Tensors{rms_norm_rows(a.q, a.weight(), 1e-6, true), r.sum, r.norm};
+       }},
+      {"norm_rotate_rows",
+       [](const Arguments& a) {
+         const Tensor table = a.v_in.narrow(1, 0, 1).contiguous();
+         return norm_rotate_rows({{a.q, a.weight(), 1e-6, true}, {a.k_in, {}, 0.0, false}}, table,
+                                 table);
+       }},
+      {"silu_multiply", [](const Arguments& a) { return Tensors{silu_multiply(a.k_in, a.v_in)}; }},
       {"cross_step_similarity",
        [](const Arguments& a) { return Tensors{cross_step_similarity(a.q, a.q.roll(1, 2))}; }},
   };
@@ -234,6 +248,13 @@ TEST(DeviceFault, MixedDevicesAreNamed) {
   });
   expect_refusal("topk_sets", "lse",
                  [&] { topk_sets(cuda.q, cuda.k_ext, length(), cpu.lse, 8, 0.25, true); });
+  expect_refusal("rms_norm_rows", "weight",
+                 [&] { rms_norm_rows(cuda.q, cpu.weight(), 1e-6, false); });
+  expect_refusal("add_rms_norm_rows", "y",
+                 [&] { add_rms_norm_rows(cuda.k_in, cpu.v_in, cuda.weight(), 1e-6, false); });
+  expect_refusal("rotate_rows", "sin",
+                 [&] { rotate_rows(cuda.q, cuda.q.narrow(1, 0, 1), cpu.q.narrow(1, 0, 1)); });
+  expect_refusal("silu_multiply", "up", [&] { silu_multiply(cuda.k_in, cpu.v_in); });
   expect_refusal("cross_step_similarity", "b", [&] { cross_step_similarity(cuda.q, cpu.q); });
 }
 

@@ -126,6 +126,17 @@ void run(DeviceFloat type, int dim, uint64_t seed) {
   select.faults = faults.data();
   select.lengths[0] = kKeys;
   emulated::launch_select(select, nullptr);
+
+  NormCall norm;  // of a row that a thread block shares
+  norm.type = type;
+  norm.heads = norm.tokens = norm.rows = 1;
+  norm.dim = 1100;
+  norm.x = norm.y = k.rows(type, 1, 1, norm.dim);
+  norm.weight = norm.x.data;
+  std::vector<float> sum(static_cast<size_t>(norm.dim)), normed(sum.size());
+  norm.sum = sum.data();
+  norm.out = normed.data();
+  emulated::launch_norm(norm, nullptr);
 }
 
 }  // namespace

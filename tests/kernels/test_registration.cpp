@@ -32,6 +32,8 @@ std::vector<Call> all_calls(const at::Device& device) {
   const at::Tensor mask = at::zeros({6}, at::kBool);
   const at::Tensor set = block_topk(c.q, c.k_ext, c.ext_len, s.lse_external, 4, c.scale).index;
   const PageBounds bounds = page_bounds(c.k_ext, c.ext_len, 16);
+  const at::Tensor weight = at::ones({c.q.size(3)}, at::kHalf);
+  const at::Tensor table = at::ones({1, 1, c.q.size(2), c.q.size(3)});
   const auto on = [&](const at::Tensor& tensor) { return tensor.to(device); };
   return {
       {"blockscope::split_attention",
@@ -59,6 +61,12 @@ std::vector<Call> all_calls(const at::Device& device) {
       {"blockscope::token_page_scores",
        {on(c.q), on(bounds.max), on(bounds.min), on(c.ext_len), int64_t{16}}},
       {"blockscope::cross_step_similarity", {on(s.external), on(s.internal)}},
+      {"blockscope::rms_norm_rows", {on(c.q), on(weight), 1e-6, true}},
+      {"blockscope::add_rms_norm_rows", {on(c.k_in), on(c.v_in), on(weight), 1e-6, false}},
+      {"blockscope::norm_rotate_rows",
+       {on(c.q), on(c.k_in.narrow(2, 0, c.q.size(2))), on(weight), c10::IValue(), on(table),
+        on(table), 1e-6, false}},
+      {"blockscope::silu_multiply", {on(c.k_in), on(c.v_in)}},
   };
 }
 

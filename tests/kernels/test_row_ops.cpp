@@ -67,7 +67,7 @@ class RowOps : public ::testing::TestWithParam<at::ScalarType> {
 };
 
 TEST_P(RowOps, NormEqualsTheChain) {
-  for (const int64_t width : {1, 5, 16, 33, 64, 130, 768}) {
+  for (const int64_t width : {1, 5, 16, 33, 64, 130, 768, 1500}) {
     const at::Tensor weight = random_rows({width}, GetParam(), 1.0);
     for (const bool first : {false, true}) {
       const at::Tensor x = random_rows({3, 7, width}, GetParam());
@@ -84,7 +84,7 @@ TEST_P(RowOps, NormEqualsTheChain) {
 
 TEST_P(RowOps, RotationEqualsTheChain) {
   for (const auto& [turning, dim] : std::vector<std::pair<int64_t, int64_t>>{
-           {2, 2}, {10, 10}, {64, 64}, {34, 48}, {32, 128}, {128, 128}}) {
+           {2, 2}, {10, 10}, {64, 64}, {34, 48}, {32, 128}, {128, 128}, {32, 1040}}) {
     for (const int64_t sequences : {1, 2}) {
       const at::Tensor x = random_rows({2, 5, 3, dim}, GetParam()).transpose(1, 2);
       const at::Tensor angle = at::randn({sequences, 1, 5, turning});
@@ -99,7 +99,7 @@ TEST_P(RowOps, RotationEqualsTheChain) {
 }
 
 TEST_P(RowOps, SumAndItsNormEqualTheChain) {
-  for (const int64_t width : {1, 33, 768}) {
+  for (const int64_t width : {1, 33, 768, 2050}) {
     const at::Tensor weight = random_rows({width}, GetParam(), 1.0);
     const at::Tensor x = random_rows({3, 7, width}, GetParam());
     const at::Tensor y = random_rows({3, 7, width}, GetParam());
@@ -111,11 +111,12 @@ TEST_P(RowOps, SumAndItsNormEqualTheChain) {
 }
 
 TEST_P(RowOps, NormAndRotationOfAllHeadsAreThoseOfEach) {
-  for (const int64_t dim : {10, 48, 128}) {
+  for (const auto& [dim, turning] : std::vector<std::pair<int64_t, int64_t>>{
+           {10, 10}, {10, 6}, {48, 48}, {128, 128}, {128, 64}, {1200, 1200}, {1200, 400}}) {
     const at::Tensor q = random_rows({2, 5, 6, dim}, GetParam()).transpose(1, 2);
     const at::Tensor k = random_rows({2, 5, 2, dim}, GetParam()).transpose(1, 2);
     const at::Tensor weight = random_rows({dim}, GetParam(), 1.0);
-    const at::Tensor angle = at::randn({2, 1, 5, dim});
+    const at::Tensor angle = at::randn({2, 1, 5, turning});
     const at::Tensor cos = angle.cos().to(GetParam());
     const at::Tensor sin = angle.sin().to(GetParam());
     const auto got = norm_rotate_rows({{q, weight, 1e-6, true}, {k, {}, 0.0, false}}, cos, sin);
@@ -138,6 +139,66 @@ TEST_P(RowOps, GateEqualsTheChain) {
   EXPECT_EQ(made[0][1].item<float>(), far[0][1].item<float>());
   EXPECT_EQ(made[0][2].item<float>(), 0.0F);
   EXPECT_TRUE(std::isnan(made[0][3].item<float>()));
+}
+
+/// The same rows elsewhere: not at multiples of 16 bytes, and far apart.
+at::Tensor moved(const at::Tensor& x) {
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.back() += 5;
+  return at::full(sizes, kNaN, x.options()).narrow(-1, 1, x.size(-1)).copy_(x);
+}
+
+TEST_P(RowOps, WhereRowsLieChangesNoBit) {
+  for (const int64_t width : {5, 16, 72, 2048}) {
+    const at::Tensor x = random_rows({2, 3, 4, width}, GetParam());
+    const at::Tensor y = random_rows({2, 3, 4, width}, GetParam());
+    const at::Tensor weight = random_rows({width}, GetParam(), 1.0);
+    const at::Tensor angle = at::randn({2, 1, 4, width / 4 * 2});
+    const auto all = [&](const auto& place) {
+      const SumAndNorm both = add_rms_norm_rows(place(x), place(y), place(weight), 1e-6, true);
+      std::vector<at::Tensor> made{rms_norm_rows(place(x), place(weight), 1e-6, false), both.sum,
+                                   both.norm, silu_multiply(place(x), place(y))};
+      for (const at::ScalarType table : {at::kFloat, GetParam()}) {
+        for (const at::Tensor& turned :
+             norm_rotate_rows({{place(x), place(weight), 1e-6, false}, {place(y), {}, 0.0, false}},
+                              place(angle.cos().to(table)), place(angle.sin().to(table)))) {
+          made.push_back(turned);
+        }
+      }
+      return made;
+    };
+    const std::vector<at::Tensor> expected = all([](const at::Tensor& t) { return t; });
+    const std::vector<at::Tensor> got = all(moved);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(at::equal(got[i], expected[i])) << width << " result " << i;
+    }
+  }
+}
+
+TEST_P(RowOps, NaNStaysInItsRow) {
+  for (const int64_t width : {24, 2048}) {
+    const at::Tensor clean = random_rows({1, 2, 9, width}, GetParam());
+    at::Tensor x = clean.clone();
+    x[0][1][3][width - 1] = kNaN;
+    const at::Tensor weight = random_rows({width}, GetParam(), 1.0);
+    const at::Tensor angle = at::randn({1, 1, 9, width});
+    const auto all = [&](const at::Tensor& rows) {
+      const SumAndNorm both = add_rms_norm_rows(clean, rows, weight, 1e-6, true);
+      return std::vector<at::Tensor>{
+          rms_norm_rows(rows, weight, 1e-6, false), both.norm,
+          norm_rotate_rows({{rows, weight, 1e-6, false}}, angle.cos(), angle.sin()).front()};
+    };
+    const std::vector<at::Tensor> expected = all(clean);
+    const std::vector<at::Tensor> got = all(x);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(got[i][0][1][3].isnan().all().item<bool>()) << width << " result " << i;
+      got[i][0][1][3] = expected[i][0][1][3];
+      EXPECT_TRUE(at::equal(got[i], expected[i])) << width << " result " << i;
+    }
+    const at::Tensor gated = silu_multiply(x, clean);
+    EXPECT_TRUE(gated[0][1][3][width - 1].isnan().item<bool>());
+    EXPECT_EQ(gated.isnan().sum().item<int64_t>(), 1);
+  }
 }
 
 TEST_P(RowOps, BestTokenIsTheFirstOfTheLargestWithItsProbability) {

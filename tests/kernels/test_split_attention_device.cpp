@@ -268,5 +268,66 @@ TEST(SplitAttentionDevice, NaNStaysInTheRowsThatSeeIt) {
   }
 }
 
+// --- prefill_attention's tiles, beyond what the CPU's test asks of them
+
+struct PrefillProblem {
+  at::Tensor q, k, v;
+
+  at::Tensor run(const emulated::Options& options) const {
+    emulated::set_options(options);
+    const at::Tensor length = at::full({q.size(0)}, k.size(2), at::kLong);
+    at::Tensor out = prefill_attention_on(emulator(), q, k, v, length, 16, 0.2);
+    emulated::set_options({});
+    return out;
+  }
+};
+
+PrefillProblem make_prefill(int64_t dim, int64_t tokens, at::ScalarType dtype) {
+  at::manual_seed(21);
+  const auto random = [&](int64_t heads) { return at::randn({2, heads, tokens, dim}).to(dtype); };
+  return {random(4), random(2), random(2)};
+}
+
+TEST(PrefillTiles, SchedulesAndSmallerGPUsChangeNothing) {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    for (const int64_t dim : {64, 128, 256}) {
+      const PrefillProblem problem = make_prefill(dim, 150, dtype);
+      const at::Tensor first = problem.run({});
+      for (const uint64_t seed : {2u, 3u}) {
+        EXPECT_TRUE(at::equal(problem.run({.seed = seed}), first)) << "seed " << seed;
+      }
+      for (const int kib : {99, 163}) {
+        EXPECT_TRUE(at::equal(problem.run({.shared_limit = kib * 1024}), first)) << kib << " KiB";
+      }
+      const at::Tensor truncated = problem.run({.rounding = Rounding::kTruncate});
+      const double unit = dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
+      EXPECT_TRUE(at::allclose(truncated.to(at::kDouble), first.to(at::kDouble), unit, 1e-4));
+    }
+  }
+}
+
+TEST(PrefillTiles, StridedAndMisalignedViewsGiveTheSameBits) {
+  const PrefillProblem plain = make_prefill(24, 70, at::kBFloat16);
+  const at::Tensor expected = plain.run({});
+  for (const auto& [before, behind] : {std::pair{0, 8}, {3, 4}, {8, 0}, {0, 1}}) {
+    const PrefillProblem strided{embed(plain.q, before, behind), embed(plain.k, before, behind),
+                                 embed(plain.v, behind, before + 8)};
+    EXPECT_TRUE(at::equal(strided.run({}), expected)) << before << ", " << behind;
+  }
+}
+
+TEST(PrefillTiles, KeysAreReadOncePerTileOfRowsAndWithoutBankConflicts) {
+  for (const int64_t dim : {64, 128, 256}) {
+    const PrefillProblem problem = make_prefill(dim, 96, at::kBFloat16);
+    emulated::counters() = {};
+    problem.run({});
+    // Two query heads a KV head: tiles of 64 tokens, which see 64 and 96 keys; two sequences of two
+    // KV heads.
+    const int64_t rows = 2 * 96 + 2 * (64 + 96);
+    EXPECT_EQ(emulated::counters().copied_bytes, 4 * rows * dim * 2);
+    EXPECT_EQ(emulated::counters().bank_conflicts, 0);
+  }
+}
+
 }  // namespace
 }  // namespace blockscope::testing

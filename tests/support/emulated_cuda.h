@@ -37,7 +37,8 @@ class DeviceAccess {
 };
 
 struct Counters {
-  int64_t operators = 0;  // ATen operators queued or run by the device
+  int64_t operators = 0;  // ATen operators queued or run by the device, and
+  int64_t views = 0;      // those of them that touch no memory
   int64_t launches = 0;   // emulated kernels
   int64_t bytes_to_host = 0;
   int64_t bytes_to_device = 0;

@@ -24,7 +24,10 @@ inline DeviceKernels emulated_launches() {
           .count_union = emulated::launch_union,
           .bounds = emulated::launch_bounds,
           .page_scores = emulated::launch_page_scores,
-          .prefill = emulated::launch_prefill};
+          .prefill = emulated::launch_prefill,
+          .norm = emulated::launch_norm,
+          .rotate = emulated::launch_rotate,
+          .gate = emulated::launch_gate};
 }
 
 }  // namespace blockscope::testing

@@ -111,6 +111,7 @@ class Call {
     by_value_ = depends_on_values(name_) || selects_by_mask();
     Stack results;
     if (is_view()) {
+      ++mutable_counters().views;
       results = view();
     } else if (std::optional<Stack> shapes = infer()) {
       results = prepare_results(*shapes);
