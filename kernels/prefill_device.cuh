@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kThreads == 128 ? 2 : 
 template <int kDim>
 __global__ void __launch_bounds__(128) prefill_floats(const __grid_constant__ PrefillCall call) {
   using Tile = FloatTile<kDim>;
-  const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tile::kRows;
+  const int first = static_cast<int>(blockIdx.x) * Tile::kRows;
   const int head = static_cast<int>(blockIdx.y);
   const int sequence = static_cast<int>(blockIdx.z);
   const int length = call.lengths[sequence];

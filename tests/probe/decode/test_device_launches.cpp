@@ -47,10 +47,11 @@ std::vector<Work> work_of_passes(const BlockDiffusionModel& model, const DecodeO
 }
 
 /// Of one run under the exact policy.
-std::vector<int64_t> generated(const BlockDiffusionModel& model) {
+std::vector<int64_t> generated(const BlockDiffusionModel& model,
+                               const DecodeOptions& options = tiny_options()) {
   int64_t next_pass = 0;
   const auto policy = make_exact_policy();
-  return decode_batch(model, *policy, tiny_options(), {tiny_request(0, 8, 12)}, next_pass, {})
+  return decode_batch(model, *policy, options, {tiny_request(0, 8, 12)}, next_pass, {})
       .front()
       .generated;
 }
@@ -63,6 +64,22 @@ TEST(DeviceLaunches, JoinedProductsDecodeWhatTheCpuDoes) {
     config.attention_bias = config.model_type == "qwen2";
     config.rope_in_float32 = config.model_type == "llada";
     EXPECT_EQ(generated(on_cuda(config, at::kFloat)), generated(tiny_model(1, config)));
+  }
+}
+
+// Caches ask for queries, keys or values alone: of the same weights.
+TEST(DeviceLaunches, JoinedProductsDecodeUnderEveryCache) {
+  ModelConfig config = tiny_config();
+  config.attention_bidirectional = true;
+  const BlockDiffusionModel device = on_cuda(config, at::kFloat);
+  const BlockDiffusionModel host = tiny_model(1, config);
+  for (const CacheKind kind :
+       {CacheKind::kNone, CacheKind::kPrefix, CacheKind::kDual, CacheKind::kDllm, CacheKind::kD2}) {
+    SCOPED_TRACE(cache_name(kind));
+    DecodeOptions options = tiny_options();
+    options.bidirectional = true;
+    options.cache.kind = kind;
+    EXPECT_EQ(generated(device, options), generated(host, options));
   }
 }
 
