@@ -131,7 +131,7 @@ void run(DeviceFloat type, int dim, uint64_t seed) {
   norm.type = type;
   norm.heads = norm.tokens = norm.rows = 1;
   norm.dim = 1100;
-  norm.x = norm.y = k.rows(type, 1, 1, norm.dim);
+  norm.x = norm.y = k.rows(type, 1, 1, static_cast<int>(norm.dim));
   norm.weight = norm.x.data;
   std::vector<float> sum(static_cast<size_t>(norm.dim)), normed(sum.size());
   norm.sum = sum.data();

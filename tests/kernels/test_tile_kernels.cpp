@@ -342,7 +342,9 @@ TEST_P(TileKernelsOn, ABoundSplitsTheLargestOff) {
           const auto at = static_cast<size_t>(i);
           EXPECT_EQ(kept[at], x[static_cast<size_t>(places[at])]);
           EXPECT_GE(kept[at], bound);
-          if (i > 0) EXPECT_GT(places[at], places[at - 1]);
+          if (i > 0) {
+            EXPECT_GT(places[at], places[at - 1]);
+          }
         }
       }
     }
