@@ -14,8 +14,8 @@ NEEDLE = "Text: Note: Tina lantern helmet. The wide child looked. Note: Bela vin
 LONGER = "Text: The park played. Note: Zoe river falcon. Note: Yara ruby ivory. The farmer stood today near the house. " + NEEDLE
 # The description of the run, and its times.
 TOLD = {"/model_byte", "/run_byte", "/model/json", "/run/json", "/steps/pass_time_ns"}
-# Near ties among the keys are ordered by the last bit of a probability.
-SETS = {"/sets/topk", "/sets/topk_token", "/sets/union_size"}
+# Near ties among the keys are ordered by the last bit of a probability, and recall counts keys.
+SETS = {"/sets/topk", "/sets/topk_token", "/sets/union_size", "/sets/recall"}
 POLICIES = [["exact"], ["flashblock"]] + [[name, "--k", 24] for name in (
     "mage", "mage+flashblock", "sparsed", "quest", "oracle", "random", "recent")]
 POLICIES += [["sparsed+flashblock", "--k", 24, "--per-block"]]
@@ -41,14 +41,16 @@ class Device(DeviceCase):
             self.assertEqual(got.shape, expected.shape, name)
             if expected.dtype.kind == "f":
                 self.assertTrue(np.array_equal(np.isnan(got), np.isnan(expected)), name)
+            if name in SETS:
+                different = (got != expected) & (expected == expected)
+                self.assertLessEqual(different.mean(), 10 * tolerance, name)
+            elif expected.dtype.kind == "f":
                 finite = np.isfinite(expected)
                 self.assertTrue(np.array_equal(got[~finite], expected[~finite], equal_nan=True), name)
                 if finite.any():
                     largest = np.abs(expected[finite], dtype="f8").max()
                     error = np.abs(got[finite].astype("f8") - expected[finite]).max()
                     self.assertLessEqual(error, tolerance * max(1.0, largest), name)
-            elif name in SETS:
-                self.assertLessEqual((got != expected).mean(), 10 * tolerance, name)
             else:
                 self.assertTrue(np.array_equal(got, expected), name)
 
