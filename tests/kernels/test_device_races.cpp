@@ -85,12 +85,13 @@ void run(DeviceFloat type, int dim, uint64_t seed) {
   means.queries = kQueries;
   means.dim = dim;
   means.max_length = kKeys;
-  means.num_sets = 1;
+  means.num_sets = 2;  // two tokens: the sums of the first are overwritten by the second's
+  means.per_token = true;
   means.scale = 0.17f;
   means.q = split.q;
   means.k_ext = split.k_ext;
   means.lse = lse_external.data();
-  std::vector<float> probability(kKvHeads * kKeys);
+  std::vector<float> probability(kKvHeads * 2 * kKeys);
   means.means = probability.data();
   means.lengths[0] = kKeys;
   emulated::launch_means(means, nullptr);
@@ -98,18 +99,30 @@ void run(DeviceFloat type, int dim, uint64_t seed) {
   TopKCall best;
   best.sequences = 1;
   best.rows_per_sequence = kKvHeads;
-  best.num_sets = best.sets_per_head = 1;
-  best.k = best.padded = kSets;
+  best.num_sets = best.sets_per_head = 2;
+  best.k = kSets - 3;  // the rest is filled
+  best.padded = kSets;
   best.max_length = kKeys;
   best.means = probability.data();
-  std::vector<uint64_t> entries(kKvHeads * kSets);
-  std::vector<int32_t> index(kKvHeads * kSets);
-  std::vector<float> chosen(kKvHeads * kSets);
+  std::vector<uint64_t> entries(kKvHeads * 2 * kSets);
+  std::vector<int32_t> index(kKvHeads * 2 * kSets);
+  std::vector<float> chosen(kKvHeads * 2 * kSets);
   best.entries = entries.data();
   best.index = index.data();
   best.probability = chosen.data();
   best.lengths[0] = kKeys;
   emulated::launch_top_k(best, nullptr);
+
+  UnionCall all;
+  all.heads = kKvHeads;
+  all.words = (kKeys + 31) / 32;
+  all.per_head = 2 * best.k;
+  all.index = best.index;
+  std::vector<uint32_t> seen(static_cast<size_t>(kKvHeads * all.words));
+  std::vector<int32_t> sizes(kKvHeads);
+  all.bits = seen.data();
+  all.sizes = sizes.data();
+  emulated::launch_union(all, nullptr);
 
   SelectCall select;
   select.sequences = 1;
