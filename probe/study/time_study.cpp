@@ -51,11 +51,11 @@ class TimeStudy : public Study {
       policy.exact_layers = options.exact_layers;
     };
     add("mage", "mage", sparse);
-    add("mage+flashblock", "mage+flashblock", sparse);
     add("mage, one thread", "mage", [&](PolicyFlags& policy) {
       sparse(policy);
       policy.no_overlap = true;
     });
+    add("mage+flashblock", "mage+flashblock", sparse);
     add("sparsed", "sparsed", sparse);
     for (const int64_t page : options.pages) {
       add(fmt::format("quest p={}", page), "quest", [&](PolicyFlags& policy) {
