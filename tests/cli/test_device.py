@@ -14,8 +14,9 @@ NEEDLE = "Text: Note: Tina lantern helmet. The wide child looked. Note: Bela vin
 LONGER = "Text: The park played. Note: Zoe river falcon. Note: Yara ruby ivory. The farmer stood today near the house. " + NEEDLE
 # The description of the run, and its times.
 TOLD = {"/model_byte", "/run_byte", "/model/json", "/run/json", "/steps/pass_time_ns"}
-# Near ties among the keys are ordered by the last bit of a probability, and recall counts keys.
-SETS = {"/sets/topk", "/sets/topk_token", "/sets/union_size", "/sets/recall"}
+# Near ties among the keys are ordered by the last bit of a probability.
+SETS = {"/sets/topk", "/sets/topk_token", "/sets/union_size"}
+RECALL = "/sets/recall"
 POLICIES = [["exact"], ["flashblock"]] + [[name, "--k", 24] for name in (
     "mage", "mage+flashblock", "sparsed", "quest", "oracle", "random", "recent")]
 POLICIES += [["sparsed+flashblock", "--k", 24, "--per-block"]]
@@ -42,8 +43,9 @@ class Device(DeviceCase):
             if expected.dtype.kind == "f":
                 self.assertTrue(np.array_equal(np.isnan(got), np.isnan(expected)), name)
             if name in SETS:
-                different = (got != expected) & (expected == expected)
-                self.assertLessEqual(different.mean(), 10 * tolerance, name)
+                self.assertLessEqual((got != expected).mean(), 10 * tolerance, name)
+            elif name == RECALL:
+                self.compare_recall(host, got_all)
             elif expected.dtype.kind == "f":
                 finite = np.isfinite(expected)
                 self.assertTrue(np.array_equal(got[~finite], expected[~finite], equal_nan=True), name)
@@ -53,6 +55,18 @@ class Device(DeviceCase):
                     self.assertLessEqual(error, tolerance * max(1.0, largest), name)
             else:
                 self.assertTrue(np.array_equal(got, expected), name)
+
+    def compare_recall(self, host, device):
+        """Recall counts keys: it may differ by those in which the sets that it counts do, its own and the first step's."""
+        sequence, block, step = (host["/steps/" + name] for name in ("sequence", "block", "step"))
+        for at in np.argwhere(~np.isclose(host[RECALL], device[RECALL], rtol=0, atol=1e-4, equal_nan=True)):
+            row, *head = at
+            first = np.flatnonzero((sequence == sequence[row]) & (block == block[row]) & (step == 1))[0]
+            moved = sum(len(set(host["/sets/topk"][(r, *head)]) ^ set(device["/sets/topk"][(r, *head)])) // 2
+                        for r in (row, first))
+            size = np.count_nonzero(host["/sets/topk"][(first, *head)] >= 0)
+            self.assertLessEqual(abs(float(host[RECALL][tuple(at)]) - float(device[RECALL][tuple(at)])),
+                                 moved / size + 1e-6, at)
 
     def test_policies(self):
         for policy in POLICIES:
