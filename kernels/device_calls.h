@@ -67,7 +67,9 @@ struct MeansCall {
   int first_token = 0;
   int num_sets = 0;
   bool per_token = false;
+  int keys_per_block = 0;  // of a thread block, on tensor cores; the launch sets it
   float scale = 0.0f;
+  float scale_log2 = 0.0f;  // scale * log2(e)
   DeviceRows q, k_ext;
   const float* lse = nullptr;  // [S, H, T]
   float* means = nullptr;      // [S, K, num_sets, max_length]

@@ -63,7 +63,7 @@ struct TopKProblem {
   AttentionSizes sizes;
   std::vector<int64_t> lengths;
   int64_t k;
-  float scale;
+  double scale;
 };
 
 TopKProblem check_topk_problem(const char* op, const DeviceQueue& queue, const at::Tensor& q,
@@ -86,7 +86,7 @@ TopKProblem check_topk_problem(const char* op, const DeviceQueue& queue, const a
           sizes,
           check_lengths(op, "ext_len", ext_len, sizes.sequences, sizes.external_keys),
           k,
-          static_cast<float>(scale)};
+          scale};
 }
 
 // Tokens whose mean probabilities are held at a time: 64 MiB of them, or one token's.
@@ -111,7 +111,8 @@ void select_sets(const TopKProblem& problem, bool per_token, const at::Tensor& i
     means.queries = static_cast<int>(sizes.queries);
     means.dim = static_cast<int>(sizes.dim);
     means.per_token = per_token;
-    means.scale = problem.scale;
+    means.scale = static_cast<float>(problem.scale);
+    means.scale_log2 = static_cast<float>(problem.scale * 1.4426950408889634);
     means.q = device_rows(problem.q.narrow(0, first, count));
     means.k_ext = device_rows(problem.k_ext.narrow(0, first, count));
     means.lse = from_sequence<float>(problem.lse, first);

@@ -1,11 +1,13 @@
-// block_topk, token_topk: mean probabilities of the keys, a thread block for 32 keys; then the k
-// largest of each row, a thread block for a row: a radix select finds the k-th, a bitonic sort
-// orders what is not below it.
+// block_topk, token_topk: mean probabilities of the keys, on tensor cores where a block's set is
+// asked for (mean_tile_device.cuh), else a thread block for 32 keys; then the k largest of each
+// row, a thread block for a row: a radix select finds the k-th, a bitonic sort orders what is not
+// below it.
 #pragma once
 
 #include <cmath>
 
 #include "kernels/device_calls.h"
+#include "kernels/mean_tile_device.cuh"
 #include "kernels/typed_device.cuh"
 
 namespace blockscope::BLOCKSCOPE_WORLD {
@@ -69,78 +71,122 @@ __device__ __forceinline__ uint32_t rank_of(float probability) {
   return (__float_as_uint(probability) & 0x7fffffffu) + 2;
 }
 
-__global__ void __launch_bounds__(256) select_top_k(const __grid_constant__ TopKCall call) {
+constexpr int kSelectPerThread = 4;  // neighbouring keys, whose loads are on their way together
+constexpr int kMostSortedInShared = 4096;  // entries
+
+// The dynamic shared memory of select_top_k.
+struct SelectShared {
+  int bins[256];
+  int sums[16];       // of the warps
+  uint32_t found[2];  // rank, still wanted
+  uint64_t entries[1];
+};
+
+// The largest bin that with those above it holds `left`, of which the bins above hold fewer; called
+// by one warp, `left` > 0.
+__device__ __forceinline__ void find_bin(SelectShared& shared, uint32_t prefix, int left) {
+  constexpr int kPerLane = 256 / 32;
+  const int lane = lane_of_warp();
+  int bin = 255 - lane * kPerLane;  // the lane's, from above
+  int own = 0;
+  for (int i = 0; i < kPerLane; ++i) own += shared.bins[bin - i];
+  int from_here = own;  // in these and all bins above
+  for (int by = 1; by < 32; by *= 2) {
+    const int other = __shfl_up_sync(~0u, from_here, by);
+    if (lane >= by) from_here += other;
+  }
+  int above = from_here - own;
+  if (above >= left || from_here < left) return;
+  while (above + shared.bins[bin] < left) above += shared.bins[bin--];
+  shared.found[0] = prefix << 8 | static_cast<uint32_t>(bin);
+  shared.found[1] = static_cast<uint32_t>(left - above);
+}
+
+__global__ void __launch_bounds__(512, 2) select_top_k(const __grid_constant__ TopKCall call) {
   const int64_t row = blockIdx.x;  // of [S, K, num_sets]
   const int thread = static_cast<int>(threadIdx.x);
+  const int threads = static_cast<int>(blockDim.x);
   const int64_t head = row / call.num_sets;
   const int64_t result =
       (head * call.sets_per_head + call.first_set + row % call.num_sets) * call.k;
   const int length = call.lengths[head / call.rows_per_sequence];
   const int wanted = call.k < length ? call.k : length;
   const float* means = call.means + row * call.max_length;
-  uint64_t* entries = call.entries + row * call.padded;
-  int* const bins = reinterpret_cast<int*>(dynamic_shared());     // 256 bins
-  int* const sums = bins + 256;                                   // 8 warps
-  uint32_t* const found = reinterpret_cast<uint32_t*>(sums + 8);  // rank, still wanted
+  SelectShared& shared = *reinterpret_cast<SelectShared*>(dynamic_shared());
+  uint64_t* const entries =
+      call.padded <= kMostSortedInShared ? shared.entries : call.entries + row * call.padded;
+  const int at_once = threads * kSelectPerThread;
 
   // The rank of the last of the wanted, eight bits at a time from above.
   uint32_t prefix = 0;
   int left = wanted;
-  for (int shift = 24; shift >= 0; shift -= 8) {
-    bins[thread] = 0;
+  for (int shift = 24; shift >= 0 && wanted > 0; shift -= 8) {
+    for (int i = thread; i < 256; i += threads) shared.bins[i] = 0;
     __syncthreads();
-    for (int i = thread; i < length; i += 256) {
-      const uint32_t rank = rank_of(means[i]);
-      if (shift == 24 || rank >> (shift + 8) == prefix) atomicAdd(&bins[rank >> shift & 255], 1);
+    for (int begin = thread * kSelectPerThread; begin < length; begin += at_once) {
+      uint32_t ranks[kSelectPerThread];
+#pragma unroll
+      for (int j = 0; j < kSelectPerThread; ++j) {
+        ranks[j] = begin + j < length ? rank_of(means[begin + j]) : 0;
+      }
+#pragma unroll
+      for (int j = 0; j < kSelectPerThread; ++j) {
+        const bool counts = shift == 24 || ranks[j] >> (shift + 8) == prefix;
+        if (begin + j < length && counts) atomicAdd(&shared.bins[ranks[j] >> shift & 255], 1);
+      }
     }
     __syncthreads();
-    if (thread == 0) {
-      int above = 0;
-      int bin = 255;
-      while (bin > 0 && above + bins[bin] < left) above += bins[bin--];
-      found[0] = prefix << 8 | static_cast<uint32_t>(bin);
-      found[1] = static_cast<uint32_t>(left - above);
-    }
+    if (thread < 32) find_bin(shared, prefix, left);
     __syncthreads();
-    prefix = found[0];
-    left = static_cast<int>(found[1]);
+    prefix = shared.found[0];
+    left = static_cast<int>(shared.found[1]);
   }
 
   // All above it, and the first `left` that are equal, in the order of their positions.
   int taken = 0;
   int equal = 0;
-  for (int begin = 0; begin < length; begin += 256) {
-    const int i = begin + thread;
-    const uint32_t rank = i < length ? rank_of(means[i]) : 0;
-    // Two counts in one number: those above, and those equal.
-    const int own = rank > prefix ? 1 : rank == prefix ? 0x10000 : 0;
+  for (int begin = 0; begin < length && wanted > 0; begin += at_once) {
+    const int first = begin + thread * kSelectPerThread;
+    uint32_t ranks[kSelectPerThread];
+    int own = 0;  // two counts in one number: those above, and those equal
+#pragma unroll
+    for (int j = 0; j < kSelectPerThread; ++j) {
+      ranks[j] = first + j < length ? rank_of(means[first + j]) : 0;
+      own += ranks[j] > prefix ? 1 : ranks[j] == prefix ? 0x10000 : 0;
+    }
     int before = own;
     for (int by = 1; by < 32; by *= 2) {
       const int other = __shfl_up_sync(~0u, before, by);
       if (thread % 32 >= by) before += other;
     }
-    if (thread % 32 == 31) sums[thread / 32] = before;
+    if (thread % 32 == 31) shared.sums[thread / 32] = before;
     __syncthreads();
     before -= own;
     int all = 0;
-    for (int warp = 0; warp < 8; ++warp) {
-      if (warp < thread / 32) before += sums[warp];
-      all += sums[warp];
+    for (int warp = 0; warp < threads / 32; ++warp) {
+      if (warp < thread / 32) before += shared.sums[warp];
+      all += shared.sums[warp];
     }
-    const uint64_t entry = static_cast<uint64_t>(rank) << 32 | ~static_cast<uint32_t>(i);
-    const int equals = equal + (before >> 16);
-    if (own == 1) entries[left + taken + (before & 0xffff)] = entry;
-    if (own == 0x10000 && equals < left) entries[equals] = entry;
+#pragma unroll
+    for (int j = 0; j < kSelectPerThread; ++j) {
+      const uint64_t entry =
+          static_cast<uint64_t>(ranks[j]) << 32 | ~static_cast<uint32_t>(first + j);
+      if (ranks[j] > prefix) entries[left + taken + (before++ & 0xffff)] = entry;
+      if (ranks[j] != prefix) continue;
+      const int equals = equal + (before >> 16);
+      if (equals < left) entries[equals] = entry;
+      before += 0x10000;
+    }
     taken += all & 0xffff;
     equal += all >> 16;
     __syncthreads();  // before the sums are overwritten
   }
-  for (int i = wanted + thread; i < call.padded; i += 256) entries[i] = 0;
+  for (int i = wanted + thread; i < call.padded; i += threads) entries[i] = 0;
   __syncthreads();
 
   for (int size = 2; size <= call.padded; size *= 2) {
     for (int step = size / 2; step > 0; step /= 2) {
-      for (int i = thread; i < call.padded; i += 256) {
+      for (int i = thread; i < call.padded; i += threads) {
         const int other = i ^ step;
         if (other < i) continue;
         const uint64_t a = entries[i];
@@ -153,7 +199,7 @@ __global__ void __launch_bounds__(256) select_top_k(const __grid_constant__ TopK
       __syncthreads();
     }
   }
-  for (int i = thread; i < call.k; i += 256) {
+  for (int i = thread; i < call.k; i += threads) {
     const bool present = i < wanted;
     const uint64_t entry = present ? entries[i] : 0;
     const auto rank = static_cast<uint32_t>(entry >> 32);
@@ -187,15 +233,22 @@ void launch_means(const MeansCall& call, void* on) {
                   static_cast<unsigned>(call.kv_heads), static_cast<unsigned>(call.sequences)};
   const std::size_t bytes = (kMeanKeys * (call.dim | 1) + 4 * kMeanKeys) * sizeof(float);
   with_type(call.type, [&](auto scalar) {
-    launch(mean_probabilities<decltype(scalar)>, grid, dim3{128, 1, 1}, bytes,
-           static_cast<Stream>(on), call);
+    using Scalar = decltype(scalar);
+    if constexpr (sizeof(Scalar) == 2) {
+      if (!call.per_token) return launch_mean_tiles_of<Scalar>(call, static_cast<Stream>(on));
+    }
+    launch(mean_probabilities<Scalar>, grid, dim3{128, 1, 1}, bytes, static_cast<Stream>(on), call);
   });
 }
 
 void launch_top_k(const TopKCall& call, void* on) {
   const auto rows = static_cast<unsigned>(call.sequences * call.rows_per_sequence * call.num_sets);
-  launch(select_top_k, dim3{rows, 1, 1}, dim3{256, 1, 1}, (256 + 8 + 2) * sizeof(int),
-         static_cast<Stream>(on), call);
+  // A long row is few threads' work for long; a short one leaves most of many threads idle.
+  const unsigned threads = call.max_length > 8192 ? 512 : 256;
+  const std::size_t sorted =
+      call.padded <= kMostSortedInShared ? static_cast<std::size_t>(call.padded) : 1;
+  launch(select_top_k, dim3{rows, 1, 1}, dim3{threads, 1, 1},
+         sizeof(SelectShared) + sorted * sizeof(uint64_t), static_cast<Stream>(on), call);
 }
 
 void launch_union(const UnionCall& call, void* on) {

@@ -4,7 +4,7 @@
 
 Compiles every .cu for sm_80, 90a, 100 and 120, and fails where
 - a kernel spills more than SPILLS allows, or takes more registers than its kind may;
-- the tiles of split_attention and prefill_attention hold other numbers of tensor-core products, ldmatrix, cp.async and barriers
+- the tiles of split_attention, prefill_attention and block_topk hold other numbers of tensor-core products, ldmatrix, cp.async and barriers
   than their shapes say, as counted by hand (`instructions`): a loop that the compiler unrolled again,
   operands that went through registers, copies that became loads;
 - a tile gets fewer thread blocks on an SM than BLOCKS;
@@ -25,7 +25,7 @@ import sys
 import tempfile
 
 ARCHITECTURES = ("80", "90a", "100", "120")
-MAIN = ("split_tiles", "prefill_tiles")
+MAIN = ("split_tiles", "prefill_tiles", "mean_tiles")
 FLOATS = ("split_floats", "prefill_floats")
 # Bytes that ptxas 13.0 stores and loads, of 255 registers; every other kernel spills nothing.
 SPILLS = {("100", "split_tiles<BFloat16,128,4,2,2,32,64>"): 8, ("100", "split_tiles<Half,128,4,2,2,32,64>"): 52,
@@ -36,6 +36,11 @@ REGISTERS = 64
 MORE_REGISTERS = {"turn_rows": 96}
 # Thread blocks an SM on sm_80, 90a, 100 and 120. 0: it does not fit, and is not launched there (shared_limit).
 BLOCKS = {
+    "mean_tiles<64,4,1,3,64,64>": (4, 5, 5, 2),
+    "mean_tiles<64,8,1,3,64,64>": (2, 3, 3, 1),
+    "mean_tiles<128,4,1,3,64,64>": (2, 3, 3, 1),
+    "mean_tiles<128,8,1,3,64,64>": (1, 2, 2, 1),
+    "mean_tiles<256,4,1,2,32,32>": (2, 3, 3, 1),
     "prefill_floats<64>": (3, 3, 4, 3),
     "prefill_floats<128>": (3, 3, 4, 1),
     "prefill_floats<256>": (1, 2, 2, 1),
@@ -98,11 +103,14 @@ def kernels_in(text):
             for symbol, arch, stored, loaded, registers in found]
 
 
-def instructions(shape):
+def instructions(kernel):
     """What a tile's machine code holds, each loop once but those that are unrolled."""
-    _, dim, _, row_tiles, _, step, _ = shape
+    _, dim, _, row_tiles, _, step, _ = kernel.shape
     hold = row_tiles * dim <= 128  # queries in registers
     depth, keys, channels = (dim // 16 if hold else 4), step // 16, dim // 16
+    if kernel.name.startswith("mean_tiles"):  # scores alone
+        return {"HMMA": row_tiles * depth * keys * 2, "LDSM": depth * (row_tiles + keys), "LDSM.T": 0,
+                "LDGSTS": 3, "BAR": 2}
     return {
         "HMMA": row_tiles * (depth * keys * 2 + keys * channels * 4),  # scores; values by hi + lo
         "LDSM": depth * (row_tiles + keys),
@@ -132,7 +140,7 @@ def blocks_per_sm(source, toolkit, compiler, folder, kernels):
     for kernel in kernels:
         arch = kernel.arch.rstrip("a")
         if kernel.is_tile:
-            kind = "PREFILL" if kernel.name.startswith("prefill") else "TILE"
+            kind = {"prefill_tiles": "PREFILL", "mean_tiles": "MEANS"}.get(kernel.name.split("<")[0], "TILE")
             lines.append(f'{kind}({arch}, {kernel.registers}, "{kernel.name}", {", ".join(map(str, kernel.shape))})')
         elif kernel.name.startswith(FLOATS):
             dim = re.search(r"(\d+)>$", kernel.name)[1]
@@ -209,8 +217,8 @@ def main():
             for symbol, counts in machine_code(nvdisasm, cubin).items():
                 kernel = next(kernel for kernel in kernels if kernel.symbol == symbol)
                 tiles += 1
-                if counts != instructions(kernel.shape):
-                    failures.append(f"{os.path.basename(cubin)} {kernel.name}: expected {instructions(kernel.shape)}, "
+                if counts != instructions(kernel):
+                    failures.append(f"{os.path.basename(cubin)} {kernel.name}: expected {instructions(kernel)}, "
                                     f"got {counts}")
         if nvdisasm and tiles == 0:
             failures.append("no tile found in the machine code")
@@ -227,10 +235,10 @@ def main():
 
 
 def link(source, torch, kernels_library, compiler, toolkit, folder, objects):
-    objects.append(f"{folder}/registration.o")
-    run(compiler, "-std=c++20", "-O1", "-fPIC", f"-I{source}", f"-I{toolkit}/include", "-idirafter",
-        f"{torch}/include", "-D_GLIBCXX_USE_CXX11_ABI=1", "-c",
-        f"{source}/kernels/registration_cuda.cpp", "-o", objects[-1])
+    for name in ("registration_cuda", "device_graph_cuda"):
+        objects.append(f"{folder}/{name}.o")
+        run(compiler, "-std=c++20", "-O1", "-fPIC", f"-I{source}", f"-I{toolkit}/include", "-idirafter",
+            f"{torch}/include", "-D_GLIBCXX_USE_CXX11_ABI=1", "-c", f"{source}/kernels/{name}.cpp", "-o", objects[-1])
     library = f"{folder}/libblockscope_kernels_cuda.so"
     paths = [os.path.dirname(kernels_library), f"{torch}/lib", f"{torch}/../nvidia/cu13/lib", f"{toolkit}/lib64"]
     run(compiler, "-shared", *objects, "-o", library, "-Wl,--no-undefined", kernels_library,

@@ -113,6 +113,22 @@ void run(DeviceFloat type, int dim, uint64_t seed) {
   means.lengths[0] = kKeys;
   emulated::launch_means(means, nullptr);
 
+  if (type != DeviceFloat::kFloat32) {  // on tensor cores, by two groups of rows
+    constexpr int kMany = 70;
+    const Numbers many(static_cast<size_t>(kHeads * kMany * dim), 6);
+    const std::vector<float> lse(static_cast<size_t>(kHeads * kMany), 3.0f);
+    std::vector<float> block_means(kKvHeads * kKeys);
+    MeansCall tiles = means;
+    tiles.per_token = false;
+    tiles.num_sets = 1;
+    tiles.queries = kMany;
+    tiles.scale_log2 = 0.25f;
+    tiles.q = many.rows(type, kHeads, kMany, dim);
+    tiles.lse = lse.data();
+    tiles.means = block_means.data();
+    emulated::launch_means(tiles, nullptr);
+  }
+
   TopKCall best;
   best.sequences = 1;
   best.rows_per_sequence = kKvHeads;

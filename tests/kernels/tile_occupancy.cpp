@@ -1,12 +1,14 @@
 // Thread blocks an SM of each GPU, by the toolkit's calculator, which needs none. tiles.h, which
 // check_cuda_library.py writes, names the kernels and the registers that ptxas gave them:
-//   TILE(80, 234, Deep, BFloat16, 128, 4, 1, 3, 64, 64)  PREFILL(as TILE)  FLOATS(80, 110, 64)
+//   TILE(80, 234, Deep, BFloat16, 128, 4, 1, 3, 64, 64)  PREFILL, MEANS(as TILE)  FLOATS(80, 110,
+//   64)
 // Prints "arch kernel shared_bytes blocks".
 #include <cuda_occupancy.h>
 
 #include <climits>
 #include <cstdio>
 
+#include "kernels/mean_tile_device.cuh"
 #include "kernels/prefill_device.cuh"
 #include "kernels/split_floats_device.cuh"
 #include "kernels/split_tile_device.cuh"
@@ -61,6 +63,9 @@ int main() {
 #define PREFILL(arch, registers, name, ...)                      \
   print(arch, registers, name, TileShape<__VA_ARGS__>::kThreads, \
         kPrefillSharedBytes<TileShape<__VA_ARGS__>>);
+#define MEANS(arch, registers, name, ...)                        \
+  print(arch, registers, name, TileShape<__VA_ARGS__>::kThreads, \
+        kMeanSharedBytes<TileShape<__VA_ARGS__>>);
 #define FLOATS(arch, registers, name, dim) \
   print(arch, registers, name, FloatTile<dim>::kThreads, FloatTile<dim>::kSharedBytes);
 #include "tiles.h"
