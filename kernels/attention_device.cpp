@@ -1,12 +1,18 @@
 #include "kernels/attention_device.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <limits>
+#include <map>
+#include <mutex>
+#include <utility>
 #include <vector>
 
+#include "kernels/device_operators.h"
 #include "kernels/device_support.h"
 #include "kernels/shape_check.h"
 
@@ -57,6 +63,34 @@ Arguments check_arguments(const char* op, const at::Tensor& q, const at::Tensor&
           q,     k_ext,
           v_ext, k_in,
           v_in,  scale};
+}
+
+struct KeptFlags {
+  at::Tensor flags;
+  c10::Stream stream;  // that the copy was queued on: on another one it may not be there yet
+};
+
+// Flags of the heads on a device. A policy asks with the same ones at every step of a block, and a
+// graph, which is launched on the stream of the steps before it, can't copy them: they are kept
+// there, as many as fit, and none is ever given up.
+at::Tensor kept_flags(const at::Tensor& mask, at::Device device) {
+  constexpr size_t kMost = 4096;
+  using Flags = std::vector<int64_t>;  // sizes, then values
+  static std::mutex mutex;
+  static auto* const all = new std::map<std::pair<at::DeviceIndex, Flags>, KeptFlags>;
+  if (device.is_cpu()) return mask;
+  Flags flags(mask.sizes().begin(), mask.sizes().end());
+  const bool* const values = mask.const_data_ptr<bool>();
+  flags.insert(flags.end(), values, values + mask.numel());
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  const std::scoped_lock lock(mutex);
+  const std::pair key{device.index(), std::move(flags)};
+  const auto found = all->find(key);
+  const bool there = found != all->end();
+  if (there && (found->second.stream == stream || captures_graph())) return found->second.flags;
+  at::Tensor copy = copied_to(mask, device);
+  if (!there && all->size() < kMost) all->emplace(key, KeptFlags{copy, stream});
+  return copy;
 }
 
 // The call for sequences [first, first + count), without workspace.
@@ -209,7 +243,7 @@ ReuseAttention reuse_attention_on(const DeviceQueue& queue, const at::Tensor& q,
   DeviceSource source;
   if (any) {
     source.reuse =
-        copied_to(reuse_mask.expand({sizes.sequences, sizes.heads}).contiguous(), q.device());
+        kept_flags(reuse_mask.expand({sizes.sequences, sizes.heads}).contiguous(), q.device());
   }
   if (any || cached_external.defined()) {
     check_tensor(kReuse, "cached_external", cached_external, at::kFloat, q.device());

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "kernels/device_calls.h"
+#include "kernels/device_graph.h"
 
 namespace blockscope {
 
@@ -36,6 +37,7 @@ struct DeviceQueue {
   DeviceKernels kernels;
   std::function<void(std::function<void(void* stream)>)> enqueue;
   std::string (*missing_code)() = nullptr;  // why the current device can't run them; empty: it can
+  CaptureGraph capture = nullptr;           // null: the device has no graphs
 
   template <class Call>
   void launch(DeviceLaunch<Call> kernel, const Call& call) const {

@@ -40,12 +40,6 @@ inline int device_int(const char* op, const char* name, int64_t size) {
   return static_cast<int>(size);
 }
 
-// A tensor of the host on a device, without waiting for it: from pageable memory the copy would.
-inline at::Tensor copied_to(const at::Tensor& host, at::Device device) {
-  if (device.is_cpu()) return host;
-  return host.pin_memory().to(device, host.scalar_type(), /*non_blocking=*/true);
-}
-
 // Whether this thread is in a TrustedSetsScope (ops.h).
 bool trusts_sets();
 

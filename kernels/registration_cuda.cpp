@@ -3,6 +3,7 @@
 // alone.
 #include <c10/cuda/CUDAStream.h>
 
+#include "kernels/device_graph_cuda.h"
 #include "kernels/device_operators.h"
 
 namespace blockscope {
@@ -30,7 +31,8 @@ void launch_on_current_stream(const std::function<void(void* stream)>& launch) {
                    .rotate = cuda::launch_rotate,
                    .gate = cuda::launch_gate},
                   launch_on_current_stream,
-                  cuda::missing_code});
+                  cuda::missing_code,
+                  cuda::capture_graph});
   return true;
 }();
 

@@ -5,13 +5,14 @@
 
 #include <optional>
 
+#include "kernels/device_operators.h"
+
 namespace blockscope {
 
-at::Tensor on_device(const at::Tensor& host, at::Device device) {
-  if (host.device() == device) return host;
-  // From pageable memory the copy would wait for the device. What was pinned is given out again
-  // only when the copy is done.
-  return host.pin_memory().to(device, host.scalar_type(), /*non_blocking=*/true);
+at::Tensor on_device(const at::Tensor& host, at::Device device) { return copied_to(host, device); }
+
+void copy_over(const at::Tensor& host, const at::Tensor& there) {
+  there.copy_(host.pin_memory(), /*non_blocking=*/true);
 }
 
 at::Tensor index_on(const std::vector<int64_t>& index, at::Device device) {

@@ -12,6 +12,8 @@ namespace blockscope {
 /// A tensor of the host on `device`, without waiting for it; for the CPU, and a tensor that is
 /// there, itself.
 at::Tensor on_device(const at::Tensor& host, at::Device device);
+/// Writes it over a tensor of the same shape and type that is on a device, without waiting either.
+void copy_over(const at::Tensor& host, const at::Tensor& there);
 /// [N] int64, to index tensors of `device` with.
 at::Tensor index_on(const std::vector<int64_t>& index, at::Device device);
 

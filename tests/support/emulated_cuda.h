@@ -17,7 +17,9 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
+#include <vector>
 
 namespace blockscope::emulated_cuda {
 
@@ -25,6 +27,20 @@ namespace blockscope::emulated_cuda {
 /// it may dereference device pointers; memory freed after this call still is as it was when the
 /// kernel runs.
 void launch_on_current_stream(std::function<void()> kernel);
+
+/// What `work` queues is kept, none of it runs: a CUDA graph, captured on a stream of its own. What
+/// a GPU refuses within a capture throws: waiting, events, other streams, copies from and to the
+/// host, and, as its memory is soon another's, pinned memory. Memory that the work took stays its
+/// own until the graph goes; what it gave back is NaN behind every launch, and what it read of
+/// others is NaN once they gave that back.
+class Graph {
+ public:
+  explicit Graph(const std::function<void()>& work);
+  void launch() const;  // queues all of it on the calling thread's current stream
+
+ private:
+  std::shared_ptr<const std::vector<std::function<void()>>> tasks_;
+};
 
 /// While one lives, device pointers can be dereferenced: in emulated kernels, and in tests that
 /// look inside.
@@ -40,6 +56,8 @@ struct Counters {
   int64_t operators = 0;  // ATen operators queued or run by the device, and
   int64_t views = 0;      // those of them that touch no memory
   int64_t launches = 0;   // emulated kernels
+  int64_t captures = 0;   // graphs made; what they keep is counted as it is captured
+  int64_t graphs = 0;     // launches of them
   int64_t bytes_to_host = 0;
   int64_t bytes_to_device = 0;
   int64_t frees = 0;  // blocks given back

@@ -18,8 +18,21 @@ std::string missing_code() {
   return emulated_cuda::lacks_code() ? "compute capability 7.5, no kernel image" : "";
 }
 
+class EmulatedGraph final : public DeviceGraph {
+ public:
+  explicit EmulatedGraph(const std::function<void()>& work) : graph_(work) {}
+  void launch() override { graph_.launch(); }
+
+ private:
+  emulated_cuda::Graph graph_;
+};
+
+std::unique_ptr<DeviceGraph> capture_graph(const std::function<void()>& work) {
+  return std::make_unique<EmulatedGraph>(work);
+}
+
 [[maybe_unused]] const bool registered = [] {
-  set_cuda_queue({emulated_launches(), launch_on_current_stream, missing_code});
+  set_cuda_queue({emulated_launches(), launch_on_current_stream, missing_code, capture_graph});
   return true;
 }();
 

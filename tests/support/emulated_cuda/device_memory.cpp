@@ -130,7 +130,7 @@ class DeviceMemory final : public c10::DeviceAllocator {
     const std::scoped_lock lock(device_mutex());
     Arena& memory = arena();
     const size_t capacity = capacity_of(bytes);
-    if (memory.allocated + capacity > memory.limit)
+    if (memory.allocated + capacity > memory.limit && captured_graph() == nullptr)
       run_all();  // frees what is only waiting for its turn
     TORCH_CHECK_WITH(OutOfMemoryError, memory.allocated + capacity <= memory.limit,
                      "CUDA out of memory. Tried to allocate ", bytes,
@@ -144,6 +144,7 @@ class DeviceMemory final : public c10::DeviceAllocator {
     block->capacity = capacity;
     block->device = begin + (capacity - round_up(bytes, kAlignment));
     block->stream = current_stream_id();
+    block->graph = captured_graph();
     void* const data = block->device;
     return {data, new std::shared_ptr<Block>(std::move(block)), &free_block, device};
   }
@@ -183,6 +184,7 @@ void free_pinned(void* data) {
 class PinnedMemory final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
+    refuse_in_capture("pinned memory");
     const std::scoped_lock lock(device_mutex());
     const size_t size = round_up(std::max<size_t>(bytes, 1), kAlignment);
     void* const data = std::aligned_alloc(kAlignment, size);
@@ -204,6 +206,7 @@ std::recursive_mutex& device_mutex() {
 }
 
 Block::~Block() {
+  if (graph != nullptr) poison(*this);
   Arena& memory = arena();
   memory.allocated -= capacity;
   memory.free.emplace(capacity, device + round_up(bytes, kAlignment) - capacity);

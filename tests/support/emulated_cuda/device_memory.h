@@ -23,10 +23,11 @@ std::recursive_mutex& device_mutex();
 /// A stretch of device memory. It can be used again when nobody holds it.
 struct Block {
   std::byte* device = nullptr;
-  size_t bytes = 0;            // as asked for
-  size_t capacity = 0;         // of the pages
-  int64_t stream = 0;          // that it was allocated on
-  std::vector<int64_t> users;  // other streams it was recorded for
+  size_t bytes = 0;             // as asked for
+  size_t capacity = 0;          // of the pages
+  int64_t stream = 0;           // that it was allocated on
+  std::vector<int64_t> users;   // other streams it was recorded for
+  const void* graph = nullptr;  // in whose capture it was taken (captured_graph)
   ~Block();
 };
 

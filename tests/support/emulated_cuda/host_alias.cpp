@@ -42,6 +42,7 @@ void poison_host(const at::Tensor& tensor) {
 }
 
 void copy_to_host(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
+  refuse_in_capture("a copy to the host");
   const int64_t stream = current_stream_id();
   const at::Tensor source = HostAliases().of(from);
   mutable_counters().bytes_to_host += static_cast<int64_t>(from.nbytes());
@@ -57,6 +58,7 @@ void copy_to_host(const at::Tensor& to, const at::Tensor& from, bool non_blockin
 }
 
 void copy_to_device(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
+  refuse_in_capture("a copy from the host");
   const int64_t stream = current_stream_id();
   const at::Tensor target = HostAliases().of(to);
   mutable_counters().bytes_to_device += static_cast<int64_t>(from.nbytes());

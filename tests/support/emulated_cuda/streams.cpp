@@ -65,6 +65,18 @@ Queue& queue(int64_t stream) {
   return queues().streams[static_cast<size_t>(stream)];
 }
 
+using Tasks = std::vector<std::function<void()>>;
+
+struct Capture {
+  int64_t stream = 0;
+  // Tasks hold memory, which is given back under the device's lock.
+  std::shared_ptr<Tasks> tasks{new Tasks, [](Tasks* gone) {
+                                 const std::scoped_lock lock(device_mutex());
+                                 delete gone;
+                               }};
+};
+
+thread_local Capture* capture = nullptr;
 thread_local int64_t current = 0;
 thread_local int64_t waits_of_thread = 0;
 
@@ -118,6 +130,47 @@ int64_t pending_tasks() {
 
 int64_t current_stream_id() { return current; }
 
+const void* captured_graph() { return capture == nullptr ? nullptr : capture->tasks.get(); }
+
+void refuse_in_capture(const char* what) {
+  if (capture == nullptr) return;
+  constexpr int32_t kCaptureUnsupported = 900;
+  throw c10::AcceleratorError(
+      {__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, kCaptureUnsupported,
+      std::string("CUDA error: operation not permitted when stream is capturing: ") + what);
+}
+
+Graph::Graph(const std::function<void()>& work) {
+  refuse_in_capture("another capture");
+  static const int64_t stream = new_stream();
+  Capture mine{stream};
+  const int64_t before = exchange_stream(stream);
+  const auto end = [&] {
+    capture = nullptr;
+    exchange_stream(before);
+  };
+  capture = &mine;
+  try {
+    work();
+  } catch (...) {
+    end();
+    throw;
+  }
+  end();
+  tasks_ = std::move(mine.tasks);
+  const std::scoped_lock lock(device_mutex());
+  ++queues().counters.captures;
+}
+
+void Graph::launch() const {
+  refuse_in_capture("the launch of a graph");
+  const std::scoped_lock lock(device_mutex());
+  ++queues().counters.graphs;
+  for (size_t i = 0; i < tasks_->size(); ++i) {
+    enqueue(current, [tasks = tasks_, i] { (*tasks)[i](); });
+  }
+}
+
 int64_t exchange_stream(int64_t id) {
   const std::scoped_lock lock(device_mutex());
   (void)queue(id);
@@ -141,12 +194,18 @@ bool is_lost() { return lost; }
 void enqueue(int64_t stream, std::function<void()> task) {
   const std::scoped_lock lock(device_mutex());
   check_lost();
+  if (capture != nullptr) {
+    if (stream != capture->stream) refuse_in_capture("work of another stream");
+    capture->tasks->push_back(std::move(task));
+    return;
+  }
   Queue& into = queue(stream);
   into.tasks.push_back(std::move(task));
   if (into.tasks.size() > kLongestQueue) into.run_to(into.end());
 }
 
 void run_stream(int64_t stream) {
+  refuse_in_capture("waiting");
   const std::scoped_lock lock(device_mutex());
   queue(stream).run_to(queue(stream).end());
 }
@@ -161,6 +220,7 @@ bool stream_is_empty(int64_t stream) {
 }
 
 void host_wait(int64_t stream, const std::string& what) {
+  refuse_in_capture(what.c_str());
   const std::scoped_lock lock(device_mutex());
   count_wait(what);
   check_lost();
@@ -175,15 +235,22 @@ void free_in_stream_order(std::shared_ptr<Block> block) {
   const std::scoped_lock lock(device_mutex());
   ++queues().counters.frees;
   if (is_lost()) return;  // a destructor's work: nobody will run this memory's tasks
+  // Memory that a graph took stays the graph's: only what it gave back within it is poisoned, each
+  // time that it comes to that point.
+  if (block->graph != nullptr && block->graph != captured_graph()) return;
   const int64_t home = block->stream;
+  if (block->graph != nullptr && home != capture->stream) return;  // of work that was refused
+  Capture* const within = block->graph == nullptr ? std::exchange(capture, nullptr) : capture;
   for (const int64_t user : block->users) {
     const int64_t position = queue(user).end();
     enqueue(home, [user, position] { queue(user).run_to(position); });
   }
   enqueue(home, [block = std::move(block)] { poison(*block); });
+  capture = within;
 }
 
 void record(Event& event, int64_t stream) {
+  refuse_in_capture("an event");
   const std::scoped_lock lock(device_mutex());
   event.reached = std::make_shared<double>(0.0);
   enqueue(stream, [reached = event.reached] { *reached = milliseconds(); });
@@ -192,11 +259,13 @@ void record(Event& event, int64_t stream) {
 }
 
 void wait_on_stream(const Event& event, int64_t stream) {
+  refuse_in_capture("an event");
   if (event.stream < 0 || event.stream == stream) return;
   enqueue(stream, [from = event.stream, to = event.position] { queue(from).run_to(to); });
 }
 
 bool is_reached(const Event& event) {
+  refuse_in_capture("an event");
   const std::scoped_lock lock(device_mutex());
   if (event.stream < 0 || queue(event.stream).done >= event.position) return true;
   queue(event.stream).run_to(event.position);
@@ -204,6 +273,7 @@ bool is_reached(const Event& event) {
 }
 
 void host_wait(const Event& event) {
+  refuse_in_capture("an event");
   std::function<void()> hold;
   {
     const std::scoped_lock lock(device_mutex());

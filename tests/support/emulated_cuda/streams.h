@@ -24,6 +24,10 @@ bool stream_is_empty(int64_t stream);
 /// The host waits: for a stream, or for all (-1). `what` is what is counted.
 void host_wait(int64_t stream, const std::string& what);
 
+/// Names the graph that this thread captures; null: none. `what` can't be kept in one: throws then.
+const void* captured_graph();
+void refuse_in_capture(const char* what);
+
 /// Poisons the block and gives it back when its stream, and those it was recorded for, come to this
 /// point.
 void free_in_stream_order(std::shared_ptr<Block> block);
