@@ -75,6 +75,7 @@ class PassCounter : public DecodeObserver {
   PassCounter(bool bidirectional, int64_t length) : whole_(bidirectional ? length : 0) {}
 
   bool wants_every_prediction() const override { return false; }
+  bool looks_inside(const PassContext& /*context*/) const override { return false; }
   void on_pass(const PassResult& result) override {
     ++passes;
     rows += result.computed_rows;

@@ -17,12 +17,14 @@ bool interrupted() { return InterruptGuard::signal() != 0; }
 /// Counts and times of one run of one prompt.
 class RunWatch : public DecodeObserver {
  public:
-  RunWatch(const ReadShape& shape, const AttentionPolicy& policy, MethodRun& run)
-      : reads_(shape), policy_(policy), run_(run) {}
+  RunWatch(const ReadShape& shape, const AttentionPolicy& policy, bool counts_reads, MethodRun& run)
+      : reads_(shape), policy_(policy), counts_reads_(counts_reads), run_(run) {}
 
   bool wants_every_prediction() const override { return false; }
-  void on_attention(const AttentionView& view) override { add_measured(view, reads_); }
+  bool looks_inside(const PassContext& /*context*/) const override { return counts_reads_; }
+  void on_attention(const AttentionView& view) override { pass_reads_.add(view); }
   void on_pass(const PassResult& result) override {
+    pass_reads_.move_to(reads_, result.context);
     const SequencePass& pass = result.context.sequences.front();
     if (pass.kind == PassKind::commit) {
       ++run_.commits;
@@ -46,7 +48,9 @@ class RunWatch : public DecodeObserver {
 
  private:
   ExternalReads reads_;
+  PassReads pass_reads_;
   const AttentionPolicy& policy_;
+  bool counts_reads_;
   MethodRun& run_;
   int64_t chosen_ns_ = 0;
 };
@@ -100,7 +104,8 @@ MethodRun method_run_from_json(const nlohmann::json& json) {
 
 std::vector<MethodRun> run_methods(const LoadedModel& model, const Tokenizer* tokenizer,
                                    const DecodeOptions& options, const StudyPrompt& prompt,
-                                   const std::vector<StudyMethod>& methods, int64_t batch_size) {
+                                   const std::vector<StudyMethod>& methods, int64_t batch_size,
+                                   bool counts_reads) {
   const ModelConfig& config = model.config;
   DecodeRequest request = prompt.prompt.request;
   if (request.prefix == nullptr && !options.bidirectional) {
@@ -115,7 +120,8 @@ std::vector<MethodRun> run_methods(const LoadedModel& model, const Tokenizer* to
   for (const StudyMethod& method : methods) {
     MethodRun run;
     const ChosenPolicy policy = choose_policy(method.policy, model);
-    RunWatch watch({config.num_layers, config.num_heads, config.num_kv_heads}, *policy.policy, run);
+    RunWatch watch({config.num_layers, config.num_heads, config.num_kv_heads}, *policy.policy,
+                   counts_reads, run);
     DecodeCallbacks callbacks;
     callbacks.observer = &watch;
     callbacks.interrupted = interrupted;

@@ -43,11 +43,13 @@ nlohmann::json to_json(const MethodRun& run);
 MethodRun method_run_from_json(const nlohmann::json& json);
 
 /// The runs of all methods, in order, of `batch_size` sequences with this prompt at a time: counts
-/// of rows are those of all, counts of steps, tokens and the score those of the first. Throws
+/// of rows are those of all, counts of steps, tokens and the score those of the first. Without
+/// `counts_reads` the counts of rows are 0, and nobody looks inside the layers. Throws
 /// InterruptedError where the caller's InterruptGuard saw a signal.
 std::vector<MethodRun> run_methods(const LoadedModel& model, const Tokenizer* tokenizer,
                                    const DecodeOptions& options, const StudyPrompt& prompt,
-                                   const std::vector<StudyMethod>& methods, int64_t batch_size = 1);
+                                   const std::vector<StudyMethod>& methods, int64_t batch_size = 1,
+                                   bool counts_reads = true);
 
 /// Sums over prompts, for means.
 struct MethodTotals {

@@ -67,23 +67,37 @@ double ExternalReads::flops_avoided(int64_t block_length, int64_t head_dim) cons
          static_cast<double>(sum(head_skipped));
 }
 
-void add_measured(const AttentionView& view, ExternalReads& reads) {
+void PassReads::add(const AttentionView& view) {
+  layers_.push_back(
+      {view.input.layer, view.used.keys_read, view.used.reused, view.used.rows_scored});
+}
+
+void PassReads::move_to(ExternalReads& reads, const PassContext& context) {
+  std::vector<at::Tensor> counts;
+  for (const Layer& each : layers_) counts.push_back(each.keys_read);
+  counts = on_host(counts);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    layers_[i].keys_read = counts[i];
+    add_layer(reads, context, layers_[i]);
+  }
+  layers_.clear();
+}
+
+void PassReads::add_layer(ExternalReads& reads, const PassContext& context, const Layer& seen) {
   const int64_t heads = reads.shape.num_heads;
   const int64_t kv_heads = reads.shape.num_kv_heads;
-  const size_t kv_base = static_cast<size_t>(view.input.layer * kv_heads);
-  const size_t head_base = static_cast<size_t>(view.input.layer * heads);
-  // Undefined: the policy read every key, and no head reused.
-  const AttentionParts& used = view.used;
-  const at::Tensor counts = on_host(used.keys_read);
-  const int64_t* keys_read = counts.defined() ? counts.const_data_ptr<int64_t>() : nullptr;
-  const bool* reused = used.reused.defined() ? used.reused.const_data_ptr<bool>() : nullptr;
+  const size_t kv_base = static_cast<size_t>(seen.layer * kv_heads);
+  const size_t head_base = static_cast<size_t>(seen.layer * heads);
+  const int64_t* keys_read =
+      seen.keys_read.defined() ? seen.keys_read.const_data_ptr<int64_t>() : nullptr;
+  const bool* reused = seen.reused.defined() ? seen.reused.const_data_ptr<bool>() : nullptr;
   const int64_t* scored =
-      used.rows_scored.defined() ? used.rows_scored.const_data_ptr<int64_t>() : nullptr;
-  for (const FusedCommit& commit : view.context.commits) {
+      seen.rows_scored.defined() ? seen.rows_scored.const_data_ptr<int64_t>() : nullptr;
+  for (const FusedCommit& commit : context.commits) {
     reads.commit_rows += commit.pass.context_length * kv_heads;
   }
-  for (size_t s = 0; s < view.context.sequences.size(); ++s) {
-    const SequencePass& pass = view.context.sequences[s];
+  for (size_t s = 0; s < context.sequences.size(); ++s) {
+    const SequencePass& pass = context.sequences[s];
     const int64_t length = pass.context_length;
     if (pass.kind == PassKind::commit) {
       reads.commit_rows += length * kv_heads;

@@ -2,12 +2,15 @@
 // choose what to attend to.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <vector>
 
 namespace blockscope {
 
 struct AttentionView;
+struct PassContext;
 
 struct ReadShape {
   int64_t num_layers = 0;
@@ -50,8 +53,26 @@ struct ExternalReads {
   double flops_avoided(int64_t block_length, int64_t head_dim) const;
 };
 
-/// Adds what the attention of one layer really read: AttentionParts::keys_read, `reused` and
-/// `rows_scored`.
-void add_measured(const AttentionView& view, ExternalReads& reads);
+/// What the attention of a pass really read: AttentionParts::keys_read, `reused` and `rows_scored`
+/// of each layer. On a device keys_read is counted there: waiting for it between the layers would
+/// leave the device without work, and what the layers take out of the pass's time.
+class PassReads {
+ public:
+  void add(const AttentionView& view);
+  /// Adds those of the pass that has this context, of all layers since the last call; waits for a
+  /// device once.
+  void move_to(ExternalReads& reads, const PassContext& context);
+
+ private:
+  struct Layer {
+    int64_t layer;
+    at::Tensor keys_read;    // [S, K] int64; undefined: every key was read
+    at::Tensor reused;       // [S, H] bool, on the host; undefined: no head did
+    at::Tensor rows_scored;  // [S] int64, on the host; undefined: none
+  };
+  static void add_layer(ExternalReads& reads, const PassContext& context, const Layer& seen);
+
+  std::vector<Layer> layers_;
+};
 
 }  // namespace blockscope

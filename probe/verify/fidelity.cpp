@@ -81,7 +81,9 @@ FidelityMeter::FidelityMeter(const ReadShape& shape) {
 }
 
 void FidelityMeter::on_attention(const AttentionView& view, const at::Tensor& exact_out) {
-  add_measured(view, totals_.reads);
+  PassReads reads;
+  reads.add(view);
+  reads.move_to(totals_.reads, view.context);
   const at::Tensor used = merged_output(view.used);
   const HeadSums first = head_sums(used, merged_output(*view.exact));
   const HeadSums whole = head_sums(used, exact_out);

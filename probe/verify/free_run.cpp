@@ -5,10 +5,11 @@ namespace blockscope {
 FreeRunObserver::FreeRunObserver(const DecodeOptions& options, const ReadShape& shape)
     : reads(shape), block_length_(options.block_length()), mask_token_id_(options.mask_token_id) {}
 
-void FreeRunObserver::on_attention(const AttentionView& view) { add_measured(view, reads); }
+void FreeRunObserver::on_attention(const AttentionView& view) { pass_reads_.add(view); }
 
 void FreeRunObserver::on_pass(const PassResult& result) {
   total_ns += result.pass_ns;
+  pass_reads_.move_to(reads, result.context);
   for (size_t s = 0; s < result.decisions.size(); ++s) {
     const auto& next = result.decisions[s].next;
     if (!next) continue;

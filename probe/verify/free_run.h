@@ -46,6 +46,7 @@ class FreeRunObserver : public DecodeObserver {
  private:
   int64_t block_length_;
   int64_t mask_token_id_;
+  PassReads pass_reads_;
   double read_before_ = 0.0;  // key rows read in all passes before this one
 };
 

@@ -1,5 +1,5 @@
 // What a policy's rule says it reads, from the passes of a run alone: no attention is computed.
-// Under replay of that run it is what add_measured counts, count by count.
+// Under replay of that run it is what PassReads counts, count by count.
 #pragma once
 
 #include <cstdint>
