@@ -53,6 +53,9 @@ class TimingObserver : public DecodeObserver {
       : recorder_(recorder), timing_(timing), begin_(std::chrono::steady_clock::now()) {}
 
   bool wants_every_prediction() const override { return recorder_ != nullptr; }
+  bool looks_inside(const PassContext& context) const override {
+    return recorder_ != nullptr && recorder_->looks_inside(context);
+  }
   bool wants_weights(const PassContext& context, int64_t layer) const override {
     return recorder_ != nullptr && recorder_->wants_weights(context, layer);
   }

@@ -146,8 +146,12 @@ class CanvasDecoder {
       }
       if (callbacks_.observer != nullptr) {
         const Stopwatch observer_watch(beside_ns);
-        if (!masks) {
-          callbacks_.observer->on_logits(context, {0}, predicted_logits(logits, inputs));
+        if (callbacks_.observer->wants_logits()) {
+          if (masks) {
+            callbacks_.observer->on_masked_logits(context, {0}, predicted_by(inputs), logits);
+          } else {
+            callbacks_.observer->on_logits(context, {0}, predicted_logits(logits, inputs));
+          }
         }
         if (options_.shadow) {
           callbacks_.observer->on_staleness(context,

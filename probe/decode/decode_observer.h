@@ -99,13 +99,19 @@ constexpr int64_t kMostKeptWeightBytes = int64_t{64} << 20;
 class DecodeObserver {
  public:
   virtual ~DecodeObserver() = default;
+  /// Whether the layers of a pass over blocks are looked at. Where they are not, on_attention,
+  /// on_hidden and on_router need not be called for it: it may be a graph (pass_graphs.h).
+  virtual bool looks_inside(const PassContext& /*context*/) const { return true; }
   /// Whether on_attention of this layer will read the exact parts' weights.
   virtual bool wants_weights(const PassContext& /*context*/, int64_t /*layer*/) const {
     return false;
   }
   /// Whether predictions of positions that are already decided are looked at. Where they are not,
-  /// the LM head leaves them out, on_logits is not called, and a decision has -1 and NaN there.
+  /// the LM head may leave them out: on_masked_logits is called in place of on_logits then, and a
+  /// decision has -1 and NaN there.
   virtual bool wants_every_prediction() const { return true; }
+  /// Whether on_logits or on_masked_logits does anything.
+  virtual bool wants_logits() const { return wants_every_prediction(); }
   virtual void on_attention(const AttentionView& /*view*/) {}
   /// Residual stream entering a layer, [S, B, hidden_size]; denoising and commit passes.
   virtual void on_hidden(const PassContext& /*context*/, int64_t /*layer*/,
@@ -120,6 +126,12 @@ class DecodeObserver {
   /// logits [S', B, V]; entry i belongs to context.sequences[slots[i]] (denoising ones only).
   virtual void on_logits(const PassContext& /*context*/, const std::vector<int64_t>& /*slots*/,
                          const at::Tensor& /*logits*/) {}
+  /// The same of masked positions alone: logits [R, V], slot by slot those of the positions that
+  /// are true in `predicted` ([B] per entry of `slots`).
+  virtual void on_masked_logits(const PassContext& /*context*/,
+                                const std::vector<int64_t>& /*slots*/,
+                                const std::vector<std::vector<bool>>& /*predicted*/,
+                                const at::Tensor& /*logits*/) {}
   virtual void on_pass(const PassResult& /*result*/) {}
   /// A finished sequence left the batch: the last slot moves to `slot`.
   virtual void on_remove(int64_t /*slot*/) {}

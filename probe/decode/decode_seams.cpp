@@ -43,6 +43,7 @@ void DecodeSeams::begin_blocks(const PassContext& context, const RowRange& rows)
   }
   prefill_slot_ = -1;
   needed_.reset();
+  looked_inside_ = observer_ != nullptr && observer_->looks_inside(context);
   observer_ns_ = attention_ns_ = 0;
   policy_.begin_pass(context);
 }
@@ -193,7 +194,7 @@ at::Tensor DecodeSeams::denoising_attention(const AttentionInput& pass_input) {
     const auto row = static_cast<int64_t>(slot);
     if (stores(pass)) store(input, row, row, pass);
   }
-  if (observer_ != nullptr) {
+  if (looked_inside_) {
     // The shadow is the observer's cost, not the policy's.
     const Stopwatch watch(observer_ns_);
     std::optional<AttentionParts> shadow;
@@ -210,7 +211,7 @@ at::Tensor DecodeSeams::denoising_attention(const AttentionInput& pass_input) {
 bool DecodeSeams::wants_weights(const AttentionInput& input, const ExternalKeys& external) const {
   const int64_t weights =
       input.q.size(0) * input.q.size(1) * input.q.size(2) * external.key.size(2);
-  return observer_ != nullptr && rows_.count == options_.block_length &&
+  return looked_inside_ && rows_.count == options_.block_length &&
          weights * static_cast<int64_t>(sizeof(float)) <= kMostKeptWeightBytes &&
          observer_->wants_weights(*context_, input.layer);
 }
@@ -235,14 +236,14 @@ at::Tensor DecodeSeams::without_commits(const at::Tensor& rows) const {
 }
 
 void DecodeSeams::routed(int64_t layer, const RouterChoice& choice) {
-  if (observer_ == nullptr || prefill_slot_ >= 0) return;
+  if (!looked_inside_ || prefill_slot_ >= 0) return;
   const Stopwatch watch(observer_ns_);
   observer_->on_router(*context_, layer,
                        {without_commits(choice.expert), without_commits(choice.weight)});
 }
 
 void DecodeSeams::before_layer(int64_t layer, const at::Tensor& hidden) {
-  if (observer_ == nullptr || prefill_slot_ >= 0) return;
+  if (!looked_inside_ || prefill_slot_ >= 0) return;
   const Stopwatch watch(observer_ns_);
   observer_->on_hidden(
       *context_, layer,

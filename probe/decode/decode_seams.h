@@ -72,6 +72,7 @@ class DecodeSeams : public ForwardSeams {
   at::Tensor row_index_;              // the same, [rows_.count] int64
   std::vector<int64_t> stored_;       // [S] positions that fused commits store; empty: none does
   std::vector<at::Tensor> block_key_, block_value_;  // by layer [1, K, B, D], with a block cache
+  bool looked_inside_ = false;                       // by the observer, in this pass over blocks
   int64_t observer_ns_ = 0;
   int64_t attention_ns_ = 0;
 };

@@ -11,6 +11,7 @@
 #include "probe/decode/canvas_decoder.h"
 #include "probe/decode/decode_seams.h"
 #include "probe/decode/kv_cache.h"
+#include "probe/decode/pass_graphs.h"
 #include "probe/decode/pass_plan.h"
 #include "probe/decode/sequence_state.h"
 #include "probe/decode/step_decision.h"
@@ -36,7 +37,8 @@ class BatchDecoder {
         cache_(cache_shape(model.config(), requests, options), model.dtype(), model.device()),
         seams_({model.config().num_layers, block_length_, options.autoregressive(), options.shadow,
                 options.block_cache()},
-               policy, cache_, callbacks.observer) {
+               policy, cache_, callbacks.observer),
+        graphs_(model_, options.graphs) {
     for (const DecodeRequest& request : requests) {
       active_.push_back(initial_state(request, options));
     }
@@ -155,7 +157,6 @@ class BatchDecoder {
   void block_pass() {
     const PassPlan plan = plan_block_pass(active_, options_, cache_, next_pass_++);
     const PassContext& context = plan.context;
-    const std::vector<int64_t> shape{plan.entries(), plan.rows.count};
     std::vector<StepDecision> decisions(active_.size());
     int64_t elapsed = 0;
     int64_t logits_observer_ns = 0;
@@ -163,11 +164,7 @@ class BatchDecoder {
     {
       const Stopwatch watch(elapsed);
       seams_.begin_blocks(context, plan.rows);
-      const at::Tensor hidden =
-          model_
-              .forward(at::tensor(plan.ids, at::kLong).view(shape),
-                       at::tensor(plan.positions, at::kLong).view(shape), seams_)
-              .narrow(0, 0, std::ssize(active_));
+      const at::Tensor hidden = forward(plan).narrow(0, 0, std::ssize(active_));
       seams_.end_pass();
       if (!plan.denoising.empty()) {
         decide(plan, of_slots(hidden, plan.denoising), decisions, logits_observer_ns);
@@ -190,6 +187,19 @@ class BatchDecoder {
             std::move(decisions),
             {},
             deciding_ns_});
+  }
+
+  at::Tensor forward(const PassPlan& plan) {
+    if (is_repeatable(plan)) {
+      if (const auto same = policy_.repeats()) return graphs_.repeatable(plan, *same, seams_);
+    }
+    return graphs_.single(plan, seams_);
+  }
+
+  /// Whether nothing is stored, and nobody is shown anything, within the pass.
+  bool is_repeatable(const PassPlan& plan) const {
+    return plan.committing.empty() && plan.context.commits.empty() && !options_.autoregressive() &&
+           (callbacks_.observer == nullptr || !callbacks_.observer->looks_inside(plan.context));
   }
 
   at::Tensor of_slots(const at::Tensor& hidden, const std::vector<int64_t>& slots) const {
@@ -246,9 +256,13 @@ class BatchDecoder {
         input.open = open_positions(pass.masked, options_.sub_block_length);
       }
     }
-    if (every) {
+    if (observer != nullptr && observer->wants_logits()) {
       const Stopwatch watch(observer_ns);
-      observer->on_logits(context, planned.denoising, predicted_logits(logits, inputs));
+      if (masks) {
+        observer->on_masked_logits(context, planned.denoising, predicted_by(inputs), logits);
+      } else {
+        observer->on_logits(context, planned.denoising, predicted_logits(logits, inputs));
+      }
     }
     const Stopwatch watch(deciding_ns_);
     std::vector<StepDecision> decided = decide_tokens(options_, logits, inputs);
@@ -306,6 +320,7 @@ class BatchDecoder {
   int64_t& next_pass_;
   KvCache cache_;
   DecodeSeams seams_;
+  PassGraphs graphs_;                  // they read the model and the cache
   std::vector<SequenceState> active_;  // by slot
   std::vector<DecodeOutcome> finished_;
   int64_t deciding_ns_ = 0;  // of the current pass

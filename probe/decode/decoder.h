@@ -32,6 +32,7 @@ struct DecodeOptions {
   CacheOptions cache;
   std::vector<int64_t> stop_ids;  // looked for after each block, in everything after the prompt
   bool shadow = false;
+  bool graphs = true;            // on a GPU: steps as CUDA graphs where they can be (pass_graphs.h)
   int64_t prefill_chunk = 512;   // positions per prefill pass, rounded down to whole blocks
   int64_t sub_block_length = 0;  // Fast-dLLM v2 (sub_blocks.h): a divisor of B; 0: no token shift
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "probe/decode/choice_names.h"
+#include "probe/model/device.h"
 
 namespace blockscope {
 namespace {
@@ -29,17 +30,19 @@ std::string klass_choose_name(KlassChoose choose) { return choice_name(kChooseNa
 
 std::vector<double> KlassMemory::update(const std::vector<int64_t>& positions,
                                         const at::Tensor& probability) {
-  std::vector<double> result;
+  if (positions.empty()) return {};
+  std::vector<at::Tensor> before;
   for (size_t i = 0; i < positions.size(); ++i) {
     Track& track = tracks_[positions[i]];
     const at::Tensor now = probability[static_cast<int64_t>(i)];
-    if (!track.before.defined()) track.before = at::zeros_like(now);
-    const at::Tensor moved = (now + kEpsilon).log() - (track.before + kEpsilon).log();
-    result.push_back((now * moved).sum().item<double>());
+    before.push_back(track.before.defined() ? track.before : at::zeros_like(now));
     track.before = now.clone();
-    track.kl.push_back(result.back());
   }
-  return result;
+  const at::Tensor moved = (probability + kEpsilon).log() - (at::stack(before) + kEpsilon).log();
+  const at::Tensor sums = on_host((probability * moved).sum(-1));
+  const double* const kl = sums.const_data_ptr<double>();
+  for (size_t i = 0; i < positions.size(); ++i) tracks_[positions[i]].kl.push_back(kl[i]);
+  return {kl, kl + positions.size()};
 }
 
 bool KlassMemory::stable(int64_t position, double threshold, int64_t history) const {

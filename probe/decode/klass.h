@@ -28,7 +28,7 @@ class KlassMemory {
   /// Takes in distributions [R, V] float64 of absolute `positions` [R] -> KL(now || the step that
   /// predicted the position last) in nats, both under a logarithm with 1e-12 added. Before a
   /// position's first step all probabilities count as 0, so its KL is near 27.6 nats less the
-  /// entropy.
+  /// entropy. On a device the distributions stay there, and the KLs are waited for.
   std::vector<double> update(const std::vector<int64_t>& positions, const at::Tensor& probability);
 
   /// Whether a position has been predicted before.

@@ -184,9 +184,7 @@ std::vector<BlockPrediction> predict_tokens(const at::Tensor& logits,
     const std::vector<bool> all(static_cast<size_t>(block_length), true);
     return best_predictions(logits.flatten(0, 1), std::vector(static_cast<size_t>(sequences), all));
   }
-  // Distributions are compared from step to step where the decoder thinks, on the host.
-  const at::Device where = needs.distributions ? at::Device(at::kCPU) : logits.device();
-  at::Tensor rows = logits.reshape({sequences * block_length, -1}).to(where, at::kFloat);
+  at::Tensor rows = logits.reshape({sequences * block_length, -1}).to(at::kFloat);
   // Before the temperature: a division may round two logits to the same number.
   const at::Tensor top1 = rows.argmax(-1);
   const bool greedy = options.temperature == 0.0 || options.top_k == 1;

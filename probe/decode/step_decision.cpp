@@ -88,9 +88,9 @@ std::vector<Revocation> revoked_tokens(const DecodeOptions& options, const StepI
                                        int64_t accepted) {
   const auto begin = input.tokens.begin() + input.block_start;
   const std::vector<int64_t> tokens(begin, begin + options.block_length());
-  const at::Tensor now = at::softmax(on_host(input.shadow).to(at::kDouble), -1)
-                             .gather(1, at::tensor(tokens).unsqueeze(1));
-  const at::Tensor flat = now.contiguous();
+  const at::Tensor now = at::softmax(input.shadow.to(at::kDouble), -1)
+                             .gather(1, index_on(tokens, input.shadow.device()).unsqueeze(1));
+  const at::Tensor flat = on_host(now.contiguous());
   const std::vector<double> confidence(flat.const_data_ptr<double>(),
                                        flat.const_data_ptr<double>() + flat.numel());
   std::vector<bool> decided = input.pass.masked;
@@ -122,8 +122,8 @@ void observe_klass(const DecodeOptions& options, const StepInput& input,
   }
   std::vector<bool> known;
   for (const int64_t position : positions) known.push_back(memory.known(position));
-  const std::vector<double> kl =
-      memory.update(positions, distributions.index_select(0, at::tensor(index, at::kLong)));
+  const std::vector<double> kl = memory.update(
+      positions, distributions.index_select(0, index_on(index, distributions.device())));
   prediction.kl.assign(rows, std::numeric_limits<double>::quiet_NaN());
   prediction.moved = prediction.kl;
   prediction.stable.assign(rows, false);
@@ -196,6 +196,12 @@ at::Tensor predicted_logits(const at::Tensor& logits, const std::vector<StepInpu
   return shown;
 }
 
+std::vector<std::vector<bool>> predicted_by(const std::vector<StepInput>& inputs) {
+  std::vector<std::vector<bool>> predicted;
+  for (const StepInput& input : inputs) predicted.push_back(input.predicted);
+  return predicted;
+}
+
 std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::Tensor& logits,
                                         const std::vector<StepInput>& inputs) {
   std::vector<StreamId> streams;
@@ -206,9 +212,7 @@ std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::
   at::Tensor distributions;
   std::vector<BlockPrediction> predictions;
   if (logits.dim() == 2) {
-    std::vector<std::vector<bool>> predicted;
-    for (const StepInput& input : inputs) predicted.push_back(input.predicted);
-    predictions = best_predictions(logits, predicted);
+    predictions = best_predictions(logits, predicted_by(inputs));
   } else {
     predictions =
         predict_tokens(logits, options.sampling, streams, needs_of(options), &distributions);

@@ -49,6 +49,10 @@ struct StepInput {
 /// observers see.
 at::Tensor predicted_logits(const at::Tensor& logits, const std::vector<StepInput>& inputs);
 
+/// Which positions the logits [R, V] of a pass that predicts masks alone are of, sequence by
+/// sequence.
+std::vector<std::vector<bool>> predicted_by(const std::vector<StepInput>& inputs);
+
 /// Whether the masked positions are all that a step of these options has to predict, so that their
 /// rows alone may go through the LM head.
 bool masks_alone(const DecodeOptions& options);

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,8 +41,8 @@ struct AttentionParts {
   at::Tensor lse_residual;  // [S, H, T]    its lse, -inf: none; undefined: no sequence has one
   ExternalWeights weights;  // of an exact step over the whole prefix, where the input asks for them
   at::Tensor rows_scored;   // [S] int64, on the host: rows of D elements (a key, a value, a page's
-                           // least or largest key) that each KV head read besides, to choose its
-                           // set and to keep the residual of the others; undefined: none
+                            // least or largest key) that each KV head read besides, to choose its
+                            // set and to keep the residual of the others; undefined: none
 
   /// Something other than this step's attention over the whole prefix went into `out`.
   bool approximate() const { return reused.defined() || selected.defined(); }
@@ -75,6 +76,12 @@ class AttentionPolicy {
   virtual void begin_pass(const PassContext& /*context*/) {}
 
   virtual AttentionParts attend(const AttentionInput& input, const ExternalKeys& external) = 0;
+
+  /// Whether the pass that has begun does the same as others with equal answers: the same operators
+  /// over the same tensors, of which it keeps none. Then one may be captured as a graph of the
+  /// device (pass_graphs.h) and launched in place of the others, and attend() is not called for
+  /// them. Equal answers mean nothing from one kind of policy to another. None: it may not.
+  virtual std::optional<std::vector<int64_t>> repeats() const { return std::nullopt; }
 
   /// After the last layer, before the pass's keys are committed: what runs beside the layers ends.
   virtual void end_pass() {}

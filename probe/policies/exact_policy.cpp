@@ -23,6 +23,7 @@ class ExactPolicy : public AttentionPolicy {
   AttentionParts attend(const AttentionInput& input, const ExternalKeys& external) override {
     return exact_attention(input, external);
   }
+  std::optional<std::vector<int64_t>> repeats() const override { return std::vector<int64_t>(); }
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/ops.h"
@@ -24,6 +25,8 @@ class FlashBlockPolicy : public AttentionPolicy {
       const bool denoise = sequence.kind == PassKind::denoise;
       may_reuse_.push_back(denoise && !sequence.first_step() && sequence.changed < options_.tau);
     }
+    refreshes_ = std::find(may_reuse_.begin(), may_reuse_.end(), false) != may_reuse_.end();
+    if (refreshes_) ++generation_;
   }
 
   AttentionParts attend(const AttentionInput& input, const ExternalKeys& external) override {
@@ -40,13 +43,20 @@ class FlashBlockPolicy : public AttentionPolicy {
     } else {
       parts = exact_attention(input, external);
     }
-    // The pair that was used is the new cache: cached where reused, fresh elsewhere. What a commit
-    // pass leaves here is never read: the next block's first step recomputes.
-    cached = {parts.external, parts.lse_external};
+    // The pair that was used is the new cache: cached where reused, fresh elsewhere; a head that
+    // did not reuse although it might never does. What a commit pass leaves here is never read: the
+    // next block's first step recomputes.
+    if (refreshes_) cached = {parts.external, parts.lse_external};
     return parts;
   }
 
+  std::optional<std::vector<int64_t>> repeats() const override {
+    if (refreshes_) return std::nullopt;
+    return std::vector{generation_};
+  }
+
   void remove(int64_t slot) override {
+    ++generation_;
     for (CachedPair& cached : cached_) {
       if (!cached.external.defined()) continue;
       cached.external = closed_up(cached.external, slot);
@@ -86,6 +96,8 @@ class FlashBlockPolicy : public AttentionPolicy {
   FlashBlockOptions options_;
   std::vector<CachedPair> cached_;  // per layer
   std::vector<bool> may_reuse_;     // per slot, this pass
+  bool refreshes_ = true;           // this pass: some slot may not
+  int64_t generation_ = 0;          // of what is cached
 };
 
 }  // namespace

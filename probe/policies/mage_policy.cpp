@@ -9,6 +9,7 @@ class MagePolicy : public SelectionPolicy {
       : SelectionPolicy(options.residual ? "mage+flashblock" : "mage", options) {}
 
  protected:
+  bool keeps_sets() const override { return true; }
   bool dense(const SequencePass& pass) const override { return pass.first_step(); }
   bool captures(const SequencePass& pass) const override { return pass.first_step(); }
 };

@@ -54,12 +54,25 @@ void SelectionPolicy::begin_pass(const PassContext& context) {
   sets_.resize(slots);
   for (size_t slot = 0; slot < slots; ++slot) {
     const SequencePass& pass = context.sequences[slot];
+    if (pass.kind == PassKind::denoise && captures(pass)) ++generation_;
     // The same policy may decode many batches, and the same sequence twice.
     if (sequences_[slot] == pass.sequence && pass.run_step != 1) continue;
+    ++generation_;
     sequences_[slot] = pass.sequence;
     sets_[slot].assign(static_cast<size_t>(options_.num_layers), {});
     reset_slot(static_cast<int64_t>(slot));
   }
+}
+
+std::optional<std::vector<int64_t>> SelectionPolicy::repeats() const {
+  const auto& passes = context_->sequences;
+  // Dense steps of some beside sparse ones of others take flags from the host.
+  const bool dense_step = dense(passes.front());
+  for (const SequencePass& pass : passes) {
+    if (pass.kind != PassKind::denoise || captures(pass) || dense(pass) != dense_step) return {};
+  }
+  if (!dense_step && !keeps_sets()) return {};
+  return std::vector<int64_t>{dense_step, generation_};
 }
 
 bool SelectionPolicy::is_dense(const SequencePass& pass, int64_t layer) const {
@@ -151,12 +164,13 @@ KeySelection SelectionPolicy::exact_set(const SequenceAttention& at) const {
 AttentionParts SelectionPolicy::gather(const AttentionInput& input, const ExternalKeys& external) {
   const auto& passes = context_->sequences;
   const auto sequences = static_cast<int64_t>(passes.size());
-  const at::Tensor dense_flags = at::zeros({sequences}, at::kBool);
+  at::Tensor dense_flags;  // undefined: no sequence reads everything
   int64_t widest = 0;
   bool any_residual = false;
   for (int64_t s = 0; s < sequences; ++s) {
     const SequencePass& pass = passes[static_cast<size_t>(s)];
     if (is_dense(pass, input.layer)) {
+      if (!dense_flags.defined()) dense_flags = at::zeros({sequences}, at::kBool);
       dense_flags[s] = true;
       continue;
     }
@@ -212,6 +226,7 @@ AttentionParts SelectionPolicy::gather(const AttentionInput& input, const Extern
 void SelectionPolicy::remove(int64_t slot) {
   const int64_t last = static_cast<int64_t>(sets_.size()) - 1;
   if (slot > last) return;
+  ++generation_;
   if (slot != last) {
     sets_[static_cast<size_t>(slot)] = std::move(sets_.back());
     sequences_[static_cast<size_t>(slot)] = sequences_.back();

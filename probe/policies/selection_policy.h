@@ -54,6 +54,7 @@ class SelectionPolicy : public AttentionPolicy {
   std::string name() const final { return name_; }
   void begin_pass(const PassContext& context) final;
   AttentionParts attend(const AttentionInput& input, const ExternalKeys& external) final;
+  std::optional<std::vector<int64_t>> repeats() const final;
   void end_pass() final {
     worker_.wait();
     stream_.wait();
@@ -73,6 +74,8 @@ class SelectionPolicy : public AttentionPolicy {
   virtual bool dense(const SequencePass& pass) const = 0;
   /// A dense step whose set later steps use.
   virtual bool captures(const SequencePass& /*pass*/) const { return false; }
+  /// Whether choose() is the default below.
+  virtual bool keeps_sets() const { return false; }
   /// The set of this step; the default keeps the one that was captured.
   virtual void choose(const SequenceAttention& /*at*/, KeySelection& /*selection*/) {}
   /// Rows read for a set: by choose(), or for the capture. `length` keys; undefined costs nothing.
@@ -96,6 +99,7 @@ class SelectionPolicy : public AttentionPolicy {
   const PassContext* context_ = nullptr;
   std::vector<int64_t> sequences_;               // by slot: whose state it holds
   std::vector<std::vector<KeySelection>> sets_;  // by slot and layer
+  int64_t generation_ = 0;                       // of the sets
   int64_t inline_ns_ = 0;
   SelectWorker worker_;  // on the host
   SelectStream stream_;  // on a device

@@ -14,6 +14,7 @@ class SparseDPolicy : public SelectionPolicy {
         scope_(scope) {}
 
  protected:
+  bool keeps_sets() const override { return true; }
   bool dense(const SequencePass& pass) const override {
     return scope_ == SparseDScope::block
                ? pass.first_step()

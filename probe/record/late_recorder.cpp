@@ -196,6 +196,17 @@ void LateRecorder::on_logits(const PassContext& context, const std::vector<int64
   });
 }
 
+void LateRecorder::on_masked_logits(const PassContext& context, const std::vector<int64_t>& slots,
+                                    const std::vector<std::vector<bool>>& predicted,
+                                    const at::Tensor& logits) {
+  if (!recorder_.reads_logits(context)) return;
+  at::Tensor host = logits;
+  copy({&host});
+  add([context = kept(context), slots, predicted, host](Recorder& recorder) {
+    recorder.on_masked_logits(*context, slots, predicted, host);
+  });
+}
+
 void LateRecorder::on_pass(const PassResult& result) {
   const std::shared_ptr<const PassContext> context = kept(result.context);
   context_.reset();

@@ -53,6 +53,11 @@ class LateRecorder final : public DecodeObserver {
   int64_t waits() const { return waits_; }
   int64_t pinned_bytes() const { return pool_->bytes(); }
 
+  bool wants_every_prediction() const override { return recorder_.wants_every_prediction(); }
+  bool wants_logits() const override { return recorder_.wants_logits(); }
+  bool looks_inside(const PassContext& context) const override {
+    return recorder_.looks_inside(context);
+  }
   bool wants_weights(const PassContext& context, int64_t layer) const override {
     return recorder_.wants_weights(context, layer);
   }
@@ -63,6 +68,9 @@ class LateRecorder final : public DecodeObserver {
   void on_committed_keys(const CommittedKeys& keys) override;
   void on_logits(const PassContext& context, const std::vector<int64_t>& slots,
                  const at::Tensor& logits) override;
+  void on_masked_logits(const PassContext& context, const std::vector<int64_t>& slots,
+                        const std::vector<std::vector<bool>>& predicted,
+                        const at::Tensor& logits) override;
   void on_pass(const PassResult& result) override;
   void on_remove(int64_t slot) override;
 

@@ -34,6 +34,9 @@ class Recorder : public DecodeObserver {
   };
   const Counters& counters() const { return counters_; }
 
+  bool wants_every_prediction() const override { return options_.every_prediction; }
+  bool wants_logits() const override;
+  bool looks_inside(const PassContext& context) const override;
   bool wants_weights(const PassContext& context, int64_t layer) const override;
   void on_attention(const AttentionView& view) override;
   void on_hidden(const PassContext& context, int64_t layer, const at::Tensor& hidden) override;
@@ -42,6 +45,9 @@ class Recorder : public DecodeObserver {
   void on_committed_keys(const CommittedKeys& keys) override;
   void on_logits(const PassContext& context, const std::vector<int64_t>& slots,
                  const at::Tensor& logits) override;
+  void on_masked_logits(const PassContext& context, const std::vector<int64_t>& slots,
+                        const std::vector<std::vector<bool>>& predicted,
+                        const at::Tensor& logits) override;
   void on_pass(const PassResult& result) override;
   void on_remove(int64_t slot) override;
 
@@ -108,6 +114,7 @@ class Recorder : public DecodeObserver {
                      int64_t layer_index, const std::vector<int32_t>& index);
   void record_arrays(const AttentionReads& reads, size_t slot, int64_t layer_index);
 
+  void compare_prediction(size_t slot, const SequencePass& pass, const PredictionRows& rows);
   void put_floats(Slot& slot, Field field, int64_t layer_index, const float* values, size_t count);
   void put_heads(Slot& slot, Field field, int64_t layer_index, const std::vector<float>& all_heads);
   /// rows [S, H, ...], of entry `row`.
@@ -120,7 +127,7 @@ class Recorder : public DecodeObserver {
   }
   at::Tensor recorded_heads(const at::Tensor& rows) const;     // [H, ...] -> [heads, ...]
   at::Tensor recorded_kv_heads(const at::Tensor& rows) const;  // [K, ...] -> [kv_heads, ...]
-  void add_prediction(const StepDecision& decision, TraceRow& row) const;
+  void add_prediction(const SequencePass& pass, const StepDecision& decision, TraceRow& row) const;
   int64_t frame_origin(const SequencePass& pass) const;  // frame position of the block's first
   FrameDelta frame_delta(const SequencePass& pass, const StepDecision& decision) const;
   FrameDelta first_token_delta(const SequencePass& pass, const PassResult& result,

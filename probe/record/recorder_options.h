@@ -22,6 +22,7 @@ inline bool allows(const std::set<int64_t>& filter, int64_t value) {
 struct RecorderOptions {
   TraceMeta meta;  // level, layers, heads, set size, normaliser, dtype
   RecordFilter filter;
+  bool every_prediction = true;  // also of positions that are decided already; else -1 and NaN
   bool exact_known = true;  // the policy is exact, or --shadow computes the exact values beside it
   bool autoregressive = false;
 };

@@ -15,6 +15,13 @@ bool Recorder::follows(const PassContext& context) const {
       [&](const SequencePass& pass) { return pass.kind == PassKind::denoise && traced(pass); });
 }
 
+bool Recorder::wants_logits() const { return at_least(RecordLevel::summary); }
+
+bool Recorder::looks_inside(const PassContext& context) const {
+  return follows(context) &&
+         (at_least(RecordLevel::summary) || options_.meta.experts_per_token > 0);
+}
+
 bool Recorder::reads_layer(const PassContext& context, int64_t layer) const {
   return layer_index(layer) >= 0 && at_least(RecordLevel::summary) && follows(context);
 }

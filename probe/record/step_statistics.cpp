@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <optional>
 
 #include "kernels/cpu_support.h"
@@ -203,40 +204,53 @@ UnitGaps unit_gaps(const at::Tensor& x, int64_t row, const FirstRows& first) {
   return gaps;
 }
 
+PredictionRows::PredictionRows(const at::Tensor& all) : logits(all) {
+  row.resize(static_cast<size_t>(all.size(0)));
+  std::iota(row.begin(), row.end(), int64_t{0});
+}
+
+PredictionRows::PredictionRows(const at::Tensor& rows, const std::vector<bool>& predicted)
+    : logits(rows) {
+  int64_t next = 0;
+  for (const bool there : predicted) row.push_back(there ? next++ : -1);
+}
+
 // A copy: a view would keep the logits of the whole batch.
-FirstPrediction::FirstPrediction(const at::Tensor& all)
-    : logits(all.clone(at::MemoryFormat::Contiguous)) {
-  lse.resize(static_cast<size_t>(logits.size(0)));
-  const Element element = element_of(logits);
-  const int64_t vocab = logits.size(1);
-  const auto* rows = static_cast<const char*>(logits.const_data_ptr());
-  for_each_head(logits.size(0), vocab, [&](int64_t i) {
+FirstPrediction::FirstPrediction(const PredictionRows& predicted) : rows(predicted) {
+  rows.logits = rows.logits.clone(at::MemoryFormat::Contiguous);
+  lse.resize(static_cast<size_t>(rows.logits.size(0)));
+  const Element element = element_of(rows.logits);
+  const int64_t vocab = rows.logits.size(1);
+  const auto* data = static_cast<const char*>(rows.logits.const_data_ptr());
+  for_each_head(rows.logits.size(0), vocab, [&](int64_t i) {
     lse[static_cast<size_t>(i)] =
-        statistics_kernels().log_sum_exp(element, rows + i * vocab * element_bytes(element), vocab);
+        statistics_kernels().log_sum_exp(element, data + i * vocab * element_bytes(element), vocab);
   });
 }
 
-std::vector<float> masked_kl(const FirstPrediction& first, const at::Tensor& all,
+std::vector<float> masked_kl(const FirstPrediction& first, const PredictionRows& predicted,
                              const std::vector<bool>& masked) {
-  const at::Tensor logits = all.contiguous();
+  const at::Tensor logits = predicted.logits.contiguous();
   const int64_t vocab = logits.size(-1);
   // Only the rows that are asked for: a large vocabulary's softmax is the cost of this statistic.
-  std::vector<int64_t> rows;
-  for (size_t i = 0; i < masked.size(); ++i) {
-    if (masked[i]) rows.push_back(static_cast<int64_t>(i));
+  std::vector<size_t> positions;
+  for (size_t p = 0; p < masked.size(); ++p) {
+    if (masked[p] && first.rows.row[p] >= 0 && predicted.row[p] >= 0) positions.push_back(p);
   }
   std::vector<float> kl(masked.size(), std::numeric_limits<float>::quiet_NaN());
   const Element element = element_of(logits);
   const int64_t row_bytes = vocab * element_bytes(element);
-  const auto* then = static_cast<const char*>(first.logits.const_data_ptr());
+  const auto* then = static_cast<const char*>(first.rows.logits.const_data_ptr());
   const auto* now = static_cast<const char*>(logits.const_data_ptr());
-  for_each_head(std::ssize(rows), vocab, [&](int64_t i) {
-    const int64_t row = rows[static_cast<size_t>(i)];
+  for_each_head(std::ssize(positions), vocab, [&](int64_t i) {
+    const size_t p = positions[static_cast<size_t>(i)];
+    const int64_t before = first.rows.row[p];
     const StatisticsKernels& kernels = statistics_kernels();
-    const double lse = kernels.log_sum_exp(element, now + row * row_bytes, vocab);
-    kl[static_cast<size_t>(row)] = static_cast<float>(
-        kernels.divergence(element, then + row * row_bytes, first.lse[static_cast<size_t>(row)],
-                           now + row * row_bytes, lse, vocab));
+    const char* const row = now + predicted.row[p] * row_bytes;
+    const double lse = kernels.log_sum_exp(element, row, vocab);
+    kl[p] = static_cast<float>(kernels.divergence(element, then + before * row_bytes,
+                                                  first.lse[static_cast<size_t>(before)], row, lse,
+                                                  vocab));
   });
   return kl;
 }

@@ -77,19 +77,30 @@ LayerStatistics layer_statistics(const LayerStep& step, const HeadShape& shape);
 /// Gaps of x[row] of x [S, H, B, D], `first.like(x)`, for rows that are long: hidden states.
 UnitGaps unit_gaps(const at::Tensor& x, int64_t row, const FirstRows& first);
 
-/// What KL to a block's first step needs of that step.
-struct FirstPrediction {
-  at::Tensor logits;        // [B, V] of any float type
-  std::vector<double> lse;  // [B]
+/// Logits of a block's positions, all of them or some.
+struct PredictionRows {
+  at::Tensor logits;         // [R, V] of any float type
+  std::vector<int64_t> row;  // [B] of a position; -1: it has none
 
-  explicit FirstPrediction(const at::Tensor& logits);
-  FirstPrediction() = default;
-  bool defined() const { return logits.defined(); }
+  PredictionRows() = default;
+  explicit PredictionRows(const at::Tensor& all);  // [B, V]
+  /// `rows` [R, V], by position those that are true in `predicted` [B].
+  PredictionRows(const at::Tensor& rows, const std::vector<bool>& predicted);
 };
 
-/// KL(p_first || p_now) per position in nats; logits [B, V] of now -> [B]; NaN where not `masked`
-/// (MAGE Table 2, S1).
-std::vector<float> masked_kl(const FirstPrediction& first, const at::Tensor& logits,
+/// What KL to a block's first step needs of that step.
+struct FirstPrediction {
+  PredictionRows rows;
+  std::vector<double> lse;  // [R]
+
+  explicit FirstPrediction(const PredictionRows& predicted);
+  FirstPrediction() = default;
+  bool defined() const { return rows.logits.defined(); }
+};
+
+/// KL(p_first || p_now) per position in nats -> [B]; NaN where not `masked`, and where one of both
+/// has no row (MAGE Table 2, S1).
+std::vector<float> masked_kl(const FirstPrediction& first, const PredictionRows& now,
                              const std::vector<bool>& masked);
 
 }  // namespace blockscope

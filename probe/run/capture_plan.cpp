@@ -176,6 +176,13 @@ int64_t klass_history(const std::vector<DecodeRequest>& batch, const DecodeOptio
 
 }  // namespace
 
+void add_predictions_flag(CLI::App& app, RecordFlags& flags) {
+  app.add_option("--predictions", flags.predictions,
+                 "Whose tokens a step records: all positions', or those still masked, which spares "
+                 "the LM head the others")
+      ->capture_default_str();
+}
+
 void add_record_flags(CLI::App& app, RecordFlags& flags) {
   app.add_option("--record", flags.level, "trajectory, summary, sets, outputs or full")
       ->capture_default_str();
@@ -192,6 +199,7 @@ void add_record_flags(CLI::App& app, RecordFlags& flags) {
       ->capture_default_str();
   app.add_option("--array-type", flags.array_type, "Type of the large arrays: bf16 or f32")
       ->capture_default_str();
+  add_predictions_flag(app, flags);
   app.add_flag("--record-router", flags.router, "Record which experts the routers choose");
 }
 
@@ -250,6 +258,15 @@ RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy
   if (flags.array_type != "bf16" && flags.array_type != "f32") {
     throw UsageError(fmt::format("--array-type: expected bf16 or f32, got '{}'", flags.array_type));
   }
+  if (flags.predictions != "all" && flags.predictions != "masked") {
+    throw UsageError(
+        fmt::format("--predictions: expected all or masked, got '{}'", flags.predictions));
+  }
+  if (flags.predictions == "masked" && decode.autoregressive()) {
+    throw UsageError(
+        "--predictions masked: this model decodes token by token, without masks. HINT: leave it "
+        "out");
+  }
   meta.set_size = meta.level >= RecordLevel::sets ? flags.set_size : 0;
   meta.set_normaliser =
       flags.set_normaliser == "prefix" ? SetNormaliser::prefix : SetNormaliser::prefix_and_block;
@@ -275,6 +292,7 @@ RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy
   options.filter = {index_filter(flags.steps, "--steps", 1),
                     index_filter(flags.blocks, "--blocks", 0),
                     index_filter(flags.sequences, "--sequences", 0)};
+  options.every_prediction = flags.predictions == "all";
   options.exact_known = policy.name() == "exact" || decode.shadow;
   options.autoregressive = decode.autoregressive();
   return options;

@@ -20,9 +20,12 @@ struct RecordFlags {
   int64_t set_size = 32;
   std::string set_normaliser = "prefix";
   std::string array_type = "bf16";
-  bool router = false;  // what routers of experts choose
+  std::string predictions = "all";  // or "masked"
+  bool router = false;              // what routers of experts choose
 };
 void add_record_flags(CLI::App& app, RecordFlags& flags);
+/// Of them --predictions alone.
+void add_predictions_flag(CLI::App& app, RecordFlags& flags);
 
 /// External keys that the longest of these prompts' runs can have.
 int64_t longest_prefix(const std::vector<RunPrompt>& prompts, const DecodeOptions& decode);

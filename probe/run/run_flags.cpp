@@ -166,6 +166,8 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
   app.add_option("--stop-id", flags.stop_ids, "Stop token ids (default: the checkpoint's)")
       ->check(whole_number(0));
   app.add_flag("--no-stop", flags.no_stop, "Ignore stop tokens");
+  app.add_flag("--no-graphs", flags.no_graphs,
+               "On a GPU: launch every step anew, where it could be a CUDA graph");
   add("--batch-size", flags.batch_size, whole_number(1), "Prompts decoded together");
 }
 
@@ -266,6 +268,12 @@ DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& mode
   if (!flags.no_stop) {
     options.stop_ids = flags.stop_ids.empty() ? config.stop_token_ids : flags.stop_ids;
   }
+  if (flags.no_graphs && model.device.is_cpu()) {
+    throw UsageError(
+        "--no-graphs: does nothing on the CPU, which has no graphs. HINT: leave it out, or "
+        "--device cuda");
+  }
+  options.graphs = !flags.no_graphs;
   check_decode_options(options, config);
   return options;
 }

@@ -47,7 +47,8 @@ struct DecodingFlags {
   std::optional<double> threshold;  // unset: the strategy's
   double eb_threshold = 0.35;
   double factor = 1.0;
-  double density_sigma = 0.0;     // 0: off
+  double density_sigma = 0.0;  // 0: off
+  bool no_graphs = false;
   bool separate_commits = false;  // without --cache: commit, because the command times single steps
   double kl_threshold = 0.01;
   int64_t kl_history = 2;

@@ -1,4 +1,5 @@
-"""What recording adds to a decoding step on a GPU: `blockscope bench` of random weights, level by level.
+"""What recording adds to a decoding step on a GPU, and what CUDA graphs take off it: `blockscope bench` of random
+weights, level by level.
 
     python scripts/bench/gpu_decode.py BLOCKSCOPE [--shape 8b] [--contexts 2048 16384] [--device cuda]
 
@@ -62,14 +63,23 @@ def main():
     print("|---|---|---|---|---|---|---|")
     worst = {}
     steps_ms = []
-    for context in options.contexts:
-        done = subprocess.run(
+    without_graphs = []
+
+    def bench(context, levels, *more):
+        return subprocess.run(
             [options.blockscope, "bench", model, "--device", options.device, "--dtype", "bfloat16", "--context",
-             str(context), "--gen-length", "64", "--levels", options.levels, "--runs", str(options.runs), "--json"],
+             str(context), "--gen-length", "64", "--levels", levels, "--runs", str(options.runs), "--json", *more],
             capture_output=True, text=True)
-        if done.returncode != 0:
-            print(f"| {context} | failed: {done.stderr.strip().splitlines()[-1]} | | | | | |")
+
+    for context in options.contexts:
+        done = bench(context, options.levels)
+        plain = bench(context, "off", "--no-graphs")
+        if done.returncode != 0 or plain.returncode != 0:
+            print(f"| {context} | failed: {(done.stderr + plain.stderr).strip().splitlines()[-1]} | | | | | |")
             continue
+        run = json.loads(plain.stdout)[0]
+        without_graphs.append(1e3 * run["blocks_s"] / max(1, run["denoising_passes"]))
+        print(f"| {context} | off, without graphs | {run['prefill_s']:.3f} | {without_graphs[-1]:.2f} | | | |", flush=True)
         for run in json.loads(done.stdout):
             percent = 100 * run["overhead"]
             worst[run["level"]] = max(percent, worst.get(run["level"], percent))
@@ -80,13 +90,17 @@ def main():
                   f"{100 * run['overhead_least']:+.0f} to {100 * run['overhead_most']:+.0f} % | "
                   f"{run['file_bytes'] / 1e6:.1f} |", flush=True)
     print()
+    if steps_ms and len(steps_ms) == len(without_graphs):
+        ratios = [graph / plain for graph, plain in zip(steps_ms, without_graphs)]
+        print(f"Unrecorded steps as CUDA graphs take {min(ratios):.2f} to {max(ratios):.2f} times as long as launched one by one.")
+        print(f"result: graphs_{options.shape} = {max(ratios):.2f}")
     cost = launch_cost(options.device)
-    if cost and steps_ms:
+    if cost and without_graphs:
         layers = json.loads((model / "config.json").read_text())["num_hidden_layers"]
         launches = 29 + 10 * layers
         print(f"A launch takes the host {cost[0]:.1f} us, with the device behind it {cost[1]:.1f} us (`add_` on one element, from "
-              f"Python). An unrecorded step of {layers} layers has 29 + 10 * {layers} = {launches} of them: "
-              f"{1e-3 * launches * cost[0]:.2f} ms of the {min(steps_ms):.2f} ms that the fastest step above took.")
+              f"Python). Without graphs an unrecorded step of {layers} layers has 29 + 10 * {layers} = {launches} of them: "
+              f"{1e-3 * launches * cost[0]:.2f} ms of the {min(without_graphs):.2f} ms that the fastest such step above took.")
         print(f"result: launch_us = {cost[0]:.1f}")
     for level in ("summary", "outputs"):
         if level in worst:

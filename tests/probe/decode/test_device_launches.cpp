@@ -27,6 +27,7 @@ BlockDiffusionModel on_cuda(const ModelConfig& config, at::ScalarType dtype) {
 struct Work {
   int64_t operators = 0;
   int64_t kernels = 0;
+  int64_t graphs = 0;
 };
 
 /// Of the passes of an unrecorded run, the last of them empty.
@@ -35,7 +36,7 @@ std::vector<Work> work_of_passes(const BlockDiffusionModel& model, const DecodeO
   DecodeCallbacks callbacks;
   callbacks.interrupted = [&] {
     const emulated_cuda::Counters done = emulated_cuda::counters();
-    passes.push_back({done.operators - done.views, done.launches});
+    passes.push_back({done.operators - done.views, done.launches, done.graphs});
     emulated_cuda::reset_counters();
     return false;
   };
@@ -90,7 +91,9 @@ TEST(DeviceLaunches, GrowByNineALayer) {
       SCOPED_TRACE(::testing::Message() << c10::toString(dtype) << ", " << layers << " layers");
       ModelConfig config = tiny_config();
       config.num_layers = layers;
-      const std::vector<Work> passes = work_of_passes(on_cuda(config, dtype), tiny_options());
+      DecodeOptions options = tiny_options();
+      options.graphs = false;
+      const std::vector<Work> passes = work_of_passes(on_cuda(config, dtype), options);
       // Products: queries, keys and values; output; gate and up; down.
       const int64_t step = (narrow ? 28 : 25) + 4 * layers;
       // The keys and the values of the block are stored; no token is chosen.
@@ -104,6 +107,23 @@ TEST(DeviceLaunches, GrowByNineALayer) {
       }
       EXPECT_GE(steps, 12);
     }
+  }
+}
+
+TEST(DeviceLaunches, OfAGraphDoNotGrowWithTheLayers) {
+  for (const int64_t layers : {2, 5}) {
+    SCOPED_TRACE(layers);
+    ModelConfig config = tiny_config();
+    config.num_layers = layers;
+    int64_t steps = 0;
+    for (const Work& pass : work_of_passes(on_cuda(config, at::kBFloat16), tiny_options())) {
+      if (pass.graphs == 0 || pass.kernels > 0) continue;  // the others capture, or have none
+      EXPECT_EQ(pass.graphs, 1);
+      // The LM head over masked rows, their best tokens and probabilities.
+      EXPECT_EQ(pass.operators, 18);
+      ++steps;
+    }
+    EXPECT_EQ(steps, 6);  // the last two of each of three blocks
   }
 }
 

@@ -119,6 +119,55 @@ TEST_F(RecorderTest, TokensAreTheSameWithoutAnObserverAndAtEveryLevel) {
   }
 }
 
+// Without those of decided positions the LM head may leave them out: the others do not change.
+TEST_F(RecorderTest, PredictionsOfMaskedPositionsAloneAreTheSame) {
+  for (const Strategy strategy : {Strategy::kLowConfidenceDynamic, Strategy::kKlass}) {
+    SCOPED_TRACE(static_cast<int>(strategy));
+    DecodeOptions decode = tiny_options();
+    decode.unmasking.strategy = strategy;
+    for (const bool packed : {false, true}) {
+      BlockDiffusionModel model = tiny_model(30);
+      if (packed) model = std::move(model).packed();
+      RecorderOptions options = recorder_options(model.config(), RecordLevel::summary, decode);
+      const auto policy = make_exact_policy();
+      const auto run = [&](const char* name) {
+        return record_run(model, *policy, decode, three_requests(), options,
+                          folder_.file(std::to_string(static_cast<int>(strategy)) +
+                                       std::to_string(packed) + name));
+      };
+      const RecordedRun all = run("all.h5");
+      options.every_prediction = false;
+      const RecordedRun masked = run("masked.h5");
+      int64_t left_out = 0;
+      for (size_t i = 0; i < all.outcomes.size(); ++i) {
+        EXPECT_EQ(masked.outcomes[i].generated, all.outcomes[i].generated);
+      }
+      for (const int64_t row : denoising_rows(all.trace)) {
+        const auto want = all.trace.read_ints_at(Field::prediction_token, row, kAllLayers);
+        const auto got = masked.trace.read_ints_at(Field::prediction_token, row, kAllLayers);
+        const auto kl = all.trace.read_floats_at(Field::prediction_kl_step1, row, kAllLayers);
+        const auto masked_kl =
+            masked.trace.read_floats_at(Field::prediction_kl_step1, row, kAllLayers);
+        const auto confidence =
+            masked.trace.read_floats_at(Field::prediction_confidence, row, kAllLayers);
+        for (size_t p = 0; p < want.size(); ++p) {
+          EXPECT_EQ(std::isnan(masked_kl[p]), std::isnan(kl[p]));
+          if (!std::isnan(kl[p])) {
+            EXPECT_NEAR(masked_kl[p], kl[p], 1e-6F);
+          }
+          EXPECT_EQ(std::isnan(confidence[p]), got[p] == -1);
+          if (got[p] == -1) {
+            ++left_out;
+          } else {
+            EXPECT_EQ(got[p], want[p]);
+          }
+        }
+      }
+      EXPECT_GT(left_out, 20);
+    }
+  }
+}
+
 TEST_F(RecorderTest, AttentionEqualsFloat64OverTheRecordedKeys) {
   const RecordedRun run = record(RecordLevel::full);
   int64_t without_prefix = 0;

@@ -1,0 +1,244 @@
+// Steps as graphs (pass_graphs.h) on the emulated cuda:0 with emulated kernels: the tokens are
+// those of the CPU and of steps that are launched one by one, whatever lies between the steps that
+// are repeated, and a step costs what is said.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "decode_record/error.h"
+#include "probe/decode/decoder.h"
+#include "probe/policies/flashblock_policy.h"
+#include "probe/policies/mage_policy.h"
+#include "probe/policies/quest_policy.h"
+#include "probe/policies/sparsed_policy.h"
+#include "tests/support/emulated_cuda.h"
+#include "tests/support/tiny_model.h"
+
+namespace blockscope {
+namespace {
+
+using namespace testing;
+
+using MakePolicy = std::function<std::unique_ptr<AttentionPolicy>()>;
+
+DecodeOptions options_of_eight() {
+  DecodeOptions options = tiny_options();
+  options.unmasking.block_length = 8;
+  options.unmasking.denoising_steps = 8;
+  return options;
+}
+
+std::vector<DecodeRequest> two_requests() {
+  return {tiny_request(0, 17, 32), tiny_request(1, 26, 24)};
+}
+
+std::vector<std::vector<int64_t>> tokens_of(const BlockDiffusionModel& model,
+                                            const MakePolicy& make, const DecodeOptions& options,
+                                            const std::vector<DecodeRequest>& requests,
+                                            DecodeObserver* observer = nullptr) {
+  const std::unique_ptr<AttentionPolicy> policy = make();
+  std::vector<std::vector<int64_t>> tokens;
+  for (const DecodeOutcome& outcome : decode_all(model, *policy, options, requests, observer)) {
+    tokens.push_back(outcome.generated);
+  }
+  return tokens;
+}
+
+/// Launches of graphs in a run whose tokens are the CPU's.
+int64_t graphs_of_equal_run(const ModelConfig& config, const MakePolicy& make,
+                            DecodeOptions options, const std::vector<DecodeRequest>& requests) {
+  const BlockDiffusionModel host = tiny_model(7, config);
+  const BlockDiffusionModel device = moved_to(at::kCUDA, host);
+  const auto want = tokens_of(host, make, options, requests);
+  options.graphs = false;
+  emulated_cuda::reset_counters();
+  EXPECT_EQ(tokens_of(device, make, options, requests), want);
+  const int64_t waits = emulated_cuda::counters().host_waits();
+  EXPECT_EQ(emulated_cuda::counters().captures, 0);
+  options.graphs = true;
+  emulated_cuda::reset_counters();
+  EXPECT_EQ(tokens_of(device, make, options, requests), want);
+  EXPECT_LE(emulated_cuda::counters().host_waits(), waits);
+  return emulated_cuda::counters().graphs;
+}
+
+SelectionOptions selection(int64_t k, bool residual = false) {
+  SelectionOptions options;
+  options.num_layers = tiny_config().num_layers;
+  options.k = k;
+  options.residual = residual;
+  return options;
+}
+
+FlashBlockOptions flashblock(int64_t tau, bool calibrated) {
+  const ModelConfig config = tiny_config();
+  FlashBlockOptions options{config.num_layers, config.num_heads, tau, {}};
+  if (calibrated) options.reuse = {{true, false, true, true}, {false, false, false, false}};
+  return options;
+}
+
+TEST(DeviceGraphs, AreTheStepsBehindTheFirstTwoOfABlock) {
+  // 17 prompt tokens and 32 positions are 5 blocks, the first of them with 7 masks.
+  const std::vector<DecodeRequest> request{tiny_request(0, 17, 32)};
+  DecodeOptions options = options_of_eight();
+  EXPECT_EQ(graphs_of_equal_run(tiny_config(), make_exact_policy, options, request), 6 + 4 * 7);
+  // A block's first step commits the block before, and is no step like the others.
+  options.cache.kind = CacheKind::kBlockd;
+  EXPECT_EQ(graphs_of_equal_run(tiny_config(), make_exact_policy, options, request), 6 + 4 * 6);
+}
+
+TEST(DeviceGraphs, DecodeTwoSequencesTogether) {
+  EXPECT_GT(
+      graphs_of_equal_run(tiny_config(), make_exact_policy, options_of_eight(), two_requests()),
+      10);
+}
+
+TEST(DeviceGraphs, RepeatWhatFlashblockReuses) {
+  for (const bool calibrated : {false, true}) {
+    SCOPED_TRACE(calibrated);
+    const auto make = [&] { return make_flashblock_policy(flashblock(2, calibrated)); };
+    EXPECT_GT(graphs_of_equal_run(tiny_config(), make, options_of_eight(), two_requests()), 10);
+  }
+}
+
+// Steps that decide two tokens refresh, those that decide one reuse.
+TEST(DeviceGraphs, EndWhereFlashblockRefreshes) {
+  DecodeOptions options = options_of_eight();
+  options.unmasking.strategy = Strategy::kLowConfidenceDynamic;
+  options.unmasking.threshold = 0.5;
+  const auto make = [&] { return make_flashblock_policy(flashblock(2, false)); };
+  (void)graphs_of_equal_run(tiny_config(), make, options, two_requests());
+}
+
+TEST(DeviceGraphs, RepeatWhatMageAndSparsedSelected) {
+  for (const bool residual : {false, true}) {
+    SCOPED_TRACE(residual);
+    const auto mage = [&] { return make_mage_policy(selection(5, residual)); };
+    EXPECT_GT(graphs_of_equal_run(tiny_config(), mage, options_of_eight(), two_requests()), 10);
+  }
+  for (const SparseDScope scope : {SparseDScope::block, SparseDScope::run}) {
+    const auto sparsed = [&] { return make_sparsed_policy(selection(5), scope); };
+    EXPECT_GT(
+        graphs_of_equal_run(tiny_config(), sparsed, options_of_eight(), {tiny_request(0, 17, 32)}),
+        10);
+  }
+}
+
+TEST(DeviceGraphs, AreNotMadeWhereKeysAreChosenAtEveryStep) {
+  const auto quest = [&] { return make_quest_policy(selection(5), 4); };
+  EXPECT_EQ(graphs_of_equal_run(tiny_config(), quest, options_of_eight(), two_requests()), 0);
+}
+
+TEST(DeviceGraphs, DecodeSubBlocksWithBothCaches) {
+  ModelConfig config = tiny_config();
+  config.model_type = "Fast_dLLM_Qwen";
+  config.qk_norm = false;
+  config.attention_bias = true;
+  config.logit_shift = 1;
+  DecodeOptions options = options_of_eight();
+  options.sub_block_length = 4;
+  for (const CacheKind cache : {CacheKind::kCommit, CacheKind::kBlock}) {
+    SCOPED_TRACE(cache_name(cache));
+    options.cache.kind = cache;
+    EXPECT_GT(graphs_of_equal_run(config, make_exact_policy, options, two_requests()), 3);
+  }
+}
+
+TEST(DeviceGraphs, AreNotMadeOfMixturesOfExperts) {
+  ModelConfig config = tiny_config();
+  config.model_type = "sdar_moe";
+  MoeConfig& moe = config.moe.emplace();
+  moe.num_experts = 4;
+  moe.experts_per_token = 2;
+  moe.intermediate_size = 12;
+  moe.normalise = true;
+  moe.sparse = {false, true};
+  EXPECT_EQ(graphs_of_equal_run(config, make_exact_policy, options_of_eight(), two_requests()), 0);
+}
+
+TEST(DeviceGraphs, AreNotMadeWhereSomebodyLooksInside) {
+  struct Counter : DecodeObserver {
+    explicit Counter(bool looking) : looks(looking) {}
+    bool looks_inside(const PassContext& /*context*/) const override { return looks; }
+    void on_attention(const AttentionView& /*view*/) override { ++layers; }
+    void on_pass(const PassResult& /*result*/) override { ++passes; }
+    bool looks;
+    int64_t layers = 0, passes = 0;
+  };
+  const BlockDiffusionModel device = moved_to(at::kCUDA, tiny_model(7));
+  const std::vector<DecodeRequest> requests{tiny_request(0, 17, 32)};
+  const DecodeOptions options = options_of_eight();
+  Counter looking(true), counting(false);
+  emulated_cuda::reset_counters();
+  const auto want = tokens_of(device, make_exact_policy, options, requests, &looking);
+  EXPECT_EQ(emulated_cuda::counters().captures, 0);
+  EXPECT_GT(looking.layers, 2 * 32);
+  EXPECT_EQ(tokens_of(device, make_exact_policy, options, requests, &counting), want);
+  EXPECT_GT(emulated_cuda::counters().graphs, 20);
+  EXPECT_EQ(counting.layers, 0);
+  EXPECT_EQ(counting.passes, looking.passes);
+}
+
+/// Says that its steps are the same, and waits in them.
+class WaitingPolicy : public AttentionPolicy {
+ public:
+  std::string name() const override { return "waiting"; }
+  AttentionParts attend(const AttentionInput& input, const ExternalKeys& external) override {
+    (void)input.q.sum().item<float>();
+    return exact_attention(input, external);
+  }
+  std::optional<std::vector<int64_t>> repeats() const override { return std::vector<int64_t>(); }
+};
+
+TEST(DeviceGraphs, AreGivenUpWhereTheyCanNotBeCaptured) {
+  const auto make = [] { return std::make_unique<WaitingPolicy>(); };
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(graphs_of_equal_run(tiny_config(), make, options_of_eight(), two_requests()), 0);
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("decoding goes on without CUDA graphs: CUDA error: operation not permitted"),
+            std::string::npos)
+      << said;
+  EXPECT_EQ(said.find("decoding goes on", said.find("decoding goes on") + 1), std::string::npos);
+}
+
+/// Says that its steps are the same, and attends to a copy of the keys that it makes before each.
+class CopyingPolicy : public WaitingPolicy {
+ public:
+  explicit CopyingPolicy(bool same) : same_(same) {}
+  void begin_pass(const PassContext& /*context*/) override { copy_.reset(); }
+  AttentionParts attend(const AttentionInput& input, const ExternalKeys& external) override {
+    if (input.layer == 0 || !copy_) return exact_attention(input, external);
+    const at::Tensor key = copy_->narrow(2, 0, external.key.size(2));
+    return exact_attention(input, {key, external.value, external.length});
+  }
+  std::optional<std::vector<int64_t>> repeats() const override {
+    // The last thing before a pass: here the copy is made, outside of any graph.
+    copy_ = at::ones({1, 2, 64, 10}, at::kCUDA);
+    if (same_) return std::vector<int64_t>();
+    return std::nullopt;
+  }
+
+ private:
+  bool same_;
+  mutable std::optional<at::Tensor> copy_;
+};
+
+// So that the runs above, whose tokens are right, read no memory that was given back.
+TEST(DeviceGraphs, ReadNanWhereTheirMemoryWasGivenBack) {
+  const BlockDiffusionModel device = moved_to(at::kCUDA, tiny_model(7));
+  const std::vector<DecodeRequest> requests{tiny_request(0, 17, 32)};
+  const auto tokens = [&](bool same) {
+    const auto make = [same] { return std::make_unique<CopyingPolicy>(same); };
+    return tokens_of(device, make, options_of_eight(), requests);
+  };
+  EXPECT_NO_THROW(tokens(false));
+  EXPECT_THROW(tokens(true), CheckpointError);  // NaN in the logits
+}
+
+}  // namespace
+}  // namespace blockscope
