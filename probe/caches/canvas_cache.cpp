@@ -25,7 +25,7 @@ at::Tensor CanvasCache::attention_block(int64_t layer, const AttentionLayer& wei
   keys.write_keys(layer, rows_, made.k);
   keys.write_values(layer, rows_, made.v);
   work = {rows_, rows_, rows_};
-  return weights.output(attend(made.q, positions_of(needed)));
+  return weights.output(attend(made.q, {positions_of(needed)}));
 }
 
 std::vector<int64_t> CanvasCache::positions_of(const at::Tensor* needed) const {

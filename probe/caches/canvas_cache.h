@@ -41,10 +41,9 @@ struct CanvasFeedback {
                                   // for the others, and where the pass predicts none
 };
 
-/// Attention of rows over the whole canvas, as the pass computes it: q [1, H, R, D] of `positions`
-/// -> z [1, H, R, D].
-using RowAttention =
-    std::function<at::Tensor(const at::Tensor& q, const std::vector<int64_t>& positions)>;
+/// Attention of rows over the whole canvas, as the pass computes it: q [1, H, R, D] of `rows` -> z
+/// [1, H, R, D]. Where a device chose some, the others are of the prompt.
+using RowAttention = std::function<at::Tensor(const at::Tensor& q, const CanvasRows& rows)>;
 
 class CanvasCache {
  public:
@@ -75,6 +74,10 @@ class CanvasCache {
 
   /// Whether end_step needs the confidence of masks behind the block too.
   virtual bool wants_answer_confidence() const { return false; }
+
+  /// After the last layer: what end_step needs of a device can go on its way to the host, which
+  /// waits for the step's tokens before it needs it.
+  virtual void end_pass() {}
 
   /// After the step's decision; `tokens` of the state are those after it.
   virtual void end_step(const CanvasState& /*state*/, const CanvasFeedback& /*feedback*/) {}

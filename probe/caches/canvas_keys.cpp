@@ -39,6 +39,7 @@ void CanvasKeys::begin_block(int64_t start) {
     }
   }
   block_start_ = start;
+  places_.reset();
 }
 
 int64_t CanvasKeys::place(int64_t position) const {
@@ -56,6 +57,16 @@ void CanvasKeys::write_keys(int64_t layer, const std::vector<int64_t>& positions
 void CanvasKeys::write_values(int64_t layer, const std::vector<int64_t>& positions,
                               const at::Tensor& rows) {
   write(value_[static_cast<size_t>(layer)], positions, rows);
+}
+
+void CanvasKeys::write_chosen_keys(int64_t layer, const at::Tensor& positions,
+                                   const at::Tensor& rows) {
+  if (!places_.defined()) {
+    std::vector<int64_t> places;
+    for (int64_t p = 0; p < shape_.length; ++p) places.push_back(place(p));
+    places_ = index_on(places, positions.device());
+  }
+  key_[static_cast<size_t>(layer)].index_copy_(2, places_.index_select(0, positions), rows);
 }
 
 void CanvasKeys::write(at::Tensor& stored, const std::vector<int64_t>& positions,

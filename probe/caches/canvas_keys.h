@@ -31,6 +31,8 @@ class CanvasKeys {
   /// Writes rows [1, K, R, D] of `positions` (absolute, ascending, R of them).
   void write_keys(int64_t layer, const std::vector<int64_t>& positions, const at::Tensor& rows);
   void write_values(int64_t layer, const std::vector<int64_t>& positions, const at::Tensor& rows);
+  /// Likewise of positions that a device chose: [R] int64 there.
+  void write_chosen_keys(int64_t layer, const at::Tensor& positions, const at::Tensor& rows);
   /// Rows [1, K, R, D] of `positions`, copied.
   at::Tensor value_rows(int64_t layer, const std::vector<int64_t>& positions) const;
 
@@ -58,6 +60,8 @@ class CanvasKeys {
 
   CanvasShape shape_;
   int64_t block_start_ = -1;
+  at::Tensor
+      places_;  // [L] int64 on the device, of every position; undefined until it is asked for
   std::vector<at::Tensor> key_, value_;  // by layer [1, K, L, D]
 };
 

@@ -9,6 +9,7 @@
 
 #include "probe/caches/certainty_density.h"
 #include "probe/model/device.h"
+#include "probe/model/host_copies.h"
 
 namespace blockscope {
 namespace {
@@ -26,6 +27,7 @@ class D2Cache : public CanvasCache {
       std::iota(next_.begin(), next_.end(), int64_t{0});
     }
     rows_ = next_;
+    length_ = state.length;
     maps_.clear();
     return rows_;
   }
@@ -42,8 +44,10 @@ class D2Cache : public CanvasCache {
     maps_.push_back(attention_map(q, keys.ordered_key(layer), weights.scale()));
     return weights.output(
         attend(needed == nullptr ? q : q.index_select(2, on_device(*needed, q.device())),
-               positions_of(needed)));
+               {positions_of(needed)}));
   }
+
+  void end_pass() override { rollout_ = HostCopies(std::vector{rollout()}); }
 
   void end_step(const CanvasState& state, const CanvasFeedback& feedback) override {
     remember(feedback.confidence);
@@ -55,7 +59,7 @@ class D2Cache : public CanvasCache {
       if (certain[static_cast<size_t>(i)] && row >= 0) chosen[answer(row)] = true;
     }
     for (const int64_t position : feedback.selected) chosen[static_cast<size_t>(position)] = true;
-    add_important(rollout(state.length), chosen);
+    add_important(rollout_.wait().front(), chosen);
     if (state.logit_shift > 0) {
       // The row that predicts the answer's first position is the prompt's last, for it alone.
       chosen[static_cast<size_t>(state.prompt_length - 1)] = certain.front();
@@ -88,18 +92,18 @@ class D2Cache : public CanvasCache {
   }
 
   /// Column sums of the product of all layers' (A + I) / 2, where A has the rows of this pass and
-  /// the identity elsewhere: how much attention flows from the whole canvas into each position.
-  std::vector<double> rollout(int64_t length) const {
+  /// the identity elsewhere: how much attention flows from the whole canvas into each position, [L]
+  /// float64.
+  at::Tensor rollout() const {
     const at::Device device = maps_.empty() ? at::Device(at::kCPU) : maps_.front().device();
-    at::Tensor flow = at::ones({length}, at::dtype(at::kFloat).device(device));
+    at::Tensor flow = at::ones({length_}, at::dtype(at::kFloat).device(device));
     const at::Tensor index = index_on(rows_, device);
     for (auto map = maps_.rbegin(); map != maps_.rend(); ++map) {
       const at::Tensor mine = flow.index_select(0, index);
       const at::Tensor half = mine / (map->sum(-1) + 1.0);
       flow = flow.index_copy(0, index, half) + at::matmul(half, *map);
     }
-    const at::Tensor exact = on_host(flow.to(at::kDouble)).contiguous();
-    return {exact.const_data_ptr<double>(), exact.const_data_ptr<double>() + length};
+    return flow.to(at::kDouble);
   }
 
   void remember(const std::vector<float>& confidence) {
@@ -152,20 +156,20 @@ class D2Cache : public CanvasCache {
     return certain;
   }
 
-  void add_important(const std::vector<double>& importance, std::vector<bool>& chosen) const {
+  void add_important(const at::Tensor& rollout, std::vector<bool>& chosen) const {
+    const auto* importance = rollout.const_data_ptr<double>();
     std::vector<int64_t> order;
     double sum = 1e-9;
     for (int64_t row = 0; row < std::ssize(chosen); ++row) {
       if (chosen[static_cast<size_t>(row)]) continue;
       order.push_back(row);
-      sum += importance[static_cast<size_t>(row)];
+      sum += importance[row];
     }
-    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
-      return importance[static_cast<size_t>(a)] > importance[static_cast<size_t>(b)];
-    });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int64_t a, int64_t b) { return importance[a] > importance[b]; });
     double covered = 0.0;
     for (size_t i = 0; i < order.size(); ++i) {
-      covered += importance[static_cast<size_t>(order[i])] / sum;
+      covered += importance[order[i]] / sum;
       if (i > 0 && covered > options_.rollout_p) break;
       chosen[static_cast<size_t>(order[i])] = true;
     }
@@ -185,6 +189,8 @@ class D2Cache : public CanvasCache {
   CacheOptions options_;
   std::vector<int64_t> next_;      // rows of the next pass
   std::vector<at::Tensor> maps_;   // by layer [R, L] of the current pass
+  HostCopies rollout_;             // of the current pass
+  int64_t length_ = 0;             // L
   std::vector<float> confidence_;  // [G] of each position's last computation; NaN: none yet
 };
 

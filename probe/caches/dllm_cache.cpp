@@ -2,8 +2,8 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
 #include <numeric>
+#include <tuple>
 
 #include "probe/model/device.h"
 
@@ -38,56 +38,75 @@ class DllmCache : public CanvasCache {
     const bool answer = answer_due_ || layer == 0;
     const auto answer_rows = range(prompt_length_, x.size(1));
     at::Tensor values;  // of the answer
-    computed_ = prompt ? range(0, prompt_length_) : std::vector<int64_t>();
-    work.values = computed_;
+    computed_ = {prompt ? range(0, prompt_length_) : std::vector<int64_t>()};
+    work.values = computed_.known;
     if (answer || options_.transfer_ratio > 0.0) {
       values = weights.value(x.narrow(1, prompt_length_, x.size(1) - prompt_length_));
-      const std::vector<int64_t> chosen =
-          answer ? answer_rows : most_changed(keys.value_rows(layer, answer_rows), values);
-      computed_.insert(computed_.end(), chosen.begin(), chosen.end());
       work.values.insert(work.values.end(), answer_rows.begin(), answer_rows.end());
+      if (answer) {
+        computed_.known = work.values;
+      } else {
+        add(most_changed(keys.value_rows(layer, answer_rows), values));
+      }
     }
     if (prompt) {
       keys.write_values(layer, range(0, prompt_length_),
                         weights.value(x.narrow(1, 0, prompt_length_)));
     }
     if (values.defined()) keys.write_values(layer, answer_rows, values);
-    work.queries = work.keys = computed_;
+    work.queries = work.keys = computed_.known;
+    work.chosen = computed_.chosen;
     at::Tensor& kept = stored(attention_, layer, x);
-    if (computed_.empty()) return kept;
-    const at::Tensor index = index_on(computed_, x.device());
-    const at::Tensor chosen = x.index_select(1, index);
-    const RotaryRows turned = rotary.rows(index);
-    keys.write_keys(layer, computed_, weights.key(chosen, turned));
-    kept.index_copy_(1, index, weights.output(attend(weights.query(chosen, turned), computed_)));
+    if (computed_.count() == 0) return kept;
+    index_ = index_of(computed_, x.device());
+    const at::Tensor input = x.index_select(1, index_);
+    const RotaryRows turned = rotary.rows(index_);
+    const at::Tensor key = weights.key(input, turned);
+    const int64_t known = std::ssize(computed_.known);
+    keys.write_keys(layer, computed_.known, key.narrow(2, 0, known));
+    if (computed_.chosen.defined()) {
+      keys.write_chosen_keys(layer, computed_.chosen,
+                             key.narrow(2, known, computed_.chosen.numel()));
+    }
+    kept.index_copy_(1, index_, weights.output(attend(weights.query(input, turned), computed_)));
     return kept;
   }
 
   at::Tensor ffn(int64_t layer, const at::Tensor& x,
                  const std::function<at::Tensor(const at::Tensor&)>& mlp) override {
     at::Tensor& kept = stored(ffn_, layer, x);
-    if (computed_.empty()) return kept;
-    const at::Tensor index = index_on(computed_, x.device());
-    return kept.index_copy_(1, index, mlp(x.index_select(1, index)));
+    if (computed_.count() == 0) return kept;
+    return kept.index_copy_(1, index_, mlp(x.index_select(1, index_)));
   }
 
  private:
-  /// Positions of the answer rows whose value turned farthest; values [1, K, R, D], ascending.
-  std::vector<int64_t> most_changed(const at::Tensor& before, const at::Tensor& now) const {
+  /// Positions [C] int64 of the answer rows whose value turned farthest, ascending; values [1, K,
+  /// R, D]. How many there are depends on R alone, so nobody has to wait for them.
+  at::Tensor most_changed(const at::Tensor& before, const at::Tensor& now) const {
     const auto flat = [](const at::Tensor& values) {
       return values.select(0, 0).transpose(0, 1).flatten(1).to(at::kFloat);  // [R, K * D]
     };
-    const at::Tensor cosine = on_host(at::cosine_similarity(flat(now), flat(before), -1));
+    const at::Tensor cosine = at::cosine_similarity(flat(now), flat(before), -1);
     const auto count =
         static_cast<int64_t>(static_cast<double>(cosine.size(0)) * options_.transfer_ratio);
-    std::vector<int64_t> order = range(0, cosine.size(0));
-    const float* value = cosine.const_data_ptr<float>();
-    std::stable_sort(order.begin(), order.end(),
-                     [&](int64_t a, int64_t b) { return value[a] < value[b]; });
-    order.resize(static_cast<size_t>(count));
-    std::sort(order.begin(), order.end());
-    for (int64_t& row : order) row += prompt_length_;
-    return order;
+    const at::Tensor order = std::get<1>(cosine.sort(/*stable=*/true, 0, /*descending=*/false));
+    return std::get<0>(order.narrow(0, 0, count).sort()) + prompt_length_;
+  }
+
+  /// Rows behind those of the current layer; the host knows those that it chose itself.
+  void add(const at::Tensor& rows) {
+    if (!rows.is_cpu()) {
+      if (rows.numel() > 0) computed_.chosen = rows;
+      return;
+    }
+    const auto* first = rows.const_data_ptr<int64_t>();
+    computed_.known.insert(computed_.known.end(), first, first + rows.numel());
+  }
+
+  static at::Tensor index_of(const CanvasRows& rows, at::Device device) {
+    if (rows.known.empty()) return rows.chosen;
+    const at::Tensor known = index_on(rows.known, device);
+    return rows.chosen.defined() ? at::cat({known, rows.chosen}) : known;
   }
 
   static at::Tensor& stored(std::vector<at::Tensor>& kept, int64_t layer, const at::Tensor& x) {
@@ -99,7 +118,8 @@ class DllmCache : public CanvasCache {
   bool prompt_due_ = true;
   bool answer_due_ = true;
   int64_t prompt_length_ = 0;
-  std::vector<int64_t> computed_;            // of the current layer
+  CanvasRows computed_;                      // of the current layer
+  at::Tensor index_;                         // of `computed_`, on the device; [R] int64
   std::vector<at::Tensor> attention_, ffn_;  // by layer [1, L, hidden_size]: outputs of the rows
 };
 

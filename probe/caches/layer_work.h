@@ -1,18 +1,35 @@
 // What a pass of a bidirectional model computes at a layer.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
+#include <iterator>
 #include <vector>
 
 namespace blockscope {
+
+/// Rows of a canvas by their absolute positions, ascending. Those that a device chose stay there:
+/// it has nothing to do while the host waits to learn which they are.
+struct CanvasRows {
+  std::vector<int64_t> known;
+  at::Tensor chosen = {};  // [C] int64 on a device, behind those that are known; undefined: none
+
+  int64_t count() const { return std::ssize(known) + (chosen.defined() ? chosen.numel() : 0); }
+};
 
 /// What a cache computed at one layer of a pass.
 struct LayerWork {
   std::vector<int64_t> queries;  // absolute positions, ascending, whose query, attention and FFN
                                  // the method computes; at the last layer also those whose output
                                  // nobody reads, which are spared
-  std::vector<int64_t> keys;    // positions whose key was written
-  std::vector<int64_t> values;  // positions whose value was written
+  std::vector<int64_t> keys;     // positions whose key was written
+  std::vector<int64_t> values;   // positions whose value was written
+  at::Tensor chosen = {};        // CanvasRows::chosen, positions of queries and keys behind those
+
+  int64_t num_queries() const {
+    return std::ssize(queries) + (chosen.defined() ? chosen.numel() : 0);
+  }
 };
 
 }  // namespace blockscope

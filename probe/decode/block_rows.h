@@ -19,4 +19,8 @@ at::Tensor among_block(const at::Tensor& part, int64_t dim, const at::Tensor& ro
 AttentionParts among_block(const AttentionParts& parts, const at::Tensor& rows,
                            int64_t block_length);
 
+/// The same of what has all B of them, [S, H, B, ...] each, but `present` [B] bool: NaN elsewhere.
+at::Tensor where_present(const at::Tensor& part, const at::Tensor& present);
+AttentionParts where_present(const AttentionParts& parts, const at::Tensor& present);
+
 }  // namespace blockscope

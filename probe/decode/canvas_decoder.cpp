@@ -13,6 +13,7 @@
 #include "probe/decode/step_decision.h"
 #include "probe/decode/true_pass.h"
 #include "probe/model/device.h"
+#include "probe/model/host_copies.h"
 #include "probe/model/stopwatch.h"
 
 namespace blockscope {
@@ -139,10 +140,12 @@ class CanvasDecoder {
       const at::Tensor all =
           model_.logits(hidden.index_select(1, index_on(predicting.index, hidden.device())));
       const at::Tensor logits = masks ? all[0] : all.narrow(1, 0, state_.block_length);
+      HostCopies behind;
       if (!masks) {
         inputs.front().behind = predicting.behind;
         inputs.front().behind_logits =
             all[0].narrow(0, state_.block_length, std::ssize(predicting.behind));
+        behind = behind_confidence(inputs.front());
       }
       if (callbacks_.observer != nullptr) {
         const Stopwatch observer_watch(beside_ns);
@@ -166,7 +169,7 @@ class CanvasDecoder {
         const Stopwatch deciding(deciding_ns);
         decisions = decide_tokens(options_, logits, inputs);
       }
-      take(decisions.front(), predicting, all);
+      take(decisions.front(), predicting, behind);
     }
     if (callbacks_.observer == nullptr) return;
     callbacks_.observer->on_pass({context, state_.block_length, state_.block_start,
@@ -253,12 +256,17 @@ class CanvasDecoder {
     return input;
   }
 
-  /// `logits` [1, B + N, V] of the predicting rows.
-  void take(const StepDecision& decision, const PredictingRows& predicting,
-            const at::Tensor& logits) {
+  /// [N] of the best tokens of the masks behind the block, where the cache asks for them. The
+  /// step's decision waits for what stands behind these in their stream.
+  HostCopies behind_confidence(const StepInput& input) const {
+    if (!cache_->wants_answer_confidence() || input.behind.empty()) return {};
+    return HostCopies(std::vector{best_confidence(input.behind_logits)});
+  }
+
+  void take(const StepDecision& decision, const PredictingRows& predicting, HostCopies& behind) {
     CanvasFeedback feedback;
     if (cache_->wants_answer_confidence()) {
-      feedback.confidence = answer_confidence(decision, predicting.behind, logits);
+      feedback.confidence = answer_confidence(decision, predicting.behind, behind);
     }
     for (const int64_t p : decision.selected) {
       feedback.selected.push_back(state_.block_start + p);
@@ -279,18 +287,16 @@ class CanvasDecoder {
     ++outcome_.denoising_steps;
   }
 
-  /// [G]; the block's are those of its prediction, those `behind` it of their best token.
+  /// [G]; the block's are those of its prediction, those of `behind` of their best token.
   std::vector<float> answer_confidence(const StepDecision& decision,
-                                       const std::vector<int64_t>& behind,
-                                       const at::Tensor& logits) const {
+                                       const std::vector<int64_t>& behind, HostCopies& best) const {
     std::vector<float> confidence(static_cast<size_t>(state_.length - state_.prompt_length), kNaN);
     std::copy(decision.prediction.confidence.begin(), decision.prediction.confidence.end(),
               confidence.begin() + (state_.block_start - state_.prompt_length));
     if (behind.empty()) return confidence;
-    const at::Tensor theirs = logits.narrow(1, state_.block_length, std::ssize(behind));
-    const BlockPrediction best = predict_tokens(theirs, {}, {StreamId{}}).front();
+    const auto* theirs = best.wait().front().const_data_ptr<float>();
     for (size_t i = 0; i < behind.size(); ++i) {
-      confidence[static_cast<size_t>(behind[i] - state_.prompt_length)] = best.top1_confidence[i];
+      confidence[static_cast<size_t>(behind[i] - state_.prompt_length)] = theirs[i];
     }
     return confidence;
   }

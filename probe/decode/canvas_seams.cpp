@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -53,6 +54,7 @@ void CanvasSeams::end_pass() {
     const Stopwatch watch(attention_ns_);  // what runs beside the layers is waited for here
     policy_.end_pass();
   }
+  cache_.end_pass();
   if (observer_ == nullptr) return;
   const Stopwatch watch(observer_ns_);
   show_keys();
@@ -61,8 +63,8 @@ void CanvasSeams::end_pass() {
 at::Tensor CanvasSeams::attention_block(int64_t layer, const AttentionLayer& weights,
                                         const at::Tensor& x, const RotaryRows& rotary) {
   LayerWork work;
-  const RowAttention attend = [&](const at::Tensor& q, const std::vector<int64_t>& positions) {
-    return attend_rows(layer, weights.scale(), q, positions);
+  const RowAttention attend = [&](const at::Tensor& q, const CanvasRows& attending) {
+    return attend_rows(layer, weights.scale(), q, attending);
   };
   outputs_.emplace_back();
   const int64_t rows = std::ssize(rows_);
@@ -86,7 +88,7 @@ at::Tensor CanvasSeams::attention_block(int64_t layer, const AttentionLayer& wei
 
 double CanvasSeams::computed_rows() const {
   int64_t queries = 0;
-  for (const LayerWork& work : work_) queries += std::ssize(work.queries);
+  for (const LayerWork& work : work_) queries += work.num_queries();
   if (work_.empty()) return 0.0;
   return static_cast<double>(queries) / static_cast<double>(work_.size()) +
          static_cast<double>(shadow_rows_);
@@ -102,28 +104,65 @@ at::Tensor CanvasSeams::ffn(int64_t layer, const at::Tensor& x,
 }
 
 at::Tensor CanvasSeams::attend_rows(int64_t layer, double scale, const at::Tensor& q,
-                                    const std::vector<int64_t>& positions) {
+                                    const CanvasRows& rows) {
   const int64_t observer_before = observer_ns_;
   int64_t elapsed = 0;
   at::Tensor out;
   {
     const Stopwatch watch(elapsed);
-    const int64_t begin = keys_.block_start();
-    const Part block = part_of(positions, begin, begin + keys_.shape().block_length);
-    const int64_t behind = block.first + block.count;
-    const int64_t rest = static_cast<int64_t>(positions.size()) - behind;
-    std::vector<at::Tensor> parts;
-    if (block.first > 0) parts.push_back(attend_others(layer, scale, q.narrow(2, 0, block.first)));
-    if (block.count > 0) {
-      const auto first = positions.begin() + block.first;
-      parts.push_back(attend_block(layer, scale, q.narrow(2, block.first, block.count),
-                                   {first, first + block.count}));
-    }
-    if (rest > 0) parts.push_back(attend_others(layer, scale, q.narrow(2, behind, rest)));
-    out = parts.size() == 1 ? parts.front() : at::cat(parts, 2);
+    out = rows.chosen.defined() ? attend_chosen(layer, scale, q, rows)
+                                : attend_known(layer, scale, q, rows.known);
   }
   attention_ns_ += elapsed - (observer_ns_ - observer_before);
   return out;
+}
+
+at::Tensor CanvasSeams::attend_known(int64_t layer, double scale, const at::Tensor& q,
+                                     const std::vector<int64_t>& positions) {
+  const int64_t begin = keys_.block_start();
+  const Part block = part_of(positions, begin, begin + keys_.shape().block_length);
+  const int64_t behind = block.first + block.count;
+  const int64_t rest = static_cast<int64_t>(positions.size()) - behind;
+  std::vector<at::Tensor> parts;
+  if (block.first > 0) parts.push_back(attend_others(layer, scale, q.narrow(2, 0, block.first)));
+  if (block.count > 0) {
+    const auto first = positions.begin() + block.first;
+    parts.push_back(attend_block(layer, scale, q.narrow(2, block.first, block.count),
+                                 {first, first + block.count}));
+  }
+  if (rest > 0) parts.push_back(attend_others(layer, scale, q.narrow(2, behind, rest)));
+  return parts.size() == 1 ? parts.front() : at::cat(parts, 2);
+}
+
+/// Nobody here knows how many of the chosen rows are the block's: all are computed as rows of the
+/// canvas, and the whole block as the policy does it, with another row in the place of one that was
+/// not chosen. That is right for policies that treat each row alone, and no other goes with a cache
+/// that chooses.
+at::Tensor CanvasSeams::attend_chosen(int64_t layer, double scale, const at::Tensor& q,
+                                      const CanvasRows& rows) {
+  const int64_t length = keys_.shape().block_length;
+  const auto known = std::ssize(rows.known);
+  const int64_t count = rows.chosen.numel();
+  if (known > 0 && rows.known.back() >= keys_.block_start()) {
+    throw std::logic_error("canvas: rows of the block are known beside those that were chosen");
+  }
+  const at::Tensor others = attend_others(layer, scale, q);
+  const at::Tensor place = rows.chosen - keys_.block_start();
+  const at::Tensor inside = place.ge(0).logical_and(place.lt(length));
+  const at::Tensor slot = at::where(inside, place, length);  // behind the block: of no position
+  const at::Tensor row =
+      at::full({length + 1}, known, slot.options())
+          .index_copy_(0, slot, at::arange(known, known + count, slot.options()));
+  const at::Tensor present =
+      at::zeros({length + 1}, slot.options().dtype(at::kBool)).index_fill_(0, slot, 1);
+  std::vector<int64_t> positions(static_cast<size_t>(length));
+  std::iota(positions.begin(), positions.end(), keys_.block_start());
+  const at::Tensor block = attend_block(layer, scale, q.index_select(2, row.narrow(0, 0, length)),
+                                        positions, present.narrow(0, 0, length));
+  const at::Tensor chosen =
+      at::where(inside.view({1, 1, count, 1}), block.index_select(2, slot.clamp_max(length - 1)),
+                others.narrow(2, known, count));
+  return known == 0 ? chosen : at::cat({others.narrow(2, 0, known), chosen}, 2);
 }
 
 at::Tensor CanvasSeams::attend_others(int64_t layer, double scale, const at::Tensor& q) const {
@@ -134,7 +173,8 @@ at::Tensor CanvasSeams::attend_others(int64_t layer, double scale, const at::Ten
 }
 
 at::Tensor CanvasSeams::attend_block(int64_t layer, double scale, const at::Tensor& q,
-                                     const std::vector<int64_t>& positions) {
+                                     const std::vector<int64_t>& positions,
+                                     const at::Tensor& present) {
   const at::Tensor k = keys_.block_key(layer);
   const at::Tensor v = keys_.block_value(layer);
   const AttentionInput input{layer, q, k, v, scale};
@@ -142,10 +182,14 @@ at::Tensor CanvasSeams::attend_block(int64_t layer, double scale, const at::Tens
   const ExternalKeys external{external_key, keys_.external_value(layer),
                               at::full({1}, external_key.size(2), at::kLong)};
   const AttentionParts used = policy_.attend(input, external);
-  if (shadow_) outputs_.back() = {positions, used.out};
+  if (shadow_) outputs_.back() = {positions, used.out, present};
   if (observer_ != nullptr) {
     const Stopwatch watch(observer_ns_);
-    show_attention(input, external, used, positions);
+    if (present.defined()) {
+      show_present(input, external, used, present);
+    } else {
+      show_attention(input, external, used, positions);
+    }
   }
   return used.out;
 }
@@ -175,6 +219,19 @@ void CanvasSeams::show_attention(const AttentionInput& input, const ExternalKeys
   observer_->on_attention({*context_, input, external, used, exact});
 }
 
+void CanvasSeams::show_present(const AttentionInput& input, const ExternalKeys& external,
+                               const AttentionParts& used, const at::Tensor& present) {
+  const AttentionParts parts = where_present(used, present);
+  const at::Tensor q = where_present(input.q, present);
+  observer_->on_attention({*context_,
+                           {input.layer, q, input.k, input.v, input.scale},
+                           external,
+                           parts,
+                           &parts,
+                           nullptr,
+                           &present});
+}
+
 void CanvasSeams::before_layer(int64_t layer, const at::Tensor& hidden) {
   if (observer_ == nullptr) return;
   const Stopwatch watch(observer_ns_);
@@ -193,7 +250,8 @@ void CanvasSeams::before_layer(int64_t layer, const at::Tensor& hidden) {
   observer_->on_hidden(*context_, layer, among_block(mine, 1, rows, length, kNaN));
 }
 
-/// A trace has one list of positions for all layers: what any of them wrote.
+/// A trace has one list of positions for all layers: what any of them wrote. Keys that a device
+/// chose lie between values that the host knows.
 void CanvasSeams::show_keys() {
   const int64_t begin = keys_.block_start();
   const int64_t end = begin + keys_.shape().block_length;

@@ -47,6 +47,7 @@ class CanvasSeams : public ForwardSeams {
   struct BlockOutput {
     std::vector<int64_t> positions;  // absolute
     at::Tensor out;                  // [1, H, R, D]; undefined without any
+    at::Tensor present;  // [R] bool: which of these, where a device chose; undefined: all
   };
   const BlockOutput& block_output(int64_t layer) const {
     return outputs_[static_cast<size_t>(layer)];
@@ -57,12 +58,18 @@ class CanvasSeams : public ForwardSeams {
   int64_t attention_ns() const { return attention_ns_; }
 
  private:
-  at::Tensor attend_rows(int64_t layer, double scale, const at::Tensor& q,
-                         const std::vector<int64_t>& positions);
-  at::Tensor attend_block(int64_t layer, double scale, const at::Tensor& q,
+  at::Tensor attend_rows(int64_t layer, double scale, const at::Tensor& q, const CanvasRows& rows);
+  at::Tensor attend_known(int64_t layer, double scale, const at::Tensor& q,
                           const std::vector<int64_t>& positions);
+  at::Tensor attend_chosen(int64_t layer, double scale, const at::Tensor& q,
+                           const CanvasRows& rows);
+  /// `present`: see BlockOutput.
+  at::Tensor attend_block(int64_t layer, double scale, const at::Tensor& q,
+                          const std::vector<int64_t>& positions, const at::Tensor& present = {});
   void show_attention(const AttentionInput& input, const ExternalKeys& external,
                       const AttentionParts& used, const std::vector<int64_t>& positions);
+  void show_present(const AttentionInput& input, const ExternalKeys& external,
+                    const AttentionParts& used, const at::Tensor& present);
   at::Tensor attend_others(int64_t layer, double scale, const at::Tensor& q) const;
   void show_keys();
 

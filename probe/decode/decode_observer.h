@@ -28,15 +28,17 @@ struct AttentionView {
                                      // when --shadow computes them, nullptr when nobody knows
   const at::Tensor* rows = nullptr;  // [R] int64, ascending: the block's positions that the pass
                                      // computed at this layer; the others hold NaN; nullptr: all
+  const at::Tensor* present = nullptr;  // [B] bool, instead of `rows` where a device alone knows
+                                        // which they are; it may be none
 };
 
-/// How far one layer of a cached pass is from a pass over the whole canvas with the same input and
-/// no cache. Cosines of vectors with their heads concatenated, mean over positions; NaN without
-/// any.
+/// How far the layers of a cached pass are from a pass over the whole canvas with the same input
+/// and no cache, by model layer: [num_layers] float32. Cosines of vectors with their heads
+/// concatenated, mean over positions; NaN without any.
 struct Staleness {
-  float key = 0.0F;        // entries of the canvas that the pass did not write
-  float value = 0.0F;      // likewise
-  float attention = 0.0F;  // output before its projection, of the block's rows that it computed
+  at::Tensor key;        // entries of the canvas that the pass did not write
+  at::Tensor value;      // likewise
+  at::Tensor attention;  // output before its projection, of the block's rows that it computed
 };
 
 /// Keys and values that become part of a sequence's prefix: T positions from `start`. Of a
@@ -119,9 +121,8 @@ class DecodeObserver {
   /// What a layer's router chose, [S, B, per_token]; denoising and commit passes.
   virtual void on_router(const PassContext& /*context*/, int64_t /*layer*/,
                          const RouterChoice& /*choice*/) {}
-  /// Under --shadow, after a bidirectional model's pass: by model layer.
-  virtual void on_staleness(const PassContext& /*context*/,
-                            const std::vector<Staleness>& /*layers*/) {}
+  /// Under --shadow, after a bidirectional model's pass.
+  virtual void on_staleness(const PassContext& /*context*/, const Staleness& /*of_layers*/) {}
   virtual void on_committed_keys(const CommittedKeys& /*keys*/) {}
   /// logits [S', B, V]; entry i belongs to context.sequences[slots[i]] (denoising ones only).
   virtual void on_logits(const PassContext& /*context*/, const std::vector<int64_t>& /*slots*/,

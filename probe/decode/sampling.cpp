@@ -173,6 +173,12 @@ std::vector<BlockPrediction> best_predictions(const at::Tensor& logits,
   return predictions;
 }
 
+at::Tensor best_confidence(const at::Tensor& logits) {
+  if (logits.is_cpu()) return at::tensor(best_tokens(logits).probability);
+  const at::Tensor rows = logits.to(at::kFloat);
+  return (rows.amax(-1) - at::logsumexp(rows, {-1})).exp();  // as best_tokens does it there
+}
+
 std::vector<BlockPrediction> predict_tokens(const at::Tensor& logits,
                                             const SamplingOptions& options,
                                             const std::vector<StreamId>& streams,

@@ -50,6 +50,9 @@ bool best_alone(const SamplingOptions& options, const PredictionNeeds& needs);
 std::vector<BlockPrediction> best_predictions(const at::Tensor& logits,
                                               const std::vector<std::vector<bool>>& predicted);
 
+/// logits [R, V] -> their confidences [R] float32, where the logits are: on a device nobody waits.
+at::Tensor best_confidence(const at::Tensor& logits);
+
 /// logits [S, B, V] of any floating dtype -> one prediction per sequence; `streams` has S entries.
 /// On a device everything up to the tokens and their scores is done there, and one copy waits for
 /// them. The softmax is float32, with needs.distributions float64: then the scores are the

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 
 #include "kernels/ops.h"
 #include "probe/model/device.h"
@@ -12,17 +11,31 @@
 namespace blockscope {
 namespace {
 
-/// Mean over `positions` of the cosine of a and b, [heads, L, D] each, heads concatenated.
-float mean_cosine(const at::Tensor& a, const at::Tensor& b, const std::vector<int64_t>& positions) {
-  if (positions.empty()) return std::numeric_limits<float>::quiet_NaN();
-  const at::Tensor index = index_on(positions, a.device());
-  const auto flat = [&](const at::Tensor& rows) {
-    return rows.index_select(1, index).transpose(0, 1).flatten(1).to(at::kDouble);  // [R, heads D]
+/// Cosines [R] float64 of the rows of a and b, [heads, R, D] each, heads concatenated.
+at::Tensor cosines(const at::Tensor& a, const at::Tensor& b) {
+  const auto flat = [](const at::Tensor& rows) {
+    return rows.transpose(0, 1).flatten(1).to(at::kDouble);  // [R, heads D]
   };
   const at::Tensor x = flat(a);
   const at::Tensor y = flat(b);
   const at::Tensor norm = x.norm(2, {-1}) * y.norm(2, {-1});
-  return ((x * y).sum(-1) / norm).mean().item<float>();
+  return (x * y).sum(-1) / norm;
+}
+
+/// Their mean over `positions`: a float32 where they are, which nobody waits for.
+at::Tensor mean_cosine(const at::Tensor& a, const at::Tensor& b,
+                       const std::vector<int64_t>& positions) {
+  if (positions.empty()) {
+    return at::full({}, std::numeric_limits<double>::quiet_NaN(), a.options().dtype(at::kFloat));
+  }
+  const at::Tensor index = index_on(positions, a.device());
+  return cosines(a.index_select(1, index), b.index_select(1, index)).mean().to(at::kFloat);
+}
+
+/// Likewise over the rows that `present` [R] bool names.
+at::Tensor mean_cosine_where(const at::Tensor& a, const at::Tensor& b, const at::Tensor& present) {
+  const at::Tensor theirs = cosines(a, b).masked_fill(present.logical_not(), 0.0);
+  return (theirs.sum() / present.sum()).to(at::kFloat);  // 0 / 0 of none is NaN
 }
 
 /// Positions of [0, length) that are not in `written`, which is ascending.
@@ -34,6 +47,13 @@ std::vector<int64_t> kept(const std::vector<int64_t>& written, int64_t length) {
   return result;
 }
 
+/// The same where a device chose some of them, [length] bool there.
+at::Tensor kept(const std::vector<int64_t>& written, const at::Tensor& chosen, int64_t length) {
+  const at::Tensor stays =
+      at::ones({length}, chosen.options().dtype(at::kBool)).index_fill_(0, chosen, 0);
+  return written.empty() ? stays : stays.index_fill_(0, index_on(written, chosen.device()), 0);
+}
+
 class TruePass : public ForwardSeams {
  public:
   TruePass(const CanvasKeys& keys, const CanvasSeams& seams) : keys_(keys), seams_(seams) {}
@@ -43,34 +63,35 @@ class TruePass : public ForwardSeams {
     at::Tensor out = prefill_attention(input.q, input.k, input.v, at::full({1}, length, at::kLong),
                                        length, input.scale);
     const LayerWork& work = seams_.work()[static_cast<size_t>(input.layer)];
-    Staleness& layer = result_.emplace_back();
-    layer.key = mean_cosine(keys_.ordered_key(input.layer), input.k[0], kept(work.keys, length));
-    layer.value =
-        mean_cosine(keys_.ordered_value(input.layer), input.v[0], kept(work.values, length));
-    const CanvasSeams::BlockOutput& block = seams_.block_output(input.layer);
-    std::vector<int64_t> rows(block.positions.size());
-    std::iota(rows.begin(), rows.end(), int64_t{0});
-    layer.attention = std::numeric_limits<float>::quiet_NaN();
-    if (!rows.empty()) {
-      const at::Tensor same = out[0].index_select(1, index_on(block.positions, out.device()));
-      layer.attention = mean_cosine(block.out[0], same, rows);
-    }
+    const at::Tensor stored = keys_.ordered_key(input.layer);
+    key_.push_back(work.chosen.defined()
+                       ? mean_cosine_where(stored, input.k[0], kept(work.keys, work.chosen, length))
+                       : mean_cosine(stored, input.k[0], kept(work.keys, length)));
+    value_.push_back(
+        mean_cosine(keys_.ordered_value(input.layer), input.v[0], kept(work.values, length)));
+    attention_.push_back(of_block(seams_.block_output(input.layer), out[0]));
     return out;
   }
 
-  std::vector<Staleness> take() { return std::move(result_); }
+  Staleness take() const { return {at::stack(key_), at::stack(value_), at::stack(attention_)}; }
 
  private:
+  static at::Tensor of_block(const CanvasSeams::BlockOutput& block, const at::Tensor& out) {
+    if (block.positions.empty()) return mean_cosine(out, out, {});
+    const at::Tensor same = out.index_select(1, index_on(block.positions, out.device()));
+    return block.present.defined() ? mean_cosine_where(block.out[0], same, block.present)
+                                   : cosines(block.out[0], same).mean().to(at::kFloat);
+  }
+
   const CanvasKeys& keys_;
   const CanvasSeams& seams_;
-  std::vector<Staleness> result_;
+  std::vector<at::Tensor> key_, value_, attention_;  // of each layer, a float32
 };
 
 }  // namespace
 
-std::vector<Staleness> measure_staleness(const BlockDiffusionModel& model,
-                                         const std::vector<int64_t>& tokens, const CanvasKeys& keys,
-                                         const CanvasSeams& seams) {
+Staleness measure_staleness(const BlockDiffusionModel& model, const std::vector<int64_t>& tokens,
+                            const CanvasKeys& keys, const CanvasSeams& seams) {
   TruePass pass(keys, seams);
   const at::Tensor positions = at::arange(static_cast<int64_t>(tokens.size()), at::kLong);
   (void)model.forward(at::tensor(tokens, at::kLong).unsqueeze(0), positions.unsqueeze(0), pass);

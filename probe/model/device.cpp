@@ -1,9 +1,8 @@
 #include "probe/model/device.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <optional>
+#include "probe/model/host_copies.h"
 
 #include "kernels/device_operators.h"
 
@@ -24,17 +23,7 @@ at::Tensor on_host(const at::Tensor& tensor) {
 }
 
 std::vector<at::Tensor> on_host(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> host = tensors;
-  std::optional<at::Device> device;
-  for (at::Tensor& each : host) {
-    if (!each.defined() || each.is_cpu()) continue;
-    device = each.device();
-    const at::Tensor source = each;
-    each = at::empty(source.sizes(), source.options().device(at::kCPU).pinned_memory(true));
-    each.copy_(source, /*non_blocking=*/true);
-  }
-  if (device) c10::impl::VirtualGuardImpl(device->type()).getStream(*device).synchronize();
-  return host;
+  return HostCopies(tensors).wait();
 }
 
 }  // namespace blockscope

@@ -123,10 +123,10 @@ void SwiGlu::pack() {
   for (Linear* linear : {&gate, &up, &down}) linear->pack();
 }
 
-RouterChoice ExpertMixture::route(const at::Tensor& rows) const {
+ExpertMixture::Routed ExpertMixture::route(const at::Tensor& rows) const {
   at::Tensor score;
-  RouterChoice choice;
-  at::Tensor expert;
+  Routed routed;
+  auto& [choice, expert] = routed;
   if (config.sigmoid) {
     score = at::sigmoid(router(rows.to(at::kFloat)));
     expert = best_experts(score + bias, config);
@@ -141,7 +141,7 @@ RouterChoice ExpertMixture::route(const at::Tensor& rows) const {
     choice.weight = choice.weight / (config.sigmoid ? sum + 1e-20 : sum);
   }
   if (config.scaling != 1.0) choice.weight = choice.weight * config.scaling;
-  return choice;
+  return routed;
 }
 
 /// input [R * per_token, hidden], the rows of each expert one behind the other, `rows` [E] of them
@@ -170,12 +170,12 @@ at::Tensor ExpertMixture::expert_outputs(const at::Tensor& input,
 
 at::Tensor ExpertMixture::operator()(const at::Tensor& x, const RouterListener& heard) const {
   const at::Tensor rows = x.reshape({-1, x.size(-1)});
-  const RouterChoice choice = route(rows);
+  const auto [choice, expert] = route(rows);
   if (heard) {
     const std::vector<int64_t> shape{x.size(0), x.size(1), config.experts_per_token};
     heard({choice.expert.view(shape), choice.weight.view(shape)});
   }
-  const ByExpert places = by_expert(on_host(choice.expert), experts.size());
+  const ByExpert places = by_expert(expert, experts.size());
   const at::Tensor input = rows.index_select(0, on_device(places.row, x.device()));
   const at::ScalarType type = config.sigmoid ? at::kFloat : x.scalar_type();
   const at::Tensor by_row = expert_outputs(input, places.count)

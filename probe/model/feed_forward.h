@@ -40,8 +40,12 @@ struct ExpertMixture {
   std::optional<SwiGlu> shared;
 
   at::Tensor operator()(const at::Tensor& x, const RouterListener& heard) const;
-  /// rows [R, hidden] -> [R, per_token].
-  RouterChoice route(const at::Tensor& rows) const;
+  struct Routed {
+    RouterChoice choice;  // [R, per_token], where the rows are
+    at::Tensor expert;    // the same choice on the host, which groups rows by it
+  };
+  /// rows [R, hidden]; waits once for a device.
+  Routed route(const at::Tensor& rows) const;
   void pack();  // its experts' linear layers; the router's scores stay ATen's
 
  private:

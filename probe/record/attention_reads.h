@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "kernels/ops.h"
@@ -21,6 +22,7 @@ struct AttentionReads {
   at::Tensor q;           // [S, H, B, D]
   at::Tensor k, v;        // [S, K, B, D]
   at::Tensor rows;        // [R] int64, on the host, as AttentionView::rows; undefined: all
+  at::Tensor present;     // [B] bool, as AttentionView::present; undefined: see rows
   AttentionParts used;    // what the policy used
   AttentionParts shadow;  // the exact values, where `used` are not
   Exact exactness = Exact::kUnknown;
@@ -35,7 +37,7 @@ struct AttentionReads {
   /// All that the step computed.
   std::vector<at::Tensor*> computed() {
     std::vector<at::Tensor*> all{
-        &q, &k, &v, &sets.index, &sets.probability, &sets.union_size, &sets.token_index};
+        &q, &k, &v, &present, &sets.index, &sets.probability, &sets.union_size, &sets.token_index};
     for (AttentionParts* parts : {&used, &shadow}) {
       all.insert(all.end(), {&parts->out, &parts->external, &parts->lse_external, &parts->internal,
                              &parts->lse_internal, &parts->reused, &parts->selected,
@@ -43,6 +45,9 @@ struct AttentionReads {
     }
     return all;
   }
+
+  /// The same on the host, with `rows` instead of `present`; none where it has no row.
+  std::optional<AttentionReads> rows_known() const;
 };
 
 }  // namespace blockscope

@@ -171,9 +171,11 @@ void LateRecorder::on_router(const PassContext& context, int64_t layer,
   });
 }
 
-void LateRecorder::on_staleness(const PassContext& context, const std::vector<Staleness>& layers) {
-  add([context = kept(context), layers](Recorder& recorder) {
-    recorder.on_staleness(*context, layers);
+void LateRecorder::on_staleness(const PassContext& context, const Staleness& of_layers) {
+  Staleness host = of_layers;
+  copy({&host.key, &host.value, &host.attention});
+  add([context = kept(context), host](Recorder& recorder) {
+    recorder.on_staleness(*context, host);
   });
 }
 
@@ -211,9 +213,9 @@ void LateRecorder::on_pass(const PassResult& result) {
   const std::shared_ptr<const PassContext> context = kept(result.context);
   context_.reset();
   open_.passes = 1;
-  add([context, kept = with_context(result, *context)](Recorder& recorder) {
-    recorder.on_pass(kept);
-  });
+  PassResult host = with_context(result, *context);
+  for (LayerWork& work : host.work) copy({&work.chosen});
+  add([context, host = std::move(host)](Recorder& recorder) { recorder.on_pass(host); });
   close();
 }
 

@@ -22,6 +22,15 @@ Buffer buffer_of(const at::Tensor& tensor) {
   return Buffer{std::move(owner), data, size};
 }
 
+/// Positions of a layer's work, with those that a device chose.
+std::vector<PositionRange> ranges_with(std::vector<int64_t> known, const at::Tensor& chosen) {
+  if (chosen.defined()) {
+    const auto* first = chosen.const_data_ptr<int64_t>();
+    known.insert(known.end(), first, first + chosen.numel());
+  }
+  return ranges_of(known);
+}
+
 at::Tensor index_of(const std::vector<int64_t>& recorded, int64_t all) {
   return static_cast<int64_t>(recorded.size()) == all ? at::Tensor()
                                                       : at::tensor(recorded, at::kLong);
@@ -81,6 +90,10 @@ void Recorder::on_attention(const AttentionView& view) {
 }
 
 void Recorder::record(const PassContext& context, const AttentionReads& reads) {
+  if (reads.present.defined()) {
+    if (const auto known = reads.rows_known()) record(context, *known);
+    return;
+  }
   const int64_t index = layer_index(reads.layer);
   for (size_t s = 0; s < context.sequences.size(); ++s) {
     const SequencePass& pass = context.sequences[s];
@@ -399,7 +412,8 @@ void Recorder::on_pass(const PassResult& result) {
     }
     if (pass.kind != PassKind::prefill && s < slots_.size()) finish_slot(slots_[s], row);
     for (const LayerWork& work : result.work) {
-      row.cache.push_back({ranges_of(work.queries), ranges_of(work.keys), ranges_of(work.values)});
+      row.cache.push_back({ranges_with(work.queries, work.chosen),
+                           ranges_with(work.keys, work.chosen), ranges_of(work.values)});
     }
     take_prefix(pass, row);
     writer_.append_row(std::move(row));

@@ -41,7 +41,7 @@ class Recorder : public DecodeObserver {
   void on_attention(const AttentionView& view) override;
   void on_hidden(const PassContext& context, int64_t layer, const at::Tensor& hidden) override;
   void on_router(const PassContext& context, int64_t layer, const RouterChoice& choice) override;
-  void on_staleness(const PassContext& context, const std::vector<Staleness>& layers) override;
+  void on_staleness(const PassContext& context, const Staleness& of_layers) override;
   void on_committed_keys(const CommittedKeys& keys) override;
   void on_logits(const PassContext& context, const std::vector<int64_t>& slots,
                  const at::Tensor& logits) override;

@@ -147,16 +147,19 @@ void Recorder::on_router(const PassContext& context, int64_t layer, const Router
   }
 }
 
-void Recorder::on_staleness(const PassContext& context, const std::vector<Staleness>& layers) {
+void Recorder::on_staleness(const PassContext& context, const Staleness& of_layers) {
   if (!exists_in(spec_of(Field::shadow_key_cosine), options_.meta)) return;
   if (!records(context.sequences.front())) return;
   Slot& slot = slot_at(0);
-  for (size_t i = 0; i < layers.size(); ++i) {
-    const int64_t index = layer_index(static_cast<int64_t>(i));
+  for (int64_t layer = 0; layer < of_layers.key.numel(); ++layer) {
+    const int64_t index = layer_index(layer);
     if (index < 0) continue;
-    put_floats(slot, Field::shadow_key_cosine, index, &layers[i].key, 1);
-    put_floats(slot, Field::shadow_value_cosine, index, &layers[i].value, 1);
-    put_floats(slot, Field::shadow_attention_cosine, index, &layers[i].attention, 1);
+    const auto put = [&](Field field, const at::Tensor& cosine) {
+      put_floats(slot, field, index, cosine.const_data_ptr<float>() + layer, 1);
+    };
+    put(Field::shadow_key_cosine, of_layers.key);
+    put(Field::shadow_value_cosine, of_layers.value);
+    put(Field::shadow_attention_cosine, of_layers.attention);
   }
 }
 

@@ -2,12 +2,24 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <limits>
+#include <optional>
 
 #include "kernels/ops.h"
 #include "probe/model/device.h"
 #include "probe/record/recorder.h"
 
 namespace blockscope {
+
+std::optional<AttentionReads> AttentionReads::rows_known() const {
+  AttentionReads reads = *this;
+  reads.present.reset();
+  reads.rows = present.nonzero().squeeze(1);
+  if (reads.rows.numel() == 0) return std::nullopt;
+  at::Tensor& tokens = reads.sets.token_index;
+  if (tokens.defined()) tokens = tokens.index_select(2, reads.rows);
+  return reads;
+}
 
 bool Recorder::follows(const PassContext& context) const {
   return std::any_of(
@@ -51,6 +63,33 @@ bool Recorder::wants_sets(const PassContext& context) const {
                      });
 }
 
+namespace {
+
+/// topk_sets() over the rows of the block that `present` [B] bool names, of which there is one at
+/// least: q [S, H, B, D], lse [S, H, B]. The host doesn't know how many they are, so none is left
+/// out. To the block's sum a row without probability adds nothing; among the tokens' own sets
+/// another's adds none.
+TopKSets sets_among(const at::Tensor& present, const AttentionView& view, const at::Tensor& lse,
+                    int64_t k, bool with_tokens) {
+  const at::Tensor missing = present.logical_not();
+  const ExternalKeys& external = view.external;
+  const TopK block = block_topk(
+      view.input.q.masked_fill(missing.view({-1, 1}), 0.0), external.key, external.length,
+      lse.masked_fill(missing, std::numeric_limits<double>::infinity()), k, view.input.scale);
+  const at::Tensor all = at::arange(present.numel(), present.options().dtype(at::kLong));
+  const at::Tensor row = at::where(present, all, present.to(at::kInt).argmax(0));
+  TokenTopK tokens = token_topk(view.input.q.index_select(2, row), external.key, external.length,
+                                lse.index_select(2, row), k, view.input.scale);
+  TopKSets sets;
+  sets.index = block.index;
+  sets.probability = block.probability * (present.numel() / present.sum().to(at::kFloat));
+  sets.union_size = tokens.union_size;
+  if (with_tokens) sets.token_index = tokens.index;
+  return sets;
+}
+
+}  // namespace
+
 bool Recorder::wants_weights(const PassContext& context, int64_t layer) const {
   return layer_index(layer) >= 0 && wants_sets(context);
 }
@@ -66,6 +105,7 @@ TopKSets Recorder::sets_of(const AttentionView& view) const {
     return view.rows == nullptr ? rows : rows.index_select(2, on_device(*view.rows, rows.device()));
   };
   const bool with_tokens = at_least(RecordLevel::full);
+  if (view.present != nullptr) return sets_among(*view.present, view, lse, k, with_tokens);
   return view.exact->weights.defined()
              ? topk_sets(view.exact->weights, view.external.length, lse, k, with_tokens)
              : topk_sets(computed(input.q), view.external.key, view.external.length, computed(lse),
@@ -82,6 +122,7 @@ AttentionReads Recorder::reads_of(const AttentionView& view) const {
   reads.layer = view.input.layer;
   reads.q = view.input.q;
   if (view.rows != nullptr) reads.rows = *view.rows;
+  if (view.present != nullptr) reads.present = *view.present;
   reads.used.lse_external = view.used.lse_external;
   reads.used.lse_internal = view.used.lse_internal;
   reads.used.reused = view.used.reused;

@@ -69,6 +69,19 @@ TEST(CanvasKeys, EveryPositionKeepsItsLatestRowWhileBlocksComeAndGo) {
   }
 }
 
+TEST(CanvasKeys, PositionsInATensorAreThoseOfTheCurrentBlock) {
+  CanvasKeys keys(kShape, at::kFloat);
+  Mirror mirror;
+  const at::Tensor positions = at::tensor({1, 4, 5, 8, 9, 15}, at::kLong);
+  for (const int64_t start : {5, 9, 0}) {
+    keys.begin_block(start);
+    const at::Tensor k = at::rand({1, 3, positions.numel(), 5});
+    keys.write_chosen_keys(1, positions, k);
+    mirror.key[1].index_copy_(1, positions, k[0]);
+    expect_equal(keys, mirror);
+  }
+}
+
 TEST(CanvasKeys, ExternalAndBlockKeysAreViewsOfOneTensor) {
   CanvasKeys keys(kShape, at::kFloat);
   keys.begin_block(5);

@@ -98,21 +98,48 @@ TEST(DeviceWaits, OnceAStepWhereATokenIsDrawn) {
   EXPECT_EQ(waits_of_a_pass(model, *make_exact_policy(), options), 1);
 }
 
-TEST(DeviceWaits, OfBidirectionalModels) {
+constexpr CacheKind kCanvasCaches[] = {CacheKind::kNone, CacheKind::kPrefix, CacheKind::kDual,
+                                       CacheKind::kDllm, CacheKind::kD2};
+
+BlockDiffusionModel bidirectional_model() {
   ModelConfig config = tiny_config();
   config.attention_bidirectional = true;
-  const BlockDiffusionModel model = on_cuda(tiny_model(3, config));
-  const std::vector<std::pair<CacheKind, int64_t>> most = {
-      {CacheKind::kNone, 1},         {CacheKind::kPrefix, 1}, {CacheKind::kDual, 1},
-      {CacheKind::kDllm, kLayers},    // which rows changed most, but in the first layer
-      {CacheKind::kD2, 1 + kLayers},  // what attention flows to
-  };
-  for (const auto& [kind, waits] : most) {
-    SCOPED_TRACE(cache_name(kind));
-    DecodeOptions options = tiny_options();
-    options.bidirectional = true;
-    options.cache.kind = kind;
-    EXPECT_LE(waits_of_a_pass(model, *make_exact_policy(), options), waits);
+  return on_cuda(tiny_model(3, config));
+}
+
+/// dLLM-Cache takes every way that it has: refreshes of either side, and passes with neither.
+DecodeOptions canvas_options(CacheKind cache) {
+  DecodeOptions options = tiny_options();
+  options.bidirectional = true;
+  options.cache.kind = cache;
+  options.cache.prompt_interval = 5;
+  options.cache.answer_interval = 3;
+  options.cache.current_k = 3;
+  return options;
+}
+
+TEST(DeviceWaits, OnceAStepUnderEveryCacheOfABidirectionalModel) {
+  const BlockDiffusionModel model = bidirectional_model();
+  for (const CacheKind cache : kCanvasCaches) {
+    SCOPED_TRACE(cache_name(cache));
+    EXPECT_EQ(waits_of_a_pass(model, *make_exact_policy(), canvas_options(cache)), 1);
+  }
+}
+
+/// Products of an expert's rows are queued by the host, which must know how many there are.
+TEST(DeviceWaits, OnceMoreInEveryLayerWithExperts) {
+  ModelConfig config = tiny_config();
+  config.model_type = "sdar_moe";
+  MoeConfig& moe = config.moe.emplace();
+  moe.num_experts = 4;
+  moe.experts_per_token = 2;
+  moe.intermediate_size = 12;
+  moe.normalise = true;
+  for (const int64_t sparse : {1, 2}) {
+    SCOPED_TRACE(sparse);
+    moe.sparse = {sparse == 2, true};
+    const BlockDiffusionModel model = on_cuda(tiny_model(5, config));
+    EXPECT_EQ(waits_of_a_pass(model, *make_exact_policy(), tiny_options()), 1 + sparse);
   }
 }
 
@@ -122,6 +149,7 @@ int64_t waits_of_a_recorded_pass(const BlockDiffusionModel& model, const DecodeO
   std::filesystem::remove(path);
   RecorderOptions options = recorder_options(model.config(), level, decode);
   options.meta.bidirectional = options.meta.has_cache = decode.bidirectional;
+  options.meta.has_shadow = decode.shadow;
   TraceWriter writer(path, options.meta);
   Recorder recorder(options, writer);
   const DecodeRequest request = tiny_request(0, kPrompt, kGenerated);
@@ -147,13 +175,15 @@ TEST(DeviceWaits, OnceAStepAtEveryLevel) {
 }
 
 TEST(DeviceWaits, OnceARecordedStepOfABidirectionalModel) {
-  ModelConfig config = tiny_config();
-  config.attention_bidirectional = true;
-  const BlockDiffusionModel model = on_cuda(tiny_model(3, config));
-  DecodeOptions options = tiny_options();
-  options.bidirectional = true;
-  options.cache.kind = CacheKind::kDual;
-  EXPECT_EQ(waits_of_a_recorded_pass(model, options, RecordLevel::full), 1);
+  const BlockDiffusionModel model = bidirectional_model();
+  for (const CacheKind cache : kCanvasCaches) {
+    SCOPED_TRACE(cache_name(cache));
+    DecodeOptions options = canvas_options(cache);
+    EXPECT_EQ(waits_of_a_recorded_pass(model, options, RecordLevel::full), 1);
+    if (cache == CacheKind::kNone) continue;
+    options.shadow = true;  // how stale the cache is
+    EXPECT_EQ(waits_of_a_recorded_pass(model, options, RecordLevel::full), 1);
+  }
 }
 
 }  // namespace
