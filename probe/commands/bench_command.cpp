@@ -21,6 +21,7 @@
 #include "decode_record/error.h"
 #include "probe/checkpoint/rope.h"
 #include "probe/commands/bench_report.h"
+#include "probe/commands/timing_observer.h"
 #include "probe/decode/gen_length.h"
 #include "probe/decode/sampling.h"
 #include "probe/policies/exact_policy.h"
@@ -35,6 +36,7 @@ namespace {
 struct BenchFlags {
   ModelFlags model;
   DecodingFlags decoding;
+  RecordFlags record;  // --predictions alone
   std::vector<std::string> levels{"off", "trajectory", "summary", "sets", "outputs", "full"};
   int64_t context_length = 1024;
   int64_t runs = 3;
@@ -45,60 +47,6 @@ struct BenchFlags {
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
-
-/// Hands everything to the recorder, if there is one, and notes when the prefill ended.
-class TimingObserver : public DecodeObserver {
- public:
-  TimingObserver(DecodeObserver* recorder, Timing& timing)
-      : recorder_(recorder), timing_(timing), begin_(std::chrono::steady_clock::now()) {}
-
-  bool wants_every_prediction() const override { return recorder_ != nullptr; }
-  bool looks_inside(const PassContext& context) const override {
-    return recorder_ != nullptr && recorder_->looks_inside(context);
-  }
-  bool wants_weights(const PassContext& context, int64_t layer) const override {
-    return recorder_ != nullptr && recorder_->wants_weights(context, layer);
-  }
-  void on_attention(const AttentionView& view) override {
-    if (recorder_ != nullptr) recorder_->on_attention(view);
-  }
-  void on_hidden(const PassContext& context, int64_t layer, const at::Tensor& hidden) override {
-    if (recorder_ != nullptr) recorder_->on_hidden(context, layer, hidden);
-  }
-  void on_committed_keys(const CommittedKeys& keys) override {
-    if (recorder_ != nullptr) recorder_->on_committed_keys(keys);
-  }
-  void on_logits(const PassContext& context, const std::vector<int64_t>& slots,
-                 const at::Tensor& logits) override {
-    if (recorder_ != nullptr) recorder_->on_logits(context, slots, logits);
-  }
-  void on_remove(int64_t slot) override {
-    if (recorder_ != nullptr) recorder_->on_remove(slot);
-  }
-  void on_pass(const PassResult& result) override {
-    if (recorder_ != nullptr) recorder_->on_pass(result);
-    bool denoises = false;
-    for (size_t s = 0; s < result.context.sequences.size(); ++s) {
-      if (result.context.sequences[s].kind == PassKind::prefill) {
-        timing_.prefill = seconds_since(begin_);
-        return;
-      }
-      denoises = denoises || result.context.sequences[s].kind == PassKind::denoise;
-      timing_.tokens += result.decisions[s].net_tokens();
-    }
-    constexpr double kSecond = 1e-9;
-    timing_.deciding += static_cast<double>(result.deciding_ns) * kSecond;
-    timing_.attention += static_cast<double>(result.attention_ns) * kSecond;
-    timing_.forward += static_cast<double>(result.pass_ns - result.deciding_ns) * kSecond;
-    ++timing_.block_passes;
-    timing_.denoising_passes += denoises ? 1 : 0;
-  }
-
- private:
-  DecodeObserver* recorder_;
-  Timing& timing_;
-  std::chrono::steady_clock::time_point begin_;
-};
 
 /// Token ids drawn from the seed, never the mask token.
 std::vector<DecodeRequest> make_requests(const BenchFlags& flags, const DecodeOptions& decode,
@@ -140,7 +88,8 @@ class TemporaryTrace {
 };
 
 Timing run_once(const std::string& level, const LoadedModel& model, const DecodeOptions& decode,
-                const std::vector<DecodeRequest>& requests, const std::string& path) {
+                const std::vector<DecodeRequest>& requests, RecordFlags record,
+                const std::string& path) {
   Timing timing;
   const TemporaryTrace temporary(path);  // outlives the writer
   std::optional<TraceWriter> writer;
@@ -148,7 +97,6 @@ Timing run_once(const std::string& level, const LoadedModel& model, const Decode
   std::optional<LateRecorder> late;
   const std::unique_ptr<AttentionPolicy> policy = make_exact_policy();
   if (level != "off") {
-    RecordFlags record;
     record.level = level;
     const RecorderOptions options = recorder_options(record, *policy, 0, model, decode);
     TraceWriterOptions writer_options;
@@ -237,12 +185,12 @@ void run_bench(const CLI::App& command, const BenchFlags& flags, const Environme
                                                             : std::filesystem::path(flags.folder);
   const std::string path = (folder / fmt::format("blockscope-bench-{}.h5", getpid())).string();
 
-  run_once("off", model, decode, requests, path);  // warm-up, not counted
+  run_once("off", model, decode, requests, flags.record, path);  // warm-up, not counted
   std::vector<std::vector<Timing>> timings(flags.levels.size());
   // Level by level in turn, so that a drift of the machine's speed meets all of them.
   for (int64_t run = 0; run < flags.runs; ++run) {
     for (size_t i = 0; i < flags.levels.size(); ++i) {
-      timings[i].push_back(run_once(flags.levels[i], model, decode, requests, path));
+      timings[i].push_back(run_once(flags.levels[i], model, decode, requests, flags.record, path));
     }
   }
   nlohmann::json json = nlohmann::json::array();
@@ -281,6 +229,7 @@ void add_bench_command(CLI::App& app, const Environment& environment) {
   command->add_option("--levels", flags->levels, "off and recorder levels, separated by commas")
       ->delimiter(',')
       ->capture_default_str();
+  add_predictions_flag(*command, flags->record);
   command->add_option("--context", flags->context_length, "Prompt length in tokens")
       ->check(whole_number(1))
       ->capture_default_str();
