@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <numeric>
-#include <stdexcept>
 #include <utility>
 
 #include "analysis/pass/damage.h"
@@ -13,6 +12,7 @@
 #include "analysis/pass/layer_queue.h"
 #include "analysis/pass/step_reader.h"
 #include "analysis/pass/step_values.h"
+#include "analysis/pass/task_view.h"
 
 namespace blockscope {
 namespace {
@@ -31,54 +31,6 @@ constexpr std::size_t kMostStepsAhead = 64;
 constexpr auto kProgressInterval = std::chrono::milliseconds(50);
 
 using Metrics = std::vector<std::unique_ptr<StepMetric>>;
-
-class TaskView final : public StepView {
- public:
-  explicit TaskView(const StepTask& task) : task_(task), context_(*task.context) {}
-
-  const StepRef& now() const override { return *context_.now; }
-  const StepRef* previous() const override { return context_.previous; }
-  const StepRef* first() const override { return context_.first; }
-  std::size_t layer() const override { return task_.layer; }
-  std::span<const std::uint8_t> valid() const override { return *task_.valid; }
-  std::int64_t num_valid() const override {
-    return std::ranges::count_if(*task_.valid, [](auto v) { return v != 0; });
-  }
-  std::span<const std::uint8_t> previous_valid() const override {
-    return span_of(task_.previous_valid);
-  }
-  std::span<const std::uint8_t> first_valid() const override { return span_of(task_.first_valid); }
-
-  ArrayView now(Field field) const override { return at(task_.now, field); }
-  ArrayView previous(Field field) const override { return at(task_.previous, field); }
-  ArrayView first(Field field) const override { return at(task_.first, field); }
-  ArrayView source(Field field, double tau) const override {
-    return at(task_.sources.at(tau_index(tau)), field);
-  }
-  const StepRef* source(double tau) const override { return context_.sources.at(tau_index(tau)); }
-  std::span<const std::uint8_t> source_valid(double tau) const override {
-    return span_of(task_.source_valid.at(tau_index(tau)));
-  }
-
- private:
-  static std::span<const std::uint8_t> span_of(const ValidPositions& positions) {
-    return positions ? std::span<const std::uint8_t>(*positions) : std::span<const std::uint8_t>();
-  }
-  ArrayView at(const LayerValues& values, Field field) const {
-    const std::int8_t slot = context_.plan->slot_of.at(static_cast<std::size_t>(field));
-    if (slot < 0) throw std::logic_error("StepView: a field that no metric asked for");
-    return values ? (*values)[static_cast<std::size_t>(slot)].get() : ArrayView{};
-  }
-  std::size_t tau_index(double tau) const {
-    const auto& taus = context_.plan->taus;
-    const auto found = std::ranges::find(taus, tau);
-    if (found == taus.end()) throw std::logic_error("StepView: a tau that no metric asked for");
-    return static_cast<std::size_t>(found - taus.begin());
-  }
-
-  const StepTask& task_;
-  const StepContext& context_;
-};
 
 /// The values of some fields only: what a later step looks back at.
 LayerValues keep(const LayerValues& values, const std::vector<bool>& slots) {

@@ -13,8 +13,6 @@
 #include <optional>
 #include <sstream>
 
-#include "analysis/results/export_csv.h"
-#include "analysis/results/text_table.h"
 #include "command_line/interrupt.h"
 #include "command_line/options.h"
 #include "command_line/progress.h"
@@ -24,6 +22,7 @@
 #include "decode_record/reuse_file.h"
 #include "decode_record/sha256.h"
 #include "probe/checkpoint/checkpoint.h"
+#include "probe/commands/study_texts.h"
 #include "probe/run/run_description.h"
 #include "probe/study/study.h"
 #include "probe/study/study_store.h"
@@ -153,53 +152,6 @@ nlohmann::json settings_of(const StudyFlags& flags, const StudyInfo& info, const
       settings.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
-/// Lines of at most 100 characters.
-std::string wrapped(const std::string& text) {
-  constexpr size_t kWidth = 100;
-  std::istringstream words(text);
-  std::string result, line, word;
-  while (words >> word) {
-    if (!line.empty() && line.size() + 1 + word.size() > kWidth) {
-      result += line + "\n";
-      line.clear();
-    }
-    if (!line.empty()) line += ' ';
-    line += word;
-  }
-  return line.empty() ? result : result + line + "\n";
-}
-
-std::string table_text(const ReportTable& part) {
-  TextTable table(part.table.header);
-  for (const std::vector<std::string>& row : part.table.rows) table.add_row(row);
-  return wrapped(part.title) + table.text() + wrapped(part.caption);
-}
-
-std::string report_text(const StudyReport& report, const StudyInfo& info, const StudyFlags& flags,
-                        const DecodeOptions& decode) {
-  std::string text = fmt::format("{} ({}): {}\n{}, B {}, gen length {}\n", info.name, info.source,
-                                 flags.model.model, flags.decoding.strategy, decode.block_length(),
-                                 flags.decoding.gen_length);
-  for (const ReportTable& table : report.tables) text += "\n" + table_text(table);
-  if (!report.notes.empty()) text += "\n";
-  for (const std::string& note : report.notes) text += wrapped(note);
-  return text;
-}
-
-std::string csv_text(const StudyReport& report) {
-  std::string text;
-  const auto add = [&](const std::vector<std::string>& row) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      if (i > 0) text += ',';
-      text += csv_field(row[i]);
-    }
-    text += '\n';
-  };
-  add(report.csv_header);
-  for (const std::vector<std::string>& row : report.csv) add(row);
-  return text;
-}
-
 void write_results(const StudyReport& report, const StudyInfo& info, const StudyFlags& flags,
                    const std::string& text, const GnuplotPlace& place, CommandFiles& files) {
   const bool replace = flags.resume || flags.force;
@@ -312,7 +264,11 @@ void run_study(const CLI::App& command, StudyFlags flags, const Environment& env
   StudyStore store(cells, settings_of(flags, info, model, decode, backbone_digest), flags.resume,
                    flags.force);
   const StudyReport report = study->report(measure(*study, store, info, flags));
-  const std::string text = report_text(report, info, flags, decode);
+  const std::string text =
+      report_text(fmt::format("{} ({}): {}\n{}, B {}, gen length {}\n", info.name, info.source,
+                              flags.model.model, flags.decoding.strategy, decode.block_length(),
+                              flags.decoding.gen_length),
+                  report);
   write_results(report, info, flags, text, place, files);
   say("{}", text);
 }

@@ -1,0 +1,65 @@
+// A task of the pass as a metric sees it. Internal to analysis.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+
+#include "analysis/pass/step_pass.h"
+#include "analysis/pass/step_values.h"
+
+namespace blockscope {
+
+/// Lives as long as the task, which it refers to. Asked for what no metric listed in its needs it
+/// throws std::logic_error.
+class TaskView final : public StepView {
+ public:
+  explicit TaskView(const StepTask& task) : task_(task), context_(*task.context) {}
+
+  const StepRef& now() const override { return *context_.now; }
+  const StepRef* previous() const override { return context_.previous; }
+  const StepRef* first() const override { return context_.first; }
+  std::size_t layer() const override { return task_.layer; }
+  std::span<const std::uint8_t> valid() const override { return *task_.valid; }
+  std::int64_t num_valid() const override {
+    return std::ranges::count_if(*task_.valid, [](auto v) { return v != 0; });
+  }
+  std::span<const std::uint8_t> previous_valid() const override {
+    return span_of(task_.previous_valid);
+  }
+  std::span<const std::uint8_t> first_valid() const override { return span_of(task_.first_valid); }
+
+  ArrayView now(Field field) const override { return at(task_.now, field); }
+  ArrayView previous(Field field) const override { return at(task_.previous, field); }
+  ArrayView first(Field field) const override { return at(task_.first, field); }
+  ArrayView source(Field field, double tau) const override {
+    return at(task_.sources.at(tau_index(tau)), field);
+  }
+  const StepRef* source(double tau) const override { return context_.sources.at(tau_index(tau)); }
+  std::span<const std::uint8_t> source_valid(double tau) const override {
+    return span_of(task_.source_valid.at(tau_index(tau)));
+  }
+
+ private:
+  static std::span<const std::uint8_t> span_of(const ValidPositions& positions) {
+    return positions ? std::span<const std::uint8_t>(*positions) : std::span<const std::uint8_t>();
+  }
+  ArrayView at(const LayerValues& values, Field field) const {
+    const std::int8_t slot = context_.plan->slot_of.at(static_cast<std::size_t>(field));
+    if (slot < 0) throw std::logic_error("StepView: a field that no metric asked for");
+    return values ? (*values)[static_cast<std::size_t>(slot)].get() : ArrayView{};
+  }
+  std::size_t tau_index(double tau) const {
+    const auto& taus = context_.plan->taus;
+    const auto found = std::ranges::find(taus, tau);
+    if (found == taus.end()) throw std::logic_error("StepView: a tau that no metric asked for");
+    return static_cast<std::size_t>(found - taus.begin());
+  }
+
+  const StepTask& task_;
+  const StepContext& context_;
+};
+
+}  // namespace blockscope
