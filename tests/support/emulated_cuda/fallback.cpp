@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support/emulated_cuda/boxed_values.h"
 #include "tests/support/emulated_cuda/generator.h"
 #include "tests/support/emulated_cuda/host_alias.h"
 #include "tests/support/emulated_cuda/streams.h"
@@ -51,39 +52,6 @@ bool may_be_on_the_cpu(const std::string& name, const std::string& argument) {
   return argument == "indices" &&
          (name.starts_with("aten::index") || name.starts_with("aten::_index_put_impl") ||
           name.starts_with("aten::_unsafe_index"));
-}
-
-template <class Visit>
-void for_each_tensor(const IValue& value, const Visit& visit) {
-  if (value.isTensor()) {
-    visit(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& each : value.toTensorVector()) visit(each);
-  } else if (value.isList()) {
-    for (const IValue& each : value.toListRef()) {
-      if (each.isTensor()) visit(each.toTensor());
-    }
-  }
-}
-
-/// The value with every tensor replaced; tensors elsewhere stay.
-template <class Replace>
-IValue map_tensors(const IValue& value, const Replace& replace) {
-  if (value.isTensor())
-    return value.toTensor().defined() ? IValue(replace(value.toTensor())) : value;
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> made;
-    for (const at::Tensor& each : value.toTensorVector()) made.push_back(replace(each));
-    return made;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> made;
-    for (const std::optional<at::Tensor>& each : value.toOptionalTensorVector()) {
-      made.push_back(each && each->defined() ? std::optional(replace(*each)) : each);
-    }
-    return made;
-  }
-  return value;
 }
 
 bool shares(const c10::AliasInfo* a, const c10::AliasInfo* b) {
