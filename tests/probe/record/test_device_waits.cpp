@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -18,6 +17,7 @@
 #include "probe/policies/random_policy.h"
 #include "probe/policies/recent_policy.h"
 #include "probe/policies/sparsed_policy.h"
+#include "tests/decode_record/trace_fixture.h"
 #include "tests/support/emulated_cuda.h"
 #include "tests/support/recorded_run.h"
 
@@ -145,8 +145,8 @@ TEST(DeviceWaits, OnceMoreInEveryLayerWithExperts) {
 
 int64_t waits_of_a_recorded_pass(const BlockDiffusionModel& model, const DecodeOptions& decode,
                                  RecordLevel level) {
-  const std::string path = ::testing::TempDir() + "device_waits.h5";
-  std::filesystem::remove(path);
+  const fixture::TempDir folder;
+  const std::string path = folder.file("run.h5");
   RecorderOptions options = recorder_options(model.config(), level, decode);
   options.meta.bidirectional = options.meta.has_cache = decode.bidirectional;
   options.meta.has_shadow = decode.shadow;
