@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-
 from . import _core
 from ._paths import PathLike, telling_missing, text
 from .analysis import Analyses, analyze, whole
@@ -22,6 +20,7 @@ from .errors import TraceError
 from .reporting import Report, report
 
 if TYPE_CHECKING:
+    import numpy as np
     import xarray as xr
 
     from .results import Analysis
@@ -147,11 +146,16 @@ class Sequences:
         return f"<blockscope.Sequences: {len(self)}>"
 
 
+# NumPy is imported where arrays are made: it takes longer to import than a trace to open.
 def _ints(raw: bytearray) -> np.ndarray:
+    import numpy as np
+
     return np.frombuffer(raw, np.int64)
 
 
 def _floats(raw: bytearray) -> np.ndarray:
+    import numpy as np
+
     return np.frombuffer(raw, np.float32)
 
 
@@ -324,6 +328,8 @@ class Trace:
 
     def num_steps(self, sequence: int) -> int:
         """Denoising rows of a sequence; it has one frame more."""
+        import numpy as np
+
         rows = self.rows(sequence)
         if rows.size == 0:
             return 0
