@@ -40,7 +40,7 @@ class _Notebook:
         self.handle: Any = None
 
     def show(self, share: float, words: str) -> None:
-        from IPython.display import HTML, display
+        from IPython.display import HTML, display  # type: ignore[import-not-found, unused-ignore]
 
         shown = HTML(f'<progress value="{share:.4f}" max="1"></progress> {words}')
         if self.handle is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Union, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Union, overload
 
 from . import _core
 from ._paths import PathLike, encode_all, telling_missing, text
@@ -12,11 +12,30 @@ from ._progress import Progress, Shown
 from .errors import UsageError
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from .results import Analysis
     from .trace import Trace
 
 Traces = Union[PathLike, "Trace", Iterable[Union[PathLike, "Trace"]]]
 Indices = Union[int, slice, Iterable[int], None]
+
+
+class Choices(TypedDict, total=False):
+    """What `analyze` takes beside traces and metrics; described there."""
+
+    layers: Indices
+    heads: Indices
+    steps: Indices
+    blocks: Indices
+    sequences: Indices
+    by: Union[str, Iterable[str], None]
+    taus: Union[Iterable[float], None]
+    set_sizes: Indices
+    from_summary: bool
+    threads: int
+    memory_mib: int
+    progress: Progress
 
 
 class Analyses(dict[str, "Analysis"]):
@@ -87,10 +106,10 @@ def taus_of(given: Iterable[float] | None) -> list[float]:
     return found
 
 
+@overload  # a name is an iterable of names too, and the first that fits counts
+def analyze(traces: Traces, metric: str, **choices: Unpack[Choices]) -> Analysis: ...  # type: ignore[overload-overlap]
 @overload
-def analyze(traces: Traces, metric: str, **choices: Any) -> Analysis: ...
-@overload
-def analyze(traces: Traces, metric: Iterable[str] | None = None, **choices: Any) -> Analyses: ...
+def analyze(traces: Traces, metric: Iterable[str] | None = None, **choices: Unpack[Choices]) -> Analyses: ...
 def analyze(
     traces: Traces,
     metric: Union[str, Iterable[str], None] = None,

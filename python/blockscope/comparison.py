@@ -60,7 +60,7 @@ def compare(
     """
     if not (absolute >= 0 and relative >= 0):
         raise UsageError(f"absolute, relative: expected numbers of at least 0, got {absolute}, {relative}")
-    paths = [os.fsencode(a), os.fsencode(b)]
-    with telling_missing(paths):
-        return Comparison(_core.compare(*paths, float(absolute), float(relative), bool(ignore_timing),
+    first, second = os.fsencode(a), os.fsencode(b)
+    with telling_missing([first, second]):
+        return Comparison(_core.compare(first, second, float(absolute), float(relative), bool(ignore_timing),
                                         bool(ignore_aborted)))

@@ -80,7 +80,7 @@ class Analysis(xr.Dataset):
 
     def arrays(self) -> list[str]:
         """Names of the metric's arrays, without their terms."""
-        return [name for name in self.data_vars if self[name].attrs.get("units") != "terms"]
+        return [str(name) for name in self.data_vars if self[name].attrs.get("units") != "terms"]
 
     def has_terms(self, array: str) -> bool:
         """Whether the array is one of means."""

@@ -22,7 +22,9 @@ from .reporting import Report, report
 if TYPE_CHECKING:
     import numpy as np
     import xarray as xr
+    from typing_extensions import Unpack
 
+    from .analysis import Choices
     from .results import Analysis
 
 _DENOISE = 1  # of /steps/kind
@@ -387,10 +389,10 @@ class Trace:
 
     # --- what it means --------------------------------------------------------------------------
 
+    @overload  # a name is an iterable of names too, and the first that fits counts
+    def analyze(self, metric: str, **choices: Unpack[Choices]) -> Analysis: ...  # type: ignore[overload-overlap]
     @overload
-    def analyze(self, metric: str, **choices: Any) -> Analysis: ...
-    @overload
-    def analyze(self, metric: Iterable[str] | None = None, **choices: Any) -> Analyses: ...
+    def analyze(self, metric: Iterable[str] | None = None, **choices: Unpack[Choices]) -> Analyses: ...
     def analyze(self, metric: Any = None, **choices: Any) -> Any:
         """`blockscope.analyze` of this trace: ``trace.analyze("similarity", layers=range(4), by=["layer"])``."""
         self.refresh()

@@ -41,7 +41,8 @@ def main():
         command.append(wall(BINARY, "analyze", a.trace, "--metric", "similarity", "-q", "--json", "-"))
         out = subprocess.run([sys.executable, "-c", ANALYZE, a.trace], check=True, capture_output=True, text=True)
         ours.append(float(out.stdout))
-    print(f"similarity of {os.path.getsize(a.trace) / 1e9:.2f} GB ({os.stat(a.trace).st_blocks * 512 / 1e9:.2f} GB on disk): "
+    on_disk = os.stat(a.trace).st_blocks * 512 / 1e9
+    print(f"similarity of {os.path.getsize(a.trace) / 1e9:.2f} GB ({on_disk:.2f} GB on disk): "
           f"analyze() {min(ours):.3f} s, the command {min(command):.3f} s, {min(ours) / min(command):.3f}x")
     names = {"bare Python": BARE, "import blockscope": IMPORT, "import and open": OPEN, "h5py: import and open": H5PY,
              "import, open, tree (xarray)": XARRAY}
