@@ -5,6 +5,7 @@ run_pytest.py FILE PACKAGE_FOLDER TOOLS_FOLDER MAKE_TRACE TRACE_TOOL"""
 import os
 import pathlib
 import sys
+import tempfile
 
 if __name__ == "__main__":
     name, package, tools, os.environ["MAKE_TRACE"], os.environ["TRACE_TOOL"] = sys.argv[1:]
@@ -16,4 +17,7 @@ if __name__ == "__main__":
     except ImportError:
         print(f"skipped: no pytest in {tools}; scripts/setup.sh --tests puts it there")
         sys.exit(77)
-    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", str(pathlib.Path(__file__).with_name(name))]))
+    with tempfile.TemporaryDirectory(prefix="blockscope-") as folder:  # pytest itself would keep a gigabyte
+        options = ["-q", "-p", "no:cacheprovider", f"--basetemp={folder}/traces"]
+        code = pytest.main([*options, str(pathlib.Path(__file__).with_name(name))])
+    sys.exit(code)

@@ -226,7 +226,7 @@ def test_a_trace_cut_while_it_is_open_is_told(plain):
 
 @pytest.fixture(scope="module")
 def vast(tmp_path_factory):
-    """57 GB, most of it holes: a pass takes many seconds."""
+    """57 GB, a gigabyte of it on disk: a pass takes many seconds."""
     return make(tmp_path_factory.mktemp("vast") / "vast.h5", "--vast", "--real-rows", 1)
 
 
@@ -268,7 +268,7 @@ def test_control_c_ends_a_pass(vast):
             "print(blockscope.open(sys.argv[1]).num_rows)")
     process = subprocess.Popen([sys.executable, "-c", code, vast], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "begin\n"
-    time.sleep(2)
+    time.sleep(1)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and out.split()[0] == "stopped"
