@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import pickle
+import random
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,9 @@ import pytest
 
 import blockscope
 from conftest import FROZEN, command, make
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
+from hostile_trace import spoil  # noqa: E402
 
 
 def h5(path):
@@ -257,6 +261,29 @@ def test_files_that_are_no_traces_are_refused(tmp_path, plain):
         os.truncate(plain, int(size * share))
         with pytest.raises(blockscope.TraceError, match="plain.h5"):
             blockscope.open(plain)
+
+
+def test_damaged_files_raise_nothing_but_our_errors(tmp_path):
+    original = make(tmp_path / "original.h5", "--sequences", 2).read_bytes()
+    chance, refused = random.Random(1), 0
+    for number in range(60):
+        path = tmp_path / "hostile.h5"
+        path.write_bytes(original)
+        told = f"round {number}: {spoil(path, chance)}"
+        try:
+            with blockscope.open(path) as trace:
+                for sequence in trace.sequences:
+                    for t in range(trace.num_steps(sequence.index) + 1):
+                        trace.frame(sequence.index, t)
+                    trace.deltas(sequence.index)
+                for node in trace.tree.subtree:
+                    for variable in node.data_vars.values():
+                        assert variable.values.shape == variable.shape
+                trace.analyze()
+        except blockscope.Error as error:
+            refused += 1
+            assert "hostile.h5" in str(error), (told, error)
+    assert 20 < refused < 60
 
 
 def test_messages_with_names_that_are_not_utf8(tmp_path):
