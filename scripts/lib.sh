@@ -123,6 +123,9 @@ network? All that apt-get said is in $log"
 
 libtorch_folder() { echo "$CACHE/libtorch-$TORCH_VERSION"; }
 venv_folder() { echo "$CACHE/venv-$(sha256sum "$ROOT/tests/requirements.txt" | cut -c 1-12)"; }
+python_tools_folder() {
+  echo "$CACHE/python-tools-$(sha256sum "$ROOT/python/requirements.txt" | cut -c 1-12)"
+}
 imgui_folder() { echo "$CACHE/imgui-bundle-$IMGUI_BUNDLE_VERSION"; }
 
 # Debian's Python first: the pins of tests/requirements.txt were resolved with it.
@@ -280,6 +283,17 @@ python3-venv"
   done_step
 }
 
+# What builds and tests the Python package: nanobind and pytest, 4 MB, in a folder of their own so that a
+# new version of one does not cost a new environment.
+install_python_tools() {
+  local new="$WORK/python-tools"
+  [ ! -f "$(python_tools_folder)/.complete" ] || return 0
+  "$(venv_folder)/bin/python" -m pip install --quiet --no-deps --retries 2 --disable-pip-version-check \
+    --target "$new" --requirement "$ROOT/python/requirements.txt" >"$WORK/pip.log" 2>&1 ||
+    pip_failed "install python/requirements.txt"
+  publish "$new" "$(python_tools_folder)"
+}
+
 # For the tests, where there is an nvcc: the program that reads its machine code, 5 MB.
 install_nvdisasm() {
   local new="$WORK/nvdisasm" folder="$CACHE/nvdisasm-$NVIDIA_CUDA_NVDISASM_VERSION"
@@ -345,7 +359,10 @@ set_up() {
   local preset=$1 options=()
   shift
   case " $* " in
-    *" tests "*) options=(-DWITH_TESTS=ON) ;;
+    *" tests "*)
+      options=(-DWITH_TESTS=ON -DWITH_PYTHON=ON "-DPython_EXECUTABLE=$(venv_folder)/bin/python"
+        "-Dnanobind_DIR=$(python_tools_folder)/nanobind/cmake")
+      ;;
     # The demo's first build leaves the tests out; a tree that has them keeps them.
     *) [ -f "$ROOT/build/$preset/CMakeCache.txt" ] || options=(-DWITH_TESTS=OFF) ;;
   esac
@@ -362,6 +379,7 @@ set_up() {
   esac
   case " $* " in *" tests "*)
       install_test_python
+      install_python_tools
       install_nvdisasm
       ;;
   esac

@@ -13,13 +13,10 @@
 namespace blockscope {
 namespace {
 
-// Axes of the model and of the run; every other axis is a parameter of the metric.
 constexpr std::array<std::string_view, 7> kPlaces{"layer",    "head",  "kv_head", "step",
                                                   "sequence", "block", "position"};
 constexpr std::size_t kProfileRows = 9;  // of the course over the steps
 constexpr std::size_t kMaxPages = 4;     // tables of one array
-
-bool is_place(const std::string& axis) { return std::ranges::find(kPlaces, axis) != kPlaces.end(); }
 
 /// How one array becomes a table.
 struct Layout {
@@ -250,6 +247,8 @@ std::string left_out_text(const MetricResult& result) {
 }
 
 }  // namespace
+
+bool is_place(const std::string& axis) { return std::ranges::find(kPlaces, axis) != kPlaces.end(); }
 
 std::string result_table(const MetricResult& result, const TableOptions& options) {
   const Sections sections(result, options);

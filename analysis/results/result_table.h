@@ -18,6 +18,10 @@ struct TableOptions {
   std::size_t max_rows = 48;  ///< of one table; further rows are folded
 };
 
+/// Axes of the model and of the run (layer, head, step, ...), which means are taken over; every
+/// other axis is a parameter of the metric (k, tau, ...), whose elements are never averaged.
+bool is_place(const std::string& axis);
+
 /// Arrays without the axes of `by` are left out.
 std::string result_table(const MetricResult& result, const TableOptions& options = {});
 

@@ -1,0 +1,328 @@
+// analyze() and calibrate(): the passes of analysis/ with the choices of `blockscope analyze` and
+// `blockscope calibrate`.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <memory>
+#include <set>
+
+#include "analysis/calibration/calibration.h"
+#include "analysis/metrics/available_metrics.h"
+#include "analysis/results/result_selection.h"
+#include "analysis/results/result_table.h"
+#include "decode_record/error.h"
+#include "decode_record/text.h"
+#include "python/bindings.h"
+
+namespace blockscope::python {
+namespace {
+
+using Indices = std::optional<std::vector<std::int64_t>>;
+
+struct AnalyzeRequest {
+  std::vector<std::string> traces;
+  std::vector<std::string> metrics;  ///< empty: all that are on by default and that the traces give
+  Indices layers, heads, steps, blocks, sequences;
+  std::vector<std::string> by;
+  MetricOptions metric_options;
+  std::size_t threads = 0;
+  std::size_t memory_mib = 256;
+};
+
+struct AnalyzeAnswer {
+  std::vector<std::string> traces;
+  std::string model_digest;
+  std::vector<MetricResult> results;
+  std::vector<UnavailableMetric> unavailable;
+};
+
+/// Ascending and distinct, each one of `there`.
+void check_indices(const char* name, const Indices& wanted,
+                   const std::vector<std::int64_t>& there) {
+  if (!wanted) return;
+  if (wanted->empty()) throw UsageError(fmt::format("{}: expected at least one", name));
+  for (const std::int64_t index : *wanted) {
+    if (std::ranges::find(there, index) != there.end()) continue;
+    throw UsageError(fmt::format("{}: {} was not recorded. HINT: the trace has {}", name, index,
+                                 fmt::join(there, ",")));
+  }
+}
+
+void require_steps(const TraceGroup& traces, const RowSelection& rows) {
+  const auto any = [&](const RowSelection& selection) {
+    for (std::size_t i = 0; i < traces.size(); ++i) {
+      for (const BlockSteps& block : list_blocks(traces.trace(i), selection)) {
+        if (!block.steps.empty()) return true;
+      }
+    }
+    return false;
+  };
+  if (any(rows)) return;
+  const TraceInfo& first = traces.trace(0).info();
+  if (any({})) {
+    throw UsageError(
+        fmt::format("sequences, blocks: the selection matches nothing. HINT: {} has {}", first.path,
+                    plural(first.num_sequences, "sequence")));
+  }
+  throw TraceError(fmt::format("{}: nothing to analyse: {} committed, no denoising step",
+                               first.path, plural(first.num_rows, "row")));
+}
+
+/// The KV heads that query heads use.
+Indices kv_heads_of(const Indices& heads, const TraceShape& shape) {
+  if (!heads) return std::nullopt;
+  const std::int64_t group = shape.num_heads / std::max<std::int64_t>(shape.num_kv_heads, 1);
+  std::set<std::int64_t> used;
+  for (const std::int64_t head : *heads) used.insert(head / std::max<std::int64_t>(group, 1));
+  return std::vector<std::int64_t>(used.begin(), used.end());
+}
+
+bool any_has(const std::vector<MetricResult>& results, const std::string& axis) {
+  return std::ranges::any_of(results, [&](const MetricResult& result) {
+    return std::ranges::any_of(result.arrays,
+                               [&](const ResultArray& array) { return array.has_axis(axis); });
+  });
+}
+
+void refuse_idle(const char* name, const Indices& given, bool has_axis) {
+  if (!given || has_axis) return;
+  throw UsageError(
+      fmt::format("{}: these metrics have no such axis, so it would do nothing", name));
+}
+
+void keep(const char* name, const std::string& axis, const Indices& wanted,
+          std::vector<MetricResult>& results) {
+  if (!wanted) return;
+  const SelectionOutcome outcome = keep_elements(results, axis, {wanted->begin(), wanted->end()});
+  if (outcome.matched || outcome.there.empty()) return;
+  throw UsageError(fmt::format("{}: the selection matches nothing; there are {}", name,
+                               fmt::join(outcome.there, ",")));
+}
+
+/// Means over all places but those of `by`, weighted by terms; arrays without these axes go.
+void reduce(std::vector<MetricResult>& results, const std::vector<std::string>& by) {
+  if (by.empty()) return;
+  for (MetricResult& result : results) {
+    std::erase_if(result.arrays, [&](const ResultArray& array) {
+      return !std::ranges::all_of(by, [&](const auto& axis) { return array.has_axis(axis); });
+    });
+    for (ResultArray& array : result.arrays) {
+      if (array.terms.empty()) continue;  // counts, which have no mean
+      std::vector<std::string> kept = by;
+      for (const ResultAxis& axis : array.axes) {
+        const bool named = std::ranges::find(by, axis.name) != by.end();
+        if (!named && !is_place(axis.name)) kept.push_back(axis.name);
+      }
+      array = mean_over_others(array, kept);
+    }
+  }
+}
+
+std::vector<const MetricInfo*> choose(const TraceGroup& traces, const AnalyzeRequest& request,
+                                      AnalyzeAnswer& answer) {
+  std::vector<const MetricInfo*> metrics;
+  for (const std::string& name : request.metrics) {
+    const MetricInfo* metric = &metric_by_name(name);
+    if (std::ranges::find(metrics, metric) == metrics.end()) metrics.push_back(metric);
+  }
+  if (metrics.empty()) {
+    MetricChoice choice = available_metrics(traces, request.metric_options);
+    answer.unavailable = std::move(choice.unavailable);
+    metrics = std::move(choice.metrics);
+    if (metrics.empty()) {
+      throw TraceError(answer.unavailable.empty() ? "no metric is on by default"
+                                                  : answer.unavailable.front().reason);
+    }
+  }
+  check_metrics(traces, metrics, request.metric_options, traces.shape().layers.size());
+  return metrics;
+}
+
+std::vector<MetricResult> measure(const TraceGroup& traces,
+                                  const std::vector<const MetricInfo*>& infos,
+                                  const AnalyzeRequest& request, const PassOptions& options) {
+  std::vector<std::unique_ptr<StepMetric>> metrics;
+  for (const MetricInfo* info : infos) metrics.push_back(info->make(request.metric_options));
+  return run_pass(traces, metrics, options);
+}
+
+AnalyzeAnswer analyze(const AnalyzeRequest& request, PythonProgress& progress) {
+  for (const std::string& name : request.metrics) metric_by_name(name);  // before a file is opened
+  close_unfinished();
+  const TraceGroup traces(request.traces);
+  const TraceShape& shape = traces.shape();
+  check_indices("layers", request.layers, shape.layers);
+  check_indices("heads", request.heads, shape.heads);
+  PassOptions options;
+  options.rows = {request.sequences, request.blocks};
+  options.layers = request.layers;
+  options.threads = request.threads;
+  options.memory_bytes = request.memory_mib << 20U;
+  require_steps(traces, options.rows);
+  AnalyzeAnswer answer;
+  for (std::size_t i = 0; i < traces.size(); ++i) {
+    answer.traces.push_back(traces.trace(i).info().path);
+  }
+  answer.model_digest = shape.model_digest;
+  const auto infos = choose(traces, request, answer);
+  // Over no step at all the results have their axes already: mistakes are told before a long pass.
+  PassOptions nothing;
+  nothing.rows.sequences = std::vector<std::int64_t>{};
+  const std::vector<MetricResult> empty = measure(traces, infos, request, nothing);
+  refuse_idle("layers", request.layers, any_has(empty, "layer"));
+  refuse_idle("heads", request.heads, any_has(empty, "head") || any_has(empty, "kv_head"));
+  refuse_idle("steps", request.steps, any_has(empty, "step"));
+  if (!request.by.empty()) metrics_without(empty, request.by);
+  options.progress = progress.callback();
+  answer.results = measure(traces, infos, request, options);
+  keep("steps", "step", request.steps, answer.results);
+  keep("heads", "head", request.heads, answer.results);
+  keep("heads", "kv_head", kv_heads_of(request.heads, shape), answer.results);
+  reduce(answer.results, request.by);
+  return answer;
+}
+
+// --- to Python
+// ------------------------------------------------------------------------------------
+
+nb::dict axis_dict(const ResultAxis& axis) {
+  nb::dict item;
+  item["name"] = axis.name;
+  item["index"] = axis.index;
+  item["labels"] = axis.labels;
+  return item;
+}
+
+nb::dict array_dict(const ResultArray& array) {
+  nb::dict item;
+  item["name"] = array.name;
+  item["unit"] = array.unit;
+  item["description"] = array.description;
+  nb::list axes;
+  for (const ResultAxis& axis : array.axes) axes.append(axis_dict(axis));
+  item["axes"] = axes;
+  item["values"] = to_bytearray(array.values);
+  item["terms"] = array.terms.empty() ? nb::none() : nb::object(to_bytearray(array.terms));
+  return item;
+}
+
+nb::dict result_dict(const MetricResult& result) {
+  nb::dict item;
+  item["metric"] = result.metric;
+  item["title"] = result.title;
+  item["formula"] = result.formula;
+  item["source"] = result.source;
+  item["computed_from"] = result.computed_from;
+  nb::dict left_out;
+  for (const auto& [reason, count] : result.left_out) left_out[reason.c_str()] = count;
+  item["left_out"] = left_out;
+  nb::list arrays;
+  for (const ResultArray& array : result.arrays) arrays.append(array_dict(array));
+  item["arrays"] = arrays;
+  return item;
+}
+
+nb::dict analyze_bound(const std::vector<nb::bytes>& traces,
+                       const std::vector<std::string>& metrics, Indices layers, Indices heads,
+                       Indices steps, Indices blocks, Indices sequences,
+                       const std::vector<std::string>& by, const std::vector<double>& taus,
+                       const std::vector<std::int64_t>& set_sizes, bool from_summary,
+                       std::size_t threads, std::size_t memory_mib, nb::object progress) {
+  AnalyzeRequest request;
+  request.traces = to_strings(traces);
+  request.metrics = metrics;
+  request.layers = std::move(layers);
+  request.heads = std::move(heads);
+  request.steps = std::move(steps);
+  request.blocks = std::move(blocks);
+  request.sequences = std::move(sequences);
+  request.by = by;
+  if (!taus.empty()) request.metric_options.taus = taus;
+  request.metric_options.set_sizes = set_sizes;
+  request.metric_options.from_summary = from_summary;
+  request.threads = threads;
+  request.memory_mib = memory_mib;
+  PythonProgress shown(std::move(progress));
+  const AnalyzeAnswer answer = run_shown(shown, [&] { return analyze(request, shown); });
+  nb::dict result;
+  nb::list paths;
+  for (const std::string& path : answer.traces) paths.append(to_bytes(path));
+  result["traces"] = paths;
+  result["model_digest"] = to_bytes(answer.model_digest);
+  nb::list results;
+  for (const MetricResult& metric : answer.results) results.append(result_dict(metric));
+  result["results"] = results;
+  nb::dict unavailable;
+  for (const UnavailableMetric& metric : answer.unavailable) {
+    unavailable[metric.metric.c_str()] = to_bytes(metric.reason);
+  }
+  result["unavailable"] = unavailable;
+  return result;
+}
+
+nb::list metrics_bound() {
+  nb::list result;
+  for (const MetricInfo& metric : all_metrics()) {
+    nb::dict item;
+    item["name"] = metric.name;
+    item["level"] = metric.level;
+    item["default"] = metric.by_default;
+    item["description"] = metric.description;
+    result.append(item);
+  }
+  return result;
+}
+
+/// The calibration file's text, and what a person must know before using it.
+nb::tuple calibrate_bound(const std::vector<nb::bytes>& traces, std::optional<double> gamma,
+                          std::optional<double> saving, std::optional<double> max_error,
+                          std::int64_t tau, const std::string& granularity, bool from_summary,
+                          std::size_t threads, nb::object progress) {
+  CalibrationRequest request;
+  request.gamma = gamma;
+  request.saving = saving;
+  request.max_error = max_error;
+  request.tau = tau;
+  request.granularity = parse_reuse_granularity(granularity);
+  check_request(request);
+  PythonProgress shown(std::move(progress));
+  const auto [text, warnings] = run_shown(shown, [&, paths = to_strings(traces)] {
+    close_unfinished();
+    const TraceGroup group(paths);
+    if (group.shape().model_digest.empty()) {
+      throw TraceError(
+          fmt::format("{}: /model/json: expected the checkpoint's digest, got none: a "
+                      "calibration must say which weights it is for",
+                      paths.front()));
+    }
+    CalibrationOptions options;
+    options.taus.push_back(tau);
+    options.from_summary = from_summary;
+    options.pass.threads = threads;
+    options.pass.progress = shown.callback();
+    const CalibrationSums sums = accumulate_calibration(group, options);
+    const Calibration chosen = choose(sums, request);
+    std::string json = to_json(to_reuse_file(sums, chosen));
+    parse_reuse_file(json, "calibration");  // as its readers will
+    return std::pair(std::move(json), warnings_of(chosen));
+  });
+  return nb::make_tuple(to_bytes(text), warnings);
+}
+
+}  // namespace
+
+void bind_analysis(nb::module_& module) {
+  module.def("metrics", &metrics_bound);
+  module.def("analyze", &analyze_bound, nb::arg("traces"), nb::arg("metrics"),
+             nb::arg("layers").none(), nb::arg("heads").none(), nb::arg("steps").none(),
+             nb::arg("blocks").none(), nb::arg("sequences").none(), nb::arg("by"), nb::arg("taus"),
+             nb::arg("set_sizes"), nb::arg("from_summary"), nb::arg("threads"),
+             nb::arg("memory_mib"), nb::arg("progress").none());
+  module.def("calibrate", &calibrate_bound, nb::arg("traces"), nb::arg("gamma").none(),
+             nb::arg("saving").none(), nb::arg("max_error").none(), nb::arg("tau"),
+             nb::arg("granularity"), nb::arg("from_summary"), nb::arg("threads"),
+             nb::arg("progress").none());
+}
+
+}  // namespace blockscope::python

@@ -1,0 +1,52 @@
+"""Blockscope in Python: traces of block-diffusion language models as named arrays, and every metric of
+``blockscope analyze`` on them.
+
+    import blockscope
+
+    trace = blockscope.open("run.h5")              # finished, or still being written
+    trace.text(0)                                  # what sequence 0 says
+    trace.tree["attention/external"]               # lazy, [row, layer, head, block_position, channel]
+    similarity = trace.analyze("similarity")       # xarray: means, and the terms behind each
+    similarity.similarity_external.sel(layer=3)
+
+Nothing here needs torch. docs/python.md is the guide.
+"""
+
+from __future__ import annotations
+
+try:
+    from . import _core
+except ImportError as error:  # pragma: no cover - depends on the machine
+    if ".so" not in str(error) or "cannot open shared object file" not in str(error):
+        raise
+    raise ImportError(
+        f"{error}. HINT: Debian has it in libhdf5-103-1, libhdf5-hl-100, libfmt9 (the command needs libonig5 "
+        "and libutf8proc2 too); a wheel runs where the libraries are that it was built with"
+    ) from None
+
+from .analysis import Analyses, analyze, metrics
+from .calibration import Calibration, calibrate
+from .comparison import Comparison, compare
+from .errors import (
+    CalibrationError,
+    CorruptTrace,
+    Error,
+    FrameError,
+    NotATrace,
+    TraceError,
+    TraceLocked,
+    TraceNotFound,
+    UnsupportedVersion,
+    UsageError,
+)
+from .reporting import Figure, Report, report
+from .trace import Delta, Frame, Sequence, Sequences, Trace, open
+
+__version__: str = _core.version
+
+__all__ = [
+    "Analyses", "Calibration", "CalibrationError", "Comparison", "CorruptTrace", "Delta", "Error", "Figure",
+    "Frame", "FrameError", "NotATrace", "Report", "Sequence", "Sequences", "Trace", "TraceError",
+    "TraceLocked", "TraceNotFound", "UnsupportedVersion", "UsageError", "analyze", "calibrate", "compare",
+    "metrics", "open", "report",
+]

@@ -1,0 +1,71 @@
+"""The extension module: bytes, numbers and dictionaries, of which the other modules make what people see."""
+
+from collections.abc import Callable
+from typing import Any
+
+version: str
+program: str
+
+def hdf5_version() -> str: ...
+
+class Trace:
+    def __init__(self, path: bytes) -> None: ...
+    def close(self) -> None: ...
+    def info(self) -> dict[str, Any]: ...
+    def refresh(self) -> bool: ...
+    def sequence(self, index: int) -> dict[str, Any]: ...
+    def rows_of(self, sequence: int) -> bytearray: ...
+    def frame(self, sequence: int, t: int) -> tuple[bytearray, bytearray, bytearray, bytearray]: ...
+    def deltas(self, sequence: int) -> list[tuple[bytearray, ...]]: ...
+    def num_pieces(self) -> int: ...
+    def pieces(self, tokens: list[int]) -> list[bytes]: ...
+    def arrays(self) -> list[dict[str, Any]]: ...
+    def read(self, path: str, start: list[int], count: list[int], out: Any) -> None: ...
+
+def metrics() -> list[dict[str, Any]]: ...
+def analyze(
+    traces: list[bytes],
+    metrics: list[str],
+    layers: list[int] | None,
+    heads: list[int] | None,
+    steps: list[int] | None,
+    blocks: list[int] | None,
+    sequences: list[int] | None,
+    by: list[str],
+    taus: list[float],
+    set_sizes: list[int],
+    from_summary: bool,
+    threads: int,
+    memory_mib: int,
+    progress: Callable[[int, int], object] | None,
+) -> dict[str, Any]: ...
+def calibrate(
+    traces: list[bytes],
+    gamma: float | None,
+    saving: float | None,
+    max_error: float | None,
+    tau: int,
+    granularity: str,
+    from_summary: bool,
+    threads: int,
+    progress: Callable[[int, int], object] | None,
+) -> tuple[bytes, list[str]]: ...
+def compare(
+    a: bytes, b: bytes, absolute: float, relative: float, ignore_timing: bool, ignore_aborted: bool
+) -> dict[str, Any]: ...
+def figures(
+    result: dict[str, Any], threads: int, gnuplot: bytes, search_path: bytes
+) -> list[tuple[str, bytes, bytes, bytes]]: ...
+def report(
+    traces: list[bytes],
+    title: bytes,
+    layer: int | None,
+    head: int | None,
+    sequence: int | None,
+    block: int | None,
+    backbone: bytes,
+    threads: int,
+    gnuplot: bytes,
+    search_path: bytes,
+    progress: Callable[[int, int], object] | None,
+) -> dict[str, Any]: ...

@@ -1,0 +1,92 @@
+"""How far a long pass is: a line on a terminal, a bar in a notebook, nothing elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Union
+
+Progress = Union[bool, None, Callable[[int, int], object]]
+
+_PATIENCE = 0.5  # seconds: what takes less shows nothing
+
+
+def _in_notebook() -> bool:
+    ipython = sys.modules.get("IPython")  # never imported for this: it takes long
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and getattr(shell, "kernel", None) is not None
+
+
+class _Terminal:
+    def __init__(self) -> None:
+        self.width = 0
+
+    def show(self, share: float, words: str) -> None:
+        line = f"[{'#' * round(20 * share):<20}] {words}"
+        sys.stderr.write("\r" + line.ljust(self.width))
+        sys.stderr.flush()
+        self.width = len(line)
+
+    def clear(self) -> None:
+        if self.width:
+            sys.stderr.write("\r" + " " * self.width + "\r")
+            sys.stderr.flush()
+
+
+class _Notebook:
+    def __init__(self) -> None:
+        self.handle: Any = None
+
+    def show(self, share: float, words: str) -> None:
+        from IPython.display import HTML, display  # type: ignore[import-not-found, unused-ignore]
+
+        shown = HTML(f'<progress value="{share:.4f}" max="1"></progress> {words}')
+        if self.handle is None:
+            self.handle = display(shown, display_id=True)
+        else:
+            self.handle.update(shown)
+
+    def clear(self) -> None:
+        if self.handle is not None:
+            from IPython.display import HTML
+
+            self.handle.update(HTML(""))
+
+
+class Shown:
+    """``with Shown(progress) as function``: what a pass calls with rows done and rows in all, or None.
+
+    ``progress`` is a function of the caller, False (nothing), True (a line on standard error wherever it
+    goes) or None (a bar in a notebook, a line on a terminal, else nothing)."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._own = progress if callable(progress) else None
+        self._place: _Terminal | _Notebook | None = None
+        if callable(progress) or progress is False:
+            return
+        if _in_notebook():
+            self._place = _Notebook()
+        elif progress or (sys.stderr is not None and sys.stderr.isatty()):
+            self._place = _Terminal()
+
+    def __enter__(self) -> Callable[[int, int], object] | None:
+        self._begin = time.monotonic()
+        if self._own is not None:
+            return self._own
+        return self._update if self._place is not None else None
+
+    def _update(self, done: int, total: int) -> None:
+        seconds = time.monotonic() - self._begin
+        if seconds < _PATIENCE or total <= 0 or self._place is None:
+            return
+        left = seconds * (total - done) / max(done, 1)
+        words = f"{done} of {total} rows" + (f", {left:.0f} s left" if done else "")
+        self._place.show(done / total, words)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._place is not None:
+            self._place.clear()

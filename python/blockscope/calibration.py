@@ -1,0 +1,120 @@
+"""Which heads may reuse attention: ``blockscope calibrate``."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from . import _core
+from ._paths import PathLike, encode_all, telling_missing
+from ._progress import Progress, Shown
+from .analysis import Traces, whole
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import xarray as xr
+
+
+class Calibration:
+    """A calibration file (docs/reuse.schema.json).
+
+    Attributes:
+        text: the file, as ``blockscope calibrate`` writes it.
+        content: the same as Python objects.
+        warnings: what to know before using it, one sentence each.
+    """
+
+    def __init__(self, text: str, warnings: list[str]) -> None:
+        self.text = text
+        self.content: dict[str, Any] = json.loads(text)
+        self.warnings = warnings
+
+    @property
+    def gamma(self) -> float:
+        """Heads reuse whose similarity is greater."""
+        return float(self.content["gamma"])
+
+    @property
+    def tau(self) -> int:
+        """Reuse at steps that change fewer tokens of the block."""
+        return int(self.content["tau"])
+
+    @property
+    def reuse(self) -> np.ndarray:
+        """Heads that reuse: bool [layer, head], of the whole model."""
+        import numpy as np
+
+        return np.array(self.content["reuse"], dtype=bool)
+
+    @property
+    def heads(self) -> xr.Dataset:
+        """Per head, [layer, head]: `reuse`, and of the cosine of A_out between adjacent steps the mean
+        `similarity`, `standard_deviation`, `standard_error`, 5th percentile `p5` and `count` of step pairs.
+        NaN where a head was not recorded."""
+        import numpy as np
+        import xarray as xr
+
+        dims = ("layer", "head")
+        found: dict[str, Any] = {"reuse": (dims, self.reuse)}
+        for name in ("similarity", "standard_deviation", "standard_error", "p5"):
+            found[name] = (dims, np.array(self.content[name], dtype=np.float64))
+        found["count"] = (dims, np.array(self.content["count"], dtype=np.int64))
+        layers, heads = self.reuse.shape
+        return xr.Dataset(found, coords={"layer": range(layers), "head": range(heads)})
+
+    @property
+    def predicted(self) -> dict[str, Any]:
+        """What the choice saves and costs, over the denoising steps of the traces."""
+        return dict(self.content["predictions"]["chosen"])
+
+    def save(self, path: PathLike, *, force: bool = False) -> None:
+        """Writes the file. An existing one is replaced with `force` only."""
+        name = os.fspath(path)
+        with open(name, "wb" if force else "xb") as file:
+            file.write(self.text.encode("utf-8"))
+
+    def __repr__(self) -> str:
+        return (f"<blockscope.Calibration: {int(self.reuse.sum())} of {self.reuse.size} heads reuse, "
+                f"gamma {self.gamma:.6g}, tau {self.tau}>")
+
+
+def calibrate(
+    traces: Traces,
+    *,
+    gamma: float | None = None,
+    saving: float | None = None,
+    max_error: float | None = None,
+    tau: int = 2,
+    granularity: str = "head",
+    from_summary: bool = False,
+    threads: int = 0,
+    progress: Progress = None,
+) -> Calibration:
+    """Chooses the heads that may reuse external attention, from traces of one model with exact values.
+
+    Exactly one of these decides:
+        gamma: heads whose similarity is greater, -1 to 1.
+        saving: the largest gamma that saves this share of the prefix bytes, 0 to 1.
+        max_error: the smallest gamma whose relative L2 error of the attention output, where reused, is
+            within this.
+
+    Args:
+        tau: reuse at steps that change fewer tokens.
+        granularity: "head", or "kv-group": all heads of a KV head or none.
+        from_summary, threads, progress: as in `analyze`.
+
+    Raises:
+        UsageError: not exactly one choice, or one out of reach (the message says what is in reach).
+        TraceError: traces without exact values or without the checkpoint's digest.
+    """
+    if granularity not in ("head", "kv-group"):
+        raise UsageError(f"granularity: expected head or kv-group, got {granularity!r}")
+    if sum(choice is not None for choice in (gamma, saving, max_error)) != 1:
+        raise UsageError("expected exactly one of gamma, saving, max_error")
+    paths = encode_all(traces)
+    with telling_missing(paths), Shown(progress) as shown:
+        text, warnings = _core.calibrate(paths, gamma, saving, max_error, whole("tau", tau, 1), granularity,
+                                         bool(from_summary), whole("threads", threads, 0, 4096), shown)
+    return Calibration(text.decode("utf-8", errors="replace"), warnings)

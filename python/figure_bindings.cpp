@@ -1,0 +1,124 @@
+// figures(): the drawings of one result, as the report has them.
+#include <cstring>
+
+#include "analysis/figures/figures.h"
+#include "decode_record/error.h"
+#include "python/bindings.h"
+#include "python/drawing.h"
+
+namespace blockscope::python {
+namespace {
+
+template <typename Value>
+std::vector<Value> to_vector(const nb::handle& bytes) {
+  const auto raw = nb::cast<nb::bytes>(bytes);
+  std::vector<Value> values(raw.size() / sizeof(Value));
+  if (!values.empty()) std::memcpy(values.data(), raw.c_str(), values.size() * sizeof(Value));
+  return values;
+}
+
+ResultArray to_array(const nb::handle& item) {
+  ResultArray array;
+  array.name = nb::cast<std::string>(item["name"]);
+  array.unit = nb::cast<std::string>(item["unit"]);
+  array.description = nb::cast<std::string>(item["description"]);
+  std::size_t cells = 1;
+  for (const nb::handle axis : item["axes"]) {
+    array.axes.push_back({nb::cast<std::string>(axis["name"]),
+                          nb::cast<std::vector<double>>(axis["index"]),
+                          nb::cast<std::vector<std::string>>(axis["labels"])});
+    cells *= array.axes.back().size();
+  }
+  array.values = to_vector<double>(item["values"]);
+  if (!item["terms"].is_none()) array.terms = to_vector<std::int64_t>(item["terms"]);
+  if (array.values.size() != cells || (!array.terms.empty() && array.terms.size() != cells)) {
+    throw UsageError(array.name + ": its values do not have the size of its axes");
+  }
+  return array;
+}
+
+MetricResult to_result(const nb::dict& item) {
+  MetricResult result;
+  result.metric = nb::cast<std::string>(item["metric"]);
+  result.title = nb::cast<std::string>(item["title"]);
+  result.formula = nb::cast<std::string>(item["formula"]);
+  result.source = nb::cast<std::string>(item["source"]);
+  result.computed_from = nb::cast<std::string>(item["computed_from"]);
+  for (const nb::handle array : item["arrays"]) result.arrays.push_back(to_array(array));
+  return result;
+}
+
+/// The drawings that there are of this metric; none of some.
+std::vector<Figure> figures_of(const MetricResult& result) {
+  std::vector<Figure> figures;
+  const auto add = [&](std::optional<ReportFigure> figure) {
+    if (figure) figures.push_back(std::move(figure->figure));
+  };
+  const std::string& metric = result.metric;
+  if (metric == "similarity") {
+    for (ReportFigure& figure : head_similarity(result))
+      figures.push_back(std::move(figure.figure));
+    add(similarity_over_steps(result));
+  } else if (metric == "external_mass") {
+    add(external_mass_map(result));
+  } else if (metric == "reuse_error") {
+    add(reuse_error_by_layer(result));
+  } else if (metric == "recall") {
+    add(recall_over_steps(result));
+  } else if (metric == "union_size") {
+    add(union_sizes(result));
+  } else if (metric == "est_acc") {
+    add(estimation_accuracy(result));
+  } else if (metric == "selection") {
+    add(selection_over_steps(result));
+  } else if (metric == "cache") {
+    add(cache_rows_map(result));
+    add(cache_rows_over_steps(result));
+    add(cache_staleness(result));
+  } else if (metric == "router") {
+    add(router_usage_map(result));
+    add(router_agreement(result));
+  } else if (metric == "decoding") {
+    add(decoding_over_steps(result));
+    add(settled_map(result));
+  }
+  return figures;
+}
+
+nb::list figures(const nb::dict& item, std::size_t threads, const nb::bytes& gnuplot,
+                 const nb::bytes& search_path) {
+  const std::vector<Figure> drawings = figures_of(to_result(item));
+  if (drawings.empty()) return {};
+  const Gnuplot drawer({.program = to_string(gnuplot), .search_path = to_string(search_path)});
+  return to_list(drawings, render(drawer, drawings, threads));
+}
+
+}  // namespace
+
+std::vector<RenderedFigure> render(const Gnuplot& drawer, const std::vector<Figure>& drawings,
+                                   std::size_t threads) {
+  PythonProgress signals{nb::none()};
+  try {
+    const nb::gil_scoped_release release;  // no trace is read
+    return drawer.render_all(drawings, {.svg = true, .pdf = false, .png = false}, threads);
+  } catch (...) {
+    signals.rethrow();  // Ctrl-C ends gnuplot too
+    throw;
+  }
+}
+
+nb::list to_list(const std::vector<Figure>& drawings, const std::vector<RenderedFigure>& rendered) {
+  nb::list drawn;
+  for (std::size_t i = 0; i < drawings.size(); ++i) {
+    drawn.append(nb::make_tuple(drawings[i].name, to_bytes(drawings[i].title),
+                                to_bytes(drawings[i].caption), to_bytes(rendered[i].svg)));
+  }
+  return drawn;
+}
+
+void bind_figures(nb::module_& module) {
+  module.def("figures", &figures, nb::arg("result"), nb::arg("threads"), nb::arg("gnuplot"),
+             nb::arg("search_path"));
+}
+
+}  // namespace blockscope::python
