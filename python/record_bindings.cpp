@@ -1,0 +1,282 @@
+// TraceWriter: what blockscope.record() writes with. Arrays come as buffers of Python objects in
+// the file's element types and are copied without Python's lock, which is never held while the
+// queue is full: a slow disk slows the loop that is recorded, not the other threads of its process.
+#include <fmt/format.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <tuple>
+
+#include "decode_record/error.h"
+#include "decode_record/trace_writer.h"
+#include "python/bindings.h"
+
+namespace blockscope::python {
+namespace {
+
+template <typename Value>
+Value entry(const nb::dict& from, const char* name) {
+  if (!from.contains(name)) throw UsageError(fmt::format("trace meta: {}: missing", name));
+  return nb::cast<Value>(from[name]);
+}
+
+TraceMeta meta_of(const nb::dict& from) {
+  TraceMeta meta;
+  meta.num_layers = entry<std::int64_t>(from, "num_layers");
+  meta.num_heads = entry<std::int64_t>(from, "num_heads");
+  meta.num_kv_heads = entry<std::int64_t>(from, "num_kv_heads");
+  meta.head_dim = entry<std::int64_t>(from, "head_dim");
+  meta.hidden_size = entry<std::int64_t>(from, "hidden_size");
+  meta.vocab_size = entry<std::int64_t>(from, "vocab_size");
+  meta.mask_token_id = entry<std::int64_t>(from, "mask_token_id");
+  meta.logit_shift = entry<std::int64_t>(from, "logit_shift");
+  meta.bidirectional = entry<bool>(from, "bidirectional");
+  meta.has_cache = meta.bidirectional;
+  meta.softmax_scale = entry<double>(from, "softmax_scale");
+  meta.block_length = entry<std::int64_t>(from, "block_length");
+  meta.level = parse_record_level(entry<std::string>(from, "level"));
+  meta.record_everything();
+  meta.layers = entry<std::vector<std::int64_t>>(from, "layers");
+  meta.set_size = entry<std::int64_t>(from, "set_size");
+  meta.set_normaliser = entry<std::string>(from, "set_normaliser") == "prefix"
+                            ? SetNormaliser::prefix
+                            : SetNormaliser::prefix_and_block;
+  meta.array_type =
+      entry<std::string>(from, "array_type") == "f32" ? ArrayType::f32 : ArrayType::bf16;
+  meta.model_json = to_string(entry<nb::bytes>(from, "model_json"));
+  meta.run_json = to_string(entry<nb::bytes>(from, "run_json"));
+  meta.pieces = to_strings(entry<std::vector<nb::bytes>>(from, "pieces"));
+  return meta;
+}
+
+const DatasetSpec& spec_at(const std::string& path) {
+  const auto found = std::ranges::find(kDatasets, path, &DatasetSpec::path);
+  if (found == kDatasets.end()) throw UsageError(fmt::format("{}: no such dataset", path));
+  return *found;
+}
+
+/// What the buffer's elements have to be, by the names of Python's module `struct`; bfloat16 has
+/// none and comes as 16-bit integers.
+std::string_view formats_of(const DatasetSpec& spec, const TraceMeta& meta) {
+  switch (spec.type) {
+    case ElementType::u8:
+      return "B";
+    case ElementType::i32:
+      return "i";
+    case ElementType::i64:
+      return "ql";
+    case ElementType::f32:
+      return "f";
+    case ElementType::array:
+      return meta.array_type == ArrayType::f32 ? "f" : "hH";
+  }
+  return "";
+}
+
+/// Memory of a Python object for as long as this lives; made and ended with Python's lock.
+class ReadableBuffer {
+ public:
+  explicit ReadableBuffer(const nb::handle& object) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+      throw nb::python_error();
+    }
+  }
+  ReadableBuffer(ReadableBuffer&& other) noexcept : view_(std::exchange(other.view_, {})) {}
+  ReadableBuffer(const ReadableBuffer&) = delete;
+  ReadableBuffer& operator=(const ReadableBuffer&) = delete;
+  ReadableBuffer& operator=(ReadableBuffer&&) = delete;
+  ~ReadableBuffer() {
+    if (view_.obj != nullptr) PyBuffer_Release(&view_);
+  }
+
+  std::string_view format() const { return view_.format == nullptr ? "B" : view_.format; }
+  Buffer copy() const {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(view_.len));
+    std::memcpy(bytes.data(), view_.buf, bytes.size());
+    return make_buffer(std::move(bytes));
+  }
+
+ private:
+  Py_buffer view_{};
+};
+
+using Transfers = std::tuple<std::vector<std::int64_t>, std::vector<std::int64_t>,
+                             std::vector<float>, std::vector<std::int64_t>>;
+using Ranges = std::vector<std::pair<std::int32_t, std::int32_t>>;
+
+/// Both are position, token, confidence, step.
+FrameDelta delta_of(const Transfers& transfers, const Transfers& insertions) {
+  FrameDelta delta;
+  SequenceDelta& row = delta.rows.front();
+  row.transfer_index = std::get<0>(transfers);
+  row.transfer_step = std::get<3>(transfers);
+  row.insert_index = std::get<0>(insertions);
+  row.insert_step = std::get<3>(insertions);
+  std::int64_t source = 0;
+  for (std::size_t i = 0; i < row.transfer_index.size(); ++i) {
+    row.transfer_src_index.push_back(source++);
+  }
+  for (std::size_t i = 0; i < row.insert_index.size(); ++i)
+    row.insert_src_index.push_back(source++);
+  for (const Transfers* part : {&transfers, &insertions}) {
+    const auto& tokens = std::get<1>(*part);
+    const auto& confidence = std::get<2>(*part);
+    row.decoded_tokens.insert(row.decoded_tokens.end(), tokens.begin(), tokens.end());
+    row.confidence.insert(row.confidence.end(), confidence.begin(), confidence.end());
+  }
+  return delta;
+}
+
+class WriterHandle {
+  /// One thread of the process at a time, without Python's lock. It stands first because its type
+  /// is deduced.
+  template <typename Work>
+  auto alone(Work&& work) {
+    if (getpid() != owner_) {
+      throw UsageError("the trace belongs to the process that began it, this is a fork of it");
+    }
+    const nb::gil_scoped_release release;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return std::forward<Work>(work)();
+  }
+
+  TraceMeta meta_;
+  const pid_t owner_;
+  std::mutex mutex_;
+  std::unique_ptr<TraceWriter> writer_;
+
+ public:
+  WriterHandle(const nb::bytes& path, const nb::dict& meta, bool force, std::size_t queue_bytes)
+      : meta_(meta_of(meta)), owner_(getpid()) {
+    TraceWriterOptions options;
+    options.force = force;
+    options.queue_bytes = queue_bytes;
+    const std::string name = to_string(path);
+    const nb::gil_scoped_release release;
+    writer_ = std::make_unique<TraceWriter>(name, meta_, options);
+    meta_.pieces.clear();
+  }
+  WriterHandle(const WriterHandle&) = delete;
+  WriterHandle& operator=(const WriterHandle&) = delete;
+  ~WriterHandle() {
+    // The child of a fork has the object without its thread: nobody there could end it.
+    if (getpid() != owner_) {
+      static_cast<void>(writer_.release());
+      return;
+    }
+    const nb::gil_scoped_release release;
+    writer_.reset();
+  }
+
+  std::int64_t begin_sequence(const nb::bytes& name, std::vector<std::int64_t> prompt,
+                              std::int64_t gen_length) {
+    SequenceStart start;
+    start.name = to_string(name);
+    start.prompt = std::move(prompt);
+    start.gen_length = gen_length;
+    return alone([&] { return writer_->begin_sequence(std::move(start)); });
+  }
+
+  void end_sequence(std::int64_t sequence, const std::string& reason, const nb::bytes& text) {
+    const std::optional<FinishReason> known = parse_finish_reason(reason);
+    if (!known) throw UsageError(fmt::format("finish reason: '{}' is none", reason));
+    SequenceEnd end;
+    end.reason = *known;
+    end.text = to_string(text);
+    alone([&] { writer_->end_sequence(sequence, std::move(end)); });
+  }
+
+  /// scalars: sequence, pass, kind, block, block_start, step, context_length, transferred,
+  /// masks_left, recorded, pass_time_ns. arrays: dataset, layer slot or -1, buffer.
+  void append_row(const std::vector<std::int64_t>& scalars,
+                  const std::optional<Transfers>& transfers,
+                  const std::optional<Transfers>& insertions, const Ranges& computed,
+                  const nb::list& arrays) {
+    if (scalars.size() != 11) {
+      throw UsageError(fmt::format("append_row: expected 11 scalars, got {}", scalars.size()));
+    }
+    TraceRow row;
+    row.sequence = scalars[0];
+    row.pass = scalars[1];
+    row.kind = static_cast<PassKind>(std::clamp<std::int64_t>(scalars[2], 0, 2));
+    row.block = scalars[3];
+    row.block_start = scalars[4];
+    row.step = scalars[5];
+    row.context_length = scalars[6];
+    row.transferred = scalars[7];
+    row.masks_left = scalars[8];
+    row.recorded = scalars[9] != 0;
+    row.pass_time_ns = scalars[10];
+    if (transfers || insertions) {
+      row.delta = delta_of(transfers.value_or(Transfers{}), insertions.value_or(Transfers{}));
+    }
+    if (meta_.has_cache) {
+      LayerRanges ranges;
+      for (const auto& [start, stop] : computed) ranges.query.push_back({start, stop});
+      ranges.key = ranges.value = ranges.query;
+      row.cache.assign(static_cast<std::size_t>(meta_.num_layers), ranges);
+    }
+    std::vector<ReadableBuffer> buffers;
+    for (const nb::handle& item : arrays) {
+      const auto [path, layer, object] =
+          nb::cast<std::tuple<std::string, std::int64_t, nb::object>>(item);
+      const DatasetSpec& spec = spec_at(path);
+      const ReadableBuffer& buffer = buffers.emplace_back(object);
+      if (formats_of(spec, meta_).find(buffer.format()) == std::string_view::npos) {
+        throw UsageError(fmt::format("{}: expected elements of type {}, got {}", path,
+                                     formats_of(spec, meta_), buffer.format()));
+      }
+      row.arrays.push_back({spec.field, layer, {}});
+    }
+    alone([&] {
+      for (std::size_t i = 0; i < buffers.size(); ++i) row.arrays[i].data = buffers[i].copy();
+      writer_->append_row(std::move(row));
+    });
+  }
+
+  void commit() {
+    alone([this] { writer_->commit(); });
+  }
+  void finish() {
+    alone([this] { writer_->finish(); });
+  }
+  void suspend() {
+    alone([this] { writer_->suspend(); });
+  }
+  std::int64_t committed() const { return writer_->committed(); }
+  std::int64_t bytes_appended() const { return writer_->bytes_appended(); }
+};
+
+}  // namespace
+
+void bind_record(nb::module_& module) {
+  nb::class_<WriterHandle>(module, "TraceWriter")
+      .def(nb::init<const nb::bytes&, const nb::dict&, bool, std::size_t>(), nb::arg("path"),
+           nb::arg("meta"), nb::arg("force"), nb::arg("queue_bytes"))
+      .def("begin_sequence", &WriterHandle::begin_sequence, nb::arg("name"), nb::arg("prompt"),
+           nb::arg("gen_length"))
+      .def("end_sequence", &WriterHandle::end_sequence, nb::arg("sequence"), nb::arg("reason"),
+           nb::arg("text"))
+      .def("append_row", &WriterHandle::append_row, nb::arg("scalars"), nb::arg("transfers").none(),
+           nb::arg("insertions").none(), nb::arg("computed"), nb::arg("arrays"))
+      .def("commit", &WriterHandle::commit)
+      .def("finish", &WriterHandle::finish)
+      .def("suspend", &WriterHandle::suspend)
+      .def("committed", &WriterHandle::committed)
+      .def("bytes_appended", &WriterHandle::bytes_appended);
+  module.def(
+      "check_trace_target",
+      [](const nb::bytes& path, bool force) {
+        const std::string name = to_string(path);
+        const nb::gil_scoped_release release;
+        check_trace_target(name, force);
+      },
+      nb::arg("path"), nb::arg("force"));
+}
+
+}  // namespace blockscope::python
