@@ -1,0 +1,151 @@
+"""What the recorder has to know of a model: where its layers are, its inputs by name, its vocabulary."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..errors import UsageError
+from .settings import config_value
+from .steps import PassInput, Statement
+
+NUM_LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
+NUM_HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")
+NUM_KV_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads")
+HIDDEN_SIZE = ("hidden_size", "d_model", "n_embd")
+VOCAB_SIZE = ("vocab_size",)
+IDS = ("input_ids", "tokens", "idx", "x")
+PAST = ("past_key_values", "past_key_value", "kv_cache", "cache")
+
+
+def find_layers(model: torch.nn.Module, given: Any) -> list[tuple[str, torch.nn.Module]]:
+    """The model's decoder layers with their names, in order."""
+    names = {module: name for name, module in model.named_modules()}
+    if given is not None:
+        layers = list(given)
+        if not layers or any(layer not in names for layer in layers):
+            raise UsageError("decoder_layers: expected modules of the model, such as model.model.layers")
+        return [(names[layer], layer) for layer in layers]
+    count = config_value(model, *NUM_LAYERS)
+    lists = [module for module in names if isinstance(module, torch.nn.ModuleList) and len(module) > 0]
+    fitting = [module for module in lists if len(module) == count]
+    if len(fitting) != 1:
+        there = ", ".join(f"{names[module]} ({len(module)})" for module in lists) or "none"
+        raise UsageError(
+            f"{type(model).__name__}: its layers can't be told: expected one ModuleList of {count} "
+            f"(model.config.{NUM_LAYERS[0]}), found {len(fitting)} among {there}. HINT: "
+            "record(..., decoder_layers=model.model.layers)")
+    return [(names[layer], layer) for layer in fitting[0]]
+
+
+class Inputs:
+    """A forward pass's arguments by name."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._signature = inspect.signature(model.forward)
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any], statement: Statement) -> PassInput:
+        try:
+            bound = self._signature.bind_partial(*args, **kwargs).arguments
+        except TypeError:  # the model itself will tell
+            bound = dict(kwargs)
+        for value in list(bound.values()):
+            if isinstance(value, Mapping) and not isinstance(value, torch.Tensor):
+                bound = {**value, **bound}  # **kwargs of the forward
+        ids = next((bound[name] for name in IDS if isinstance(bound.get(name), torch.Tensor)), None)
+        if ids is None:
+            raise UsageError(
+                f"the model was called without token ids (looked for {', '.join(IDS)}). HINT: call it with input_ids, "
+                "not with embeddings; or leave the pass out with run.paused()")
+        if ids.dim() == 1:
+            ids = ids.unsqueeze(0)
+        past = next((bound[name] for name in PAST if bound.get(name) is not None), None)
+        kept = cache_length(past)
+        tokens = ids.tolist()
+        _refuse_padding(bound.get("attention_mask"))
+        start = statement.start
+        if start is None:
+            start = _start_of(bound.get("position_ids"), len(tokens[0]))
+        if start is None:
+            start = kept
+        return PassInput(tokens, start, kept, past is not None, statement)
+
+
+def _refuse_padding(mask: Any) -> None:
+    if isinstance(mask, torch.Tensor) and mask.dim() == 2 and not bool((mask != 0).all()):
+        raise UsageError(
+            "attention_mask: sequences padded to one length aren't recorded, as positions would not be those of the "
+            "cache. HINT: decode sequences of one length together, or one at a time")
+
+
+def _start_of(positions: Any, length: int) -> int | None:
+    if not isinstance(positions, torch.Tensor):
+        return None
+    rows = positions.reshape(-1, positions.shape[-1]).tolist()
+    first = rows[0]
+    if any(row != first for row in rows) or len(first) != length or first != list(range(first[0], first[0] + length)):
+        raise UsageError(
+            "position_ids: expected consecutive positions, the same for the whole batch. HINT: state where the pass "
+            "begins with run.step(start=...)")
+    return first[0]
+
+
+def cache_length(past: Any) -> int:
+    """Keys that a cache holds: of transformers' caches, or of tuples of keys and values by layer."""
+    if past is None:
+        return 0
+    if hasattr(past, "get_seq_length"):
+        return int(past.get_seq_length())
+    try:
+        key = past[0][0]
+        return int(key.shape[-2]) if isinstance(key, torch.Tensor) else 0
+    except (IndexError, KeyError, TypeError):
+        return 0
+
+
+def logits_of(output: Any) -> torch.Tensor | None:
+    """[S, R, V] of what a forward pass returned."""
+    logits = getattr(output, "logits", None)
+    if logits is None and isinstance(output, Mapping):
+        logits = output.get("logits")
+    if logits is None and isinstance(output, (tuple, list)) and output:
+        logits = output[0]
+    if logits is None and isinstance(output, torch.Tensor):
+        logits = output
+    if not isinstance(logits, torch.Tensor) or not logits.is_floating_point():
+        return None
+    return logits.unsqueeze(0) if logits.dim() == 2 else logits if logits.dim() == 3 else None
+
+
+# --- vocabulary -------------------------------------------------------------------------------------------------------
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters that byte-level BPE writes bytes with."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def vocabulary_pieces(tokenizer: Any, size: int) -> list[bytes]:
+    """The bytes of every token id below size; [] without a tokenizer."""
+    if tokenizer is None or not hasattr(tokenizer, "convert_ids_to_tokens"):
+        return []
+    known = len(tokenizer)
+    texts = tokenizer.convert_ids_to_tokens(list(range(min(size, known))))
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    byte_level = "ByteLevel" in str(getattr(backend, "decoder", ""))
+    added = set(getattr(tokenizer, "added_tokens_decoder", {}))
+    alphabet = _byte_alphabet()
+    pieces = []
+    for index, text in enumerate(texts):
+        if text is None:
+            pieces.append(b"")
+        elif byte_level and index not in added and all(letter in alphabet for letter in text):
+            pieces.append(bytes(alphabet[letter] for letter in text))
+        else:
+            pieces.append((text if index in added else text.replace("\u2581", " ")).encode(errors="replace"))
+    return pieces + [b""] * (size - len(pieces))

@@ -1,0 +1,156 @@
+"""One forward pass while it runs: what is kept of its layers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import UsageError
+from .attention import LOOKED_FOR, AttentionCall
+from .geometry import Biases, Geometry, KeyRanges
+from .settings import Settings
+from .split import Part, Sets, attend, merge, topk_sets
+from .steps import Kind, Pass, PassInput
+
+
+@dataclass
+class LayerAttention:
+    external: Part
+    internal: Part
+    query: torch.Tensor  # [S, H, B, D]
+    sets: Sets | None
+
+
+class RunningPass:
+    def __init__(self, number: int, given: PassInput, passes: list[Pass], settings: Settings, num_layers: int) -> None:
+        self.number = number
+        self.given = given
+        self.passes = passes
+        self.settings = settings
+        self.num_layers = num_layers
+        self.geometry: Geometry | None = None
+        self.denoises = any(one.kind is Kind.DENOISE for one in passes)
+        self.layer = -1  # that runs now
+        self.attention: dict[int, LayerAttention] = {}
+        self.hidden: dict[int, torch.Tensor] = {}  # [S, B, hidden_size]
+        self.scale: float | None = None
+        self.own_ns = 0  # of the recorder itself
+        self.pass_ns = 0
+        self._begun = 0
+        self._biases: dict[Any, tuple[Any, KeyRanges, Biases]] = {}
+
+    def begin(self, now: int) -> None:
+        self._begun = now
+
+    def end(self, now: int) -> None:
+        self.pass_ns = max(now - self._begun - self.own_ns, 0)
+
+    def take_hidden(self, layer: int, hidden: Any) -> None:
+        if not isinstance(hidden, torch.Tensor) or self.geometry is None or hidden.dim() != 3:
+            return
+        begun = time.perf_counter_ns()
+        if hidden.shape[1] == self.given.length:
+            # A copy: what comes behind may add to it in place.
+            self.hidden[layer] = hidden.detach().narrow(1, self.geometry.first, self.geometry.rows).clone()
+        self.own_ns += time.perf_counter_ns() - begun
+
+    def take_attention(self, call: AttentionCall, name: str, kv_heads: int | None, check: bool) -> None:
+        where = f"{name}: {call.function}"
+        if self.layer in self.attention:
+            raise UsageError(f"{where}: called more than once in a layer and pass, so which call attends to the "
+                             "sequence's own keys can't be told")
+        if call.dropout > 0:
+            raise UsageError(f"{where}: with dropout of {call.dropout}, so the attention isn't what its keys give. "
+                             "HINT: model.eval()")
+        call = self._unpacked(call, where)
+        k, v = self._own_heads(call, kv_heads, check, where)
+        geometry = self.geometry
+        ranges, biases = self._masks_of(call)
+        q = call.q.narrow(2, geometry.first, geometry.rows)
+        k_external = ranges.of(k, 2)
+        external = attend(q, k_external, ranges.of(v, 2), call.scale, call.softcap, biases.external)
+        internal = attend(q, ranges.inside(k, 2), ranges.inside(v, 2), call.scale, call.softcap, biases.internal)
+        if self.scale not in (None, call.scale):
+            raise UsageError(f"{where}: scores are scaled by {call.scale}, in another layer by {self.scale}; a trace "
+                             "has one scale. HINT: record(..., layers=...) with layers alike")
+        self.scale = call.scale
+        if check:
+            _compare(merge(external, internal), call.out.narrow(2, geometry.first, geometry.rows), where)
+        self.attention[self.layer] = LayerAttention(
+            external, internal, q, self._sets(q, k_external, external, internal, call, ranges, biases))
+
+    def _sets(self, q: torch.Tensor, k: torch.Tensor, external: Part, internal: Part, call: AttentionCall,
+              ranges: KeyRanges, biases: Biases) -> Sets | None:
+        if self.settings.set_size == 0:
+            return None
+        lse = external.lse
+        if self.settings.set_normaliser != "prefix":
+            lse = torch.logaddexp(lse, internal.lse)
+        sets = topk_sets(q, k, lse, self.settings.set_size, call.scale, call.softcap, biases.external)
+        if ranges.offset:
+            sets.index = torch.where(sets.index >= 0, sets.index + ranges.offset, sets.index)
+        return sets
+
+    def _unpacked(self, call: AttentionCall, where: str) -> AttentionCall:
+        """transformers hands over one token's query heads as the queries of its KV head."""
+        length = self.given.length
+        if call.q.shape[2] == length:
+            return call
+        sequences, kv_heads, group, dim = call.q.shape
+        if length != 1 or kv_heads != call.k.shape[1]:
+            raise UsageError(f"{where}: attends with {group} queries in a pass over {length} positions")
+        shape = (sequences, kv_heads * group, 1)
+        call.q, call.out = call.q.reshape(*shape, dim), call.out.reshape(*shape, call.out.shape[-1])
+        if call.mask is not None and call.mask.shape[1] > 1:
+            call.mask = call.mask.reshape(call.mask.shape[0], -1, 1, call.mask.shape[-1])
+        return call
+
+    @staticmethod
+    def _own_heads(call: AttentionCall, kv_heads: int | None, check: bool,
+                   where: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the KV heads alone, where the model repeated them for its query heads."""
+        k, v = call.k, call.v
+        if kv_heads is None or k.shape[1] == kv_heads or k.shape[1] != call.q.shape[1]:
+            return k, v
+        group = k.shape[1] // kv_heads
+        own_k, own_v = k[:, ::group], v[:, ::group]
+        if check and not torch.equal(own_k.repeat_interleave(group, 1), k):
+            raise UsageError(f"{where}: expected {kv_heads} KV heads, each repeated {group} times in a row, got "
+                             f"{k.shape[1]} different ones")
+        return own_k, own_v
+
+    def _masks_of(self, call: AttentionCall) -> tuple[KeyRanges, Biases]:
+        """Layers share a mask: it is looked at once a pass."""
+        keys, mask = call.k.shape[2], call.mask
+        identity = None if mask is None else (mask.data_ptr(), mask.shape, mask.stride(), mask.dtype)
+        known = self._biases.get((identity, keys, call.causal, call.window))
+        if known is None:
+            ranges = self.geometry.key_ranges(keys)
+            known = (mask, ranges, self.geometry.biases(call, ranges))  # the mask: so that its address stays its own
+            self._biases[(identity, keys, call.causal, call.window)] = known
+        return known[1], known[2]
+
+    def require_layers(self, recorded: list[int], layers: list[tuple[str, torch.nn.Module]], model: str) -> None:
+        missing = [layers[index][0] for index in recorded if index not in self.attention]
+        if not missing:
+            return
+        named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise UsageError(
+            f"{model}: the attention of {named} can't be seen. Looked for {'; '.join(LOOKED_FOR)}. HINT: load the "
+            "model with attn_implementation=\"sdpa\", without torch.compile; or record the trajectory alone with "
+            "level=\"trajectory\"")
+
+
+def _compare(merged: torch.Tensor, used: torch.Tensor, where: str) -> None:
+    """Whether both parts together are what the model got."""
+    most = 2e-3 if used.dtype in (torch.float32, torch.float64) else 5e-2
+    used = used.float()
+    difference = ((merged - used).abs().max() / used.abs().max().clamp_min(1e-30)).item()
+    if difference <= most:
+        return
+    raise UsageError(
+        f"{where}: what its queries, keys and mask give differs from what the model got by {difference:.2g} of its "
+        "largest value: something else takes part (sinks, a bias, quantised keys) that isn't recorded")

@@ -1,0 +1,242 @@
+"""The recorder: hooks on a model and its layers turn what a decoding loop does into rows of a trace. It observes and
+never steers. A row is written when the next pass begins, because its input says what the pass decided."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence as SequenceOf
+from typing import Any
+
+import torch
+
+from .. import _core
+from ..errors import UsageError
+from .attention import AttentionCall, Watch, unwatch_eager, watch_eager
+from .geometry import Geometry
+from .model import NUM_LAYERS, Inputs, find_layers, logits_of
+from .passes import RunningPass
+from .rows import RowWriter
+from .settings import Settings, config_value
+from .statistics import FirstPrediction, History
+from .steps import Batch, Kind, Statement
+
+
+class Recorder:
+    """What ``with blockscope.record(...) as run`` gives. The loop needs none of its methods where the model's inputs
+    tell everything."""
+
+    def __init__(self, model: torch.nn.Module, path: bytes, settings: Settings, *, tokenizer: Any,
+                 decoder_layers: Any, force: bool) -> None:
+        if not isinstance(model, torch.nn.Module):
+            raise UsageError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+        self._model, self._path, self._settings = model, path, settings
+        self._force = force
+        self._inputs = Inputs(model)
+        self._looks_inside = settings.at_least("summary")
+        self._layers = find_layers(model, decoder_layers) if self._looks_inside or decoder_layers is not None else []
+        self._num_layers = len(self._layers) or config_value(model, *NUM_LAYERS) or 1
+        self._recorded = self._recorded_layers()
+        self._looked_at = set(self._recorded)
+        self._batch = Batch(settings)
+        self._rows = RowWriter(path, settings, model, tokenizer, self._recorded, force)
+        self._histories: list[History] = []
+        self._first_predictions: list[tuple[tuple[int, int], FirstPrediction]] = []
+        self._statement = Statement()
+        self._running: RunningPass | None = None
+        self._watch: Watch | None = None
+        self._thread = 0
+        self._hooks: list[Any] = []
+        self._paused = False
+        self._pid = os.getpid()
+        self._num_passes = 0
+        self._checked: set[int] = set()  # layers whose attention was compared with what the model got
+
+    def _recorded_layers(self) -> list[int]:
+        chosen = self._settings.layers
+        if chosen is None:
+            return list(range(self._num_layers))
+        if chosen[-1] >= self._num_layers:
+            raise UsageError(f"layers: expected 0 to {self._num_layers - 1}, got {chosen[-1]}")
+        return chosen
+
+    # --- what users call ----------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Recorder:
+        if self._hooks:
+            raise UsageError("the recording is open already")
+        self._refuse_existing()
+        _core.check_trace_target(self._path, self._force)
+        if self._looks_inside:
+            watch_eager()
+        self._hooks = [self._model.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True),
+                       self._model.register_forward_hook(self._after, with_kwargs=True, always_call=True)]
+        for index, (_, layer) in enumerate(self._layers if self._looks_inside else []):
+            self._hooks += [
+                layer.register_forward_pre_hook(self._layer_hook(index), with_kwargs=True),
+                layer.register_forward_hook(self._layer_end)]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self._abandon()
+        for hook in self._hooks:
+            hook.remove()
+        if self._hooks and self._looks_inside:
+            unwatch_eager()
+        self._hooks = []
+        if os.getpid() != self._pid:
+            return
+        if error is None:
+            self._rows.finish(self._batch)
+            return
+        try:
+            self._rows.suspend()
+        except Exception as second:  # the user's exception goes on
+            note = f"blockscope: the trace couldn't be closed: {second}"
+            if hasattr(error, "add_note"):
+                error.add_note(note)
+            else:
+                warnings.warn(note, stacklevel=2)
+
+    def begin_sequence(self, *, prompt_length: int | None = None, gen_length: int | None = None,
+                       name: str | SequenceOf[str] = "") -> None:
+        """Says that the next pass begins a sequence (or a batch of them), and what its inputs don't: how many tokens
+        its prompt has, how many positions follow, its name."""
+        names = [name] if isinstance(name, str) else list(name)
+        self._batch.state_next(prompt_length, gen_length, names if names != [""] else [])
+
+    def end_sequence(self, ids: Any = None, *, reason: str = "length") -> None:
+        """Ends the sequences that are decoded now. ids [L] or [S, L]: their tokens from the first position on, with
+        those that the last pass decided, which were never an input. reason: ``length``, ``stop``."""
+        if ids is not None:
+            ids = ids.tolist() if hasattr(ids, "tolist") else [list(row) if not isinstance(row, int) else row
+                                                               for row in ids]
+            ids = [ids] if ids and isinstance(ids[0], int) else ids
+            if len(ids) != len(self._batch.sequences):
+                raise UsageError(f"end_sequence: expected ids of {len(self._batch.sequences)} sequences, got {len(ids)}")
+        self._rows.end(self._batch, ids, reason)
+        self._batch = Batch(self._settings)
+
+    def step(self, *, start: int | None = None, block_start: int | None = None, kind: str | None = None) -> None:
+        """States of the next pass what its inputs don't tell: the position of its first token, the position of the
+        block's first token, and whether it is a ``prefill``, ``denoise`` or ``commit``."""
+        kinds = {"prefill": Kind.PREFILL, "denoise": Kind.DENOISE, "commit": Kind.COMMIT}
+        if kind is not None and kind not in kinds:
+            raise UsageError(f"kind: expected {', '.join(kinds)}, got {kind!r}")
+        self._statement = Statement(start, block_start, kinds[kind] if kind else None)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Passes within are no part of the recording."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    @property
+    def path(self) -> str:
+        """The trace's name; ``.partial`` stands behind it until the recording ends."""
+        return os.fsdecode(self._path)
+
+    @property
+    def rows(self) -> int:
+        """Rows handed to the writer so far."""
+        return self._rows.num_rows
+
+    def commit(self) -> None:
+        """Waits until the rows so far survive ``kill -9``."""
+        self._rows.commit()
+
+    # --- hooks --------------------------------------------------------------------------------------------------------
+
+    def _refuse_existing(self) -> None:
+        for name in (self._path, self._path + b".partial"):
+            if not self._force and os.path.lexists(name):
+                raise UsageError(f"{os.fsdecode(name)}: exists already. HINT: record(..., force=True) replaces it")
+
+    def _idle(self) -> bool:
+        return self._paused or os.getpid() != self._pid
+
+    def _before(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._idle():
+            return
+        if self._running is not None:
+            if self._thread != threading.get_ident():
+                raise UsageError("two threads run the recorded model at once. HINT: record one loop at a time")
+            self._abandon()  # an interrupt, or an error that the loop caught
+        begun = time.perf_counter_ns()
+        with torch.no_grad():
+            statement, self._statement = self._statement, Statement()
+            given = self._inputs.read(args, kwargs, statement)
+            if self._batch.starts_anew(given):
+                self._rows.end(self._batch, None, "length")
+                self._batch.begin(given)
+            observed = self._batch.observe(given)
+            self._rows.decided([change for _, change in observed])
+            running = RunningPass(self._num_passes, given, [one for one, _ in observed], self._settings,
+                                  self._num_layers)
+            self._num_passes += 1
+        running.own_ns += time.perf_counter_ns() - begun
+        self._running, self._thread = running, threading.get_ident()
+        running.begin(begun)
+        if self._looks_inside and running.denoises:
+            running.geometry = Geometry.of(given, observed[0][0], self._batch.sequences[0])
+            self._watch = Watch(self._see)
+
+    def _layer_hook(self, index: int) -> Any:
+        def before(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            running = self._running
+            if running is None or not running.denoises or self._idle():
+                return
+            running.layer = index
+            if index in self._looked_at:
+                hidden = args[0] if args else next((kwargs[name] for name in ("hidden_states", "x") if name in kwargs),
+                                                   None)
+                running.take_hidden(index, hidden)
+
+        return before
+
+    def _layer_end(self, layer: torch.nn.Module, args: Any, output: Any) -> None:
+        if self._running is not None:
+            self._running.layer = -1
+
+    def _see(self, call: AttentionCall) -> None:
+        running = self._running
+        if running is None or running.layer < 0 or running.layer not in self._looked_at:
+            return
+        begun = time.perf_counter_ns()
+        with torch.no_grad():
+            check = running.layer not in self._checked
+            running.take_attention(call, self._layers[running.layer][0], self._rows.kv_heads, check)
+            self._checked.add(running.layer)
+        running.own_ns += time.perf_counter_ns() - begun
+
+    def _after(self, model: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        running = self._running
+        if running is None or self._idle():
+            return
+        self._end_watch()
+        self._running = None
+        if output is None:  # the model raised: the loop may go on, the pass is lost
+            return
+        begun = time.perf_counter_ns()
+        running.end(begun)
+        with torch.no_grad():
+            if self._looks_inside and running.denoises:
+                running.require_layers(self._recorded, self._layers, type(model).__name__)
+            logits = logits_of(output)
+            self._rows.open(self._batch, running, logits)
+            self._rows.collect(self._batch, running, logits, self._histories, self._first_predictions)
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
+
+    def _abandon(self) -> None:
+        self._end_watch()
+        self._running = None

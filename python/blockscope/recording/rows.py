@@ -1,0 +1,384 @@
+"""Rows of the trace: what a pass gave, until the next pass's input tells what it decided; then they go to the
+writer's thread."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import sys
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .. import _core
+from ..errors import UsageError
+from .model import HIDDEN_SIZE, NUM_HEADS, NUM_KV_HEADS, VOCAB_SIZE, vocabulary_pieces
+from .passes import RunningPass
+from .settings import Settings, config_value
+from .statistics import FirstPrediction, History, LayerValues, Predictions
+from .split import Part
+from .steps import Batch, Change, Kind, Pass, Sequence
+
+QUEUE_BYTES = 64 << 20
+UNDECIDED = -1  # step of a mask
+
+
+class HostCopies:
+    """Arrays on their way to the host, in the file's types."""
+
+    def __init__(self) -> None:
+        self._arrays: list[tuple[str, torch.Tensor]] = []
+        self._event: Any = None
+
+    def add(self, path: str, values: torch.Tensor, dtype: torch.dtype) -> None:
+        values = values.detach().to(dtype).contiguous()
+        if values.device.type == "cuda":
+            host = torch.empty(values.shape, dtype=dtype, pin_memory=True)
+            host.copy_(values, non_blocking=True)
+            values = host
+            if self._event is None:
+                self._event = torch.cuda.Event()
+            self._event.record()
+        elif values.device.type != "cpu":
+            values = values.cpu()
+        self._arrays.append((path, values))
+
+    def take(self) -> list[tuple[str, int, Any]]:
+        if self._event is not None:
+            self._event.synchronize()
+        return [(path, -1, (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy())
+                for path, values in self._arrays]
+
+
+@dataclass
+class WaitingRow:
+    """Of one sequence; written when it is known what the pass decided."""
+
+    number: int
+    one: Pass
+    pass_ns: int
+    copies: HostCopies = field(default_factory=HostCopies)
+    predictions: Predictions | None = None
+    change: Change = field(default_factory=Change)
+
+
+@dataclass
+class TracedSequence:
+    index: int
+    prompt_length: int
+    tokens: list[int]  # of the frame
+    steps: list[int]
+
+
+class RowWriter:
+    def __init__(self, path: bytes, settings: Settings, model: Any, tokenizer: Any, layers: list[int],
+                 force: bool) -> None:
+        self._path, self._settings, self._model, self._tokenizer = path, settings, model, tokenizer
+        self._layers, self._force = layers, force
+        self._writer: Any = None
+        self._traced: list[TracedSequence] = []
+        self._waiting: list[list[WaitingRow]] = []  # by pass, by sequence of the batch
+        self.num_rows = 0
+        self.kv_heads: int | None = config_value(model, *NUM_KV_HEADS)
+        self._bidirectional: bool | None = None
+
+    # --- the file -----------------------------------------------------------------------------------------------------
+
+    def open(self, batch: Batch, running: RunningPass, logits: torch.Tensor | None) -> None:
+        """Makes the file, and begins the batch's sequences in it, at their first denoising pass."""
+        if self._traced or not running.denoises:
+            return
+        sequences = batch.sequences
+        bidirectional = bool(sequences[0].bidirectional)
+        if self._writer is None:
+            self._bidirectional = bidirectional
+            meta = self._meta(running, logits, bidirectional)
+            self._writer = _core.TraceWriter(self._path, meta, self._force, QUEUE_BYTES)
+        elif bidirectional != self._bidirectional:
+            raise UsageError("one sequence is denoised with attention in both directions, another isn't; a trace has "
+                             "one kind. HINT: say which with record(..., bidirectional=...)")
+        for one, sequence in zip(running.passes, sequences):
+            prompt = sequence.tokens[:sequence.prompt_length]
+            length = sequence.initial_length(one)
+            mask = -1 if self._settings.mask_token_id is None else self._settings.mask_token_id
+            index = self._writer.begin_sequence(sequence.name.encode(), prompt, length)
+            self._traced.append(TracedSequence(index, len(prompt), [mask] * length, [UNDECIDED] * length))
+
+    def _meta(self, running: RunningPass, logits: torch.Tensor | None, bidirectional: bool) -> dict[str, Any]:
+        settings, model = self._settings, self._model
+        shape = self._attention_shape(running)
+        hidden = next((h.shape[-1] for h in running.hidden.values()), None) or config_value(model, *HIDDEN_SIZE)
+        vocab = config_value(model, *VOCAB_SIZE) or (logits.shape[-1] if logits is not None else None)
+        if not hidden or not vocab:
+            raise UsageError(f"{type(model).__name__}: neither its configuration nor its outputs tell hidden_size and "
+                             "vocab_size")
+        num_layers = running.num_layers
+        config = getattr(model, "config", None)
+        resolved = {
+            "architecture": type(model).__name__, "model_type": getattr(config, "model_type", ""),
+            "layers": num_layers, "heads": shape["num_heads"], "kv_heads": shape["num_kv_heads"],
+            "head_dim": shape["head_dim"], "requested": getattr(config, "_name_or_path", "") or "",
+            "compute_dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+            "device": str(next(model.parameters()).device)}
+        run = {
+            "recorded_by": "blockscope.record", "version": _core.version, "torch": torch.__version__,
+            "python": platform.python_version(),
+            "transformers": getattr(sys.modules.get("transformers"), "__version__", ""),
+            "decoding": "autoregressive" if settings.autoregressive else "block_diffusion",
+            "block_length": settings.block_length, "gen_length": settings.gen_length, "policy": "exact",
+            "recorded_steps": settings.steps or [], "sources": settings.sources}
+        return {
+            **shape, "num_layers": num_layers, "hidden_size": hidden, "vocab_size": vocab,
+            "mask_token_id": -1 if settings.mask_token_id is None else settings.mask_token_id,
+            "logit_shift": settings.logit_shift, "bidirectional": bidirectional,
+            "block_length": settings.block_length, "level": settings.level, "layers": self._layers,
+            "set_size": settings.set_size, "set_normaliser": settings.set_normaliser,
+            "array_type": settings.array_type, "model_json": json.dumps(resolved).encode(),
+            "run_json": json.dumps(run).encode(), "pieces": vocabulary_pieces(self._tokenizer, vocab)}
+
+    def _attention_shape(self, running: RunningPass) -> dict[str, Any]:
+        shapes = {(a.query.shape[1], a.query.shape[3], a.external.output.shape[3]) for a in running.attention.values()}
+        if len(shapes) > 1 or any(d != e for _, d, e in shapes):
+            raise UsageError(f"layers of different shapes (heads, channels of keys and of values): {sorted(shapes)}. "
+                             "HINT: record(..., layers=...) with layers alike")
+        heads = next(iter(shapes))[0] if shapes else config_value(self._model, *NUM_HEADS) or self.kv_heads or 1
+        dim = next(iter(shapes))[1] if shapes else (
+            config_value(self._model, "head_dim") or (config_value(self._model, *HIDDEN_SIZE) or heads) // heads)
+        return {"num_heads": heads, "num_kv_heads": self.kv_heads or heads, "head_dim": dim,
+                "softmax_scale": running.scale or dim ** -0.5}
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def collect(self, batch: Batch, running: RunningPass, logits: torch.Tensor | None, histories: list[History],
+                first_predictions: list[tuple[tuple[int, int], FirstPrediction]]) -> None:
+        """Takes over what the pass gave."""
+        count = len(running.passes)
+        del histories[count:], first_predictions[count:]
+        rows = []
+        for slot, (one, sequence) in enumerate(zip(running.passes, batch.sequences)):
+            row = WaitingRow(running.number, one, running.pass_ns)
+            if logits is not None:
+                row.predictions = self._predictions(one, sequence, logits[slot])
+            block = (self._traced[slot].index if self._traced else -1, one.block)
+            if len(histories) <= slot:
+                histories.append(History())
+            if one.kind is Kind.DENOISE:
+                if row.predictions is not None:
+                    self._add_predictions(row, slot, block, first_predictions)
+                if running.attention:
+                    if histories[slot].block != block:
+                        histories[slot] = History(block)
+                    self._add_attention(row, slot, running, histories[slot])
+            rows.append(row)
+        self._waiting.append(rows)
+
+    def _predictions(self, one: Pass, sequence: Sequence, logits: torch.Tensor) -> Predictions | None:
+        """Of the rows whose predictions somebody may ask for: the block's, and the position behind a pass whose
+        logits are shifted."""
+        shift = self._settings.logit_shift
+        first = one.start + one.length - logits.shape[0] + shift  # some models give the last rows alone
+        if one.kind is Kind.DENOISE:
+            begin, end = one.block_start + (shift if self._settings.autoregressive else 0), 0
+            end = begin + self._settings.block_length
+        elif shift:
+            begin, end = one.start + one.length, one.start + one.length + 1
+        else:
+            return None
+        begin, end = max(begin, first), min(end, first + logits.shape[0])
+        return Predictions.of(logits[begin - first:end - first], begin) if begin < end else None
+
+    def _add_predictions(self, row: WaitingRow, slot: int, block: tuple[int, int],
+                         firsts: list[tuple[tuple[int, int], FirstPrediction]]) -> None:
+        now, one, size = row.predictions, row.one, self._settings.block_length
+        begin = one.block_start + (self._settings.logit_shift if self._settings.autoregressive else 0)
+        first, count = now.first - begin, len(now.lse)
+
+        def among_block(values: torch.Tensor, missing: float) -> torch.Tensor:
+            if count == size:
+                return values
+            whole = values.new_full((size,), missing)
+            whole[first:first + count] = values
+            return whole
+
+        token, confidence = now.top1()
+        row.copies.add("/prediction/token", among_block(token, -1), torch.int32)
+        row.copies.add("/prediction/confidence", among_block(confidence, math.nan), torch.float32)
+        if not self._settings.at_least("summary"):
+            return
+        while len(firsts) <= slot:
+            firsts.append(((-1, -1), None))
+        if one.step == 1:
+            firsts[slot] = (block, FirstPrediction.of(now) if True in one.masked else None)
+        elif firsts[slot][0] == block and firsts[slot][1] is not None and firsts[slot][1].first == now.first \
+                and self._recorded(one):
+            masked = torch.tensor(one.masked[first:first + count], device=now.lse.device)
+            kl = firsts[slot][1].kl(now).masked_fill(~masked, math.nan)
+            row.copies.add("/prediction/kl_step1", among_block(kl, math.nan), torch.float32)
+
+    def _add_attention(self, row: WaitingRow, slot: int, running: RunningPass, history: History) -> None:
+        layers = [running.attention[index] for index in self._layers]
+        hidden = [running.hidden.get(index) for index in self._layers]
+
+        def part(name: str) -> Part:
+            parts = [getattr(layer, name) for layer in layers]
+            return Part(torch.stack([p.output[slot] for p in parts]), torch.stack([p.lse[slot] for p in parts]))
+
+        sets = [layer.sets for layer in layers]
+        has_sets = sets[0] is not None
+        now = LayerValues(
+            part("external"), part("internal"), torch.stack([layer.query[slot] for layer in layers]),
+            torch.stack([h[slot] for h in hidden]) if all(h is not None for h in hidden) else None,
+            torch.stack([s.index[slot] for s in sets]) if has_sets else None)
+        one = row.one
+        values = history.summarise(one.step, one.transferred, one.context_length, now)
+        if not self._recorded(one):
+            return
+        for path, value in values.items():
+            row.copies.add(path, value, torch.float32)
+        if has_sets:
+            probability = torch.stack([s.probability[slot] for s in sets])
+            row.copies.add("/sets/topk", now.topk, torch.int32)
+            row.copies.add("/sets/probability", probability, torch.float32)
+            row.copies.add("/sets/union_size", torch.stack([s.union_size[slot] for s in sets]), torch.int32)
+            row.copies.add("/sets/covered", probability.double().sum(-1), torch.float32)
+        if self._settings.at_least("outputs"):
+            kind = torch.float32 if self._settings.array_type == "f32" else torch.bfloat16
+            row.copies.add("/attention/external", now.external.output, kind)
+            row.copies.add("/attention/internal", now.internal.output, kind)
+            row.copies.add("/query/query", now.query, kind)
+
+    def _recorded(self, one: Pass) -> bool:
+        steps = self._settings.steps
+        return one.kind is Kind.DENOISE and (steps is None or one.step in steps)
+
+    # --- what was decided ---------------------------------------------------------------------------------------------
+
+    def decided(self, changes: list[Change]) -> None:
+        """The next pass's input: `changes` are what the last pass decided."""
+        if self._waiting:
+            for row, change in zip(self._waiting[-1], changes):
+                row.change = change
+        if self._traced:
+            self._write()
+
+    def _write(self) -> None:
+        for rows in self._waiting:
+            for row, traced in zip(rows, self._traced):
+                self._write_row(row, traced)
+        self._waiting = []
+
+    def _write_row(self, row: WaitingRow, traced: TracedSequence) -> None:
+        one = row.one
+        transfers, insertions = self._delta(row, traced)
+        scalars = [traced.index, row.number, int(one.kind), one.block, one.block_start, one.step, one.context_length,
+                   one.transferred, one.masks_left, int(self._recorded(one)), row.pass_ns]
+        computed = [(one.start, one.start + one.length)] if self._bidirectional else []
+        self._writer.append_row(scalars, transfers, insertions, computed, row.copies.take())
+        self.num_rows += 1
+
+    def _delta(self, row: WaitingRow, traced: TracedSequence) -> tuple[Any, Any]:
+        """Transfers and insertions (position, token, confidence, step) of a row; applies them to the frame."""
+        mask = self._settings.mask_token_id
+        step = max(traced.steps, default=UNDECIDED) + 1
+        transfers: list[tuple[int, int]] = []
+        insertions: list[tuple[int, int]] = []
+        for position, token in row.change.changed + row.change.appended:
+            at = position - traced.prompt_length
+            if at < 0:
+                if (position, token) in row.change.changed:
+                    raise UsageError(f"position {position} of the prompt became token {token} within a sequence. HINT: "
+                                     "run.begin_sequence() begins another one")
+            elif at >= len(traced.tokens) + len(insertions):
+                insertions.append((at, token))
+            elif traced.tokens[at] != token:
+                transfers.append((at, token))
+        self._refuse_elsewhere(row, traced, transfers)
+
+        def columns(changes: list[tuple[int, int]]) -> Any:
+            if not changes:
+                return None
+            positions, tokens = [p for p, _ in changes], [t for _, t in changes]
+            absolute = [p + traced.prompt_length for p in positions]
+            confidence = (row.predictions.probability(absolute, tokens) if row.predictions is not None
+                          else [math.nan] * len(tokens))
+            confidence = [-math.inf if t == mask else c for t, c in zip(tokens, confidence)]
+            return positions, tokens, confidence, [UNDECIDED if t == mask else step for t in tokens]
+
+        found = columns(transfers), columns(insertions)
+        for at, token in transfers:
+            traced.tokens[at], traced.steps[at] = token, UNDECIDED if token == mask else step
+        if insertions:
+            first = len(traced.tokens)
+            found = (found[0], ([first] * len(insertions), *found[1][1:]))  # all before the frame's end
+            traced.tokens += [token for _, token in insertions]
+            traced.steps += [UNDECIDED if token == mask else step for _, token in insertions]
+        return found
+
+    def _refuse_elsewhere(self, row: WaitingRow, traced: TracedSequence, transfers: list[tuple[int, int]]) -> None:
+        one = row.one
+        if not self._bidirectional or one.kind is not Kind.DENOISE:
+            return
+        begin, end = one.block_start, one.block_start + self._settings.block_length
+        outside = [at + traced.prompt_length for at, _ in transfers
+                   if not begin <= at + traced.prompt_length < end]
+        if outside:
+            raise UsageError(
+                f"position {outside[0]} was decided by a pass over block {one.block} [{begin}, {end}): the loop "
+                "doesn't go block by block. HINT: pass the length of the whole answer as block_length, or state "
+                "blocks with run.step(block_start=...)")
+
+    # --- ends ---------------------------------------------------------------------------------------------------------
+
+    def end(self, batch: Batch, ids: list[list[int]] | None, reason: str) -> None:
+        """Ends the sequences of the batch; ids [S, L]: their tokens, where they are stated."""
+        if not self._traced:
+            self._waiting = []
+            return
+        if ids is not None and self._waiting:
+            changes = []
+            for sequence, tokens in zip(batch.sequences, ids):
+                known = len(sequence.tokens)
+                changes.append(Change(
+                    [(p, t) for p, (t, old) in enumerate(zip(tokens, sequence.tokens)) if t != old],
+                    [(p, t) for p, t in enumerate(tokens[known:known + 1 if self._settings.autoregressive else None],
+                                                  known)]))
+            for row, change in zip(self._waiting[-1], changes):
+                row.change = change
+        last = [row.one for row in self._waiting[-1]] if self._waiting else []
+        if ids is None and any(one.kind is Kind.DENOISE and one.masks_left for one in last):
+            warnings.warn(
+                "blockscope.record: the tokens that a sequence's last pass decided were never an input of the model, "
+                "so the trace ends before them. HINT: run.end_sequence(ids)", stacklevel=3)
+        self._write()
+        for traced in self._traced:
+            self._writer.end_sequence(traced.index, reason, self._text(traced))
+        self._traced = []
+
+    def _text(self, traced: TracedSequence) -> bytes:
+        if self._tokenizer is None or not hasattr(self._tokenizer, "decode"):
+            return b""
+        mask = self._settings.mask_token_id
+        return self._tokenizer.decode([t for t in traced.tokens if t not in (mask, -1)],
+                                      skip_special_tokens=True).encode(errors="replace")
+
+    def finish(self, batch: Batch) -> None:
+        self.end(batch, None, "length")
+        if self._writer is None:
+            raise UsageError("nothing was recorded: the model ran no denoising pass (one with the mask token "
+                             f"{self._settings.mask_token_id} in its input) within the recording")
+        self._writer.finish()
+
+    def suspend(self) -> None:
+        """Closes the file as unfinished, with every row that is known."""
+        if self._writer is None:
+            return
+        if self._traced:
+            self._write()
+        self._writer.suspend()
+
+    def commit(self) -> None:
+        if self._writer is not None:
+            self._writer.commit()

@@ -1,0 +1,97 @@
+"""What a recording is to hold, settled before its first pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import UsageError
+
+
+def config_value(model: Any, *names: str) -> Any:
+    """The first of these that the model's configuration has and that isn't None."""
+    config = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    for name in names:
+        for source in (config, text):
+            value = source.get(name) if isinstance(source, dict) else getattr(source, name, None)
+            if value is not None:
+                return value
+    return None
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
+        raise UsageError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+    return value.__index__()
+
+
+def indices(name: str, values: Iterable[int] | None, least: int) -> list[int] | None:
+    if values is None:
+        return None
+    result = sorted({whole(name, value, least) for value in values})
+    if not result:
+        raise UsageError(f"{name}: expected at least one, got none")
+    return result
+
+
+@dataclass(frozen=True)
+class Settings:
+    level: str
+    block_length: int
+    mask_token_id: int | None  # None: decodes token by token
+    gen_length: int | None
+    bidirectional: bool | None
+    logit_shift: int
+    layers: list[int] | None
+    steps: list[int] | None
+    set_size: int
+    set_normaliser: str
+    array_type: str
+    sources: dict[str, str] = field(default_factory=dict)  # where a value that wasn't given is from
+
+    @property
+    def autoregressive(self) -> bool:
+        return self.mask_token_id is None
+
+    def at_least(self, level: str) -> bool:
+        order = ("trajectory", "summary", "sets", "outputs")
+        return order.index(self.level) >= order.index(level)
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any, *, block_length: int | None, mask_token_id: int | None,
+           gen_length: int | None, logit_shift: int | None, layers: Iterable[int] | None,
+           steps: Iterable[int] | None, set_size: int, set_normaliser: str, array_type: str, level: str,
+           bidirectional: bool | None) -> Settings:
+        sources = {}
+        if mask_token_id is None:
+            mask_token_id = config_value(model, "mask_token_id")
+            sources["mask_token_id"] = "model.config"
+        if mask_token_id is None:
+            mask_token_id = getattr(tokenizer, "mask_token_id", None)
+            sources["mask_token_id"] = "tokenizer" if mask_token_id is not None else "none: token by token"
+        if mask_token_id is not None:
+            mask_token_id = whole("mask_token_id", mask_token_id, 0)
+            if block_length is None:
+                raise UsageError(
+                    f"block_length: missing. HINT: the model has a mask ({mask_token_id}, from "
+                    f"{sources.get('mask_token_id', 'you')}); say how many positions its loop denoises together")
+        elif block_length not in (None, 1):
+            raise UsageError(
+                f"mask_token_id: missing: block_length is {block_length}, and neither model.config nor the tokenizer "
+                "has a mask_token_id. HINT: pass the id that the loop fills its blocks with")
+        if set_normaliser not in ("prefix", "prefix+block"):
+            raise UsageError(f"set_normaliser: expected prefix or prefix+block, got {set_normaliser!r}")
+        if array_type not in ("bf16", "f32"):
+            raise UsageError(f"array_type: expected bf16 or f32, got {array_type!r}")
+        if logit_shift not in (None, 0, 1):
+            raise UsageError(f"logit_shift: expected 0 or 1, got {logit_shift!r}")
+        return cls(
+            level=level, block_length=whole("block_length", block_length or 1, 1), mask_token_id=mask_token_id,
+            gen_length=None if gen_length is None else whole("gen_length", gen_length, 1),
+            bidirectional=bidirectional,
+            logit_shift=int(mask_token_id is None) if logit_shift is None else logit_shift,
+            layers=indices("layers", layers, 0), steps=indices("steps", steps, 1),
+            set_size=whole("set_size", set_size, 1) if level in ("sets", "outputs") else 0,
+            set_normaliser=set_normaliser, array_type=array_type, sources=sources)
