@@ -87,19 +87,21 @@ def _of_flash_varlen(result: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Ten
                      split(v, max_seqlen_k), *rest, **more)
 
 
-_FUNCTIONS: dict[Any, Callable[..., AttentionCall]] = {torch.nn.functional.scaled_dot_product_attention: _of_sdpa}
+_SDPA = torch.nn.functional.scaled_dot_product_attention
 _OPERATORS: dict[str, Callable[..., AttentionCall]] = {
     "flash_attn::_flash_attn_forward": _of_flash,
     "flash_attn::_flash_attn_varlen_forward": _of_flash_varlen,
 }
+_OPERATOR_TYPES = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
 def _maker_of(function: Any) -> Callable[..., AttentionCall] | None:
-    maker = _FUNCTIONS.get(function)
-    if maker is None:
-        packet = getattr(function, "overloadpacket", function)
-        maker = _OPERATORS.get(getattr(packet, "_qualified_op_name", None))
-    return maker
+    """Asked of every operation of a forward pass, so it has to be cheap."""
+    if function is _SDPA:
+        return _of_sdpa
+    if type(function) not in _OPERATOR_TYPES:
+        return None
+    return _OPERATORS.get(getattr(function, "overloadpacket", function)._qualified_op_name)
 
 
 class _Seer(TorchFunctionMode):
@@ -110,10 +112,7 @@ class _Seer(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        try:
-            maker = _maker_of(function)
-        except TypeError:  # not hashable
-            maker = None
+        maker = _maker_of(function)
         if maker is not None:
             self._watcher(maker(result, *args, **kwargs))
         return result
