@@ -27,6 +27,7 @@ void bind_trace(nb::module_& module);
 void bind_analysis(nb::module_& module);
 void bind_figures(nb::module_& module);
 void bind_report(nb::module_& module);
+void bind_record(nb::module_& module);
 
 /// Readers are not thread-safe and share HDF5's one lock: one thread of the process reads at a
 /// time. Recursive, because a progress function may use a trace.

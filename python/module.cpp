@@ -96,4 +96,5 @@ NB_MODULE(_core, module) {
   python::bind_analysis(module);
   python::bind_figures(module);
   python::bind_report(module);
+  python::bind_record(module);
 }

@@ -39,6 +39,7 @@ from .errors import (
     UnsupportedVersion,
     UsageError,
 )
+from .recording import record
 from .reporting import Figure, Report, report
 from .trace import Delta, Frame, Sequence, Sequences, Trace, open
 
@@ -48,5 +49,5 @@ __all__ = [
     "Analyses", "Calibration", "CalibrationError", "Comparison", "CorruptTrace", "Delta", "Error", "Figure",
     "Frame", "FrameError", "NotATrace", "Report", "Sequence", "Sequences", "Trace", "TraceError",
     "TraceLocked", "TraceNotFound", "UnsupportedVersion", "UsageError", "analyze", "calibrate", "compare",
-    "metrics", "open", "report",
+    "metrics", "open", "record", "report",
 ]

@@ -18,6 +18,6 @@ if __name__ == "__main__":
         print(f"skipped: no pytest in {tools}; scripts/setup.sh --tests puts it there")
         sys.exit(77)
     with tempfile.TemporaryDirectory(prefix="blockscope-") as folder:  # pytest itself would keep a gigabyte
-        options = ["-q", "-p", "no:cacheprovider", f"--basetemp={folder}/traces"]
+        options = ["-q", "-rs", "-p", "no:cacheprovider", f"--basetemp={folder}/traces"]
         code = pytest.main([*options, str(pathlib.Path(__file__).with_name(name))])
-    sys.exit(code)
+    sys.exit(77 if code == pytest.ExitCode.NO_TESTS_COLLECTED else code)  # the file as a whole is skipped, and says why
