@@ -146,6 +146,20 @@ def test_token_by_token(tmp_path):
     assert blockscope.compare(path, other, absolute=1e-4, ignore_timing=True).equal
 
 
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_the_generate_of_transformers(tmp_path, cache):
+    model = models.qwen3()
+    prompt = torch.tensor([[3, 14, 15, 9, 2, 6]])
+    options = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": cache}
+    plain = model.generate(prompt, **options)
+    with blockscope.record(model, tmp_path / "run.h5", level="summary") as run:
+        ids = model.generate(prompt, **options)
+        run.end_sequence(ids)
+    trace = blockscope.open(tmp_path / "run.h5")
+    assert torch.equal(plain, ids) and trace.num_rows == 6 and trace.complete
+    assert trace.frame(0, trace.num_steps(0)).tokens.tolist() == ids[0, 6:].tolist()
+
+
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_eager_attention_is_seen_as_sdpa_is(tmp_path, kv_heads):
     prompt = torch.tensor([[5 * i % 90 for i in range(16)]])
