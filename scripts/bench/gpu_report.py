@@ -22,6 +22,7 @@ TARGETS = [
     ("`block_topk` at 64k", "exact attention", "at most 1.0 times", ["topk_ratio"]),
     ("decoding with `summary`, 8B shape", "unrecorded", "at most 3 % a step", ["decode_summary_8b"]),
     ("decoding with `outputs`, 8B shape", "unrecorded", "at most 15 % a step", ["decode_outputs_8b"]),
+    ("steps as CUDA graphs, 8B shape", "launched one by one", "at most 1.00 times", ["graphs_8b"]),
     ("time per output block at 128k, four methods", "a model of bytes and FLOPs", "within 1.25 times",
      ["block_model_1", "block_model_4"]),
     ("captures on both devices", "the CPU's", "all as they must be", ["devices_equal"]),
