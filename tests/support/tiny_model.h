@@ -41,6 +41,19 @@ inline ModelConfig tiny_config() {
   return config;
 }
 
+/// The same with a mixture of four experts, two for a row, in its second layer.
+inline ModelConfig tiny_mixture_config() {
+  ModelConfig config = tiny_config();
+  config.model_type = "sdar_moe";
+  MoeConfig& moe = config.moe.emplace();
+  moe.num_experts = 4;
+  moe.experts_per_token = 2;
+  moe.intermediate_size = 12;
+  moe.normalise = true;
+  moe.sparse = {false, true};
+  return config;
+}
+
 /// Weights large enough that predictions depend on the whole prefix and no two logits tie.
 inline BlockDiffusionModel tiny_model(uint64_t seed = 1,
                                       const ModelConfig& config = tiny_config()) {

@@ -94,14 +94,7 @@ TEST(TimingObserver, AsksForNothingWithoutARecorder) {
 
 /// Of a mixture of experts.
 TEST(TimingObserver, ARunCallsItAsItCallsTheRecorder) {
-  ModelConfig config = tiny_config();
-  config.model_type = "sdar_moe";
-  MoeConfig& moe = config.moe.emplace();
-  moe.num_experts = 4;
-  moe.experts_per_token = 2;
-  moe.intermediate_size = 12;
-  moe.sparse = {false, true};
-  const BlockDiffusionModel model = tiny_model(7, config);
+  const BlockDiffusionModel model = tiny_model(7, tiny_mixture_config());
   Calls alone, behind;
   decode_exact(model, tiny_options(), {tiny_request(0, 9, 8)}, &alone);
   Timing timing;

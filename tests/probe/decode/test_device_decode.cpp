@@ -46,15 +46,7 @@ TEST(DeviceDecode, SubBlocksWithBothCaches) {
 }
 
 TEST(DeviceDecode, MixturesOfExperts) {
-  ModelConfig config = tiny_config();
-  config.model_type = "sdar_moe";
-  MoeConfig& moe = config.moe.emplace();
-  moe.num_experts = 4;
-  moe.experts_per_token = 2;
-  moe.intermediate_size = 12;
-  moe.normalise = true;
-  moe.sparse = {false, true};
-  expect_equal_tokens(config, tiny_options());
+  expect_equal_tokens(tiny_mixture_config(), tiny_options());
 }
 
 TEST(DeviceDecode, EveryWayOfChoosingTokens) {

@@ -150,14 +150,7 @@ TEST(DeviceGraphs, DecodeSubBlocksWithBothCaches) {
 }
 
 TEST(DeviceGraphs, AreNotMadeOfMixturesOfExperts) {
-  ModelConfig config = tiny_config();
-  config.model_type = "sdar_moe";
-  MoeConfig& moe = config.moe.emplace();
-  moe.num_experts = 4;
-  moe.experts_per_token = 2;
-  moe.intermediate_size = 12;
-  moe.normalise = true;
-  moe.sparse = {false, true};
+  const ModelConfig config = tiny_mixture_config();
   EXPECT_EQ(graphs_of_equal_run(config, make_exact_policy, options_of_eight(), two_requests()), 0);
 }
 

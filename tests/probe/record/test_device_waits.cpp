@@ -128,16 +128,10 @@ TEST(DeviceWaits, OnceAStepUnderEveryCacheOfABidirectionalModel) {
 
 /// Products of an expert's rows are queued by the host, which must know how many there are.
 TEST(DeviceWaits, OnceMoreInEveryLayerWithExperts) {
-  ModelConfig config = tiny_config();
-  config.model_type = "sdar_moe";
-  MoeConfig& moe = config.moe.emplace();
-  moe.num_experts = 4;
-  moe.experts_per_token = 2;
-  moe.intermediate_size = 12;
-  moe.normalise = true;
+  ModelConfig config = tiny_mixture_config();
   for (const int64_t sparse : {1, 2}) {
     SCOPED_TRACE(sparse);
-    moe.sparse = {sparse == 2, true};
+    config.moe->sparse = {sparse == 2, true};
     const BlockDiffusionModel model = on_cuda(tiny_model(5, config));
     EXPECT_EQ(waits_of_a_pass(model, *make_exact_policy(), tiny_options()), 1 + sparse);
   }
