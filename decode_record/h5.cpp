@@ -102,6 +102,24 @@ std::size_t size_of(Element element) {
   return 4;
 }
 
+std::string_view name_of(Element element) {
+  switch (element) {
+    case Element::u8:
+      return "u8";
+    case Element::i32:
+      return "i32";
+    case Element::i64:
+      return "i64";
+    case Element::f32:
+      return "f32";
+    case Element::f64:
+      return "f64";
+    case Element::bf16:
+      break;
+  }
+  return "bf16";
+}
+
 File create_file(const std::string& path) {
   silence();
   const H5Plist access(H5Pcreate(H5P_FILE_ACCESS));

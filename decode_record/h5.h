@@ -61,6 +61,7 @@ std::string library_version();
 /// no trace has it.
 enum class Element : std::uint8_t { u8, i32, i64, f32, bf16, f64 };
 std::size_t size_of(Element element);
+std::string_view name_of(Element element);  ///< "u8", ..., "bf16"
 
 /// `read`: nobody writes it, and it was closed. `swmr_read`: somebody may be writing it.
 /// `dead_read`: its writer was killed, so that a checksum that is wrong is damage and not a write

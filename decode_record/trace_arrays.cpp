@@ -13,21 +13,9 @@ namespace {
 
 constexpr std::size_t kWidenBytes = std::size_t{8} << 20U;  // bfloat16 words read at one time
 
-std::string_view type_name(h5::Element element) {
-  switch (element) {
-    case h5::Element::u8:
-      return "u8";
-    case h5::Element::i32:
-      return "i32";
-    case h5::Element::i64:
-      return "i64";
-    default:  // a trace has no f64
-      return "f32";
-  }
-}
-
-std::size_t size_as_read(h5::Element element) {
-  return element == h5::Element::bf16 ? sizeof(float) : h5::size_of(element);
+/// bfloat16 is widened as it is read.
+h5::Element as_read(h5::Element element) {
+  return element == h5::Element::bf16 ? h5::Element::f32 : element;
 }
 
 /// bfloat16 words to the floats that they stand for.
@@ -53,8 +41,8 @@ TraceArrays::TraceArrays(const std::string& path) : impl_(std::make_unique<Impl>
     const h5::Element element = impl_->trace.dataset(spec.field).element;
     TraceArray array;
     array.path = spec.path;
-    array.type = type_name(element);
-    array.stored_type = element == h5::Element::bf16 ? "bf16" : array.type;
+    array.type = h5::name_of(as_read(element));
+    array.stored_type = h5::name_of(element);
     array.description = spec.description;
     for (std::size_t i = 0; i < spec.rank; ++i) array.axes.emplace_back(to_string(spec.axes[i]));
     for (const hsize_t length : impl_->trace.shape(spec.field)) {
@@ -90,7 +78,7 @@ void TraceArrays::read(std::string_view path, std::span<const std::int64_t> star
   const h5::Dataset& dataset = impl_->trace.dataset(spec->field);
   std::size_t elements = 1;
   for (const std::int64_t length : count) elements *= static_cast<std::size_t>(length);
-  const std::size_t bytes = elements * size_as_read(dataset.element);
+  const std::size_t bytes = elements * h5::size_of(as_read(dataset.element));
   if (out.size() != bytes) {
     throw UsageError(
         fmt::format("{}: expected a buffer of {} bytes, got {}", dataset.name, bytes, out.size()));

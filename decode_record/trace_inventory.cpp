@@ -8,28 +8,6 @@
 
 namespace blockscope {
 
-namespace {
-
-std::string element_name(h5::Element element) {
-  switch (element) {
-    case h5::Element::u8:
-      return "u8";
-    case h5::Element::i32:
-      return "i32";
-    case h5::Element::i64:
-      return "i64";
-    case h5::Element::f32:
-      return "f32";
-    case h5::Element::f64:
-      return "f64";
-    case h5::Element::bf16:
-      break;
-  }
-  return "bf16";
-}
-
-}  // namespace
-
 std::string hdf5_runtime_version() { return h5::library_version(); }
 
 std::vector<DatasetInfo> list_datasets(const std::string& path) {
@@ -40,7 +18,7 @@ std::vector<DatasetInfo> list_datasets(const std::string& path) {
     const h5::Dataset& dataset = trace.dataset(spec.field);
     DatasetInfo info;
     info.path = spec.path;
-    info.type = element_name(dataset.element);
+    info.type = h5::name_of(dataset.element);
     info.bytes = static_cast<std::int64_t>(h5::size_of(dataset.element));
     for (const hsize_t extent : trace.shape(spec.field)) {
       info.shape.push_back(static_cast<std::int64_t>(extent));
