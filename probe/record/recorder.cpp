@@ -232,42 +232,6 @@ void Recorder::on_hidden(const PassContext& context, int64_t layer, const at::Te
   }
 }
 
-void Recorder::on_logits(const PassContext& context, const std::vector<int64_t>& slots,
-                         const at::Tensor& logits) {
-  if (!reads_logits(context)) return;
-  for (size_t i = 0; i < slots.size(); ++i) {
-    const size_t s = static_cast<size_t>(slots[i]);
-    const SequencePass& pass = context.sequences[s];
-    if (!traced(pass)) continue;
-    compare_prediction(s, pass, PredictionRows(logits.select(0, static_cast<int64_t>(i))));
-  }
-}
-
-void Recorder::on_masked_logits(const PassContext& context, const std::vector<int64_t>& slots,
-                                const std::vector<std::vector<bool>>& predicted,
-                                const at::Tensor& logits) {
-  if (!reads_logits(context)) return;
-  int64_t begin = 0;
-  for (size_t i = 0; i < slots.size(); ++i) {
-    const size_t s = static_cast<size_t>(slots[i]);
-    const int64_t count = std::count(predicted[i].begin(), predicted[i].end(), true);
-    const at::Tensor rows = logits.narrow(0, begin, count);
-    begin += count;
-    const SequencePass& pass = context.sequences[s];
-    if (traced(pass)) compare_prediction(s, pass, PredictionRows(rows, predicted[i]));
-  }
-}
-
-void Recorder::compare_prediction(size_t index, const SequencePass& pass,
-                                  const PredictionRows& rows) {
-  Slot& slot = slot_at(index);
-  if (pass.first_step()) {
-    slot.first_prediction = FirstPrediction(rows);
-  } else if (slot.first_prediction.defined()) {
-    slot.floats[Field::prediction_kl_step1] = masked_kl(slot.first_prediction, rows, pass.masked);
-  }
-}
-
 void Recorder::on_committed_keys(const CommittedKeys& keys) {
   if (!reads_keys(keys)) return;
   const int64_t index = layer_index(keys.layer);
@@ -315,21 +279,6 @@ FrameDelta Recorder::frame_delta(const SequencePass& pass, const StepDecision& d
     confidence.push_back(decision.prediction.confidence[static_cast<size_t>(p)]);
   }
   return make_transfer(std::move(positions), std::move(tokens), std::move(confidence));
-}
-
-void Recorder::add_prediction(const SequencePass& pass, const StepDecision& decision,
-                              TraceRow& row) const {
-  std::vector<int32_t> tokens(decision.prediction.top1.begin(), decision.prediction.top1.end());
-  std::vector<float> confidence = decision.prediction.top1_confidence;
-  // Where the LM head can't leave decided positions out, their predictions are known all the same.
-  for (size_t p = 0; p < pass.masked.size() && !options_.every_prediction; ++p) {
-    if (pass.masked[p]) continue;
-    tokens[p] = -1;
-    confidence[p] = kNaN;
-  }
-  row.arrays.push_back({Field::prediction_token, kAllLayers, make_buffer(std::move(tokens))});
-  row.arrays.push_back(
-      {Field::prediction_confidence, kAllLayers, make_buffer(std::move(confidence))});
 }
 
 void Recorder::finish_slot(Slot& slot, TraceRow& row) {

@@ -171,14 +171,6 @@ void Recorder::add_revocations(const SequencePass& pass, const StepDecision& dec
   }
 }
 
-void Recorder::add_kl(const StepDecision& decision, TraceRow& row) const {
-  std::vector<float> kl(static_cast<size_t>(options_.meta.block_length), kNaN);
-  for (size_t p = 0; p < std::min(kl.size(), decision.prediction.kl.size()); ++p) {
-    kl[p] = static_cast<float>(decision.prediction.kl[p]);
-  }
-  row.arrays.push_back({Field::prediction_kl, kAllLayers, make_buffer(std::move(kl))});
-}
-
 void Recorder::record_sets(const PassContext& context, const AttentionReads& reads,
                            int64_t layer_index) {
   const auto k = static_cast<int64_t>(options_.meta.set_size);

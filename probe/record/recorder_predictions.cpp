@@ -1,0 +1,77 @@
+// What a step predicts for the positions of its block, and how far that moved since the block's
+// first step.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "probe/record/recorder.h"
+
+namespace blockscope {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+}  // namespace
+
+void Recorder::on_logits(const PassContext& context, const std::vector<int64_t>& slots,
+                         const at::Tensor& logits) {
+  if (!reads_logits(context)) return;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const size_t s = static_cast<size_t>(slots[i]);
+    const SequencePass& pass = context.sequences[s];
+    if (!traced(pass)) continue;
+    compare_prediction(s, pass, PredictionRows(logits.select(0, static_cast<int64_t>(i))));
+  }
+}
+
+void Recorder::on_masked_logits(const PassContext& context, const std::vector<int64_t>& slots,
+                                const std::vector<std::vector<bool>>& predicted,
+                                const at::Tensor& logits) {
+  if (!reads_logits(context)) return;
+  int64_t begin = 0;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const size_t s = static_cast<size_t>(slots[i]);
+    const int64_t count = std::count(predicted[i].begin(), predicted[i].end(), true);
+    const at::Tensor rows = logits.narrow(0, begin, count);
+    begin += count;
+    const SequencePass& pass = context.sequences[s];
+    if (traced(pass)) compare_prediction(s, pass, PredictionRows(rows, predicted[i]));
+  }
+}
+
+void Recorder::compare_prediction(size_t index, const SequencePass& pass,
+                                  const PredictionRows& rows) {
+  Slot& slot = slot_at(index);
+  if (pass.first_step()) {
+    slot.first_prediction = FirstPrediction(rows);
+  } else if (slot.first_prediction.defined()) {
+    slot.floats[Field::prediction_kl_step1] = masked_kl(slot.first_prediction, rows, pass.masked);
+  }
+}
+
+void Recorder::add_prediction(const SequencePass& pass, const StepDecision& decision,
+                              TraceRow& row) const {
+  std::vector<int32_t> tokens(decision.prediction.top1.begin(), decision.prediction.top1.end());
+  std::vector<float> confidence = decision.prediction.top1_confidence;
+  // Where the LM head can't leave decided positions out, their predictions are known all the same.
+  for (size_t p = 0; p < pass.masked.size() && !options_.every_prediction; ++p) {
+    if (pass.masked[p]) continue;
+    tokens[p] = -1;
+    confidence[p] = kNaN;
+  }
+  row.arrays.push_back({Field::prediction_token, kAllLayers, make_buffer(std::move(tokens))});
+  row.arrays.push_back(
+      {Field::prediction_confidence, kAllLayers, make_buffer(std::move(confidence))});
+}
+
+void Recorder::add_kl(const StepDecision& decision, TraceRow& row) const {
+  std::vector<float> kl(static_cast<size_t>(options_.meta.block_length), kNaN);
+  for (size_t p = 0; p < std::min(kl.size(), decision.prediction.kl.size()); ++p) {
+    kl[p] = static_cast<float>(decision.prediction.kl[p]);
+  }
+  row.arrays.push_back({Field::prediction_kl, kAllLayers, make_buffer(std::move(kl))});
+}
+
+}  // namespace blockscope
