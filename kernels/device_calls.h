@@ -76,6 +76,8 @@ struct MeansCall {
   int32_t lengths[kMaxSequencesPerCall] = {};
 };
 
+constexpr int kMostSortedInShared = 4096;  // entries of a row
+
 // The k largest of each row of means, by falling value, ties to the lower position, NaN last; -1
 // and 0 behind the length of the sequence.
 struct TopKCall {
@@ -88,7 +90,7 @@ struct TopKCall {
   int padded = 0;  // a power of two, at least min(k, max_length)
   int max_length = 0;
   const float* means = nullptr;
-  uint64_t* entries = nullptr;   // [S, K, num_sets, padded]
+  uint64_t* entries = nullptr;   // [S, K, num_sets, padded], where padded > kMostSortedInShared
   int32_t* index = nullptr;      // [S, K, sets_per_head, k]
   float* probability = nullptr;  // the same
   int32_t lengths[kMaxSequencesPerCall] = {};

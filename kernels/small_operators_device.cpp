@@ -135,7 +135,8 @@ void select_sets(const TopKProblem& problem, bool per_token, const at::Tensor& i
       means.num_sets = static_cast<int>(std::min<int64_t>(step, best.sets_per_head - token));
       const int64_t rows = count * sizes.kv_heads * means.num_sets;
       const at::Tensor values = at::empty({rows, means.max_length}, floats);
-      const at::Tensor entries = at::empty({rows, best.padded}, floats.dtype(at::kLong));
+      const int64_t outside = best.padded > kMostSortedInShared ? best.padded : 0;
+      const at::Tensor entries = at::empty({rows, outside}, floats.dtype(at::kLong));
       means.means = values.mutable_data_ptr<float>();
       if (means.max_length > 0) problem.queue.launch(problem.queue.kernels.means, means);
       best.first_set = means.first_token;

@@ -72,7 +72,6 @@ __device__ __forceinline__ uint32_t rank_of(float probability) {
 }
 
 constexpr int kSelectPerThread = 4;  // neighbouring keys, whose loads are on their way together
-constexpr int kMostSortedInShared = 4096;  // entries
 
 // The dynamic shared memory of select_top_k.
 struct SelectShared {
