@@ -2,9 +2,8 @@
 
 #include <ATen/ATen.h>
 
-#include "probe/model/host_copies.h"
-
 #include "kernels/device_operators.h"
+#include "probe/model/host_copies.h"
 
 namespace blockscope {
 

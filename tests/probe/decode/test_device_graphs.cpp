@@ -111,8 +111,13 @@ TEST(DeviceGraphs, EndWhereFlashblockRefreshes) {
   DecodeOptions options = options_of_eight();
   options.unmasking.strategy = Strategy::kLowConfidenceDynamic;
   options.unmasking.threshold = 0.5;
-  const auto make = [&] { return make_flashblock_policy(flashblock(2, false)); };
-  (void)graphs_of_equal_run(tiny_config(), make, options, two_requests());
+  const auto graphs = [&](int64_t tau) {
+    const auto make = [&] { return make_flashblock_policy(flashblock(tau, false)); };
+    return graphs_of_equal_run(tiny_config(), make, options, two_requests());
+  };
+  const int64_t refreshing = graphs(2);
+  EXPECT_GT(refreshing, 0);
+  EXPECT_LT(refreshing, graphs(9));  // no step decides as many
 }
 
 TEST(DeviceGraphs, RepeatWhatMageAndSparsedSelected) {
