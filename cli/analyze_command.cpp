@@ -127,8 +127,9 @@ class Analysis {
     const TraceGroup traces(flags_.traces);
     begin_document(traces);
     if (!flags_.matrix.empty()) {
-      document_.results.push_back(naming_damage(traces.trace(0).info().path,
-                                                [&] { return similarity_matrix(traces, flags_); }));
+      const MatrixRequest request = matrix_request(flags_, traces.shape());
+      document_.results.push_back(naming_damage(
+          traces.trace(0).info().path, [&] { return similarity_matrix(traces, request); }));
     } else if (!flags_.backbone.empty()) {
       compare(traces);
     } else {

@@ -1,19 +1,14 @@
-// `blockscope analyze --matrix`: one token x token or step x step matrix as a result like any
-// other. Internal to the command's files.
+// `blockscope analyze --matrix`: its flags as a request. Internal to the command's files.
 #pragma once
 
-#include "analysis/pass/step_pass.h"
-#include "analysis/results/metric_result.h"
+#include "analysis/metrics/similarity_matrix.h"
 #include "cli/analyze_flags.h"
 
 namespace blockscope {
 
-/// One array [position_a, position_b] or [step_a, step_b] of cosines. Which steps, layer and head:
-/// --row-a and --row-b, or --sequence, --block and --step (two steps, or one and the step after
-/// it),
-/// --layer and --head (unset: heads concatenated for tokens, their mean for steps). What is not
-/// given: the first that is recorded. Throws UsageError when the selection matches nothing or more
-/// than one element, TraceError when the trace lacks the field.
-MetricResult similarity_matrix(const TraceGroup& traces, const AnalyzeFlags& flags);
+/// Which steps, layer and head: --row-a and --row-b, or --sequence, --block and --step (two steps,
+/// or one and the step after it), --layer and --head. Throws UsageError where these name more than
+/// one element, or one of two rows.
+MatrixRequest matrix_request(const AnalyzeFlags& flags, const TraceShape& shape);
 
 }  // namespace blockscope
