@@ -1,5 +1,5 @@
-// analyze() and calibrate(): the passes of analysis/ with the choices of `blockscope analyze` and
-// `blockscope calibrate`.
+// analyze(), compare_backbone() and matrix(): the passes of analysis/ with the choices of
+// `blockscope analyze`, its --backbone and its --matrix.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -7,8 +7,10 @@
 #include <memory>
 #include <set>
 
-#include "analysis/calibration/calibration.h"
 #include "analysis/metrics/available_metrics.h"
+#include "analysis/metrics/query_comparison.h"
+#include "analysis/metrics/similarity_matrix.h"
+#include "analysis/pass/damage.h"
 #include "analysis/results/result_selection.h"
 #include "analysis/results/result_table.h"
 #include "decode_record/error.h"
@@ -147,24 +149,43 @@ std::vector<MetricResult> measure(const TraceGroup& traces,
   return run_pass(traces, metrics, options);
 }
 
-AnalyzeAnswer analyze(const AnalyzeRequest& request, PythonProgress& progress) {
-  for (const std::string& name : request.metrics) metric_by_name(name);  // before a file is opened
-  close_unfinished();
-  const TraceGroup traces(request.traces);
-  const TraceShape& shape = traces.shape();
-  check_indices("layers", request.layers, shape.layers);
-  check_indices("heads", request.heads, shape.heads);
+/// What every answer says of the traces it is of.
+AnalyzeAnswer answer_about(const TraceGroup& traces) {
+  AnalyzeAnswer answer;
+  for (std::size_t i = 0; i < traces.size(); ++i) {
+    answer.traces.push_back(traces.trace(i).info().path);
+  }
+  answer.model_digest = traces.shape().model_digest;
+  return answer;
+}
+
+/// The choices that a pass takes, checked against what the traces have.
+PassOptions pass_options(const TraceGroup& traces, const AnalyzeRequest& request) {
+  check_indices("layers", request.layers, traces.shape().layers);
+  check_indices("heads", request.heads, traces.shape().heads);
   PassOptions options;
   options.rows = {request.sequences, request.blocks};
   options.layers = request.layers;
   options.threads = request.threads;
   options.memory_bytes = request.memory_mib << 20U;
   require_steps(traces, options.rows);
-  AnalyzeAnswer answer;
-  for (std::size_t i = 0; i < traces.size(); ++i) {
-    answer.traces.push_back(traces.trace(i).info().path);
-  }
-  answer.model_digest = shape.model_digest;
+  return options;
+}
+
+/// The steps and heads of what a pass found.
+void narrow(const AnalyzeRequest& request, const TraceShape& shape,
+            std::vector<MetricResult>& results) {
+  keep("steps", "step", request.steps, results);
+  keep("heads", "head", request.heads, results);
+  keep("heads", "kv_head", kv_heads_of(request.heads, shape), results);
+}
+
+AnalyzeAnswer analyze(const AnalyzeRequest& request, PythonProgress& progress) {
+  for (const std::string& name : request.metrics) metric_by_name(name);  // before a file is opened
+  close_unfinished();
+  const TraceGroup traces(request.traces);
+  PassOptions options = pass_options(traces, request);
+  AnalyzeAnswer answer = answer_about(traces);
   const auto infos = choose(traces, request, answer);
   // Over no step at all the results have their axes already: mistakes are told before a long pass.
   PassOptions nothing;
@@ -176,10 +197,32 @@ AnalyzeAnswer analyze(const AnalyzeRequest& request, PythonProgress& progress) {
   if (!request.by.empty()) metrics_without(empty, request.by);
   options.progress = progress.callback();
   answer.results = measure(traces, infos, request, options);
-  keep("steps", "step", request.steps, answer.results);
-  keep("heads", "head", request.heads, answer.results);
-  keep("heads", "kv_head", kv_heads_of(request.heads, shape), answer.results);
+  narrow(request, traces.shape(), answer.results);
   reduce(answer.results, request.by);
+  return answer;
+}
+
+AnalyzeAnswer compare(const AnalyzeRequest& request, const std::string& backbone_path,
+                      PythonProgress& progress) {
+  close_unfinished();
+  const TraceGroup traces(request.traces);
+  const TraceGroup backbone({backbone_path});
+  PassOptions options = pass_options(traces, request);
+  options.progress = progress.callback();
+  AnalyzeAnswer answer = answer_about(traces);
+  answer.traces.push_back(backbone.trace(0).info().path);
+  answer.results.push_back(
+      compare_query_statistics(traces, backbone, request.metric_options, options));
+  narrow(request, traces.shape(), answer.results);
+  return answer;
+}
+
+AnalyzeAnswer matrix(const std::string& path, const MatrixRequest& request) {
+  close_unfinished();
+  const TraceGroup traces({path});
+  AnalyzeAnswer answer = answer_about(traces);
+  answer.results.push_back(
+      naming_damage(answer.traces.front(), [&] { return similarity_matrix(traces, request); }));
   return answer;
 }
 
@@ -223,6 +266,23 @@ nb::dict result_dict(const MetricResult& result) {
   return item;
 }
 
+nb::dict answer_dict(const AnalyzeAnswer& answer) {
+  nb::dict result;
+  nb::list paths;
+  for (const std::string& path : answer.traces) paths.append(to_bytes(path));
+  result["traces"] = paths;
+  result["model_digest"] = to_bytes(answer.model_digest);
+  nb::list results;
+  for (const MetricResult& metric : answer.results) results.append(result_dict(metric));
+  result["results"] = results;
+  nb::dict unavailable;
+  for (const UnavailableMetric& metric : answer.unavailable) {
+    unavailable[metric.metric.c_str()] = to_bytes(metric.reason);
+  }
+  result["unavailable"] = unavailable;
+  return result;
+}
+
 nb::dict analyze_bound(const std::vector<nb::bytes>& traces,
                        const std::vector<std::string>& metrics, Indices layers, Indices heads,
                        Indices steps, Indices blocks, Indices sequences,
@@ -244,21 +304,45 @@ nb::dict analyze_bound(const std::vector<nb::bytes>& traces,
   request.threads = threads;
   request.memory_mib = memory_mib;
   PythonProgress shown(std::move(progress));
-  const AnalyzeAnswer answer = run_shown(shown, [&] { return analyze(request, shown); });
-  nb::dict result;
-  nb::list paths;
-  for (const std::string& path : answer.traces) paths.append(to_bytes(path));
-  result["traces"] = paths;
-  result["model_digest"] = to_bytes(answer.model_digest);
-  nb::list results;
-  for (const MetricResult& metric : answer.results) results.append(result_dict(metric));
-  result["results"] = results;
-  nb::dict unavailable;
-  for (const UnavailableMetric& metric : answer.unavailable) {
-    unavailable[metric.metric.c_str()] = to_bytes(metric.reason);
-  }
-  result["unavailable"] = unavailable;
-  return result;
+  return answer_dict(run_shown(shown, [&] { return analyze(request, shown); }));
+}
+
+nb::dict compare_backbone_bound(const nb::bytes& trace, const nb::bytes& backbone, Indices layers,
+                                Indices heads, Indices steps, Indices blocks, Indices sequences,
+                                bool from_summary, std::size_t threads, std::size_t memory_mib,
+                                nb::object progress) {
+  AnalyzeRequest request;
+  request.traces = {to_string(trace)};
+  request.layers = std::move(layers);
+  request.heads = std::move(heads);
+  request.steps = std::move(steps);
+  request.blocks = std::move(blocks);
+  request.sequences = std::move(sequences);
+  request.metric_options.from_summary = from_summary;
+  request.threads = threads;
+  request.memory_mib = memory_mib;
+  PythonProgress shown(std::move(progress));
+  return answer_dict(
+      run_shown(shown, [&, path = to_string(backbone)] { return compare(request, path, shown); }));
+}
+
+nb::dict matrix_bound(const nb::bytes& trace, const std::string& kind, const std::string& field,
+                      std::optional<std::int64_t> layer, std::optional<std::int64_t> head,
+                      const std::vector<std::int64_t>& steps, const std::vector<std::int64_t>& rows,
+                      Indices blocks, Indices sequences) {
+  MatrixRequest request;
+  request.kind = kind == "token" ? MatrixRequest::Kind::token : MatrixRequest::Kind::step;
+  request.field = field;
+  request.layer = layer;
+  request.head = head;
+  request.rows = {std::move(sequences), std::move(blocks)};
+  request.steps = steps;
+  if (rows.size() == 2) request.row_pair.emplace(rows[0], rows[1]);
+  request.words = {
+      "matrix", "layer", "head", "steps", "rows", "rows", "sequences, blocks and steps"};
+  PythonProgress signals{nb::none()};
+  return answer_dict(
+      run_shown(signals, [&, path = to_string(trace)] { return matrix(path, request); }));
 }
 
 nb::list metrics_bound() {
@@ -274,42 +358,6 @@ nb::list metrics_bound() {
   return result;
 }
 
-/// The calibration file's text, and what a person must know before using it.
-nb::tuple calibrate_bound(const std::vector<nb::bytes>& traces, std::optional<double> gamma,
-                          std::optional<double> saving, std::optional<double> max_error,
-                          std::int64_t tau, const std::string& granularity, bool from_summary,
-                          std::size_t threads, nb::object progress) {
-  CalibrationRequest request;
-  request.gamma = gamma;
-  request.saving = saving;
-  request.max_error = max_error;
-  request.tau = tau;
-  request.granularity = parse_reuse_granularity(granularity);
-  check_request(request);
-  PythonProgress shown(std::move(progress));
-  const auto [text, warnings] = run_shown(shown, [&, paths = to_strings(traces)] {
-    close_unfinished();
-    const TraceGroup group(paths);
-    if (group.shape().model_digest.empty()) {
-      throw TraceError(
-          fmt::format("{}: /model/json: expected the checkpoint's digest, got none: a "
-                      "calibration must say which weights it is for",
-                      paths.front()));
-    }
-    CalibrationOptions options;
-    options.taus.push_back(tau);
-    options.from_summary = from_summary;
-    options.pass.threads = threads;
-    options.pass.progress = shown.callback();
-    const CalibrationSums sums = accumulate_calibration(group, options);
-    const Calibration chosen = choose(sums, request);
-    std::string json = to_json(to_reuse_file(sums, chosen));
-    parse_reuse_file(json, "calibration");  // as its readers will
-    return std::pair(std::move(json), warnings_of(chosen));
-  });
-  return nb::make_tuple(to_bytes(text), warnings);
-}
-
 }  // namespace
 
 void bind_analysis(nb::module_& module) {
@@ -319,10 +367,13 @@ void bind_analysis(nb::module_& module) {
              nb::arg("blocks").none(), nb::arg("sequences").none(), nb::arg("by"), nb::arg("taus"),
              nb::arg("set_sizes"), nb::arg("from_summary"), nb::arg("threads"),
              nb::arg("memory_mib"), nb::arg("progress").none());
-  module.def("calibrate", &calibrate_bound, nb::arg("traces"), nb::arg("gamma").none(),
-             nb::arg("saving").none(), nb::arg("max_error").none(), nb::arg("tau"),
-             nb::arg("granularity"), nb::arg("from_summary"), nb::arg("threads"),
-             nb::arg("progress").none());
+  module.def("compare_backbone", &compare_backbone_bound, nb::arg("trace"), nb::arg("backbone"),
+             nb::arg("layers").none(), nb::arg("heads").none(), nb::arg("steps").none(),
+             nb::arg("blocks").none(), nb::arg("sequences").none(), nb::arg("from_summary"),
+             nb::arg("threads"), nb::arg("memory_mib"), nb::arg("progress").none());
+  module.def("matrix", &matrix_bound, nb::arg("trace"), nb::arg("kind"), nb::arg("field"),
+             nb::arg("layer").none(), nb::arg("head").none(), nb::arg("steps"), nb::arg("rows"),
+             nb::arg("blocks").none(), nb::arg("sequences").none());
 }
 
 }  // namespace blockscope::python

@@ -94,6 +94,7 @@ NB_MODULE(_core, module) {
   module.def("hdf5_version", [] { return hdf5_runtime_version(); });
   python::bind_trace(module);
   python::bind_analysis(module);
+  python::bind_calibration(module);
   python::bind_figures(module);
   python::bind_report(module);
   python::bind_record(module);

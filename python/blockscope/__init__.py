@@ -24,7 +24,7 @@ except ImportError as error:  # pragma: no cover - depends on the machine
         "and libutf8proc2 too); a wheel runs where the libraries are that it was built with"
     ) from None
 
-from .analysis import Analyses, analyze, metrics
+from .analysis import Analyses, analyze, compare_backbone, metrics, similarity_matrix
 from .calibration import Calibration, calibrate
 from .comparison import Comparison, compare
 from .errors import (
@@ -39,9 +39,11 @@ from .errors import (
     UnsupportedVersion,
     UsageError,
 )
+from .figures import Figure
 from .recording import record
-from .reporting import Figure, Report, report
-from .trace import Delta, Frame, Sequence, Sequences, Trace, open
+from .reporting import Report, report
+from .sequences import Delta, Frame, Sequence, Sequences
+from .trace import Trace, open
 
 __version__: str = _core.version
 
@@ -49,5 +51,5 @@ __all__ = [
     "Analyses", "Calibration", "CalibrationError", "Comparison", "CorruptTrace", "Delta", "Error", "Figure",
     "Frame", "FrameError", "NotATrace", "Report", "Sequence", "Sequences", "Trace", "TraceError",
     "TraceLocked", "TraceNotFound", "UnsupportedVersion", "UsageError", "analyze", "calibrate", "compare",
-    "metrics", "open", "record", "report",
+    "compare_backbone", "metrics", "open", "record", "report", "similarity_matrix",
 ]

@@ -58,6 +58,30 @@ def analyze(
     memory_mib: int,
     progress: Callable[[int, int], object] | None,
 ) -> dict[str, Any]: ...
+def compare_backbone(
+    trace: bytes,
+    backbone: bytes,
+    layers: list[int] | None,
+    heads: list[int] | None,
+    steps: list[int] | None,
+    blocks: list[int] | None,
+    sequences: list[int] | None,
+    from_summary: bool,
+    threads: int,
+    memory_mib: int,
+    progress: Callable[[int, int], object] | None,
+) -> dict[str, Any]: ...
+def matrix(
+    trace: bytes,
+    kind: str,
+    field: str,
+    layer: int | None,
+    head: int | None,
+    steps: list[int],
+    rows: list[int],
+    blocks: list[int] | None,
+    sequences: list[int] | None,
+) -> dict[str, Any]: ...
 def calibrate(
     traces: list[bytes],
     gamma: float | None,

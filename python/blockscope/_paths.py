@@ -26,6 +26,12 @@ def encode_all(traces: Any) -> list[bytes]:
     return [os.fsencode(trace) for trace in traces]
 
 
+def save(path: PathLike, content: str, force: bool) -> None:
+    """Writes a text. An existing file is replaced with `force` only."""
+    with open(os.fspath(path), "wb" if force else "xb") as file:
+        file.write(content.encode("utf-8"))
+
+
 @contextmanager
 def telling_missing(paths: list[bytes]) -> Iterator[None]:
     """A file that is not there becomes TraceNotFound, with the reader's message."""

@@ -36,23 +36,26 @@ class _Terminal:
 
 
 class _Notebook:
+    """One output of the cell, which is empty when the pass is over: an output can be changed, not taken away."""
+
     def __init__(self) -> None:
         self.handle: Any = None
 
     def show(self, share: float, words: str) -> None:
-        from IPython.display import HTML, display  # type: ignore[import-not-found, unused-ignore]
-
-        shown = HTML(f'<progress value="{share:.4f}" max="1"></progress> {words}')
-        if self.handle is None:
-            self.handle = display(shown, display_id=True)
-        else:
-            self.handle.update(shown)
+        self._put(f'<progress value="{share:.4f}" max="1"></progress> {words}', words)
 
     def clear(self) -> None:
         if self.handle is not None:
-            from IPython.display import HTML
+            self._put("", "")
 
-            self.handle.update(HTML(""))
+    def _put(self, html: str, plain: str) -> None:
+        shown = {"text/html": html, "text/plain": plain}  # plain as well: else "<IPython.core.display.HTML object>"
+        if self.handle is None:
+            from IPython.display import display  # type: ignore[import-not-found, unused-ignore]
+
+            self.handle = display(shown, raw=True, display_id=True)
+        else:
+            self.handle.update(shown, raw=True)
 
 
 class Shown:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import operator
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypedDict, Union, overload
 
 from . import _core
+from ._arguments import Indices, Traces, indices, names, taus_of, whole
 from ._paths import PathLike, encode_all, telling_missing, text
 from ._progress import Progress, Shown
 from .errors import UsageError
@@ -15,10 +16,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .results import Analysis
-    from .trace import Trace
-
-Traces = Union[PathLike, "Trace", Iterable[Union[PathLike, "Trace"]]]
-Indices = Union[int, slice, Iterable[int], None]
 
 
 class Choices(TypedDict, total=False):
@@ -56,54 +53,16 @@ def metrics() -> dict[str, str]:
     return {m["name"]: f"{m['description']} (level {m['level']})" for m in _core.metrics()}
 
 
-def indices(name: str, given: Indices, least: int) -> list[int] | None:
-    """Distinct indices, ascending: of 3, [0, 3], range(4), a NumPy array, or slice(0, 4) with both ends."""
-    if given is None:
-        return None
-    if isinstance(given, slice):
-        if given.start is None or given.stop is None:
-            raise UsageError(f"{name}: expected a slice with both ends, got {given}")
-        given = range(given.start, given.stop, 1 if given.step is None else given.step)
-    try:
-        found = [operator.index(given)]  # type: ignore[arg-type]
-    except TypeError:
-        if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
-            raise UsageError(f"{name}: expected an index or indices, got {given!r}") from None
-        try:
-            found = sorted({operator.index(index) for index in given})
-        except TypeError:
-            raise UsageError(f"{name}: expected whole numbers, got {given!r}") from None
-    if not found or found[0] < least:
-        raise UsageError(f"{name}: expected indices of at least {least}, got {given!r}")
-    if found[-1] > 2**62:
-        raise UsageError(f"{name}: {found[-1]} is out of range")
-    return found
+def _results(answer: dict[str, Any]) -> dict[str, Analysis]:
+    """Of what the extension module returns, by the metric's name."""
+    from .results import Analysis  # here, because xarray takes longer to import than a trace to open
 
-
-def whole(name: str, given: int, least: int, most: int = 2**31) -> int:
-    try:
-        value = operator.index(given)
-    except TypeError:
-        raise UsageError(f"{name}: expected a whole number, got {given!r}") from None
-    if not least <= value <= most:
-        raise UsageError(f"{name}: expected {least} to {most}, got {value}")
-    return value
-
-
-def names(name: str, given: Union[str, Iterable[str], None]) -> list[str]:
-    if given is None:
-        return []
-    found = [given] if isinstance(given, str) else list(given)
-    if not found or not all(isinstance(one, str) for one in found):
-        raise UsageError(f"{name}: expected a name or names, got {given!r}")
-    return found
-
-
-def taus_of(given: Iterable[float] | None) -> list[float]:
-    found = [float(tau) for tau in given] if given is not None else []
-    if any(not tau > 0 for tau in found):
-        raise UsageError(f"taus: expected numbers above 0 or inf, got {found}")
-    return found
+    facts = {
+        "traces": "\n".join(text(path) for path in answer["traces"]),
+        "model_digest": text(answer["model_digest"]),
+        "program": _core.program,
+    }
+    return {result["metric"]: Analysis.of(result, facts) for result in answer["results"]}
 
 
 @overload  # a name is an iterable of names too, and the first that fits counts
@@ -157,8 +116,6 @@ def analyze(
         UsageError: an unknown metric (the message lists them), or a choice that matches nothing.
         TraceError: a trace that can't be read, or lacks what a metric needs.
     """
-    from .results import Analysis  # here, because xarray takes longer to import than a trace to open
-
     paths = encode_all(traces)
     sizes = indices("set_sizes", set_sizes, 1)
     with telling_missing(paths), Shown(progress) as shown:
@@ -178,12 +135,102 @@ def analyze(
             whole("memory_mib", memory_mib, 1, 2**20),
             shown,
         )
-    facts = {
-        "traces": "\n".join(text(path) for path in answer["traces"]),
-        "model_digest": text(answer["model_digest"]),
-        "program": _core.program,
-    }
-    results = {result["metric"]: Analysis.of(result, facts) for result in answer["results"]}
+    results = _results(answer)
     if isinstance(metric, str):
         return results[metric]
     return Analyses(results, {name: text(why) for name, why in answer["unavailable"].items()})
+
+
+def compare_backbone(
+    trace: PathLike,
+    backbone: PathLike,
+    *,
+    layers: Indices = None,
+    heads: Indices = None,
+    steps: Indices = None,
+    blocks: Indices = None,
+    sequences: Indices = None,
+    from_summary: bool = False,
+    threads: int = 0,
+    memory_mib: int = 256,
+    progress: Progress = None,
+) -> Analysis:
+    """The five stages of a trained model's queries beside those of its autoregressive backbone (MAGE, Table 2),
+    over the steps that both traces have: what ``blockscope analyze TRACE --backbone BACKBONE`` computes.
+
+    Args:
+        trace: of the trained model.
+        backbone: of the backbone, captured with ``--replay`` of `trace`, so that both saw the same tokens.
+        layers, heads, steps, blocks, sequences, from_summary, threads, memory_mib, progress: as in `analyze`.
+
+    Returns:
+        Arrays over ``model`` (trained, backbone): `stages` [stage, model] and their `relative_change` [stage],
+        `kl` [model, step], `hidden_gap`, `query_gap`, `query_block_gap` and `recall` [model, layer].
+
+    Raises:
+        UsageError: traces that don't pair, or a choice that matches nothing.
+        TraceError: a trace that can't be read, or lacks queries.
+    """
+    first, second = os.fsencode(trace), os.fsencode(backbone)
+    with telling_missing([first, second]), Shown(progress) as shown:
+        answer = _core.compare_backbone(
+            first,
+            second,
+            indices("layers", layers, 0),
+            indices("heads", heads, 0),
+            indices("steps", steps, 1),
+            indices("blocks", blocks, 0),
+            indices("sequences", sequences, 0),
+            bool(from_summary),
+            whole("threads", threads, 0, 4096),
+            whole("memory_mib", memory_mib, 1, 2**20),
+            shown,
+        )
+    return _results(answer)["query_comparison"]
+
+
+def similarity_matrix(
+    trace: PathLike,
+    kind: str,
+    *,
+    field: str = "external",
+    layer: int | None = None,
+    head: int | None = None,
+    steps: Indices = None,
+    rows: tuple[int, int] | None = None,
+    blocks: Indices = None,
+    sequences: Indices = None,
+) -> Analysis:
+    """One matrix of cosines (FlashBlock, Fig. 1): what ``blockscope analyze --matrix`` computes.
+
+    Args:
+        kind: "token": every position of the block at one step against every position at another; "step": every
+            step of a block against every other, the mean over positions.
+        field: "external" (A_out), "internal" (A_in), "query", "hidden", "key" or "value".
+        layer: the model's index; None: the first that was recorded.
+        head: the model's query head; None: heads concatenated (token), their mean (step).
+        steps: of a token matrix: two, or one and the step after it; None: the first two that were recorded.
+        rows: two rows of the trace, instead of steps, blocks and sequences.
+        blocks, sequences: the first block of these with the steps is taken.
+
+    Returns:
+        One array, named as the field: [position_a, position_b] or [step_a, step_b], float64 cosines, NaN where
+        there is no vector. It stands for one place, so it has no terms.
+
+    Raises:
+        UsageError: a choice that matches nothing. TraceError: the trace lacks the field.
+    """
+    if kind not in ("token", "step"):
+        raise UsageError(f"kind: expected token or step, got {kind!r}")
+    if kind == "step" and not (steps is None and rows is None):
+        raise UsageError("steps, rows: a matrix of steps has all of a block's. HINT: kind='token' takes two")
+    pair = [] if rows is None else [whole("rows", row, 0, 2**62) for row in rows]
+    if rows is not None and (len(pair) != 2 or not steps is blocks is sequences is None):
+        raise UsageError(f"rows: expected two rows, and no steps, blocks or sequences beside them, got {rows!r}")
+    path = os.fsencode(trace)
+    with telling_missing([path]):
+        answer = _core.matrix(
+            path, kind, str(field), None if layer is None else whole("layer", layer, 0),
+            None if head is None else whole("head", head, 0), indices("steps", steps, 1) or [], pair,
+            indices("blocks", blocks, 0), indices("sequences", sequences, 0))
+    return _results(answer)[f"{kind}_similarity"]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from ._paths import PathLike, encode_all, telling_missing
+from ._arguments import Traces, whole
+from ._paths import PathLike, encode_all, save, telling_missing
 from ._progress import Progress, Shown
-from .analysis import Traces, whole
 from .errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,9 +70,7 @@ class Calibration:
 
     def save(self, path: PathLike, *, force: bool = False) -> None:
         """Writes the file. An existing one is replaced with `force` only."""
-        name = os.fspath(path)
-        with open(name, "wb" if force else "xb") as file:
-            file.write(self.text.encode("utf-8"))
+        save(path, self.text, force)
 
     def __repr__(self) -> str:
         return (f"<blockscope.Calibration: {int(self.reuse.sum())} of {self.reuse.size} heads reuse, "

@@ -1,4 +1,4 @@
-"""The page of ``blockscope report``, and its figures, for notebooks."""
+"""The page of ``blockscope report``, for notebooks."""
 
 from __future__ import annotations
 
@@ -7,32 +7,10 @@ import os
 from typing import Any
 
 from . import _core
-from ._paths import PathLike, encode_all, telling_missing, text
+from ._arguments import Traces, whole
+from ._paths import PathLike, encode_all, save, telling_missing, text
 from ._progress import Progress, Shown
-from .analysis import Traces, whole
-
-
-class Figure:
-    """A drawing. A notebook shows it as a picture.
-
-    Attributes:
-        name: as in file names, "head_similarity".
-        title, caption: plain text; the caption says the number of terms.
-        svg: the drawing, with text as text.
-    """
-
-    def __init__(self, name: str, title: str, caption: str, svg: str) -> None:
-        self.name, self.title, self.caption, self.svg = name, title, caption, svg
-
-    def save(self, path: PathLike, *, force: bool = False) -> None:
-        """Writes the SVG. An existing file is replaced with `force` only."""
-        _save(path, self.svg, force)
-
-    def _repr_svg_(self) -> str:
-        return self.svg
-
-    def __repr__(self) -> str:
-        return f"<blockscope.Figure {self.name}: {self.title}>"
+from .figures import Figure, figures_of, gnuplot
 
 
 class Report:
@@ -49,11 +27,11 @@ class Report:
         self.title: str = text(found["title"])
         self.html: str = text(found["html"])
         self.findings: list[str] = [text(finding) for finding in found["findings"]]
-        self.figures: dict[str, Figure] = _figures(found["figures"])
+        self.figures: dict[str, Figure] = figures_of(found["figures"])
 
     def save(self, path: PathLike, *, force: bool = False) -> None:
         """Writes the page. An existing file is replaced with `force` only."""
-        _save(path, self.html, force)
+        save(path, self.html, force)
 
     def _repr_html_(self) -> str:
         # A frame of its own: the page's style must not reach the notebook's.
@@ -62,27 +40,6 @@ class Report:
 
     def __repr__(self) -> str:
         return f"<blockscope.Report: {self.title}; {len(self.figures)} figures>"
-
-
-def _figures(drawn: list[tuple[str, bytes, bytes, bytes]]) -> dict[str, Figure]:
-    return {
-        name: Figure(name, text(title), text(caption), text(svg)) for name, title, caption, svg in drawn
-    }
-
-
-def _gnuplot() -> tuple[bytes, bytes]:
-    """Where the program is looked for, as the command does."""
-    return os.fsencode(os.environ.get("BLOCKSCOPE_GNUPLOT", "")), os.fsencode(os.environ.get("PATH", ""))
-
-
-def draw(result: dict[str, Any], threads: int = 0) -> dict[str, Figure]:
-    """The drawings of one result, in the form that the extension module gives results in."""
-    return _figures(_core.figures(result, threads, *_gnuplot()))
-
-
-def _save(path: PathLike, content: str, force: bool) -> None:
-    with open(os.fspath(path), "wb" if force else "xb") as file:
-        file.write(content.encode("utf-8"))
 
 
 def report(
@@ -121,5 +78,5 @@ def report(
             paths, os.fsencode(title), choice("layer", layer), choice("head", head),
             choice("sequence", sequence), choice("block", block),
             b"" if backbone is None else os.fsencode(backbone), whole("threads", threads, 0, 4096),
-            *_gnuplot(), shown,
+            *gnuplot(), shown,
         ))

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from .errors import UsageError
-from .reporting import Figure, draw
+from .figures import Figure, draw
 
 # Axes of the model and of the run, which means are taken over; all others are parameters of a metric.
 PLACES = ("layer", "head", "kv_head", "step", "sequence", "block", "position")

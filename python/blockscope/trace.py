@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import html
 import json
-import math
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 from . import _core
+from ._arguments import whole
 from ._paths import PathLike, telling_missing, text
-from .analysis import Analyses, analyze, whole
+from .analysis import Analyses, analyze, compare_backbone, similarity_matrix
 from .calibration import Calibration, calibrate
 from .comparison import Comparison, compare
 from .errors import TraceError
 from .reporting import Report, report
+from .sequences import Delta, Frame, Sequences, floats, ints
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,137 +28,6 @@ if TYPE_CHECKING:
     from .results import Analysis
 
 _DENOISE = 1  # of /steps/kind
-
-
-@dataclass(frozen=True, eq=False)
-class Frame:
-    """The state of a sequence before one of its denoising steps.
-
-    Attributes:
-        prompt: token ids, int64 [prompt_length].
-        tokens: token ids behind the prompt, int64 [gen_length]; `mask_token_id` where none is decided.
-        confidence: probability when it was decided, float32 [gen_length]; -inf: untouched.
-        steps: number of the step of the sequence that decided it, int64 [gen_length]; -1: none.
-        mask_token_id: -1 if the model has none.
-    """
-
-    prompt: np.ndarray
-    tokens: np.ndarray
-    confidence: np.ndarray
-    steps: np.ndarray
-    mask_token_id: int
-
-    @property
-    def masks_left(self) -> int:
-        """Positions that hold the mask."""
-        return int((self.tokens == self.mask_token_id).sum())
-
-    def __repr__(self) -> str:
-        return (f"<blockscope.Frame: {self.prompt.size} prompt tokens, {self.tokens.size} positions, "
-                f"{self.masks_left} masks>")
-
-
-@dataclass(frozen=True, eq=False)
-class Delta:
-    """What one denoising step decided: transfers, then insertions, then deletions. All are int64 but
-    `confidence` and `insert_confidence`, which are float32.
-
-    Attributes:
-        position, token, confidence, step: of each transfer [transfers]; positions count after the prompt.
-        insert_position, insert_token, insert_confidence, insert_step: [insertions]; positions in the frame
-            before any insertion.
-        delete_position: [deletions], in the frame after the insertions.
-    """
-
-    position: np.ndarray
-    token: np.ndarray
-    confidence: np.ndarray
-    step: np.ndarray
-    insert_position: np.ndarray
-    insert_token: np.ndarray
-    insert_confidence: np.ndarray
-    insert_step: np.ndarray
-    delete_position: np.ndarray
-
-    def __repr__(self) -> str:
-        words = f"{self.position.size} transfers"
-        if self.insert_position.size or self.delete_position.size:
-            words += f", {self.insert_position.size} insertions, {self.delete_position.size} deletions"
-        return f"<blockscope.Delta: {words}>"
-
-
-@dataclass(frozen=True, eq=False)
-class Sequence:
-    """One prompt and what became of it.
-
-    Attributes:
-        index: in the trace, from 0.
-        name: of the prompt.
-        prompt: token ids, int64 [prompt_length].
-        prompt_hash: SHA-256 of these, 64 hexadecimal digits.
-        gen_length: positions after the prompt.
-        answer, metric: expected answer and what it is judged by; may be empty.
-        text: generated; empty until the sequence has ended.
-        score: value of the metric; None: there is none.
-        finish_reason: "unfinished", "length", "stop", "replayed" or "interrupted".
-        aborted: cut by a kill, and decoded again under another index.
-    """
-
-    index: int
-    name: str
-    prompt: np.ndarray
-    prompt_hash: str
-    gen_length: int
-    answer: str
-    metric: str
-    text: str
-    score: float | None
-    finish_reason: str
-    aborted: bool
-
-    def __repr__(self) -> str:
-        return (f"<blockscope.Sequence {self.index} {self.name!r}: {self.prompt.size} prompt tokens, "
-                f"{self.gen_length} positions, {self.finish_reason}>")
-
-
-class Sequences:
-    """The sequences of a trace, like a list; each is read when it is asked for."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-
-    def __len__(self) -> int:
-        return self._trace.num_sequences
-
-    @overload
-    def __getitem__(self, index: int) -> Sequence: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Sequence]: ...
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"{self._trace.path}: expected a sequence in [0, {len(self)}), got {index}")
-        return self._trace._sequence(index % len(self))
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return (self[i] for i in range(len(self)))
-
-    def __repr__(self) -> str:
-        return f"<blockscope.Sequences: {len(self)}>"
-
-
-# NumPy is imported where arrays are made: it takes longer to import than a trace to open.
-def _ints(raw: bytearray) -> np.ndarray:
-    import numpy as np
-
-    return np.frombuffer(raw, np.int64)
-
-
-def _floats(raw: bytearray) -> np.ndarray:
-    import numpy as np
-
-    return np.frombuffer(raw, np.float32)
 
 
 class Trace:
@@ -287,17 +156,7 @@ class Trace:
     @property
     def sequences(self) -> Sequences:
         """The sequences, like a list of `Sequence`."""
-        return Sequences(self)
-
-    def _sequence(self, index: int) -> Sequence:
-        found = self._core.sequence(index)
-        score = found["score"]
-        return Sequence(
-            index=index, name=text(found["name"]), prompt=_ints(found["prompt"]),
-            prompt_hash=found["prompt_hash"], gen_length=found["gen_length"], answer=text(found["answer"]),
-            metric=text(found["metric"]), text=text(found["text"]),
-            score=None if math.isnan(score) else score, finish_reason=found["finish_reason"],
-            aborted=found["aborted"])
+        return Sequences(self._core, lambda: self._info)
 
     def pieces(self, tokens: Iterable[int]) -> list[bytes]:
         """The vocabulary pieces of token ids, as bytes: one may end in the middle of a character. Empty for
@@ -341,7 +200,7 @@ class Trace:
 
     def rows(self, sequence: int) -> np.ndarray:
         """Rows of a sequence, ascending: int64 [rows]."""
-        return _ints(self._core.rows_of(whole("sequence", sequence, -(2**62), 2**62)))
+        return ints(self._core.rows_of(whole("sequence", sequence, -(2**62), 2**62)))
 
     def frame(self, sequence: int, t: int) -> Frame:
         """Frame `t`: the state before the sequence's t-th denoising row, from 0; `t` = their number gives the
@@ -352,13 +211,13 @@ class Trace:
         """
         prompt, tokens, confidence, steps = self._core.frame(
             whole("sequence", sequence, -(2**62), 2**62), whole("t", t, -(2**62), 2**62))
-        return Frame(_ints(prompt), _ints(tokens), _floats(confidence), _ints(steps), self.mask_token_id)
+        return Frame(ints(prompt), ints(tokens), floats(confidence), ints(steps), self.mask_token_id)
 
     def deltas(self, sequence: int) -> list[Delta]:
         """What each denoising step of a sequence decided; delta t leads from frame t to frame t + 1."""
         found = self._core.deltas(whole("sequence", sequence, -(2**62), 2**62))
         return [
-            Delta(*(_floats(raw) if i in (2, 6) else _ints(raw) for i, raw in enumerate(parts)))
+            Delta(*(floats(raw) if i in (2, 6) else ints(raw) for i, raw in enumerate(parts)))
             for parts in found
         ]
 
@@ -397,6 +256,16 @@ class Trace:
         """`blockscope.analyze` of this trace: ``trace.analyze("similarity", layers=range(4), by=["layer"])``."""
         self.refresh()
         return analyze(self, metric, **choices)
+
+    def similarity_matrix(self, kind: str, **choices: Any) -> Analysis:
+        """`blockscope.similarity_matrix` of this trace: ``trace.similarity_matrix("token", layer=3, steps=[1, 2])``."""
+        self.refresh()
+        return similarity_matrix(self, kind, **choices)
+
+    def compare_backbone(self, backbone: PathLike, **choices: Any) -> Analysis:
+        """`blockscope.compare_backbone` of this trace with one of the backbone, captured with --replay of it."""
+        self.refresh()
+        return compare_backbone(self, backbone, **choices)
 
     def calibrate(self, **choices: Any) -> Calibration:
         """`blockscope.calibrate` of this trace: ``trace.calibrate(max_error=0.2, tau=2)``."""

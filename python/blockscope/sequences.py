@@ -1,0 +1,157 @@
+"""What a trace says: its sequences, their frames and what each step decided."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+from . import _core
+from ._paths import text
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+# NumPy is imported where arrays are made: it takes longer to import than a trace to open.
+def ints(raw: bytearray) -> np.ndarray:
+    import numpy as np
+
+    return np.frombuffer(raw, np.int64)
+
+
+def floats(raw: bytearray) -> np.ndarray:
+    import numpy as np
+
+    return np.frombuffer(raw, np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """The state of a sequence before one of its denoising steps.
+
+    Attributes:
+        prompt: token ids, int64 [prompt_length].
+        tokens: token ids behind the prompt, int64 [gen_length]; `mask_token_id` where none is decided.
+        confidence: probability when it was decided, float32 [gen_length]; -inf: untouched.
+        steps: number of the step of the sequence that decided it, int64 [gen_length]; -1: none.
+        mask_token_id: -1 if the model has none.
+    """
+
+    prompt: np.ndarray
+    tokens: np.ndarray
+    confidence: np.ndarray
+    steps: np.ndarray
+    mask_token_id: int
+
+    @property
+    def masks_left(self) -> int:
+        """Positions that hold the mask."""
+        return int((self.tokens == self.mask_token_id).sum())
+
+    def __repr__(self) -> str:
+        return (f"<blockscope.Frame: {self.prompt.size} prompt tokens, {self.tokens.size} positions, "
+                f"{self.masks_left} masks>")
+
+
+@dataclass(frozen=True, eq=False)
+class Delta:
+    """What one denoising step decided: transfers, then insertions, then deletions. All are int64 but
+    `confidence` and `insert_confidence`, which are float32.
+
+    Attributes:
+        position, token, confidence, step: of each transfer [transfers]; positions count after the prompt.
+        insert_position, insert_token, insert_confidence, insert_step: [insertions]; positions in the frame
+            before any insertion.
+        delete_position: [deletions], in the frame after the insertions.
+    """
+
+    position: np.ndarray
+    token: np.ndarray
+    confidence: np.ndarray
+    step: np.ndarray
+    insert_position: np.ndarray
+    insert_token: np.ndarray
+    insert_confidence: np.ndarray
+    insert_step: np.ndarray
+    delete_position: np.ndarray
+
+    def __repr__(self) -> str:
+        words = f"{self.position.size} transfers"
+        if self.insert_position.size or self.delete_position.size:
+            words += f", {self.insert_position.size} insertions, {self.delete_position.size} deletions"
+        return f"<blockscope.Delta: {words}>"
+
+
+@dataclass(frozen=True, eq=False)
+class Sequence:
+    """One prompt and what became of it.
+
+    Attributes:
+        index: in the trace, from 0.
+        name: of the prompt.
+        prompt: token ids, int64 [prompt_length].
+        prompt_hash: SHA-256 of these, 64 hexadecimal digits.
+        gen_length: positions after the prompt.
+        answer, metric: expected answer and what it is judged by; may be empty.
+        text: generated; empty until the sequence has ended.
+        score: value of the metric; None: there is none.
+        finish_reason: "unfinished", "length", "stop", "replayed" or "interrupted".
+        aborted: cut by a kill, and decoded again under another index.
+    """
+
+    index: int
+    name: str
+    prompt: np.ndarray
+    prompt_hash: str
+    gen_length: int
+    answer: str
+    metric: str
+    text: str
+    score: float | None
+    finish_reason: str
+    aborted: bool
+
+    def __repr__(self) -> str:
+        return (f"<blockscope.Sequence {self.index} {self.name!r}: {self.prompt.size} prompt tokens, "
+                f"{self.gen_length} positions, {self.finish_reason}>")
+
+
+class Sequences:
+    """The sequences of a trace, like a list; each is read when it is asked for."""
+
+    def __init__(self, core: _core.Trace, info: Callable[[], dict[str, Any]]) -> None:
+        self._core, self._info = core, info  # what it has may grow while it is written
+
+    def __len__(self) -> int:
+        return int(self._info()["num_sequences"])
+
+    @overload
+    def __getitem__(self, index: int) -> Sequence: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sequence]: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            path = os.fsdecode(self._info()["path"])
+            raise IndexError(f"{path}: expected a sequence in [0, {len(self)}), got {index}")
+        return self._read(index % len(self))
+
+    def _read(self, index: int) -> Sequence:
+        found = self._core.sequence(index)
+        score = found["score"]
+        return Sequence(
+            index=index, name=text(found["name"]), prompt=ints(found["prompt"]),
+            prompt_hash=found["prompt_hash"], gen_length=found["gen_length"], answer=text(found["answer"]),
+            metric=text(found["metric"]), text=text(found["text"]),
+            score=None if math.isnan(score) else score, finish_reason=found["finish_reason"],
+            aborted=found["aborted"])
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"<blockscope.Sequences: {len(self)}>"

@@ -1,0 +1,56 @@
+// calibrate(): the pass and the choice of `blockscope calibrate`.
+#include <fmt/format.h>
+
+#include "analysis/calibration/calibration.h"
+#include "decode_record/error.h"
+#include "python/bindings.h"
+
+namespace blockscope::python {
+namespace {
+
+/// The calibration file's text, and what a person must know before using it.
+nb::tuple calibrate_bound(const std::vector<nb::bytes>& traces, std::optional<double> gamma,
+                          std::optional<double> saving, std::optional<double> max_error,
+                          std::int64_t tau, const std::string& granularity, bool from_summary,
+                          std::size_t threads, nb::object progress) {
+  CalibrationRequest request;
+  request.gamma = gamma;
+  request.saving = saving;
+  request.max_error = max_error;
+  request.tau = tau;
+  request.granularity = parse_reuse_granularity(granularity);
+  check_request(request);
+  PythonProgress shown(std::move(progress));
+  const auto [text, warnings] = run_shown(shown, [&, paths = to_strings(traces)] {
+    close_unfinished();
+    const TraceGroup group(paths);
+    if (group.shape().model_digest.empty()) {
+      throw TraceError(
+          fmt::format("{}: /model/json: expected the checkpoint's digest, got none: a "
+                      "calibration must say which weights it is for",
+                      paths.front()));
+    }
+    CalibrationOptions options;
+    options.taus.push_back(tau);
+    options.from_summary = from_summary;
+    options.pass.threads = threads;
+    options.pass.progress = shown.callback();
+    const CalibrationSums sums = accumulate_calibration(group, options);
+    const Calibration chosen = choose(sums, request);
+    std::string json = to_json(to_reuse_file(sums, chosen));
+    parse_reuse_file(json, "calibration");  // as its readers will
+    return std::pair(std::move(json), warnings_of(chosen));
+  });
+  return nb::make_tuple(to_bytes(text), warnings);
+}
+
+}  // namespace
+
+void bind_calibration(nb::module_& module) {
+  module.def("calibrate", &calibrate_bound, nb::arg("traces"), nb::arg("gamma").none(),
+             nb::arg("saving").none(), nb::arg("max_error").none(), nb::arg("tau"),
+             nb::arg("granularity"), nb::arg("from_summary"), nb::arg("threads"),
+             nb::arg("progress").none());
+}
+
+}  // namespace blockscope::python
