@@ -13,28 +13,7 @@ import pytest
 import xarray as xr
 
 import blockscope
-from conftest import FROZEN, analyze_json, command, make
-
-
-def check_equal(found, metric):
-    """An Analysis against a metric of the command's JSON: values to the last bit, terms, axes, words."""
-    assert found.attrs["metric"] == metric["metric"] and found.attrs["formula"] == metric["formula"]
-    left_out = {k.removeprefix("left out: "): v for k, v in found.attrs.items() if k.startswith("left out: ")}
-    assert left_out == metric["left_out"]
-    assert found.arrays() == [array["name"] for array in metric["arrays"]]
-    for array in metric["arrays"]:
-        values = found[array["name"]]
-        assert list(values.shape) == array["shape"] and values.attrs["units"] == array["unit"]
-        want = np.array([np.nan if v is None else v for v in array["values"]], np.float64)
-        # The command writes what is not finite as null.
-        got = np.where(np.isfinite(values.values.ravel()), values.values.ravel(), np.nan)
-        assert got.tobytes() == want.tobytes() or np.array_equal(got, want, equal_nan=True), array["name"]
-        assert found.has_terms(array["name"]) == (array["terms"] is not None)
-        if array["terms"] is not None:
-            assert found[array["name"] + "_terms"].values.ravel().tolist() == array["terms"]
-        for dim, axis in zip(values.dims, array["axes"]):
-            assert dim in (axis["name"], f"{axis['name']}_of_{array['name']}")
-            assert values[dim].values.tolist() == (axis.get("index") or axis["labels"])
+from conftest import FROZEN, analyze_json, check_equal, command, make
 
 
 def check_all(found, root):
