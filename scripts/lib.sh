@@ -283,8 +283,8 @@ python3-venv"
   done_step
 }
 
-# What builds and tests the Python package: nanobind and pytest, 4 MB, in a folder of their own so that a
-# new version of one does not cost a new environment.
+# What builds and tests the Python package (nanobind, pytest, a notebook's kernel, Dask), 65 MB, in a folder of their
+# own so that a new version of one does not cost a new environment.
 install_python_tools() {
   local new="$WORK/python-tools"
   [ ! -f "$(python_tools_folder)/.complete" ] || return 0

@@ -16,19 +16,14 @@ import time
 import h5py
 import numpy as np
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
+from trace_arrays import stored  # noqa: E402
+
 BLOCKSCOPE = os.environ["BLOCKSCOPE_BINARY"]
 
 
 def blockscope(*arguments):
     subprocess.run([BLOCKSCOPE, *map(str, arguments)], check=True, stdout=subprocess.DEVNULL)
-
-
-def datasets(file):
-    found = {}
-    file.visititems(
-        lambda name, item: found.update({name: item}) if hasattr(item, "dtype") else None
-    )
-    return found
 
 
 def same(a, b):
@@ -38,11 +33,11 @@ def same(a, b):
 def check_compressed(source, target):
     with h5py.File(source) as a, h5py.File(target) as b:
         assert dict(a.attrs) == dict(b.attrs)
-        assert datasets(a).keys() == datasets(b).keys()
-        for name, item in datasets(a).items():
-            if name in ("run/json", "run_byte"):  # names its inputs
+        assert stored(a).keys() == stored(b).keys()
+        for name, item in stored(a).items():
+            if name in ("/run/json", "/run_byte"):  # names its inputs
                 continue
-            other = datasets(b)[name]
+            other = stored(b)[name]
             assert same(item[()], other[()]), (name, item.shape, other.shape)
             assert [list(d) for d in item.dims] == [list(d) for d in other.dims], name
             assert item.dtype == other.dtype, name
@@ -140,8 +135,8 @@ def main(tool):
                     parts = file[name].virtual_sources() if file[name].is_virtual else []
                     names = [part.file_name for part in parts]
                     assert names == ([first.name, second.name] if "none" in mode else []), names
-                assert not any(item.is_virtual for name, item in datasets(file).items()
-                               if name.split("/")[0] in ("steps", "frames", "sequences", "row"))
+                assert not any(item.is_virtual for name, item in stored(file).items()
+                               if name.split("/")[1] in ("steps", "frames", "sequences", "row"))
         for attempt in range(8):  # a kill may come just between two sequences
             kill_a_writer(tool, place / f"cut{attempt}.h5")
             partial = place / f"cut{attempt}.h5.partial"

@@ -8,9 +8,10 @@ import sys
 import tempfile
 import unittest
 
-import h5py
-
 from capture_harness import BINARY, MODELS
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
+from trace_arrays import datasets  # noqa: E402
 
 CHAINS = sys.argv.pop(1)
 KERNELS = sys.argv.pop(1)
@@ -27,14 +28,6 @@ def run(*arguments, device=None, faults=""):
         environment["GOMP_SPINCOUNT"] = "1000"
     done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=600)
     return done.returncode, done.stdout, done.stderr
-
-
-def datasets(path):
-    found = {}
-    with h5py.File(path) as trace:
-        trace.visititems(lambda name, item: found.update({"/" + name: item[()]})
-                         if isinstance(item, h5py.Dataset) else None)
-    return found
 
 
 class DeviceCase(unittest.TestCase):

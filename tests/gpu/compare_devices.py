@@ -15,10 +15,12 @@ import subprocess
 import sys
 import tempfile
 
-import h5py
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+from trace_arrays import datasets  # noqa: E402
+
 PROMPTS = ["--prompts", ROOT / "models/needle/demo.jsonl", "--limit", "2"]
 TEXT = ["--prompt", "Text: Note: Tina lantern helmet. The wide child looked. Note: Bela vine raven. Question: Tina?"]
 POLICIES = ("exact", "flashblock", "mage", "mage+flashblock", "sparsed", "quest", "oracle", "random", "recent")
@@ -47,14 +49,6 @@ def capture(options, device, model, arguments, dtype, output):
     return subprocess.run([options.blockscope, "capture", ROOT / "models" / model, *arguments, *arrays, "--dtype", dtype,
                            "--device", device, "--strategy", "sequential", "--gen-length", "32", "-q", "-o", output],
                           capture_output=True, text=True, env=environment)
-
-
-def datasets(path):
-    found = {}
-    with h5py.File(path) as trace:
-        trace.visititems(lambda name, item: found.update({"/" + name: item[()]})
-                         if isinstance(item, h5py.Dataset) else None)
-    return found
 
 
 def difference(host, device):
