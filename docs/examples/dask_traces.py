@@ -3,8 +3,8 @@
     pip install dask distributed
     python docs/examples/dask_traces.py run.r*.h5
 
-Here the workers are processes of this machine. On others, give Client the address of your scheduler (or a cluster of
-dask-jobqueue or dask-kubernetes) in place of LocalCluster; they need this package and the traces under the same names."""
+Here the workers are processes of this machine. For other machines put the address of your scheduler, or a cluster of
+dask-jobqueue or dask-kubernetes, in place of LocalCluster; they need this package, and the traces by the same names."""
 
 import sys
 
