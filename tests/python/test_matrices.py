@@ -15,8 +15,8 @@ from conftest import FROZEN, analyze_json, check_equal, command, make
 @pytest.fixture(scope="module")
 def full(tmp_path_factory):
     """Level full, 6 query heads on 3 KV heads; layers 0 and 2."""
-    return make(tmp_path_factory.mktemp("full") / "full.h5", "--level", "full", "--sequences", 3, "--steps", 4, "--heads",
-                6, "--kv-heads", 3, "--layers", 3, "--record-layers", "0,2", "--seed", 8)
+    return make(tmp_path_factory.mktemp("full") / "full.h5", "--level", "full", "--sequences", 3, "--steps", 4,
+                "--heads", 6, "--kv-heads", 3, "--layers", 3, "--record-layers", "0,2", "--seed", 8)
 
 
 def by_csv(*arguments):
@@ -80,7 +80,7 @@ def test_a_matrix_that_there_is_not(full, tmp_path):
         (dict(head=6), "head: 6 was not recorded"),
         (dict(field="hidden", head=0), "head: hidden states have no heads"),
         (dict(steps=[1, 2, 3]), "steps: a token matrix takes two steps"),
-        (dict(steps=40), "matrix: none of .* steps 40 and 41 recorded. HINT: sequences, blocks and steps select others"),
+        (dict(steps=40), "matrix: none of .* steps 40 and 41 recorded. HINT: sequences, blocks and steps"),
         (dict(sequences=9), "matrix: none of 0 blocks"),
         (dict(rows=(0, 10**6)), "rows: expected a row below"),
         (dict(rows=(0, 1, 2)), "rows: expected two rows"),
@@ -107,7 +107,8 @@ def pair(tmp_path_factory):
     """A trained model and its backbone, which saw the same rows and answered otherwise."""
     folder = tmp_path_factory.mktemp("pair")
     common = ["--level", "full", "--sequences", 2, "--blocks", 2, "--steps", 4]
-    return make(folder / "a.h5", *common, "--seed", 3), make(folder / "b.h5", *common, "--seed", 3, "--correlation", 0.3)
+    return (make(folder / "a.h5", *common, "--seed", 3),
+            make(folder / "b.h5", *common, "--seed", 3, "--correlation", 0.3))
 
 
 def test_the_backbone_beside_the_model(pair):
