@@ -1,57 +1,107 @@
 #!/usr/bin/env python3
 """What the Python package costs: `analyze` beside the command, by turns, and import and open beside a bare Python.
 
-    build/release/tests/make_trace trace.h5 --vast --vast-sequences 1 --real-rows 105   # 2 GB of values
-    PYTHONPATH=build/release/python python scripts/bench/python_package.py trace.h5 [--rounds 5]
+    make_trace=build/release/tests/make_trace
+    $make_trace two.h5 --vast --vast-sequences 1 --real-rows 74      # 2.1 GB of values, the rest of 5.5 GB are holes
+    $make_trace large.h5 --vast --vast-sequences 12 --real-rows 1    # 66 GB: 1 GB on disk, the other arrays are holes
+    $make_trace rows.h5 --level trajectory --sequences 4500 --blocks 6 --steps 6    # 193,500 rows, of no arrays
+    PYTHONPATH=build/release/python python scripts/bench/python_package.py two.h5 --open large.h5 rows.h5 [--rounds 7]
 
-Both compute the similarity in a process of their own that has the trace in the page cache; the time of the package's
-is that of the call, the command's that of the process. Least of all rounds."""
+Every analysis is a process of its own with the trace in the page cache. Of the package the time of the call is compared
+with the command's process, which is the same work and JSON of it; the whole process, which imports xarray first, is
+printed beside it. Least of all rounds, and the median of the rounds' ratios. What is opened is opened warm, and once
+more after its pages were dropped from the cache (cold)."""
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 import time
 
 BINARY = os.environ.get("BLOCKSCOPE_BINARY", "build/release/bin/blockscope")
 ANALYZE = ("import sys, time, blockscope\nfrom blockscope import results\ntrace = blockscope.open(sys.argv[1])\n"
-           "begin = time.perf_counter()\nfound = trace.analyze('similarity', progress=False)\n"
-           "print(time.perf_counter() - begin)")
-BARE = "pass"
-IMPORT = "import blockscope"
-OPEN = "import sys, blockscope; blockscope.open(sys.argv[1])"
-H5PY = "import sys, h5py; h5py.File(sys.argv[1], 'r')"
-XARRAY = "import sys, blockscope; blockscope.open(sys.argv[1]).tree"
+           "metric = sys.argv[2] if sys.argv[2:] else None\nbegin = time.perf_counter()\n"
+           "found = trace.analyze(metric, progress={progress})\nprint(time.perf_counter() - begin)")
+OPEN = {
+    "bare Python": "pass",
+    "import blockscope": "import blockscope",
+    "import and open": "import sys, blockscope; blockscope.open(sys.argv[1])",
+    "h5py: import and open": "import sys, h5py; h5py.File(sys.argv[1], 'r')",
+    "import, open, tree (xarray)": "import sys, blockscope; blockscope.open(sys.argv[1]).tree",
+}
+TORCH = "import sys, blockscope; blockscope.open(sys.argv[1]); assert 'torch' not in sys.modules"
 
 
-def wall(*command):
+def run(*command):
+    """Wall time of a process, and what it printed."""
     begin = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - begin
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return time.perf_counter() - begin, done.stdout
+
+
+def sizes(path):
+    found = os.stat(path)
+    return f"{found.st_size / 1e9:.2f} GB ({found.st_blocks * 512 / 1e9:.2f} GB on disk)"
+
+
+def analyses(trace, metric, rounds):
+    flags = ["--metric", metric] if metric else []
+    chosen = [metric] if metric else []
+
+    def command():
+        return run(BINARY, "analyze", trace, *flags, "-q", "--json", "-")[0]
+
+    def package(progress):
+        wall, out = run(sys.executable, "-c", ANALYZE.format(progress=progress), trace, *chosen)
+        return float(out), wall
+
+    command()  # into the page cache
+    ours, shown, whole, theirs = [], [], [], []
+    for _ in range(rounds):
+        theirs.append(command())
+        for progress, calls in (("False", ours), ("True", shown)):  # True: a line on standard error
+            call, wall = package(progress)
+            calls.append(call)
+        whole.append(wall)
+    ratio = statistics.median(a / b for a, b in zip(ours, theirs))
+    print(f"{metric or 'every metric'} of {sizes(trace)}: analyze() {min(ours):.3f} s, with its progress line "
+          f"{min(shown):.3f} s, the command {min(theirs):.3f} s: {min(ours) / min(theirs):.3f}x (median {ratio:.3f}x); "
+          f"the whole process {min(whole):.3f} s")
+
+
+def drop_from_cache(path):
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def openings(trace, rounds):
+    best = dict.fromkeys(OPEN, 1e9)
+    cold = []
+    for _ in range(rounds):
+        for name, code in OPEN.items():
+            best[name] = min(best[name], run(sys.executable, "-c", code, trace)[0])
+        drop_from_cache(trace)
+        cold.append(run(sys.executable, "-c", OPEN["import and open"], trace)[0])
+    run(sys.executable, "-c", TORCH, trace)
+    rows = run(sys.executable, "-c", "import sys, blockscope; print(blockscope.open(sys.argv[1]).num_rows)", trace)[1]
+    print(f"{os.path.basename(trace)}, {int(rows):,} rows, {sizes(trace)}:")
+    for name, seconds in best.items():
+        print(f"  {name}: {seconds:.3f} s")
+    print(f"  import and open, cold: {min(cold):.3f} to {max(cold):.3f} s")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("trace")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("trace", help="to analyse")
+    parser.add_argument("--open", nargs="*", default=[], metavar="TRACE", help="to open")
+    parser.add_argument("--rounds", type=int, default=7)
     a = parser.parse_args()
-    ours, command = [], []
-    wall(BINARY, "analyze", a.trace, "--metric", "similarity", "-q", "--json", "-")  # into the page cache
-    for _ in range(a.rounds):
-        command.append(wall(BINARY, "analyze", a.trace, "--metric", "similarity", "-q", "--json", "-"))
-        out = subprocess.run([sys.executable, "-c", ANALYZE, a.trace], check=True, capture_output=True, text=True)
-        ours.append(float(out.stdout))
-    on_disk = os.stat(a.trace).st_blocks * 512 / 1e9
-    print(f"similarity of {os.path.getsize(a.trace) / 1e9:.2f} GB ({on_disk:.2f} GB on disk): "
-          f"analyze() {min(ours):.3f} s, the command {min(command):.3f} s, {min(ours) / min(command):.3f}x")
-    names = {"bare Python": BARE, "import blockscope": IMPORT, "import and open": OPEN, "h5py: import and open": H5PY,
-             "import, open, tree (xarray)": XARRAY}
-    best = {name: 1e9 for name in names}
-    for _ in range(a.rounds):
-        for name, code in names.items():
-            best[name] = min(best[name], wall(sys.executable, "-c", code, a.trace))
-    for name, seconds in best.items():
-        print(f"{name}: {seconds:.3f} s")
+    for metric in ("similarity", None):
+        analyses(a.trace, metric, a.rounds)
+    for trace in a.open or [a.trace]:
+        openings(trace, a.rounds)
 
 
 if __name__ == "__main__":
