@@ -225,7 +225,8 @@ def similarity_matrix(
     if kind == "step" and not (steps is None and rows is None):
         raise UsageError("steps, rows: a matrix of steps has all of a block's. HINT: kind='token' takes two")
     pair = [] if rows is None else [whole("rows", row, 0, 2**62) for row in rows]
-    if rows is not None and (len(pair) != 2 or not steps is blocks is sequences is None):
+    beside = any(choice is not None for choice in (steps, blocks, sequences))
+    if rows is not None and (len(pair) != 2 or beside):
         raise UsageError(f"rows: expected two rows, and no steps, blocks or sequences beside them, got {rows!r}")
     path = os.fsencode(trace)
     with telling_missing([path]):
