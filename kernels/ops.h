@@ -1,7 +1,7 @@
 // The attention operators of Blockscope: plain C++ functions over torch tensors. The same functions
-// are registered as torch custom operators: once torch.ops.load_library has opened
-// libblockscope_kernels.so, Python calls torch.ops.blockscope.<name> with the same arguments and
-// gets the members of the result structs as a tuple, in the order of their declaration.
+// are registered as torch custom operators: blockscope.ops (Python) loads libblockscope_kernels.so
+// and adds names, defaults and gradients; torch.ops.blockscope.<name> takes the same arguments as
+// here and gives the members of the result structs as a tuple, in the order of their declaration.
 //
 // Dimension names: S sequences, H query heads, K KV heads (H = K * G; query head h reads KV head
 // h / G), T query tokens, B block_length, N capacity of the external cache, D head_dim.

@@ -2,6 +2,7 @@
 // Meta kernels that only compute shapes, so that torch.compile and FakeTensor can trace calls.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
+#include <torch/version.h>
 
 #include <optional>
 #include <string>
@@ -15,6 +16,9 @@
 namespace blockscope {
 
 std::string instruction_set() { return best_tile_kernels().name; }
+
+// blockscope.ops looks for it in the file, before a torch of another version loads the library.
+[[gnu::used]] extern const char kBuiltWithTorch[] = "blockscope-kernels torch=" TORCH_VERSION ";";
 
 namespace {
 
@@ -146,6 +150,7 @@ Tensor empty_like_shape(const Tensor& like, const SymShape& shape, at::ScalarTyp
 }
 
 SymShape row_shape(const Tensor& output) {
+  TORCH_CHECK(output.dim() > 0, "expected a tensor [..., D], got one without dimensions");
   SymShape shape = output.sym_sizes().vec();
   shape.pop_back();
   return shape;
@@ -177,6 +182,7 @@ Tensor prefill_meta(const Tensor& q, const Tensor&, const Tensor&, const Tensor&
 }
 
 Tensors2 merge_meta(at::TensorList outputs, at::TensorList) {
+  TORCH_CHECK(!outputs.empty(), "merge_attention: outputs: expected at least one, got none");
   const Tensor& first = outputs[0];
   return {empty_like_shape(first, first.sym_sizes().vec(), first.scalar_type()), float_rows(first)};
 }
@@ -209,6 +215,9 @@ Tensors2 unselected_meta(const Tensor& q, const Tensor&, const Tensor&, const Te
 }
 
 Tensors2 page_bounds_meta(const Tensor& k_ext, const Tensor&, int64_t page_size) {
+  TORCH_CHECK(k_ext.dim() == 4 && page_size > 0,
+              "page_bounds: expected k_ext [S, K, N, D] and page_size > 0, got ", k_ext.dim(),
+              " dimensions and ", page_size);
   SymShape shape = k_ext.sym_sizes().vec();
   shape[2] = (shape[2] + page_size - 1) / page_size;
   return {empty_like_shape(k_ext, shape, k_ext.scalar_type()),
@@ -249,49 +258,43 @@ Tensor gate_meta(const Tensor& gate, const Tensor&) { return same_shape(gate); }
 }  // namespace
 
 TORCH_LIBRARY(blockscope, m) {
-  m.def(
-      "split_attention(Tensor q, Tensor k_ext, Tensor v_ext, Tensor ext_len, Tensor k_in, "
+  // Outputs never alias inputs. Inductor must keep strides: kernels read rows whose last dimension
+  // is contiguous.
+  const auto def = [&m](const char* schema) {
+    m.def(schema, {at::Tag::pt2_compliant_tag, at::Tag::needs_exact_strides});
+  };
+  def("split_attention(Tensor q, Tensor k_ext, Tensor v_ext, Tensor ext_len, Tensor k_in, "
       "Tensor v_in, float scale) -> (Tensor out, Tensor external, Tensor lse_external, "
       "Tensor internal, Tensor lse_internal)");
-  m.def(
-      "reuse_attention(Tensor q, Tensor k_ext, Tensor v_ext, Tensor ext_len, Tensor k_in, "
+  def("reuse_attention(Tensor q, Tensor k_ext, Tensor v_ext, Tensor ext_len, Tensor k_in, "
       "Tensor v_in, Tensor cached_external, Tensor cached_lse, Tensor reuse_mask, float scale) -> "
       "(Tensor out, Tensor external, Tensor lse_external, Tensor internal, Tensor lse_internal, "
       "Tensor keys_read)");
-  m.def(
-      "prefill_attention(Tensor q, Tensor k, Tensor v, Tensor len, int block_length, float scale, "
+  def("prefill_attention(Tensor q, Tensor k, Tensor v, Tensor len, int block_length, float scale, "
       "int query_start=0) -> Tensor");
-  m.def("merge_attention(Tensor[] outputs, Tensor[] lses) -> (Tensor out, Tensor lse)");
-  m.def(
-      "block_topk(Tensor q, Tensor k_ext, Tensor ext_len, Tensor lse, int k, float scale) -> "
+  def("merge_attention(Tensor[] outputs, Tensor[] lses) -> (Tensor out, Tensor lse)");
+  def("block_topk(Tensor q, Tensor k_ext, Tensor ext_len, Tensor lse, int k, float scale) -> "
       "(Tensor index, Tensor probability)");
-  m.def(
-      "token_topk(Tensor q, Tensor k_ext, Tensor ext_len, Tensor lse, int k, float scale) -> "
+  def("token_topk(Tensor q, Tensor k_ext, Tensor ext_len, Tensor lse, int k, float scale) -> "
       "(Tensor index, Tensor probability, Tensor union_size)");
-  m.def(
-      "gather_attention(Tensor q, Tensor k_ext, Tensor v_ext, Tensor ext_len, Tensor index, "
+  def("gather_attention(Tensor q, Tensor k_ext, Tensor v_ext, Tensor ext_len, Tensor index, "
       "Tensor k_in, Tensor v_in, float scale, Tensor? dense=None, Tensor? residual=None, "
       "Tensor? lse_residual=None) -> (Tensor out, Tensor external, Tensor lse_external, "
       "Tensor internal, Tensor lse_internal, Tensor keys_read)");
-  m.def(
-      "unselected_attention(Tensor q, Tensor k_ext, Tensor v_ext, Tensor ext_len, Tensor index, "
+  def("unselected_attention(Tensor q, Tensor k_ext, Tensor v_ext, Tensor ext_len, Tensor index, "
       "float scale) -> (Tensor output, Tensor lse)");
-  m.def("page_bounds(Tensor k_ext, Tensor ext_len, int page_size) -> (Tensor max, Tensor min)");
-  m.def(
-      "page_scores(Tensor q, Tensor page_max, Tensor page_min, Tensor ext_len, int page_size) -> "
+  def("page_bounds(Tensor k_ext, Tensor ext_len, int page_size) -> (Tensor max, Tensor min)");
+  def("page_scores(Tensor q, Tensor page_max, Tensor page_min, Tensor ext_len, int page_size) -> "
       "Tensor");
-  m.def(
-      "token_page_scores(Tensor q, Tensor page_max, Tensor page_min, Tensor ext_len, "
+  def("token_page_scores(Tensor q, Tensor page_max, Tensor page_min, Tensor ext_len, "
       "int page_size) -> Tensor");
-  m.def("cross_step_similarity(Tensor a, Tensor b) -> Tensor");
-  m.def("rms_norm_rows(Tensor x, Tensor weight, float eps, bool weight_first) -> Tensor");
-  m.def(
-      "add_rms_norm_rows(Tensor x, Tensor y, Tensor weight, float eps, bool weight_first) -> "
+  def("cross_step_similarity(Tensor a, Tensor b) -> Tensor");
+  def("rms_norm_rows(Tensor x, Tensor weight, float eps, bool weight_first) -> Tensor");
+  def("add_rms_norm_rows(Tensor x, Tensor y, Tensor weight, float eps, bool weight_first) -> "
       "(Tensor sum, Tensor norm)");
-  m.def(
-      "norm_rotate_rows(Tensor q, Tensor k, Tensor? q_weight, Tensor? k_weight, Tensor cos, "
+  def("norm_rotate_rows(Tensor q, Tensor k, Tensor? q_weight, Tensor? k_weight, Tensor cos, "
       "Tensor sin, float eps, bool weight_first) -> (Tensor q, Tensor k)");
-  m.def("silu_multiply(Tensor gate, Tensor up) -> Tensor");
+  def("silu_multiply(Tensor gate, Tensor up) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(blockscope, CPU, m) { register_real(m); }

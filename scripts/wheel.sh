@@ -2,6 +2,8 @@
 # Makes a wheel of the Python package into build/wheels and tests it in an empty virtual environment: with
 # nothing but what the wheel asks for, and nothing of this folder on its path.
 #   scripts/wheel.sh [PYTHON...]    # default: python3; each makes and tests a wheel of its version
+# The wheel holds the operators where LibTorch is (LIBTORCH_ROOT, or what scripts/setup.sh fetched); they are run in the
+# torch that scripts/setup.sh --tests keeps, where it is one of that Python.
 # Needs a package index that pip knows, and what scripts/setup.sh installs to build.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
@@ -33,6 +35,25 @@ test_wheel() { # PYTHON FOLDER
     "$2/empty/bin/python" -I "$ROOT/tests/python/check_wheel.py" "$ROOT")
 }
 
+# torch_of PYTHON WHEEL: the folder with the torch of the tests, if PYTHON has its version and the wheel its operators.
+torch_of() {
+  local site
+  unzip -l "$2" | grep -q libblockscope_kernels.so || return 0
+  site="$(venv_folder)/lib/python$("$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages"
+  [ ! -d "$site/torch" ] || echo "$site"
+}
+
+test_operators() { # PYTHON FOLDER
+  local wheel=("$2"/blockscope-*.whl) site
+  site=$(torch_of "$1" "${wheel[0]}")
+  if [ -z "$site" ]; then
+    note "operators: not run; they need LibTorch, and scripts/setup.sh --tests with this Python"
+    return
+  fi
+  (cd "$2" && env -u PYTHONPATH PATH="/usr/bin:/bin" \
+    "$2/empty/bin/python" -I "$ROOT/tests/python/check_wheel.py" "$ROOT" "$site")
+}
+
 pythons=("$@")
 [ $# -gt 0 ] || pythons=("$(find_python)")
 STEPS=$((2 * ${#pythons[@]}))
@@ -47,6 +68,7 @@ for python in "${pythons[@]}"; do
   done_step "$(du -h "$WORK/$version"/*.whl | cut -f 1) $(basename "$WORK/$version"/*.whl)"
   step "Test in an empty environment (Python $version)"
   test_wheel "$python" "$WORK/$version"
+  test_operators "$python" "$WORK/$version"
   cp "$WORK/$version"/*.whl "$ROOT/build/wheels/"
   done_step
 done

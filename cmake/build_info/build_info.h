@@ -13,7 +13,7 @@ struct BuildInfo {
   std::string_view build_type;     // "Release"
   std::string_view sanitizers;     // "address;undefined", or empty
   std::string_view hdf5_version;   // of the headers it was compiled against
-  std::string_view torch_version;  // of the LibTorch it was linked with; empty without a runtime
+  std::string_view torch_version;  // of the LibTorch it was built with; empty without one
   std::string_view torch_pin;      // the LibTorch version scripts/setup.sh fetches
 };
 

@@ -9,10 +9,13 @@
     similarity = trace.analyze("similarity")       # xarray: means, and the terms behind each
     similarity.similarity_external.sel(layer=3)
 
-Nothing here needs torch. docs/python.md is the guide.
+Nothing here needs torch, but `blockscope.ops`, the attention operators, and `blockscope.record`. docs/python.md is the
+guide.
 """
 
 from __future__ import annotations
+
+import typing
 
 try:
     from . import _core
@@ -33,6 +36,7 @@ from .errors import (
     Error,
     FrameError,
     NotATrace,
+    OperatorsUnavailable,
     TraceError,
     TraceLocked,
     TraceNotFound,
@@ -45,11 +49,22 @@ from .reporting import Report, report
 from .sequences import Delta, Frame, Sequence, Sequences
 from .trace import Trace, open
 
+if typing.TYPE_CHECKING:  # pragma: no cover
+    from . import ops as ops
+
 __version__: str = _core.version
 
 __all__ = [
     "Analyses", "Calibration", "CalibrationError", "Comparison", "CorruptTrace", "Delta", "Error", "Figure",
-    "Frame", "FrameError", "NotATrace", "Report", "Sequence", "Sequences", "Trace", "TraceError",
+    "Frame", "FrameError", "NotATrace", "OperatorsUnavailable", "Report", "Sequence", "Sequences", "Trace", "TraceError",
     "TraceLocked", "TraceNotFound", "UnsupportedVersion", "UsageError", "analyze", "calibrate", "compare",
     "compare_backbone", "metrics", "open", "record", "report", "similarity_matrix",
 ]
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name == "ops":  # imports torch
+        import importlib
+
+        return importlib.import_module(".ops", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -41,3 +41,7 @@ class FrameError(Error, IndexError):
 
 class CalibrationError(Error, ValueError):
     """A calibration file that can't be read, written or used with this model."""
+
+
+class OperatorsUnavailable(Error, ImportError):
+    """``blockscope.ops`` can't be had here: no torch, another torch than its library was built with, or no library."""

@@ -1,0 +1,118 @@
+"""Finds and loads the shared library with the operators, ``libblockscope_kernels.so``, once per process.
+
+It is compiled against one version of torch, which stands in the file; a torch of another version must never load
+it, because that ends in undefined symbols or worse."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pathlib
+import re
+import sys
+import warnings
+from typing import Any
+
+from .. import _core
+from ..errors import OperatorsUnavailable
+
+NAMES = (
+    "split_attention", "reuse_attention", "prefill_attention", "merge_attention", "block_topk", "token_topk",
+    "gather_attention", "unselected_attention", "page_bounds", "page_scores", "token_page_scores",
+    "cross_step_similarity", "rms_norm_rows", "add_rms_norm_rows", "norm_rotate_rows", "silu_multiply",
+)
+_FILE = "libblockscope_kernels.so"
+_CUDA_FILE = "libblockscope_kernels_cuda.so"
+_MARKER = re.compile(rb"blockscope-kernels torch=([0-9A-Za-z.+]+);")
+_VARIABLE = "BLOCKSCOPE_KERNELS"
+
+
+def find() -> pathlib.Path:
+    """The library of ``BLOCKSCOPE_KERNELS``, else that of the package (of a wheel or of a build tree)."""
+    named = os.environ.get(_VARIABLE)
+    if named:
+        path = pathlib.Path(named)
+        if not path.is_file():
+            raise OperatorsUnavailable(
+                f"blockscope.ops: {_VARIABLE}={named}: expected a file, found none. HINT: name the {_FILE} of a build "
+                "tree (build/release/lib), or unset the variable")
+        return path.resolve()
+    path = pathlib.Path(_core.__file__).parent / "lib" / _FILE
+    if not path.is_file():
+        raise OperatorsUnavailable(
+            f"blockscope.ops: expected the operators in {path}, found none: this package was built where LibTorch "
+            "wasn't found. HINT: install it again with LIBTORCH_ROOT naming the folder of your torch (python -c 'import"
+            f" torch; print(torch.__path__[0])') or after scripts/setup.sh; or set {_VARIABLE} to the {_FILE} of a"
+            " build tree. Everything else of blockscope works without")
+    return path
+
+
+def built_with(path: pathlib.Path) -> str:
+    """The version of torch that the library was compiled against, such as ``2.11.0``, out of the file itself."""
+    with open(path, "rb") as file:
+        try:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                found = _MARKER.search(data)
+                version = found[1].decode() if found else ""
+        except ValueError:  # an empty file
+            version = ""
+    if not version:
+        raise OperatorsUnavailable(
+            f"blockscope.ops: {path}: expected Blockscope's operators, found no mark of the torch they were built "
+            f"with. HINT: name a {_FILE} of this version of blockscope")
+    return version
+
+
+def load() -> str | None:
+    """Loads the library unless its operators are registered already (``torch.ops.load_library``); its path, or None
+    where somebody else loaded it."""
+    if "torch" in sys.modules and _registered(sys.modules["torch"]):
+        return None
+    path = find()
+    built = built_with(path)
+    release = ".".join(built.split(".")[:2])
+    try:
+        import torch
+    except ImportError as error:
+        raise OperatorsUnavailable(
+            f"blockscope.ops: expected torch {release}, which the operators were built with, found none in this "
+            f"Python ({error}). HINT: pip install 'torch=={release}.*'; everything else of blockscope needs no torch"
+        ) from error
+    if _registered(torch):
+        return None
+    running = str(torch.__version__)
+    if running.split("+")[0].split(".")[:2] != release.split("."):
+        raise OperatorsUnavailable(
+            f"blockscope.ops: {path}: expected torch {release}, which the operators were built with, found torch "
+            f"{running}. HINT: pip install 'torch=={release}.*'; or build blockscope against yours: LIBTORCH_ROOT="
+            f"{pathlib.Path(torch.__file__).parent} pip install . in a clone. Everything else of blockscope works as "
+            "it is")
+    try:
+        torch.ops.load_library(str(path))
+    except OSError as error:
+        raise OperatorsUnavailable(
+            f"blockscope.ops: {path}: can't be loaded ({error}). HINT: it was built with torch {built}, this is "
+            f"{running}; build it again against this one") from error
+    _load_cuda(torch, path.with_name(_CUDA_FILE))
+    missing = [name for name in NAMES if not hasattr(torch.ops.blockscope, name)]
+    if missing:
+        raise OperatorsUnavailable(
+            f"blockscope.ops: {path}: expected the operators of this version of blockscope, found none named "
+            f"{', '.join(missing)}. HINT: build the library and the package from one checkout")
+    return str(path)
+
+
+def _registered(torch: Any) -> bool:
+    ops = getattr(torch, "ops", None)
+    return ops is not None and hasattr(ops.blockscope, NAMES[0])
+
+
+def _load_cuda(torch: Any, path: pathlib.Path) -> None:
+    """The kernels for GPUs, where there is one; without them the operators are chains of tensor operators there."""
+    if not path.is_file() or not torch.cuda.is_available():
+        return
+    try:
+        torch.ops.load_library(str(path))
+    except OSError as error:
+        warnings.warn(f"blockscope.ops: {path}: can't be loaded ({error}); on a GPU the operators are chains of "
+                      "torch's own. HINT: docs/cuda.md says what it needs", RuntimeWarning, stacklevel=2)
