@@ -60,7 +60,8 @@ def assert_gradients(run, reference, tensors, tolerance=FLOAT, only=None):
 def pieces(request, monkeypatch):
     """The same walk a few keys at a time."""
     if request.param == "in pieces":
-        monkeypatch.setattr(_backward, "_SCORES", 100)
+        for name in ("_SCORES", "_SCORES_ON_CPU"):
+            monkeypatch.setattr(_backward, name, 100)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -172,8 +173,9 @@ def test_prefill_attention(name, block_length, start, dtype, pieces):
         FLOAT if dtype == torch.float32 else HALF)
 
 
+@pytest.mark.parametrize("only", [None, [0], [1]], ids=["both", "out", "lse"])
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_merge_attention(count):
+def test_merge_attention(count, only):
     generator = torch.Generator().manual_seed(0)
     outputs = [torch.randn(2, 3, 8, generator=generator) for _ in range(count)]
     lses = [torch.randn(2, 3, generator=generator) for _ in range(count)]
@@ -184,7 +186,8 @@ def test_merge_attention(count):
         kept = [torch.where(lse == -INF, -INF, one) for lse, one in zip(lses, x[count:])]
         return cases.merge(list(zip(x[:count], kept)))
 
-    assert_gradients(lambda *x: ops.merge_attention(x[:count], x[count:]), reference, [*outputs, *lses])
+    assert_gradients(lambda *x: ops.merge_attention(x[:count], x[count:]), reference, [*outputs, *lses],
+                     only=only)
 
 
 def test_a_merge_of_nothing_has_no_gradient():
@@ -272,7 +275,8 @@ class Largest(TorchDispatchMode):
 
 
 def test_memory_does_not_grow_with_scores(monkeypatch):
-    monkeypatch.setattr(_backward, "_SCORES", 1 << 14)
+    for name in ("_SCORES", "_SCORES_ON_CPU"):
+        monkeypatch.setattr(_backward, name, 1 << 14)
     sizes = cases.Sizes((4096, 3000), T=64, N=4096)  # 2^21 scores, 2^17 elements of keys
     q, k, v = (x.nan_to_num(0.0) for x in attention_inputs(sizes)[:3])
     lengths, rows = torch.tensor(sizes.ext_len), torch.zeros(q.shape[:3])

@@ -18,8 +18,10 @@ from typing import Optional, Union
 import torch
 from torch import Tensor
 
-# Scores at a time, 64 MiB of float32; three arrays of that size live at once.
+# Scores at a time; three arrays of that size live at once. On a CPU 1 MiB of float32, which its caches hold: 32,768 keys
+# took three quarters of the time that they take in pieces of 64 MiB.
 _SCORES = 1 << 24
+_SCORES_ON_CPU = 1 << 18
 
 Heads = Union[slice, list[int]]
 Gradients = tuple[Tensor, Tensor, Tensor]
@@ -40,7 +42,7 @@ def _walk(q: Tensor, keys: Tensor, values: Tensor, output: Tensor, lse: Tensor, 
     delta = (grad_output * output).sum(-1, keepdim=True) - grad_lse.unsqueeze(-1)
     dq = q.new_zeros(q.shape)
     dk, dv = (x.new_zeros(x.shape if with_keys else (0,)) for x in (keys, values))
-    step = max(1, _SCORES // max(1, batch * rows))
+    step = max(1, (_SCORES_ON_CPU if q.is_cpu else _SCORES) // max(1, batch * rows))
     for begin in range(0, keys.shape[1], step):
         piece = slice(begin, begin + step)
         k, v = keys[:, piece].to(q.dtype), values[:, piece].to(q.dtype)
