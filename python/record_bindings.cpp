@@ -40,8 +40,9 @@ TraceMeta meta_of(const nb::dict& from) {
   meta.softmax_scale = entry<double>(from, "softmax_scale");
   meta.block_length = entry<std::int64_t>(from, "block_length");
   meta.level = parse_record_level(entry<std::string>(from, "level"));
-  meta.record_everything();
   meta.layers = entry<std::vector<std::int64_t>>(from, "layers");
+  meta.heads = entry<std::vector<std::int64_t>>(from, "heads");
+  meta.kv_heads = entry<std::vector<std::int64_t>>(from, "kv_heads");
   meta.set_size = entry<std::int64_t>(from, "set_size");
   meta.set_normaliser = entry<std::string>(from, "set_normaliser") == "prefix"
                             ? SetNormaliser::prefix
@@ -192,13 +193,14 @@ class WriterHandle {
   }
 
   /// scalars: sequence, pass, kind, block, block_start, step, context_length, transferred,
-  /// masks_left, recorded, pass_time_ns. arrays: dataset, layer slot or -1, buffer.
+  /// masks_left, recorded, pass_time_ns, and of the keys that the pass stored (level full) the
+  /// first position and how many. arrays: dataset, layer slot or -1, buffer.
   void append_row(const std::vector<std::int64_t>& scalars,
                   const std::optional<Transfers>& transfers,
                   const std::optional<Transfers>& insertions, const Ranges& computed,
                   const nb::list& arrays) {
-    if (scalars.size() != 11) {
-      throw UsageError(fmt::format("append_row: expected 11 scalars, got {}", scalars.size()));
+    if (scalars.size() != 13) {
+      throw UsageError(fmt::format("append_row: expected 13 scalars, got {}", scalars.size()));
     }
     TraceRow row;
     row.sequence = scalars[0];
@@ -212,6 +214,8 @@ class WriterHandle {
     row.masks_left = scalars[8];
     row.recorded = scalars[9] != 0;
     row.pass_time_ns = scalars[10];
+    row.prefix_start = scalars[11];
+    row.prefix_length = scalars[12];
     if (transfers || insertions) {
       row.delta = delta_of(transfers.value_or(Transfers{}), insertions.value_or(Transfers{}));
     }

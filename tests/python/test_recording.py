@@ -19,25 +19,7 @@ pytest.importorskip("transformers", reason="the tests' Python has no transformer
 import blockscope  # noqa: E402
 import recorded_models as models  # noqa: E402
 import recording_reference as reference  # noqa: E402
-
-BINARY = os.environ["BLOCKSCOPE_BINARY"]
-PROMPT = [int(x) for x in np.random.default_rng(3).integers(0, 900, 75)]
-MASK = 96  # of the random Qwen3
-
-
-def rows_of(file):
-    return int(file["/steps/committed"][0])
-
-
-def check_array(path, got, expected, tolerance):
-    expected = np.asarray(expected, np.float64)
-    got = got.astype(np.float64)
-    assert np.array_equal(np.isnan(got), np.isnan(expected)), path
-    assert np.array_equal(np.isinf(got), np.isinf(expected)), path
-    finite = np.isfinite(expected)
-    if finite.any():
-        largest = max(np.abs(expected[finite]).max(), 1.0)
-        assert np.abs(got[finite] - expected[finite]).max() <= tolerance * largest, path
+from recording_judges import BINARY, MASK, PROMPT, check_array, compare_with_capture, rows_of  # noqa: E402
 
 
 # --- against float64 --------------------------------------------------------------------------------------------------
@@ -203,35 +185,6 @@ def test_is_the_trace_that_capture_writes(tmp_path, name, decode, cache):
     assert blockscope.open(mine).text(0).startswith(blockscope.open(theirs).text(0)[:20])
 
 
-def compare_with_capture(mine, theirs):
-    """Every dataset of the two, but what only says how the trace was made."""
-    apart = {"/model/json", "/run/json", "/model_byte", "/run_byte", "/steps/pass_time_ns", "/sequences/bytes",
-             "/text_byte", "/sequences/finish_reason", "/sequences/score"}
-    with h5py.File(mine) as a, h5py.File(theirs) as b:
-        names = []
-        b.visititems(lambda path, item: names.append("/" + path) if isinstance(item, h5py.Dataset) else None)
-        ours = []
-        a.visititems(lambda path, item: ours.append("/" + path) if isinstance(item, h5py.Dataset) else None)
-        assert sorted(names) == sorted(ours)
-        for key in a["/model"].attrs:
-            assert a["/model"].attrs[key] == b["/model"].attrs[key], key
-        assert rows_of(a) == rows_of(b)
-        for path in names:
-            x, y = a[path][()], b[path][()]
-            if path in apart or path.startswith("/sequences/") and path.endswith(("_start", "_length")) and \
-                    "prompt" not in path:
-                continue
-            assert x.shape == y.shape and x.dtype == y.dtype, path
-            if path == "/sets/topk":  # near ties may fall either way
-                assert (x == y).mean() > 0.995, path
-            elif path in ("/sets/recall", "/sets/union_size"):
-                assert np.nanmax(np.abs(x.astype(float) - y)) <= (1 / 32 if path == "/sets/recall" else 2), path
-            elif x.dtype.kind == "f":
-                check_array(path, x, y, 1e-4)
-            else:
-                assert np.array_equal(x, y), path
-
-
 def test_an_unknown_length_grows_with_the_blocks(tmp_path):
     model = models.PlainModel("needle")
     paths = [tmp_path / "known.h5", tmp_path / "unknown.h5"]
@@ -355,7 +308,7 @@ def test_what_cannot_be_inferred_is_asked_for(tmp_path):
     run(lambda: model(torch.full((1, 16), mask), past_key_values=cache), "first pass begins at position 32")
     run(lambda: None, "gen_length", gen_length=0)
     run(lambda: None, "layers: expected 0 to 5, got 6", layers=[6])
-    run(lambda: None, "expected one of trajectory", level="full")
+    run(lambda: None, "expected one of trajectory", level="all")
     run(lambda: None, "block_length: missing", block_length=None)
 
     def anywhere():

@@ -13,8 +13,6 @@ if TYPE_CHECKING:  # pragma: no cover
 
     from .recorder import Recorder
 
-LEVELS = ("trajectory", "summary", "sets", "outputs")
-
 
 def record(
     model: Any,
@@ -28,21 +26,24 @@ def record(
     bidirectional: bool | None = None,
     logit_shift: int | None = None,
     layers: Iterable[int] | None = None,
+    heads: Iterable[int] | None = None,
     steps: Iterable[int] | None = None,
+    blocks: Iterable[int] | None = None,
     set_size: int = 32,
     set_normaliser: str = "prefix",
     array_type: str = "bf16",
     decoder_layers: Any = None,
+    compiled: str = "keep",
     force: bool = False,
 ) -> Recorder:
     """Records what ``model`` does within ``with blockscope.record(...) as run:`` as a trace at ``path``.
 
     The model is called by your own loop, as always; no token changes. Attention is seen where the model calls
-    ``scaled_dot_product_attention``, flash-attn's operators, or transformers' eager attention; steps are seen by
-    the model's inputs. What can't be inferred has to be stated (:meth:`Recorder.begin_sequence`,
+    ``scaled_dot_product_attention``, flash-attn's operators, flex attention, or transformers' eager attention; steps
+    are seen by the model's inputs. What can't be inferred has to be stated (:meth:`Recorder.begin_sequence`,
     :meth:`Recorder.step`), and an error says what.
 
-    level: ``trajectory``, ``summary``, ``sets`` or ``outputs``; docs/trace_format.md says what each holds.
+    level: ``trajectory``, ``summary``, ``sets``, ``outputs`` or ``full``; docs/trace_format.md says what each holds.
     block_length: positions of a block. 1 for a model without masks, which is recorded token by token.
     mask_token_id: None: of ``model.config`` or of the tokenizer; a model without one decodes token by token.
     tokenizer: of transformers; gives the trace its vocabulary and texts.
@@ -50,10 +51,15 @@ def record(
         frames grow by a block at a time.
     bidirectional: whether a block sees what stands behind it. None: where one pass goes over more than a block.
     logit_shift: 1: the logits of position p predict p + 1. None: 1 token by token, otherwise 0.
-    layers, steps: the layers and the denoising steps (from 1) whose arrays are kept; None: all.
+    layers, heads, steps, blocks: the layers, query heads, denoising steps (from 1) and blocks (from 0) whose arrays
+        are kept; None: all. Of KV heads those that the kept query heads read.
     set_size, set_normaliser: k of the top-k sets, and ``prefix`` or ``prefix+block``.
     array_type: ``bf16`` or ``f32``: of A_in, A_out and the queries in the file.
     decoder_layers: the model's ``ModuleList`` of layers, where it isn't the only one of that length.
+    compiled: ``keep``: code behind ``torch.compile`` runs as it is, and attention within it ends the recording with
+        an error. ``eager``: while the recording is open, all of the process runs as if it weren't compiled
+        (``torch.compiler.set_stance``), which is seen; rounding, and with it a token, may differ from the compiled
+        loop's. ``run`` in the trace says so.
     force: replace an existing trace.
     """
     try:
@@ -63,14 +69,15 @@ def record(
             f"blockscope.record: needs torch, which this Python doesn't have ({error}). HINT: install the torch that "
             "your model runs with; opening and analysing traces needs none"
         ) from error
+    from .recorder import Recorder
+    from .settings import LEVELS, Settings
+
     if level not in LEVELS:
         raise UsageError(f"level: expected one of {', '.join(LEVELS)}, got {level!r}")
-    from .recorder import Recorder
-    from .settings import Settings
 
     settings = Settings.of(
         model, tokenizer, level=level, block_length=block_length, mask_token_id=mask_token_id, gen_length=gen_length,
-        bidirectional=bidirectional, logit_shift=logit_shift, layers=layers, steps=steps, set_size=set_size,
-        set_normaliser=set_normaliser, array_type=array_type)
+        bidirectional=bidirectional, logit_shift=logit_shift, layers=layers, heads=heads, steps=steps, blocks=blocks,
+        set_size=set_size, set_normaliser=set_normaliser, array_type=array_type, compiled=compiled)
     return Recorder(model, os.fsencode(path), settings, tokenizer=tokenizer, decoder_layers=decoder_layers,
                     force=force)

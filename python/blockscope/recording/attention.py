@@ -1,22 +1,22 @@
-"""Seeing a model's attention while it runs: a ``TorchFunctionMode`` sees ``scaled_dot_product_attention`` and the
-operators behind flash-attn's functions, a function in transformers' attention interface sees its eager attention.
-What the model gets back is what it would have got. Nothing is patched."""
+"""Seeing a model's attention while it runs: a ``TorchFunctionMode`` sees ``scaled_dot_product_attention``, flash-attn's
+operators (operators.py) and flex attention (flex.py); functions in transformers' attention interface see what it
+calls (interface.py). What the model gets back is what it would have got. Nothing is patched."""
 
 from __future__ import annotations
 
-import sys
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from ..errors import UsageError
-
-LOOKED_FOR = ("torch.nn.functional.scaled_dot_product_attention", "flash_attn_func and flash_attn_varlen_func "
-              "(torch.ops.flash_attn)", "transformers' eager attention (from transformers 5 on)")
+LOOKED_FOR = ("torch.nn.functional.scaled_dot_product_attention", "flash_attn_func and flash_attn_varlen_func of "
+              "flash-attn 2 and 3 (torch.ops.flash_attn, torch.ops.flash_attn_3, those of the kernels hub)",
+              "torch.nn.attention.varlen.varlen_attn", "torch.nn.attention.flex_attention.flex_attention",
+              "transformers' eager attention (from transformers 5 on)")
 
 
 @dataclass
@@ -27,27 +27,26 @@ class AttentionCall:
     q: torch.Tensor  # [S, H, T, D]
     k: torch.Tensor  # [S, K, N, D]
     v: torch.Tensor  # [S, K, N, D]
-    mask: torch.Tensor | None  # [S or 1, H or 1, T or 1, N]: True where seen, or added to the scores
+    mask: Any  # [S or 1, H or 1, T or 1, N], a tensor or flex.LazyMask: True where seen, or added to the scores
     causal: str  # "" , "top" or "bottom": which corner the triangle is aligned to
     window: tuple[int, int]  # keys before and behind a query that it sees, -1: all
     scale: float
     softcap: float
     dropout: float
     out: torch.Tensor  # [S, H, T, D]
+    score_mod: Any = None  # flex.ScoreMod: what becomes of the scaled scores before the mask
 
 
 Watcher = Callable[[AttentionCall], None]
+Maker = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], AttentionCall]  # function, result, args, kwargs
 _local = threading.local()
 
 
-def _watchers() -> list[Watcher]:
+def watchers() -> list[Watcher]:
+    """Of this thread."""
     if not hasattr(_local, "watchers"):
         _local.watchers = []
     return _local.watchers
-
-
-def _scale(q: torch.Tensor, scale: float | None) -> float:
-    return float(scale) if scale is not None else q.shape[-1] ** -0.5
 
 
 def _of_sdpa(out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
@@ -57,64 +56,47 @@ def _of_sdpa(out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: t
     if mask is not None:
         mask = mask[(None,) * (4 - mask.dim())]
     return AttentionCall("scaled_dot_product_attention", query, key, value, mask, "top" if is_causal else "", (-1, -1),
-                         _scale(query, scale), 0.0, dropout_p, out)
+                         scale_of(query, scale), 0.0, dropout_p, out)
 
 
-def _of_flash(result: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float, softmax_scale: float,
-              causal: bool, window_size_left: int = -1, window_size_right: int = -1, softcap: float = 0.0,
-              alibi_slopes: torch.Tensor | None = None, *rest: Any, **more: Any) -> AttentionCall:
-    if alibi_slopes is not None:
-        raise UsageError("flash_attn: ALiBi slopes aren't recorded")
-    out = result[0] if isinstance(result, (tuple, list)) else result
-    return AttentionCall("flash_attn", q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None,
-                         "bottom" if causal else "", (window_size_left, window_size_right),
-                         _scale(q, softmax_scale), softcap or 0.0, dropout_p, out.transpose(1, 2))
-
-
-def _of_flash_varlen(result: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor,
-                     cu_seqlens_k: torch.Tensor, max_seqlen_q: int, max_seqlen_k: int, *rest: Any,
-                     **more: Any) -> AttentionCall:
-    sequences = cu_seqlens_q.numel() - 1
-    if q.shape[0] != sequences * max_seqlen_q or k.shape[0] != sequences * max_seqlen_k:
-        raise UsageError("flash_attn_varlen_func: sequences of different lengths aren't recorded. HINT: record them "
-                         "one at a time")
-
-    def split(x: torch.Tensor, length: int) -> torch.Tensor:
-        return x.view(sequences, length, *x.shape[1:])
-
-    out = result[0] if isinstance(result, (tuple, list)) else result
-    return _of_flash(split(out, max_seqlen_q), split(q, max_seqlen_q), split(k, max_seqlen_k),
-                     split(v, max_seqlen_k), *rest, **more)
+def scale_of(q: torch.Tensor, scale: float | None) -> float:
+    return float(scale) if scale is not None else q.shape[-1] ** -0.5
 
 
 _SDPA = torch.nn.functional.scaled_dot_product_attention
-_OPERATORS: dict[str, Callable[..., AttentionCall]] = {
-    "flash_attn::_flash_attn_forward": _of_flash,
-    "flash_attn::_flash_attn_varlen_forward": _of_flash_varlen,
-}
 _OPERATOR_TYPES = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
-def _maker_of(function: Any) -> Callable[..., AttentionCall] | None:
+def _maker_of(function: Any) -> Maker | None:
     """Asked of every operation of a forward pass, so it has to be cheap."""
     if function is _SDPA:
-        return _of_sdpa
-    if type(function) not in _OPERATOR_TYPES:
-        return None
-    return _OPERATORS.get(getattr(function, "overloadpacket", function)._qualified_op_name)
+        return lambda function, result, args, kwargs: _of_sdpa(result, *args, **kwargs)
+    if type(function) in _OPERATOR_TYPES:
+        from .operators import maker_of
+
+        return maker_of(getattr(function, "overloadpacket", function)._qualified_op_name)
+    if isinstance(function, torch._ops.HigherOrderOperator) and function.name() == "flex_attention":
+        from .flex import of_operator
+
+        return of_operator
+    return None
 
 
 class _Seer(TorchFunctionMode):
     def __init__(self, watcher: Watcher) -> None:
         super().__init__()
         self._watcher = watcher
+        self.hidden = False
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.compiler.is_compiling():  # its graph must not hold us
+            return function(*args, **(kwargs or {}))
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        maker = _maker_of(function)
-        if maker is not None:
-            self._watcher(maker(result, *args, **kwargs))
+        if not self.hidden:
+            maker = _maker_of(function)
+            if maker is not None:
+                self._watcher(maker(function, result, args, kwargs))
         return result
 
 
@@ -123,62 +105,39 @@ class Watch:
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
-        self._seer = _Seer(watcher)
-        self._seer.__enter__()
-        _watchers().append(watcher)
+        self.seer = _Seer(watcher)
+        self.seer.__enter__()
+        watchers().append(watcher)
+        _seers().append(self.seer)
 
     def end(self) -> None:
-        if self._watcher in _watchers():
-            _watchers().remove(self._watcher)
-            self._seer.__exit__(None, None, None)
+        if self._watcher in watchers():
+            watchers().remove(self._watcher)
+            _seers().remove(self.seer)
+            self.seer.__exit__(None, None, None)
 
 
-# --- transformers' eager attention ------------------------------------------------------------------------------------
+def _seers() -> list[_Seer]:
+    if not hasattr(_local, "seers"):
+        _local.seers = []
+    return _local.seers
 
 
-def _eager(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-           attention_mask: torch.Tensor | None, *args: Any, **kwargs: Any) -> Any:
-    """In transformers' interface under "eager" while a recording is open: the model's own function, watched."""
-    own = getattr(sys.modules[type(module).__module__], "eager_attention_forward")
-    result = own(module, query, key, value, attention_mask, *args, **kwargs)
-    watchers = _watchers()
-    if watchers:
-        if kwargs.get("s_aux") is not None:
-            raise UsageError(f"{type(module).__name__}: attention sinks aren't recorded")
-        scaling = kwargs.get("scaling", args[0] if args else None)
-        dropout = kwargs.get("dropout", args[1] if len(args) > 1 else 0.0)
-        mask = None if attention_mask is None else attention_mask[..., :key.shape[2]]
-        call = AttentionCall("eager attention", query, key, value, mask, "", (-1, -1), _scale(query, scaling),
-                             kwargs.get("softcap") or 0.0, dropout if module.training else 0.0,
-                             result[0].transpose(1, 2))
-        for watcher in list(watchers):
-            watcher(call)
-    return result
-
-
-_interface_lock = threading.Lock()
-_interface_users = 0
-
-
-def _interface() -> Any:
-    modeling = sys.modules.get("transformers.modeling_utils")
-    interface = getattr(modeling, "ALL_ATTENTION_FUNCTIONS", None)
-    return interface if hasattr(interface, "get_interface") else None
-
-
-def watch_eager() -> None:
-    global _interface_users
-    with _interface_lock:
-        interface = _interface()
-        if interface is not None and "eager" not in interface:
-            interface["eager"] = _eager
-        _interface_users += 1
-
-
-def unwatch_eager() -> None:
-    global _interface_users
-    with _interface_lock:
-        _interface_users -= 1
-        interface = _interface()
-        if _interface_users == 0 and interface is not None and interface.get("eager") is _eager:
-            del interface["eager"]
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Calls within are shown to nobody: somebody shows them as a whole."""
+    seers = [seer for seer in _seers() if not seer.hidden]
+    stack = _get_current_function_mode_stack()
+    # Where nothing lies above them they are taken off, so that compiled code isn't compiled again for them.
+    off = bool(seers) and stack[-len(seers):] == seers
+    for seer in reversed(seers):
+        seer.hidden = True
+        if off:
+            seer.__exit__(None, None, None)
+    try:
+        yield
+    finally:
+        for seer in seers:
+            if off:
+                seer.__enter__()
+            seer.hidden = False

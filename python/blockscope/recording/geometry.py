@@ -35,6 +35,11 @@ class Biases:
     external: torch.Tensor | None  # float32, added to the scores; None: every key is seen
     internal: torch.Tensor | None
 
+    def plus(self, more: torch.Tensor, ranges: KeyRanges) -> Biases:
+        """With more [S, H, B, N] of a call's keys added."""
+        parts = ranges.of(more, -1), ranges.inside(more, -1)
+        return Biases(*(part if old is None else old + part for old, part in zip((self.external, self.internal), parts)))
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -93,7 +98,6 @@ class Geometry:
 
     def _bias(self, call: AttentionCall, keys: int) -> torch.Tensor:
         """[S or 1, H or 1, B or 1, N] float32: 0 where seen, -inf where not, else what is added."""
-        rows = slice(self.first, self.first + self.rows)
         device = call.q.device
         bias = torch.zeros(1, 1, 1, keys, device=device)
         if call.mask is not None:
@@ -101,7 +105,9 @@ class Geometry:
             if mask.shape[-2] not in (1, self.length) or mask.shape[-1] < keys:
                 raise UsageError(f"{call.function}: a mask of shape {list(mask.shape)} for {self.length} queries and "
                                  f"{keys} keys")
-            mask = mask[..., rows if mask.shape[-2] > 1 else slice(None), :keys]
+            if mask.shape[-2] == self.length:  # of one row too: flex attention's is computed by this
+                mask = mask.narrow(2, self.first, self.rows)
+            mask = mask[..., :keys]
             if mask.dtype == torch.bool:
                 bias = torch.zeros(mask.shape, device=device).masked_fill_(~mask, -math.inf)
             else:

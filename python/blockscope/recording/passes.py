@@ -11,8 +11,9 @@ import torch
 from ..errors import UsageError
 from .attention import LOOKED_FOR, AttentionCall
 from .geometry import Biases, Geometry, KeyRanges
+from .heads import HeadChoice
 from .settings import Settings
-from .split import Part, Sets, attend, merge, topk_sets
+from .split import Part, Sets, attend, merge, scaled_scores, topk_sets
 from .steps import Kind, Pass, PassInput
 
 
@@ -22,6 +23,9 @@ class LayerAttention:
     internal: Part
     query: torch.Tensor  # [S, H, B, D]
     sets: Sets | None
+    num_heads: int  # of the model; H are the recorded ones
+    key: torch.Tensor  # [S, K, B, D], of the block
+    value: torch.Tensor
 
 
 class RunningPass:
@@ -36,6 +40,7 @@ class RunningPass:
         self.layer = -1  # that runs now
         self.attention: dict[int, LayerAttention] = {}
         self.hidden: dict[int, torch.Tensor] = {}  # [S, B, hidden_size]
+        self.stored: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # [S, K, T, D] keys, values; level full
         self.scale: float | None = None
         self.own_ns = 0  # of the recorder itself
         self.pass_ns = 0
@@ -67,9 +72,18 @@ class RunningPass:
                              "HINT: model.eval()")
         call = self._unpacked(call, where)
         k, v = self._own_heads(call, kv_heads, check, where)
+        num_heads = call.q.shape[1]
+        chosen = HeadChoice.of(self.settings.heads, num_heads, k.shape[1])
+        k, v = chosen.restrict(call, k, v)
         geometry = self.geometry
         ranges, biases = self._masks_of(call)
+        biases = chosen.biases(biases)
+        if self.settings.at_least("full"):
+            self.stored[self.layer] = self._computed(k, v, geometry.canvas, where)
         q = call.q.narrow(2, geometry.first, geometry.rows)
+        if call.score_mod is not None:
+            biases = biases.plus(call.score_mod.difference(scaled_scores(q, k, call.scale), geometry.first, chosen.read),
+                                 ranges)
         k_external = ranges.of(k, 2)
         external = attend(q, k_external, ranges.of(v, 2), call.scale, call.softcap, biases.external)
         internal = attend(q, ranges.inside(k, 2), ranges.inside(v, 2), call.scale, call.softcap, biases.internal)
@@ -79,8 +93,31 @@ class RunningPass:
         self.scale = call.scale
         if check:
             _compare(merge(external, internal), call.out.narrow(2, geometry.first, geometry.rows), where)
+        sets = self._sets(q, k_external, external, internal, call, ranges, biases)
         self.attention[self.layer] = LayerAttention(
-            external, internal, q, self._sets(q, k_external, external, internal, call, ranges, biases))
+            chosen.part(external), chosen.part(internal), chosen.kept(q), sets, num_heads, ranges.inside(k, 2),
+            ranges.inside(v, 2))
+
+    def take_keys(self, call: AttentionCall, name: str, kv_heads: int | None, canvas: int | None) -> None:
+        """Of a pass that denoises nothing: what it stored."""
+        where = f"{name}: {call.function}"
+        if self.layer in self.stored:
+            raise UsageError(f"{where}: called more than once in a layer and pass, so which call attends to the "
+                             "sequence's own keys can't be told")
+        k, v = self._own_heads(call, kv_heads, False, where)
+        chosen = HeadChoice.of(self.settings.heads, call.q.shape[1], k.shape[1])
+        k, v = chosen.restrict(call, k, v)
+        self.stored[self.layer] = self._computed(k, v, canvas, where)
+
+    def _computed(self, k: torch.Tensor, v: torch.Tensor, canvas: int | None,
+                  where: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the pass's own positions: the last ones, or in their places among those of a canvas."""
+        keys, length = k.shape[2], self.given.length
+        first = self.given.start if keys == canvas else keys - length
+        if first < 0 or first + length > keys:
+            raise UsageError(f"{where}: {keys} keys in a pass over {length} positions from {self.given.start}, so its "
+                             "own can't be told. HINT: record(..., level=\"outputs\")")
+        return k.narrow(2, first, length), v.narrow(2, first, length)
 
     def _sets(self, q: torch.Tensor, k: torch.Tensor, external: Part, internal: Part, call: AttentionCall,
               ranges: KeyRanges, biases: Biases) -> Sets | None:
@@ -89,9 +126,13 @@ class RunningPass:
         lse = external.lse
         if self.settings.set_normaliser != "prefix":
             lse = torch.logaddexp(lse, internal.lse)
-        sets = topk_sets(q, k, lse, self.settings.set_size, call.scale, call.softcap, biases.external)
+        sets = topk_sets(q, k, lse, self.settings.set_size, call.scale, call.softcap, biases.external,
+                         self.settings.at_least("full"))
         if ranges.offset:
             sets.index = torch.where(sets.index >= 0, sets.index + ranges.offset, sets.index)
+            if sets.token_index is not None:
+                sets.token_index = torch.where(sets.token_index >= 0, sets.token_index + ranges.offset,
+                                               sets.token_index)
         return sets
 
     def _unpacked(self, call: AttentionCall, where: str) -> AttentionCall:
@@ -104,7 +145,7 @@ class RunningPass:
             raise UsageError(f"{where}: attends with {group} queries in a pass over {length} positions")
         shape = (sequences, kv_heads * group, 1)
         call.q, call.out = call.q.reshape(*shape, dim), call.out.reshape(*shape, call.out.shape[-1])
-        if call.mask is not None and call.mask.shape[1] > 1:
+        if isinstance(call.mask, torch.Tensor) and call.mask.shape[1] > 1:
             call.mask = call.mask.reshape(call.mask.shape[0], -1, 1, call.mask.shape[-1])
         return call
 
@@ -125,7 +166,8 @@ class RunningPass:
     def _masks_of(self, call: AttentionCall) -> tuple[KeyRanges, Biases]:
         """Layers share a mask: it is looked at once a pass."""
         keys, mask = call.k.shape[2], call.mask
-        identity = None if mask is None else (mask.data_ptr(), mask.shape, mask.stride(), mask.dtype)
+        identity = mask if mask is None else getattr(mask, "identity", None) or (
+            mask.data_ptr(), mask.shape, mask.stride(), mask.dtype)
         known = self._biases.get((identity, keys, call.causal, call.window))
         if known is None:
             ranges = self.geometry.key_ranges(keys)
@@ -134,13 +176,15 @@ class RunningPass:
         return known[1], known[2]
 
     def require_layers(self, recorded: list[int], layers: list[tuple[str, torch.nn.Module]], model: str) -> None:
-        missing = [layers[index][0] for index in recorded if index not in self.attention]
+        seen = self.attention if self.denoises else self.stored
+        missing = [layers[index][0] for index in recorded if index not in seen]
         if not missing:
             return
         named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise UsageError(
             f"{model}: the attention of {named} can't be seen. Looked for {'; '.join(LOOKED_FOR)}. HINT: load the "
-            "model with attn_implementation=\"sdpa\", without torch.compile; or record the trajectory alone with "
+            "model with attn_implementation=\"sdpa\"; of compiled code (torch.compile) nothing is seen: don't compile "
+            "it, or record(..., compiled=\"eager\") runs it as if it weren't; or record the trajectory alone with "
             "level=\"trajectory\"")
 
 

@@ -15,8 +15,10 @@ import torch
 
 from .. import _core
 from ..errors import UsageError
-from .attention import AttentionCall, Watch, unwatch_eager, watch_eager
+from .attention import AttentionCall, Watch
+from .compiled import run_as_compiled, run_eagerly, uncompiled
 from .geometry import Geometry
+from .interface import unwatch_interface, watch_interface
 from .model import NUM_LAYERS, Inputs, find_layers, logits_of
 from .passes import RunningPass
 from .rows import RowWriter
@@ -33,7 +35,8 @@ class Recorder:
                  decoder_layers: Any, force: bool) -> None:
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-        self._model, self._path, self._settings = model, path, settings
+        self._model, self._path, self._settings = model, path, settings  # as it is called
+        model = uncompiled(model)
         self._force = force
         self._inputs = Inputs(model)
         self._looks_inside = settings.at_least("summary")
@@ -71,7 +74,9 @@ class Recorder:
         self._refuse_existing()
         _core.check_trace_target(self._path, self._force)
         if self._looks_inside:
-            watch_eager()
+            watch_interface()
+        if self._settings.compiled == "eager":
+            run_eagerly()
         self._hooks = [self._model.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True),
                        self._model.register_forward_hook(self._after, with_kwargs=True, always_call=True)]
         for index, (_, layer) in enumerate(self._layers if self._looks_inside else []):
@@ -85,7 +90,9 @@ class Recorder:
         for hook in self._hooks:
             hook.remove()
         if self._hooks and self._looks_inside:
-            unwatch_eager()
+            unwatch_interface()
+        if self._hooks and self._settings.compiled == "eager":
+            run_as_compiled()
         self._hooks = []
         if os.getpid() != self._pid:
             return
@@ -162,7 +169,7 @@ class Recorder:
         return self._paused or os.getpid() != self._pid
 
     def _before(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._idle():
+        if torch.compiler.is_compiling() or self._idle():  # a hook must not become part of compiled code
             return
         if self._running is not None:
             if self._thread != threading.get_ident():
@@ -185,15 +192,22 @@ class Recorder:
         running.begin(begun)
         if self._looks_inside and running.denoises:
             running.geometry = Geometry.of(given, observed[0][0], self._batch.sequences[0])
+        if self._watches(running):
             self._watch = Watch(self._see)
+
+    def _watches(self, running: RunningPass) -> bool:
+        """At level full the keys of every pass are recorded."""
+        return self._looks_inside and (running.denoises or self._settings.at_least("full"))
 
     def _layer_hook(self, index: int) -> Any:
         def before(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if torch.compiler.is_compiling():
+                return
             running = self._running
-            if running is None or not running.denoises or self._idle():
+            if running is None or self._idle():
                 return
             running.layer = index
-            if index in self._looked_at:
+            if index in self._looked_at and running.denoises:
                 hidden = args[0] if args else next((kwargs[name] for name in ("hidden_states", "x") if name in kwargs),
                                                    None)
                 running.take_hidden(index, hidden)
@@ -201,7 +215,7 @@ class Recorder:
         return before
 
     def _layer_end(self, layer: torch.nn.Module, args: Any, output: Any) -> None:
-        if self._running is not None:
+        if not torch.compiler.is_compiling() and self._running is not None:
             self._running.layer = -1
 
     def _see(self, call: AttentionCall) -> None:
@@ -211,12 +225,16 @@ class Recorder:
         begun = time.perf_counter_ns()
         with torch.no_grad():
             check = running.layer not in self._checked
-            running.take_attention(call, self._layers[running.layer][0], self._rows.kv_heads, check)
-            self._checked.add(running.layer)
+            name = self._layers[running.layer][0]
+            if running.denoises:
+                running.take_attention(call, name, self._rows.kv_heads, check)
+                self._checked.add(running.layer)
+            else:
+                running.take_keys(call, name, self._rows.kv_heads, self._batch.sequences[0].canvas)
         running.own_ns += time.perf_counter_ns() - begun
 
     def _after(self, model: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        running = self._running
+        running = None if torch.compiler.is_compiling() else self._running
         if running is None or self._idle():
             return
         self._end_watch()
@@ -226,8 +244,8 @@ class Recorder:
         begun = time.perf_counter_ns()
         running.end(begun)
         with torch.no_grad():
-            if self._looks_inside and running.denoises:
-                running.require_layers(self._recorded, self._layers, type(model).__name__)
+            if self._watches(running):
+                running.require_layers(self._recorded, self._layers, type(uncompiled(model)).__name__)
             logits = logits_of(output)
             self._rows.open(self._batch, running, logits)
             self._rows.collect(self._batch, running, logits, self._histories, self._first_predictions)

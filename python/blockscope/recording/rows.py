@@ -8,6 +8,7 @@ import math
 import platform
 import sys
 import warnings
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +17,13 @@ import torch
 from .. import _core
 from ..errors import UsageError
 from .model import HIDDEN_SIZE, NUM_HEADS, NUM_KV_HEADS, VOCAB_SIZE, vocabulary_pieces
-from .passes import RunningPass
+from .heads import HeadChoice
+from .passes import LayerAttention, RunningPass
 from .settings import Settings, config_value
 from .statistics import FirstPrediction, History, LayerValues, Predictions
 from .split import Part
 from .steps import Batch, Change, Kind, Pass, Sequence
+from .stored_keys import StoredKeys
 
 QUEUE_BYTES = 64 << 20
 UNDECIDED = -1  # step of a mask
@@ -63,6 +66,7 @@ class WaitingRow:
     copies: HostCopies = field(default_factory=HostCopies)
     predictions: Predictions | None = None
     change: Change = field(default_factory=Change)
+    stored: tuple[int, int] = (0, 0)  # keys of level full: first position, how many
 
 
 @dataclass
@@ -84,6 +88,7 @@ class RowWriter:
         self.num_rows = 0
         self.kv_heads: int | None = config_value(model, *NUM_KV_HEADS)
         self._bidirectional: bool | None = None
+        self._stored: weakref.WeakKeyDictionary[Sequence, StoredKeys] = weakref.WeakKeyDictionary()
 
     # --- the file -----------------------------------------------------------------------------------------------------
 
@@ -110,6 +115,7 @@ class RowWriter:
     def _meta(self, running: RunningPass, logits: torch.Tensor | None, bidirectional: bool) -> dict[str, Any]:
         settings, model = self._settings, self._model
         shape = self._attention_shape(running)
+        chosen = HeadChoice.of(settings.heads, shape["num_heads"], shape["num_kv_heads"])
         hidden = next((h.shape[-1] for h in running.hidden.values()), None) or config_value(model, *HIDDEN_SIZE)
         vocab = config_value(model, *VOCAB_SIZE) or (logits.shape[-1] if logits is not None else None)
         if not hidden or not vocab:
@@ -129,18 +135,21 @@ class RowWriter:
             "transformers": getattr(sys.modules.get("transformers"), "__version__", ""),
             "decoding": "autoregressive" if settings.autoregressive else "block_diffusion",
             "block_length": settings.block_length, "gen_length": settings.gen_length, "policy": "exact",
-            "recorded_steps": settings.steps or [], "sources": settings.sources}
+            "recorded_steps": settings.steps or [], "recorded_blocks": settings.blocks or [],
+            "compiled": settings.compiled, "sources": settings.sources}
         return {
             **shape, "num_layers": num_layers, "hidden_size": hidden, "vocab_size": vocab,
             "mask_token_id": -1 if settings.mask_token_id is None else settings.mask_token_id,
             "logit_shift": settings.logit_shift, "bidirectional": bidirectional,
             "block_length": settings.block_length, "level": settings.level, "layers": self._layers,
+            "heads": settings.heads or list(range(shape["num_heads"])),
+            "kv_heads": chosen.kv or list(range(shape["num_kv_heads"])),
             "set_size": settings.set_size, "set_normaliser": settings.set_normaliser,
             "array_type": settings.array_type, "model_json": json.dumps(resolved).encode(),
             "run_json": json.dumps(run).encode(), "pieces": vocabulary_pieces(self._tokenizer, vocab)}
 
     def _attention_shape(self, running: RunningPass) -> dict[str, Any]:
-        shapes = {(a.query.shape[1], a.query.shape[3], a.external.output.shape[3]) for a in running.attention.values()}
+        shapes = {(a.num_heads, a.query.shape[3], a.external.output.shape[3]) for a in running.attention.values()}
         if len(shapes) > 1 or any(d != e for _, d, e in shapes):
             raise UsageError(f"layers of different shapes (heads, channels of keys and of values): {sorted(shapes)}. "
                              "HINT: record(..., layers=...) with layers alike")
@@ -165,6 +174,8 @@ class RowWriter:
             block = (self._traced[slot].index if self._traced else -1, one.block)
             if len(histories) <= slot:
                 histories.append(History())
+            if running.stored:
+                self._add_keys(row, slot, running, sequence)
             if one.kind is Kind.DENOISE:
                 if row.predictions is not None:
                     self._add_predictions(row, slot, block, first_predictions)
@@ -249,10 +260,36 @@ class RowWriter:
             row.copies.add("/attention/external", now.external.output, kind)
             row.copies.add("/attention/internal", now.internal.output, kind)
             row.copies.add("/query/query", now.query, kind)
+        if self._settings.at_least("full"):
+            self._add_full(row, slot, layers, now.hidden, kind)
+
+    def _add_full(self, row: WaitingRow, slot: int, layers: list[LayerAttention], hidden: torch.Tensor | None,
+                  kind: torch.dtype) -> None:
+        if hidden is None:
+            raise UsageError("level full: the input of the layers can't be seen: their first argument isn't the hidden "
+                             "states [S, T, hidden_size]. HINT: record(..., level=\"outputs\")")
+        row.copies.add("/hidden/hidden", hidden, kind)
+        row.copies.add("/kv/key", torch.stack([layer.key[slot] for layer in layers]), kind)
+        row.copies.add("/kv/value", torch.stack([layer.value[slot] for layer in layers]), kind)
+        row.copies.add("/sets/topk_token", torch.stack([layer.sets.token_index[slot] for layer in layers]), torch.int32)
+
+    def _add_keys(self, row: WaitingRow, slot: int, running: RunningPass, sequence: Sequence) -> None:
+        one = row.one
+        first, end = self._stored.setdefault(sequence, StoredKeys()).take(
+            one, self._settings, bool(sequence.bidirectional))
+        row.stored = (first, end - first)
+        if end == first:
+            return
+        kind = torch.float32 if self._settings.array_type == "f32" else torch.bfloat16
+        for i, path in enumerate(("/prefix/key", "/prefix/value")):
+            layers = [running.stored[index][i][slot] for index in self._layers]
+            values = torch.stack([layer[:, first - one.start:end - one.start] for layer in layers])  # [L, K, N, D]
+            row.copies.add(path, values.permute(2, 0, 1, 3), kind)
 
     def _recorded(self, one: Pass) -> bool:
-        steps = self._settings.steps
-        return one.kind is Kind.DENOISE and (steps is None or one.step in steps)
+        steps, blocks = self._settings.steps, self._settings.blocks
+        return one.kind is Kind.DENOISE and (steps is None or one.step in steps) and \
+            (blocks is None or one.block in blocks)
 
     # --- what was decided ---------------------------------------------------------------------------------------------
 
@@ -274,7 +311,7 @@ class RowWriter:
         one = row.one
         transfers, insertions = self._delta(row, traced)
         scalars = [traced.index, row.number, int(one.kind), one.block, one.block_start, one.step, one.context_length,
-                   one.transferred, one.masks_left, int(self._recorded(one)), row.pass_ns]
+                   one.transferred, one.masks_left, int(self._recorded(one)), row.pass_ns, *row.stored]
         computed = [(one.start, one.start + one.length)] if self._bidirectional else []
         self._writer.append_row(scalars, transfers, insertions, computed, row.copies.take())
         self.num_rows += 1
@@ -368,7 +405,8 @@ class RowWriter:
         self.end(batch, None, "length")
         if self._writer is None:
             raise UsageError("nothing was recorded: the model ran no denoising pass (one with the mask token "
-                             f"{self._settings.mask_token_id} in its input) within the recording")
+                             f"{self._settings.mask_token_id} in its input) within the recording. HINT: where "
+                             "model.compile() compiled it, its passes are seen with record(..., compiled=\"eager\")")
         self._writer.finish()
 
     def suspend(self) -> None:

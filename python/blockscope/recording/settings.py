@@ -8,6 +8,9 @@ from typing import Any
 
 from ..errors import UsageError
 
+LEVELS = ("trajectory", "summary", "sets", "outputs", "full")
+COMPILED = ("keep", "eager")
+
 
 def config_value(model: Any, *names: str) -> Any:
     """The first of these that the model's configuration has and that isn't None."""
@@ -45,10 +48,13 @@ class Settings:
     bidirectional: bool | None
     logit_shift: int
     layers: list[int] | None
+    heads: list[int] | None
     steps: list[int] | None
+    blocks: list[int] | None
     set_size: int
     set_normaliser: str
     array_type: str
+    compiled: str
     sources: dict[str, str] = field(default_factory=dict)  # where a value that wasn't given is from
 
     @property
@@ -56,14 +62,13 @@ class Settings:
         return self.mask_token_id is None
 
     def at_least(self, level: str) -> bool:
-        order = ("trajectory", "summary", "sets", "outputs")
-        return order.index(self.level) >= order.index(level)
+        return LEVELS.index(self.level) >= LEVELS.index(level)
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, *, block_length: int | None, mask_token_id: int | None,
            gen_length: int | None, logit_shift: int | None, layers: Iterable[int] | None,
-           steps: Iterable[int] | None, set_size: int, set_normaliser: str, array_type: str, level: str,
-           bidirectional: bool | None) -> Settings:
+           heads: Iterable[int] | None, steps: Iterable[int] | None, blocks: Iterable[int] | None, set_size: int,
+           set_normaliser: str, array_type: str, level: str, bidirectional: bool | None, compiled: str) -> Settings:
         sources = {}
         if mask_token_id is None:
             mask_token_id = config_value(model, "mask_token_id")
@@ -85,6 +90,8 @@ class Settings:
             raise UsageError(f"set_normaliser: expected prefix or prefix+block, got {set_normaliser!r}")
         if array_type not in ("bf16", "f32"):
             raise UsageError(f"array_type: expected bf16 or f32, got {array_type!r}")
+        if compiled not in COMPILED:
+            raise UsageError(f"compiled: expected {' or '.join(COMPILED)}, got {compiled!r}")
         if logit_shift not in (None, 0, 1):
             raise UsageError(f"logit_shift: expected 0 or 1, got {logit_shift!r}")
         return cls(
@@ -92,6 +99,7 @@ class Settings:
             gen_length=None if gen_length is None else whole("gen_length", gen_length, 1),
             bidirectional=bidirectional,
             logit_shift=int(mask_token_id is None) if logit_shift is None else logit_shift,
-            layers=indices("layers", layers, 0), steps=indices("steps", steps, 1),
-            set_size=whole("set_size", set_size, 1) if level in ("sets", "outputs") else 0,
-            set_normaliser=set_normaliser, array_type=array_type, sources=sources)
+            layers=indices("layers", layers, 0), heads=indices("heads", heads, 0), steps=indices("steps", steps, 1),
+            blocks=indices("blocks", blocks, 0),
+            set_size=whole("set_size", set_size, 1) if LEVELS.index(level) >= LEVELS.index("sets") else 0,
+            set_normaliser=set_normaliser, array_type=array_type, compiled=compiled, sources=sources)

@@ -43,6 +43,11 @@ def _scores(q: torch.Tensor, k: torch.Tensor, scale: float, softcap: float, bias
     return scores if bias is None else scores + bias
 
 
+def scaled_scores(q: torch.Tensor, k: torch.Tensor, scale: float) -> torch.Tensor:
+    """q [S, H, B, D], k [S, K, N, D] -> [S, H, B, N] float32."""
+    return _scores(q, k, scale, 0.0, None)
+
+
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, softcap: float = 0.0,
            bias: torch.Tensor | None = None) -> Part:
     """Attention of q [S, H, B, D] over k, v [S, K, N, D] alone."""
@@ -76,6 +81,7 @@ class Sets:
     index: torch.Tensor  # [S, K, k] int32 by falling probability, then by rising index; -1: fewer keys
     probability: torch.Tensor  # [S, K, k] float32, mean over the queries; 0 where -1
     union_size: torch.Tensor  # [S, K] int32, of the tokens' own sets
+    token_index: torch.Tensor | None = None  # [S, K, B, k] int32, each token's own set, ordered as index is
 
 
 def _exact_topk(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,7 +96,7 @@ def _exact_topk(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 def topk_sets(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, size: int, scale: float, softcap: float = 0.0,
-              bias: torch.Tensor | None = None) -> Sets:
+              bias: torch.Tensor | None = None, with_tokens: bool = False) -> Sets:
     """The keys of k [S, K, N, D] with the largest mean of exp(score - lse) over a KV head's queries."""
     sequences, heads, rows, _ = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
@@ -98,8 +104,9 @@ def topk_sets(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, size: int, sc
     index = torch.full((sequences, kv_heads, size), -1, dtype=torch.int32, device=q.device)
     probability = torch.zeros(sequences, kv_heads, size, device=q.device)
     union = torch.zeros(sequences, kv_heads, dtype=torch.int32, device=q.device)
+    of_tokens = index.unsqueeze(2).repeat(1, 1, rows, 1) if with_tokens else None
     if kept == 0:
-        return Sets(index, probability, union)
+        return Sets(index, probability, union, of_tokens)
     step = max(1, MOST_BYTES // (sequences * group * rows * keys * 4))
     for begin in range(0, kv_heads, step):
         part = slice(begin, min(begin + step, kv_heads))
@@ -112,8 +119,10 @@ def topk_sets(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, size: int, sc
         found, order = _exact_topk(tokens.mean(2), kept)
         index[:, part, :kept] = order.int()
         probability[:, part, :kept] = found
-        own = tokens.topk(kept, -1).indices
+        own = _exact_topk(tokens, kept)[1] if with_tokens else tokens.topk(kept, -1).indices
+        if with_tokens:
+            of_tokens[:, part, :, :kept] = own.int()
         marks = torch.zeros(*tokens.shape[:2], keys, dtype=torch.bool, device=q.device)
         marks.scatter_(-1, own.flatten(2), True)
         union[:, part] = marks.sum(-1, dtype=torch.int32)
-    return Sets(index, probability, union)
+    return Sets(index, probability, union, of_tokens)
