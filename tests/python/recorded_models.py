@@ -34,6 +34,11 @@ class Layer(nn.Module):
                 self.register_buffer(name, tensor)
         self.config, self.index = config, index
 
+    @staticmethod
+    def attend(q, k, v, mask):
+        """[S, H, T, D]; a test may put another in its place."""
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
     def attention(self, x, cos, sin, past, mask, store):
         c = self.config
 
@@ -52,7 +57,7 @@ class Layer(nn.Module):
             k, v = (past.put(old[self.index], new) for old, new in ((past.keys, k), (past.values, v)))
         if past is not None and store:
             past.keys[self.index], past.values[self.index] = k, v
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        out = self.attend(q, k, v, mask)
         return F.linear(out.transpose(1, 2).flatten(2), self.o)
 
     def forward(self, x, cos, sin, past, mask, store):

@@ -13,6 +13,13 @@ from ..errors import UsageError
 from .attention import AttentionCall, scale_of
 
 
+def _blocks(number: torch.Tensor, index: torch.Tensor, columns: int) -> torch.Tensor:
+    """number [..., R], index [..., R, most] -> [..., R, columns]: whether the row's first `number` indices name it."""
+    named = torch.arange(index.shape[-1], device=index.device) < number.unsqueeze(-1)
+    dense = torch.zeros(*index.shape[:-1], columns + 1, dtype=torch.bool, device=index.device)
+    return dense.scatter_(-1, torch.where(named, index, columns).long(), True)[..., :columns]
+
+
 class LazyMask:
     """A BlockMask as far as geometry needs one: [S or 1, H or 1, T, N], True where seen, computed for the rows that
     are asked for. Blocks that the BlockMask leaves out count as unseen, as they do for the kernel."""
@@ -41,7 +48,11 @@ class LazyMask:
         block_rows, block_keys = self._given.BLOCK_SIZE
         row = torch.arange(first, first + count, device=device) // block_rows
         key = torch.arange(keys, device=device) // block_keys
-        return mask & (self._given.to_dense() != 0)[..., row, :][..., key]
+        given = self._given
+        there = _blocks(given.kv_num_blocks, given.kv_indices, int(key[-1]) + 1)
+        if given.full_kv_num_blocks is not None:
+            there = there | _blocks(given.full_kv_num_blocks, given.full_kv_indices, int(key[-1]) + 1)
+        return mask & there[..., row, :][..., key]
 
     def expand(self, *shape: int) -> torch.Tensor:
         return self.narrow(2, 0, self.shape[2]).expand(*shape)
