@@ -14,58 +14,7 @@ from torch.nn.attention.flex_attention import (AuxRequest, BlockMask, create_blo
 
 import blockscope  # noqa: E402
 import recorded_models as models  # noqa: E402
-from recording_judges import MASK, PROMPT, check_array, rows_of  # noqa: E402
-
-SIZE = 16
-
-
-def split(q, k, v, inside, change):
-    """[H, B, D] of both parts and their lse [H, B]; change(scores [B, N], head) is what the model makes of them."""
-    heads, group = len(q), len(q) // len(k)
-    found = []
-    for part in (~inside, inside):
-        out, lse = np.zeros((*q.shape[:2], v.shape[-1])), np.full(q.shape[:2], -np.inf)
-        for head in range(heads):
-            scores = change(q[head] @ k[head // group].T * q.shape[-1] ** -0.5, head)[:, part]
-            top = scores.max(-1, initial=-1e30, keepdims=True)
-            weights = np.exp(scores - top)
-            total = weights.sum(-1)
-            seen = total > 0
-            out[head][seen] = (weights @ v[head // group][part])[seen] / total[seen, None]
-            lse[head][seen] = np.log(total[seen]) + top[seen, 0]
-        found += [out, lse]
-    return found
-
-
-class Kept:
-    """In place of a PlainModel's attention: another one, whose queries, keys and values stay in float64."""
-
-    def __init__(self, model, attend):
-        self.calls, self._attend = [], attend
-        for layer in model.layers:
-            layer.attend = self
-
-    def __call__(self, q, k, v, mask):
-        self.calls.append(tuple(x[0].double().numpy().copy() for x in (q, k, v)))
-        return self._attend(q, k, v, mask)
-
-
-def check_rows(path, calls, layers, change, where=lambda rows, keys: (keys - SIZE, 0), tolerance=2e-5):
-    """Every denoising row; where(T, N): first of the block's keys, first of its rows."""
-    with h5py.File(path) as file:
-        kinds, numbers = file["/steps/kind"][:rows_of(file)], file["/steps/pass"][:rows_of(file)]
-        assert (kinds == 1).sum() >= 3
-        for row in np.flatnonzero(kinds == 1):
-            for layer in range(layers):
-                q, k, v = calls[numbers[row] * layers + layer]
-                begin, first = where(q.shape[1], k.shape[1])
-                keys = np.arange(k.shape[1])
-                inside = (keys >= begin) & (keys < begin + SIZE)
-                expected = split(q[:, first:first + SIZE], k, v, inside,
-                                 lambda scores, head: change(scores, head, np.arange(first, first + SIZE)[:, None], keys,
-                                                             q.shape[1]))
-                for name, value in zip(("external", "lse_external", "internal", "lse_internal"), expected):
-                    check_array(name, file["/attention/" + name][row, layer], value, tolerance)
+from recording_judges import MASK, PROMPT, SIZE, Kept, check_rows, rows_of  # noqa: E402
 
 
 # --- flex attention ---------------------------------------------------------------------------------------------------
