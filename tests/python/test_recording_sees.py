@@ -120,3 +120,141 @@ def test_flex_attention_of_transformers(tmp_path):
     from transformers.integrations.flex_attention import flex_attention_forward
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     assert ALL_ATTENTION_FUNCTIONS["flex_attention"] is flex_attention_forward  # all is as it was
+
+
+# --- compiled code ----------------------------------------------------------------------------------------------------
+
+
+def compiled_model(how, backend, **options):
+    """-> what the loop calls, and the model within."""
+    model = models.PlainModel("needle")
+    model.layers = model.layers[:2]
+    model.config.num_hidden_layers = 2
+    if how == "torch.compile(model)":
+        return torch.compile(model, backend=backend, **options), model
+    if how == "model.compile()":
+        model.compile(backend=backend, **options)
+    elif how == "forward":
+        model.forward = torch.compile(model.forward, backend=backend, **options)
+    elif how == "layers":
+        for i, layer in enumerate(model.layers):
+            model.layers[i] = torch.compile(layer, backend=backend, **options)
+    elif how == "layer.compile()":
+        for layer in model.layers:
+            layer.compile(backend=backend, **options)
+    elif how == "attention":
+        for layer in model.layers:
+            layer.attend = torch.compile(layer.attend, backend=backend, **options)
+    return model, model
+
+
+@pytest.fixture
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Counted:
+    """A backend that keeps operators and shows no call of them to a TorchFunctionMode, as inductor's code."""
+
+    def __init__(self):
+        self.runs = 0
+
+    def __call__(self, graph, inputs):
+        from torch._dynamo.backends.debugging import aot_eager
+
+        code = aot_eager(graph, inputs)
+
+        def run(*arguments):
+            self.runs += 1
+            return code(*arguments)
+
+        return run
+
+
+HOW = ["torch.compile(model)", "model.compile()", "forward", "layers", "layer.compile()", "attention"]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_compiled_code_runs_eagerly_where_it_is_asked_for(tmp_path, fresh, how):
+    paths = [tmp_path / "plain.h5", tmp_path / "compiled.h5"]
+    plain, _ = compiled_model("", None)
+    with blockscope.record(plain, paths[0], block_length=SIZE, array_type="f32", set_size=4):
+        expected = models.decode_blocks(plain, PROMPT[:32], SIZE, SIZE)
+    backend = Counted()
+    model, inner = compiled_model(how, backend)
+    with torch.no_grad():
+        model(torch.full((1, SIZE), 5))  # compiled before it is recorded
+    runs = backend.runs
+    assert runs > 0
+    with blockscope.record(model, paths[1], block_length=SIZE, array_type="f32", set_size=4, compiled="eager"):
+        ids = models.decode_blocks(model, PROMPT[:32], SIZE, SIZE)
+    assert torch.equal(ids, expected) and backend.runs == runs
+    assert blockscope.compare(*paths, ignore_timing=True).equal
+    trace = blockscope.open(paths[1])
+    assert trace.run["compiled"] == "eager" and trace.model["architecture"] == "PlainModel"
+    with torch.no_grad():
+        model(torch.full((1, SIZE), 5))
+    assert backend.runs > runs  # as it was
+
+
+@pytest.mark.parametrize("how, fullgraph", [(how, False) for how in HOW] + [(how, True) for how in HOW[3:]])
+def test_compiled_attention_is_refused_by_default(tmp_path, fresh, how, fullgraph):
+    backend = Counted()
+    model, _ = compiled_model(how, backend, fullgraph=fullgraph)
+    ids = torch.full((1, SIZE), 1018)
+    with torch.no_grad():
+        before = model(ids).logits
+        runs = backend.runs
+        with pytest.raises(blockscope.UsageError, match=r"compiled=\"eager\""):
+            with blockscope.record(model, tmp_path / "run.h5", block_length=SIZE):
+                model(ids)
+        assert backend.runs > runs
+        assert torch.equal(model(ids).logits, before)
+
+
+def test_compiled_code_beside_the_attention_is_no_hindrance(tmp_path, fresh):
+    backend = Counted()
+    paths = [tmp_path / "plain.h5", tmp_path / "compiled.h5"]
+    expected = []
+    for path in paths:
+        model, _ = compiled_model("", None)
+        if path == paths[1]:
+            model.embed = torch.compile(model.embed, backend=backend, fullgraph=True)
+        with blockscope.record(model, path, block_length=SIZE, array_type="f32", set_size=4):
+            expected.append(models.decode_blocks(model, PROMPT[:32], 2 * SIZE, SIZE))
+    assert backend.runs > 8 and torch.equal(*expected)
+    assert blockscope.compare(*paths, ignore_timing=True).equal
+
+
+def test_the_trajectory_of_compiled_code(tmp_path, fresh):
+    """Needs to see no attention, so that compiled code goes on."""
+    backend = Counted()
+    model, inner = compiled_model("torch.compile(model)", backend)
+    expected = models.decode_blocks(model, PROMPT[:32], SIZE, SIZE)
+    runs = backend.runs
+    with blockscope.record(model, tmp_path / "run.h5", block_length=SIZE, level="trajectory"):
+        assert torch.equal(models.decode_blocks(model, PROMPT[:32], SIZE, SIZE), expected)
+    assert backend.runs == 2 * runs
+    frame = blockscope.open(tmp_path / "run.h5").frame(0, 4)
+    assert frame.tokens.tolist() == expected[0, 32:].tolist()
+
+
+def test_recordings_that_overlap_share_the_stance(tmp_path, fresh):
+    backend = Counted()
+    model, _ = compiled_model("torch.compile(model)", backend)
+    first = blockscope.record(model, tmp_path / "a.h5", block_length=SIZE, compiled="eager")
+    second = blockscope.record(model, tmp_path / "b.h5", block_length=SIZE, compiled="eager")
+    first.__enter__()
+    second.__enter__()
+    models.decode_blocks(model, PROMPT[:32], SIZE, SIZE)
+    first.__exit__(None, None, None)
+    models.decode_blocks(model, PROMPT[:32], SIZE, SIZE)
+    second.__exit__(None, None, None)
+    assert backend.runs == 0
+    models.decode_blocks(model, PROMPT[:32], SIZE, SIZE)
+    assert backend.runs > 0
+    assert len(blockscope.open(tmp_path / "b.h5").sequences) == 2
+    with pytest.raises(blockscope.UsageError, match="compiled: expected keep or eager"):
+        blockscope.record(model, tmp_path / "c.h5", block_length=SIZE, compiled=True)

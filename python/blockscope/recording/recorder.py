@@ -235,7 +235,7 @@ class Recorder:
 
     def _after(self, model: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         running = None if torch.compiler.is_compiling() else self._running
-        if running is None or self._idle():
+        if running is None or self._idle() or self._thread != threading.get_ident():
             return
         self._end_watch()
         self._running = None
