@@ -97,8 +97,8 @@ def check_rows(path, calls, layers, change, where=lambda rows, keys: (keys - SIZ
                 begin, first = where(q.shape[1], k.shape[1])
                 keys = np.arange(k.shape[1])
                 inside = (keys >= begin) & (keys < begin + SIZE)
-                expected = split(q[:, first:first + SIZE], k, v, inside,
-                                 lambda scores, head: change(scores, head, np.arange(first, first + SIZE)[:, None], keys,
-                                                             q.shape[1]))
+                rows = np.arange(first, first + SIZE)
+                expected = split(q[:, rows], k, v, inside,
+                                 lambda scores, head: change(scores, head, rows[:, None], keys, q.shape[1]))
                 for name, value in zip(("external", "lse_external", "internal", "lse_internal"), expected):
                     check_array(name, file["/attention/" + name][row, layer], value, tolerance)

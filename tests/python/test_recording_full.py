@@ -58,8 +58,8 @@ def test_filters_are_those_of_capture(tmp_path, name, decode, cache, level):
                            tokenizer=AutoTokenizer.from_pretrained(models.MODELS / name)) as run:
         run.end_sequence(decode(model, PROMPT, 48, 16))
     options = ["--array-type", "f32"] if level == "full" else []
-    capture(name, mine, theirs, cache, "--record", level, "--layers", "0,3", "--heads", ",".join(map(str, heads)), "--steps", "1,3,4",
-            "--blocks", block, *options)
+    capture(name, mine, theirs, cache, "--record", level, "--layers", "0,3", "--heads", ",".join(map(str, heads)),
+            "--steps", "1,3,4", "--blocks", block, *options)
     compare_with_capture(mine, theirs)
     with h5py.File(mine) as file:
         assert file["/head"][:].tolist() == heads

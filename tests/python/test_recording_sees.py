@@ -111,7 +111,8 @@ def test_flex_attention_of_transformers(tmp_path):
             model = models.qwen3(implementation)
             plain = models.decode_qwen_blocks(model, prompt, 16, 8, MASK), models.decode_tokens(model, prompt, 6)
             paths.append([tmp_path / f"{implementation}{i}.h5" for i in range(2)])
-            with blockscope.record(model, paths[-1][0], block_length=8, mask_token_id=MASK, array_type="f32", set_size=4):
+            with blockscope.record(model, paths[-1][0], block_length=8, mask_token_id=MASK, array_type="f32",
+                                   set_size=4):
                 assert torch.equal(models.decode_qwen_blocks(model, prompt, 16, 8, MASK), plain[0])
             with blockscope.record(model, paths[-1][1], array_type="f32", set_size=4):
                 assert torch.equal(models.decode_tokens(model, prompt, 6), plain[1])

@@ -37,8 +37,8 @@ class Biases:
 
     def plus(self, more: torch.Tensor, ranges: KeyRanges) -> Biases:
         """With more [S, H, B, N] of a call's keys added."""
-        parts = ranges.of(more, -1), ranges.inside(more, -1)
-        return Biases(*(part if old is None else old + part for old, part in zip((self.external, self.internal), parts)))
+        parts = (self.external, ranges.of(more, -1)), (self.internal, ranges.inside(more, -1))
+        return Biases(*(part if old is None else old + part for old, part in parts))
 
 
 @dataclass(frozen=True)

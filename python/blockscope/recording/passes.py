@@ -82,8 +82,8 @@ class RunningPass:
             self.stored[self.layer] = self._computed(k, v, geometry.canvas, where)
         q = call.q.narrow(2, geometry.first, geometry.rows)
         if call.score_mod is not None:
-            biases = biases.plus(call.score_mod.difference(scaled_scores(q, k, call.scale), geometry.first, chosen.read),
-                                 ranges)
+            scores = scaled_scores(q, k, call.scale)
+            biases = biases.plus(call.score_mod.difference(scores, geometry.first, chosen.read), ranges)
         k_external = ranges.of(k, 2)
         external = attend(q, k_external, ranges.of(v, 2), call.scale, call.softcap, biases.external)
         internal = attend(q, ranges.inside(k, 2), ranges.inside(v, 2), call.scale, call.softcap, biases.internal)

@@ -8,7 +8,6 @@ import math
 import platform
 import sys
 import warnings
-import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +16,13 @@ import torch
 from .. import _core
 from ..errors import UsageError
 from .model import HIDDEN_SIZE, NUM_HEADS, NUM_KV_HEADS, VOCAB_SIZE, vocabulary_pieces
+from .full_level import StoredKeys, arrays_of
 from .heads import HeadChoice
-from .passes import LayerAttention, RunningPass
+from .passes import RunningPass
 from .settings import Settings, config_value
 from .statistics import FirstPrediction, History, LayerValues, Predictions
 from .split import Part
 from .steps import Batch, Change, Kind, Pass, Sequence
-from .stored_keys import StoredKeys
 
 QUEUE_BYTES = 64 << 20
 UNDECIDED = -1  # step of a mask
@@ -88,7 +87,7 @@ class RowWriter:
         self.num_rows = 0
         self.kv_heads: int | None = config_value(model, *NUM_KV_HEADS)
         self._bidirectional: bool | None = None
-        self._stored: weakref.WeakKeyDictionary[Sequence, StoredKeys] = weakref.WeakKeyDictionary()
+        self._stored = StoredKeys(settings)
 
     # --- the file -----------------------------------------------------------------------------------------------------
 
@@ -261,30 +260,14 @@ class RowWriter:
             row.copies.add("/attention/internal", now.internal.output, kind)
             row.copies.add("/query/query", now.query, kind)
         if self._settings.at_least("full"):
-            self._add_full(row, slot, layers, now.hidden, kind)
-
-    def _add_full(self, row: WaitingRow, slot: int, layers: list[LayerAttention], hidden: torch.Tensor | None,
-                  kind: torch.dtype) -> None:
-        if hidden is None:
-            raise UsageError("level full: the input of the layers can't be seen: their first argument isn't the hidden "
-                             "states [S, T, hidden_size]. HINT: record(..., level=\"outputs\")")
-        row.copies.add("/hidden/hidden", hidden, kind)
-        row.copies.add("/kv/key", torch.stack([layer.key[slot] for layer in layers]), kind)
-        row.copies.add("/kv/value", torch.stack([layer.value[slot] for layer in layers]), kind)
-        row.copies.add("/sets/topk_token", torch.stack([layer.sets.token_index[slot] for layer in layers]), torch.int32)
+            for path, value in arrays_of(layers, slot, now.hidden).items():
+                row.copies.add(path, value, torch.int32 if path == "/sets/topk_token" else kind)
 
     def _add_keys(self, row: WaitingRow, slot: int, running: RunningPass, sequence: Sequence) -> None:
-        one = row.one
-        first, end = self._stored.setdefault(sequence, StoredKeys()).take(
-            one, self._settings, bool(sequence.bidirectional))
-        row.stored = (first, end - first)
-        if end == first:
-            return
-        kind = torch.float32 if self._settings.array_type == "f32" else torch.bfloat16
-        for i, path in enumerate(("/prefix/key", "/prefix/value")):
-            layers = [running.stored[index][i][slot] for index in self._layers]
-            values = torch.stack([layer[:, first - one.start:end - one.start] for layer in layers])  # [L, K, N, D]
-            row.copies.add(path, values.permute(2, 0, 1, 3), kind)
+        first, count, arrays = self._stored.take(sequence, row.one, running, self._layers, slot)
+        row.stored = (first, count)
+        for path, values in arrays.items():
+            row.copies.add(path, values, torch.float32 if self._settings.array_type == "f32" else torch.bfloat16)
 
     def _recorded(self, one: Pass) -> bool:
         steps, blocks = self._settings.steps, self._settings.blocks
