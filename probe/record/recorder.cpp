@@ -155,7 +155,7 @@ void Recorder::compare_steps(const SequencePass& pass, LayerHistory& history, La
       const bool reuses = !pass.first_step() && static_cast<float>(pass.changed) < kReuseTaus[t];
       if (!reuses || !history.source[t].defined()) history.source[t] = external;
     }
-    step.source = history.source;
+    step.source.assign(history.source.begin(), history.source.end());
   }
   history.last_external = external;
   history.last_internal = step.internal;
@@ -171,7 +171,7 @@ void Recorder::put_statistics(const LayerStatistics& statistics, Slot& slot, int
   put(Field::similarity_internal, statistics.similarity_internal);
   put(Field::query_gap, statistics.query.gap);
   put(Field::query_block_gap, statistics.query.block_gap);
-  if (!statistics.reuse_error.front().empty()) put_reuse_error(slot, layer_index, statistics);
+  if (!statistics.reuse_error.empty()) put_reuse_error(slot, layer_index, statistics);
 }
 
 void Recorder::put_reuse_error(Slot& slot, int64_t layer_index, const LayerStatistics& statistics) {

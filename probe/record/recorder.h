@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "decode_record/trace_writer.h"
+#include "kernels/step_statistics.h"
 #include "probe/decode/decode_observer.h"
 #include "probe/record/attention_reads.h"
 #include "probe/record/recorder_options.h"
-#include "probe/record/step_statistics.h"
 
 namespace blockscope {
 

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "kernels/cpu_support.h"
+#include "kernels/head_tasks.h"
 #include "kernels/row_kernels.h"
-#include "probe/record/head_tasks.h"
 
 namespace blockscope {
 

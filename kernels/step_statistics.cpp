@@ -1,4 +1,4 @@
-#include "probe/record/step_statistics.h"
+#include "kernels/step_statistics.h"
 
 #include <ATen/ATen.h>
 
@@ -10,7 +10,7 @@
 #include <optional>
 
 #include "kernels/cpu_support.h"
-#include "probe/record/head_tasks.h"
+#include "kernels/head_tasks.h"
 
 namespace blockscope {
 namespace {
@@ -123,9 +123,7 @@ LayerStatistics layer_statistics(const LayerStep& step, const HeadShape& shape) 
   if (prefix) result.external_mass.resize(heads);
   if (prefix && last) result.similarity_external.resize(heads);
   if (last) result.similarity_internal.resize(heads);
-  for (auto& sums : result.reuse_error) {
-    if (prefix) sums.resize(heads);
-  }
+  if (prefix) result.reuse_error.assign(step.source.size(), std::vector<ErrorSums>(heads));
   std::optional<GapRows> query;
   if (step.first_query != nullptr) {
     query.emplace(step.query, step.row, *step.first_query);

@@ -6,11 +6,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
-#include "decode_record/trace_schema.h"
 #include "kernels/statistics_kernels.h"
 
 namespace blockscope {
@@ -56,9 +54,9 @@ struct UnitGaps {
 struct LayerStep {
   HeadAttention external, internal;            // of this step
   HeadAttention last_external, last_internal;  // of the step before it
-  /// The external pair that each rule of kReuseTaus takes; `external` itself for a step that the
-  /// rule recomputes.
-  std::array<HeadAttention, kReuseTaus.size()> source;
+  /// The external pair that each rule of reuse takes (FlashBlock's M < tau); `external` itself for
+  /// a step that the rule recomputes.
+  std::vector<HeadAttention> source;
   at::Tensor query;  // [S, H, B, D] of the batch, `row` of it is looked at
   int64_t row = 0;
   const FirstRows* first_query = nullptr;  // like(query)
@@ -69,7 +67,7 @@ struct LayerStatistics {
   std::vector<float> external_mass;        // mean_i exp(L_out) / (exp(L_in) + exp(L_out))
   std::vector<float> similarity_external;  // mean_i cos(a_i, b_i) over the block, in double: sim_X
   std::vector<float> similarity_internal;  // of FlashBlock Fig. 5
-  std::array<std::vector<ErrorSums>, kReuseTaus.size()> reuse_error;  // over positions and channels
+  std::vector<std::vector<ErrorSums>> reuse_error;  // by source; over positions and channels
   UnitGaps query;
 };
 LayerStatistics layer_statistics(const LayerStep& step, const HeadShape& shape);

@@ -1,0 +1,58 @@
+// What a recorder outside this library (Python's, blockscope.record) asks of a step, as torch
+// operators: the functions that the runtime's own recorder calls, on tensors of the CPU. Not
+// differentiable. A wrong shape, dtype or layout throws c10::Error.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "kernels/ops.h"
+
+namespace blockscope {
+
+struct SplitAttentionSets {
+  SplitAttention split;
+  TopKSets sets;  // without the tokens' own
+};
+
+/// split_attention and, of the weights that it saw, the sets of topk_sets: index and probability
+/// [S, K, set_size], union_size [S, K]. with_block: normalised over all keys, not the external
+/// alone.
+SplitAttentionSets split_attention_sets(const at::Tensor& q, const at::Tensor& k_ext,
+                                        const at::Tensor& v_ext, const at::Tensor& ext_len,
+                                        const at::Tensor& k_in, const at::Tensor& v_in,
+                                        double scale, int64_t set_size, bool with_block);
+
+/// layer_statistics (step_statistics.h) of sequence `row`, without queries. internal [S, H, B, D]
+/// with its lse [S, H, B]; external alike, none without a prefix; the last step's outputs, or none;
+/// each source with its lse, none without a prefix: float32 contiguous, on the CPU ->
+/// external_mass [H], similarity_external [H], similarity_internal [H], empty where one of both is
+/// missing, and errors [source, H, 4] (e^2, |e|, reference^2, dot product), float32.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> step_statistics(
+    const std::optional<at::Tensor>& external, const std::optional<at::Tensor>& lse_external,
+    const at::Tensor& internal, const at::Tensor& lse_internal,
+    const std::optional<at::Tensor>& last_external, const std::optional<at::Tensor>& last_internal,
+    const std::vector<at::Tensor>& sources, const std::vector<at::Tensor>& source_lses,
+    int64_t row);
+
+/// Gaps between the unit vectors of x[row] and first[row] (step_statistics.h), both [S, H, B, D] of
+/// one float type -> gap [H], block_gap [H], float32.
+std::tuple<at::Tensor, at::Tensor> step_gaps(const at::Tensor& x, const at::Tensor& first,
+                                             int64_t row);
+
+/// log(sum(exp(x))) of each row of x [R, V] -> [R] float64.
+at::Tensor row_log_sum_exp(const at::Tensor& x);
+
+/// KL(first || now) of each row in nats -> [R] float32; first, now [R, V] of one type, first_lse
+/// [R] of row_log_sum_exp. Rows that aren't `wanted` [R] bool give NaN.
+at::Tensor row_divergence(const at::Tensor& first, const at::Tensor& first_lse,
+                          const at::Tensor& now, const at::Tensor& wanted);
+
+/// best_tokens (row_ops.h) -> token [R] int32, probability [R] float32.
+std::tuple<at::Tensor, at::Tensor> best_token_rows(const at::Tensor& logits);
+
+}  // namespace blockscope
