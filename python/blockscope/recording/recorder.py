@@ -16,6 +16,7 @@ import torch
 from .. import _core
 from ..errors import UsageError
 from .attention import AttentionCall, Watch, unwatch_eager, watch_eager
+from .entrances import Entrances
 from .geometry import Geometry
 from .model import NUM_LAYERS, Inputs, find_layers, logits_of
 from .passes import RunningPass
@@ -35,7 +36,7 @@ class Recorder:
             raise UsageError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
         self._model, self._path, self._settings = model, path, settings
         self._force = force
-        self._inputs = Inputs(model)
+        self._entrances = Entrances(model)
         self._looks_inside = settings.at_least("summary")
         self._layers = find_layers(model, decoder_layers) if self._looks_inside or decoder_layers is not None else []
         self._num_layers = len(self._layers) or config_value(model, *NUM_LAYERS) or 1
@@ -72,8 +73,7 @@ class Recorder:
         _core.check_trace_target(self._path, self._force)
         if self._looks_inside:
             watch_eager()
-        self._hooks = [self._model.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True),
-                       self._model.register_forward_hook(self._after, with_kwargs=True, always_call=True)]
+        self._hooks = self._entrances.open(self._before, self._after)
         for index, (_, layer) in enumerate(self._layers if self._looks_inside else []):
             self._hooks += [
                 layer.register_forward_pre_hook(self._layer_hook(index), with_kwargs=True),
@@ -120,13 +120,19 @@ class Recorder:
         self._rows.end(self._batch, ids, reason)
         self._batch = Batch(self._settings)
 
-    def step(self, *, start: int | None = None, block_start: int | None = None, kind: str | None = None) -> None:
-        """States of the next pass what its inputs don't tell: the position of its first token, the position of the
-        block's first token, and whether it is a ``prefill``, ``denoise`` or ``commit``."""
+    def step(self, *, start: int | None = None, positions: Any = None, block_start: int | None = None,
+             kind: str | None = None) -> None:
+        """States of the next pass what its inputs don't tell: the position of its first token, or those of all its
+        tokens, the position of the block's first token, and whether it is a ``prefill``, ``denoise`` or ``commit``.
+
+        positions: rising, [R] or [S, R]. As many as the pass has tokens: where they stand. Fewer: those that the
+        model computes, where it is handed the whole sequence and leaves rows out inside."""
         kinds = {"prefill": Kind.PREFILL, "denoise": Kind.DENOISE, "commit": Kind.COMMIT}
         if kind is not None and kind not in kinds:
             raise UsageError(f"kind: expected {', '.join(kinds)}, got {kind!r}")
-        self._statement = Statement(start, block_start, kinds[kind] if kind else None)
+        if start is not None and positions is not None:
+            raise UsageError("run.step: either start or positions")
+        self._statement = Statement(start, block_start, kinds[kind] if kind else None, _rising(positions))
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -161,7 +167,7 @@ class Recorder:
     def _idle(self) -> bool:
         return self._paused or os.getpid() != self._pid
 
-    def _before(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, inputs: Inputs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._idle():
             return
         if self._running is not None:
@@ -171,7 +177,7 @@ class Recorder:
         begun = time.perf_counter_ns()
         with torch.no_grad():
             statement, self._statement = self._statement, Statement()
-            given = self._inputs.read(args, kwargs, statement)
+            given = inputs.read(args, kwargs, statement)
             if self._batch.starts_anew(given):
                 self._rows.end(self._batch, None, "length")
                 self._batch.begin(given)
@@ -190,6 +196,11 @@ class Recorder:
     def _layer_hook(self, index: int) -> Any:
         def before(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             running = self._running
+            if running is None and not self._idle():
+                raise UsageError(
+                    f"{self._layers[index][0]} ran outside a call of the recorded {type(self._model).__name__}, so its "
+                    "pass can't be seen. HINT: record(...) the module that the loop calls; or leave the pass out with "
+                    "run.paused()")
             if running is None or not running.denoises or self._idle():
                 return
             running.layer = index
@@ -215,7 +226,7 @@ class Recorder:
             self._checked.add(running.layer)
         running.own_ns += time.perf_counter_ns() - begun
 
-    def _after(self, model: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _after(self, output: Any) -> None:
         running = self._running
         if running is None or self._idle():
             return
@@ -226,8 +237,9 @@ class Recorder:
         begun = time.perf_counter_ns()
         running.end(begun)
         with torch.no_grad():
+            running.take_computed(self._recorded if self._looks_inside else [])
             if self._looks_inside and running.denoises:
-                running.require_layers(self._recorded, self._layers, type(model).__name__)
+                running.require_layers(self._recorded, self._layers, type(self._model).__name__)
             logits = logits_of(output)
             self._rows.open(self._batch, running, logits)
             self._rows.collect(self._batch, running, logits, self._histories, self._first_predictions)
@@ -240,3 +252,15 @@ class Recorder:
     def _abandon(self) -> None:
         self._end_watch()
         self._running = None
+
+
+def _rising(positions: Any) -> list[list[int]] | None:
+    """[S or 1, R] of what run.step() was given."""
+    if positions is None:
+        return None
+    rows = positions.tolist() if hasattr(positions, "tolist") else list(positions)
+    rows = [list(row) for row in rows] if rows and hasattr(rows[0], "__len__") else [rows]
+    for row in rows:
+        if not row or len(row) != len(rows[0]) or row[0] < 0 or any(b <= a for a, b in zip(row, row[1:])):
+            raise UsageError("run.step: positions: expected rising positions, as many for each sequence")
+    return rows

@@ -8,6 +8,7 @@ import math
 import platform
 import sys
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +21,21 @@ from .passes import RunningPass
 from .settings import Settings, config_value
 from .statistics import FirstPrediction, History, LayerValues, Predictions
 from .split import Part
-from .steps import Batch, Change, Kind, Pass, Sequence
+from .steps import Batch, Change, Kind, Pass, PassInput
 
 QUEUE_BYTES = 64 << 20
 UNDECIDED = -1  # step of a mask
+
+
+def _ranges(positions: Iterable[int]) -> list[tuple[int, int]]:
+    """[begin, end) of positions in a row."""
+    found: list[tuple[int, int]] = []
+    for position in sorted(positions):
+        if found and found[-1][1] == position:
+            found[-1] = (found[-1][0], position + 1)
+        else:
+            found.append((position, position + 1))
+    return found
 
 
 class HostCopies:
@@ -63,6 +75,8 @@ class WaitingRow:
     copies: HostCopies = field(default_factory=HostCopies)
     predictions: Predictions | None = None
     change: Change = field(default_factory=Change)
+    computed: list[int] | None = None  # positions; None: all of the pass
+    by_layer: list[tuple[list[int], list[int]]] = field(default_factory=list)  # of queries, of values
 
 
 @dataclass
@@ -160,8 +174,13 @@ class RowWriter:
         rows = []
         for slot, (one, sequence) in enumerate(zip(running.passes, batch.sequences)):
             row = WaitingRow(running.number, one, running.pass_ns)
+            if running.computed is not None:
+                row.computed = running.computed[slot]
+            start = running.given.start
+            row.by_layer = [([start + i for i in layer.query[slot]], [start + i for i in layer.value[slot]])
+                            for _, layer in sorted(running.by_layer.items())]
             if logits is not None:
-                row.predictions = self._predictions(one, sequence, logits[slot])
+                row.predictions = self._predictions(one, row.computed, running.given, logits[slot])
             block = (self._traced[slot].index if self._traced else -1, one.block)
             if len(histories) <= slot:
                 histories.append(History())
@@ -175,10 +194,14 @@ class RowWriter:
             rows.append(row)
         self._waiting.append(rows)
 
-    def _predictions(self, one: Pass, sequence: Sequence, logits: torch.Tensor) -> Predictions | None:
+    def _predictions(self, one: Pass, computed: list[int] | None, given: PassInput,
+                     logits: torch.Tensor) -> Predictions | None:
         """Of the rows whose predictions somebody may ask for: the block's, and the position behind a pass whose
         logits are shifted."""
         shift = self._settings.logit_shift
+        there = None if computed is None else [position + shift for position in computed]
+        if given.positions is not None:  # a row for each position, wherever they stand
+            return self._scattered_predictions(one, there, logits)
         first = one.start + one.length - logits.shape[0] + shift  # some models give the last rows alone
         if one.kind is Kind.DENOISE:
             begin, end = one.block_start + (shift if self._settings.autoregressive else 0), 0
@@ -188,7 +211,18 @@ class RowWriter:
         else:
             return None
         begin, end = max(begin, first), min(end, first + logits.shape[0])
-        return Predictions.of(logits[begin - first:end - first], begin) if begin < end else None
+        return Predictions.of(logits[begin - first:end - first], begin, there) if begin < end else None
+
+    def _scattered_predictions(self, one: Pass, there: list[int], logits: torch.Tensor) -> Predictions | None:
+        if len(there) != len(logits):
+            raise UsageError(f"{len(logits)} rows of logits for the {len(there)} positions of the pass: which they are "
+                             "can't be told")
+        if one.kind is not Kind.DENOISE:
+            return None
+        rows = {position: i for i, position in enumerate(there)}
+        block = range(one.block_start, one.block_start + self._settings.block_length)
+        chosen = [rows.get(position, 0) for position in block]
+        return Predictions.of(logits[chosen], one.block_start, there)
 
     def _add_predictions(self, row: WaitingRow, slot: int, block: tuple[int, int],
                          firsts: list[tuple[tuple[int, int], FirstPrediction]]) -> None:
@@ -231,7 +265,8 @@ class RowWriter:
         now = LayerValues(
             part("external"), part("internal"), torch.stack([layer.query[slot] for layer in layers]),
             torch.stack([h[slot] for h in hidden]) if all(h is not None for h in hidden) else None,
-            torch.stack([s.index[slot] for s in sets]) if has_sets else None)
+            torch.stack([s.index[slot] for s in sets]) if has_sets else None,
+            bool(self._bidirectional))
         one = row.one
         values = history.summarise(one.step, one.transferred, one.context_length, now)
         if not self._recorded(one):
@@ -275,9 +310,22 @@ class RowWriter:
         transfers, insertions = self._delta(row, traced)
         scalars = [traced.index, row.number, int(one.kind), one.block, one.block_start, one.step, one.context_length,
                    one.transferred, one.masks_left, int(self._recorded(one)), row.pass_ns]
-        computed = [(one.start, one.start + one.length)] if self._bidirectional else []
-        self._writer.append_row(scalars, transfers, insertions, computed, row.copies.take())
+        computed = _ranges(range(one.start, one.start + one.length) if row.computed is None else row.computed)
+        by_layer = [(_ranges(query), _ranges(value)) for query, value in row.by_layer]
+        self._writer.append_row(scalars, transfers, insertions, computed if self._bidirectional else [],
+                                row.copies.take(), self._valid(row), by_layer)
         self.num_rows += 1
+
+    def _valid(self, row: WaitingRow) -> list[int]:
+        """Which positions of the block a denoising pass computed; none: all."""
+        one = row.one
+        block = range(one.block_start, one.block_start + self._settings.block_length)
+        computed = set(range(one.start, one.start + one.length) if row.computed is None else row.computed)
+        for query, _ in row.by_layer:
+            computed.update(query)
+        if one.kind is not Kind.DENOISE or computed.issuperset(block):
+            return []
+        return [int(position in computed) for position in block]
 
     def _delta(self, row: WaitingRow, traced: TracedSequence) -> tuple[Any, Any]:
         """Transfers and insertions (position, token, confidence, step) of a row; applies them to the frame."""
@@ -348,7 +396,7 @@ class RowWriter:
             for row, change in zip(self._waiting[-1], changes):
                 row.change = change
         last = [row.one for row in self._waiting[-1]] if self._waiting else []
-        if ids is None and any(one.kind is Kind.DENOISE and one.masks_left for one in last):
+        if ids is None and any(one.kind is Kind.DENOISE and (one.masks_left or self._settings.canvas) for one in last):
             warnings.warn(
                 "blockscope.record: the tokens that a sequence's last pass decided were never an input of the model, "
                 "so the trace ends before them. HINT: run.end_sequence(ids)", stacklevel=3)
