@@ -14,9 +14,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..errors import UsageError
+from .spelled_out import SpelledOut, ignored
 
 LOOKED_FOR = ("torch.nn.functional.scaled_dot_product_attention", "flash_attn_func and flash_attn_varlen_func "
-              "(torch.ops.flash_attn)", "transformers' eager attention (from transformers 5 on)")
+              "(torch.ops.flash_attn)", "transformers' eager attention (from transformers 5 on)",
+              "matmul, softmax and matmul")
 
 
 @dataclass
@@ -87,7 +89,7 @@ def _of_flash_varlen(result: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Ten
                      split(v, max_seqlen_k), *rest, **more)
 
 
-_SDPA = torch.nn.functional.scaled_dot_product_attention
+_SDPA = torch._C._nn.scaled_dot_product_attention  # itself, whatever stands for it in torch.nn.functional
 _OPERATORS: dict[str, Callable[..., AttentionCall]] = {
     "flash_attn::_flash_attn_forward": _of_flash,
     "flash_attn::_flash_attn_varlen_forward": _of_flash_varlen,
@@ -108,6 +110,11 @@ class _Seer(TorchFunctionMode):
     def __init__(self, watcher: Watcher) -> None:
         super().__init__()
         self._watcher = watcher
+        self._spelled_out = SpelledOut(self._found)
+
+    def _found(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float,
+               softcap: float, dropout: float, out: torch.Tensor) -> None:
+        self._watcher(AttentionCall("matmul and softmax", q, k, v, mask, "", (-1, -1), scale, softcap, dropout, out))
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -115,6 +122,8 @@ class _Seer(TorchFunctionMode):
         maker = _maker_of(function)
         if maker is not None:
             self._watcher(maker(result, *args, **kwargs))
+        else:
+            self._spelled_out.see(function, args, kwargs, result)
         return result
 
 
@@ -140,7 +149,8 @@ def _eager(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, valu
            attention_mask: torch.Tensor | None, *args: Any, **kwargs: Any) -> Any:
     """In transformers' interface under "eager" while a recording is open: the model's own function, watched."""
     own = getattr(sys.modules[type(module).__module__], "eager_attention_forward")
-    result = own(module, query, key, value, attention_mask, *args, **kwargs)
+    with ignored():
+        result = own(module, query, key, value, attention_mask, *args, **kwargs)
     watchers = _watchers()
     if watchers:
         if kwargs.get("s_aux") is not None:
