@@ -14,7 +14,7 @@ from .steps import PassInput, Statement
 
 NUM_LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 NUM_HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")
-NUM_KV_HEADS = ("num_key_value_heads", "effective_n_kv_heads", "n_kv_heads", "num_kv_heads")
+NUM_KV_HEADS = ("effective_n_kv_heads", "num_key_value_heads", "n_kv_heads", "num_kv_heads")
 HIDDEN_SIZE = ("hidden_size", "d_model", "n_embd")
 VOCAB_SIZE = ("vocab_size",)
 IDS = ("input_ids", "tokens", "idx", "x")

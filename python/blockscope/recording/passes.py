@@ -64,6 +64,8 @@ class RunningPass:
 
     def take_attention(self, call: AttentionCall, name: str, kv_heads: int | None, check: bool) -> None:
         where = f"{name}: {call.function}"
+        if call.q.shape[2] == 0:
+            return
         if self.layer in self.attention:
             raise UsageError(f"{where}: called more than once in a layer and pass, so which call attends to the "
                              "sequence's own keys can't be told")
