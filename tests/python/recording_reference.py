@@ -25,20 +25,23 @@ def attend(q, k, v, scale, visible=None):
 
 
 class Step:
-    """One denoising pass of one sequence: q [L, H, B, D], k, v [L, K, N, D], `inside` [N] marks the block's keys."""
+    """One denoising pass of one sequence: q [L, H, B, D], k, v [L, K, N, D], `inside` [N] marks the block's keys. Where
+    layers have windows, k, v and inside are lists by layer, and first[layer] is the position of its first key."""
 
-    def __init__(self, q, k, v, inside, visible=None):
+    def __init__(self, q, k, v, inside, visible=None, first=None, scale=None):
         layers, heads, block, dim = q.shape
-        group = heads // k.shape[1]
-        scale = dim ** -0.5
-        self.q, self.k, self.outside, self.group, self.scale = q, k, ~inside, group, scale
+        group = heads // k[0].shape[0]
+        scale = dim ** -0.5 if scale is None else scale
+        inside = [inside] * layers if isinstance(inside, np.ndarray) else inside
+        self.first = [0] * layers if first is None else first
+        self.q, self.k, self.outside, self.group, self.scale = q, k, [~one for one in inside], group, scale
         parts = {name: np.zeros((layers, heads, block, dim)) for name in ("external", "internal")}
         lses = {name: np.zeros((layers, heads, block)) for name in ("external", "internal")}
         for layer in range(layers):
             for head in range(heads):
-                for name, chosen in (("external", ~inside), ("internal", inside)):
+                for name, chosen in (("external", ~inside[layer]), ("internal", inside[layer])):
                     parts[name][layer, head], lses[name][layer, head] = attend(
-                        q[layer, head], k[layer, head // group][chosen], v[layer, head // group][chosen], scale,
+                        q[layer, head], k[layer][head // group][chosen], v[layer][head // group][chosen], scale,
                         None if visible is None else visible[:, chosen])
         self.external, self.internal = parts["external"], parts["internal"]
         self.lse_external, self.lse_internal = lses["external"], lses["internal"]
@@ -52,23 +55,24 @@ class Step:
     def sets(self, size):
         """-> index, probability [L, K, k], union [L, K]"""
         layers, heads, block, _ = self.q.shape
-        kv_heads, keys = self.k.shape[1], int(self.outside.sum())
-        kept = min(size, keys)
+        kv_heads = self.k[0].shape[0]
         there = ~np.isnan(self.q[:, 0, :, 0])  # [L, B]
         index = np.full((layers, kv_heads, size), -1)
         probability, union = np.zeros((layers, kv_heads, size)), np.zeros((layers, kv_heads), int)
         for layer in range(layers):
+            keys = int(self.outside[layer].sum())
+            kept = min(size, keys)
             if not there[layer].any():
                 probability[layer], union[layer] = np.nan, -1
                 continue
             for kv in range(kv_heads):
                 mean = np.zeros((block, keys))
                 for head in range(kv * self.group, (kv + 1) * self.group):
-                    scores = self.q[layer, head] @ self.k[layer, kv][self.outside].T * self.scale
+                    scores = self.q[layer, head] @ self.k[layer][kv][self.outside[layer]].T * self.scale
                     mean += np.exp(scores - self.lse_external[layer, head][:, None]) / self.group
                 mean = mean[there[layer]]
                 order = np.argsort(-mean.mean(0), kind="stable")[:kept]
-                index[layer, kv, :kept] = order
+                index[layer, kv, :kept] = order + self.first[layer]
                 probability[layer, kv, :kept] = mean.mean(0)[order]
                 own = np.argsort(-mean, axis=-1, kind="stable")[:, :kept]
                 union[layer, kv] = len(set(own.ravel().tolist()))
@@ -93,7 +97,7 @@ def mean_of_rows(x, axis=-1):
 def summary(steps, changed):
     """/summary of the last of a block's steps; changed: M of each."""
     now, last, first = steps[-1], steps[-2] if len(steps) > 1 else None, steps[0]
-    prefix = now.outside.any()
+    prefix = any(outside.any() for outside in now.outside)
     values = {}
     if prefix:
         values["external_mass"] = mean_of_rows(1 / (1 + np.exp(now.lse_internal - now.lse_external)))

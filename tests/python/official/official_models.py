@@ -14,7 +14,7 @@ import common
 import numpy as np
 import torch
 from torch.nn import functional as F
-from witness import COMMIT, DENOISE, PREFILL, Pass
+from recording_witness import COMMIT, DENOISE, PREFILL, Pass
 
 
 @dataclasses.dataclass

@@ -21,7 +21,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "probe/parity
 import common  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-import witness  # noqa: E402
+import recording_witness as witness  # noqa: E402
 from official_models import FAMILIES  # noqa: E402
 
 import blockscope  # noqa: E402

@@ -20,6 +20,7 @@ class Pass:
     block_start: int = 0
     computed: list | None = None  # [S][R] positions whose rows the model computes; None: those of `span`
     span: tuple = (0, 0)  # positions of the input
+    hidden: dict = dataclasses.field(default_factory=dict)  # layer: [S, R or T, C], what goes into it
     calls: dict = dataclasses.field(default_factory=dict)  # layer: q [S, H, R, D], k, v [S, K, N, D], float64
     rows: dict = dataclasses.field(default_factory=dict)  # layer: positions, where each chooses its own
     logits: np.ndarray | None = None  # [S, R, V]
@@ -43,7 +44,8 @@ class Witness:
             self._hooks += [module.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True),
                             module.register_forward_hook(self._end)]
         for index, layer in enumerate(layers):
-            self._hooks += [layer.register_forward_pre_hook(lambda *_, index=index: self._enter(index)),
+            self._hooks += [layer.register_forward_pre_hook(lambda _, args, kw, index=index: self._enter(index, args, kw),
+                                                            with_kwargs=True),
                             layer.register_forward_hook(lambda *_: self._enter(None))]
 
     def __enter__(self):
@@ -73,8 +75,11 @@ class Witness:
         if getattr(output, "logits", None) is not None:
             self.passes[-1].logits = output.logits.detach().double().numpy().copy()
 
-    def _enter(self, layer):
+    def _enter(self, layer, args=(), kwargs=None):
         self._layer, self._scores = layer, None
+        if layer is not None:
+            hidden = args[0] if args else kwargs["hidden_states"]
+            self.passes[-1].hidden[layer] = hidden.detach().double().numpy().copy()
 
     def _keep(self, q, k, v):
         if self._layer is not None:
@@ -123,12 +128,12 @@ def own_heads(x, count):
     return x[:, ::x.shape[1] // count]
 
 
-def step_of(one, slot, size, kv_heads, num_layers, outside_is_all):
+def step_of(one, slot, size, kv_heads, num_layers, outside_is_all, scale):
     """reference.Step of a denoising pass; rows of the block that it didn't compute are NaN."""
     block = range(one.block_start, one.block_start + size)
     like = next(iter(one.calls.values()))
     q = np.full((num_layers, like[0].shape[1], size, like[0].shape[3]), np.nan)
-    k, v = (np.zeros((num_layers, kv_heads, *like[i].shape[2:])) for i in (1, 2))
+    k, v = ([np.zeros((kv_heads, *like[i].shape[2:]))] * num_layers for i in (1, 2))
     for layer, (query, key, value) in one.calls.items():
         k[layer], v[layer] = own_heads(key, kv_heads)[slot], own_heads(value, kv_heads)[slot]
         at = {position: i for i, position in enumerate(one.positions(slot, layer))}
@@ -136,11 +141,25 @@ def step_of(one, slot, size, kv_heads, num_layers, outside_is_all):
         for i, position in enumerate(block):
             if position in at:
                 q[layer, :, i] = query[slot, :, at[position]]
-    keys = k.shape[2]
-    position = np.arange(keys)
-    if not outside_is_all:  # the last key is the block's last
-        position += one.block_start + size - keys
-    return reference.Step(q, k, v, (position >= block.start) & (position < block.stop))
+    # Without a canvas the last key is the block's last; a window has dropped the first ones.
+    first = [0 if outside_is_all else block.stop - keys.shape[1] for keys in k]
+    positions = [at + np.arange(keys.shape[1]) for at, keys in zip(first, k)]
+    return reference.Step(q, k, v, [(at >= block.start) & (at < block.stop) for at in positions], first=first,
+                          scale=scale)
+
+
+def hidden_of(one, slot, size):
+    """[L, B, C] of the block's rows; NaN where a layer isn't handed the row."""
+    found = []
+    for layer, hidden in sorted(one.hidden.items()):
+        rows = np.full((size, hidden.shape[2]), np.nan)
+        whole = list(range(*one.span))
+        positions = whole if hidden.shape[1] == len(whole) else one.positions(slot)
+        for row, position in zip(hidden[slot], positions):
+            if one.block_start <= position < one.block_start + size:
+                rows[position - one.block_start] = row
+        found.append(rows)
+    return np.stack(found)
 
 
 def ranges_of(positions):
@@ -174,7 +193,7 @@ def cache_ranges(file, what, row, layer, layers):
 
 
 def compare(path, witness, final, *, size, mask, kv_heads, layers, bidirectional, shift=0, set_size=8, allowed=2e-5,
-            largest=None):
+            scale=None, largest=None):
     """Every row of the trace at `path` against what the witness saw; final [S, L]: the tokens at the end."""
     largest = largest or Largest()
     with h5py.File(path) as file:
@@ -197,6 +216,7 @@ def compare(path, witness, final, *, size, mask, kv_heads, layers, bidirectional
                 tokens = one.tokens[sequence]
                 assert steps["kind"][row] == one.kind, where
                 if one.kind != PREFILL:
+                    assert prompt + len(state) >= one.block_start + size, f"{where}: the block isn't there yet"
                     known = state[:len(tokens) - prompt]
                     assert known == tokens[prompt:prompt + len(known)].tolist(), f"{where}: tokens before it"
                 apply_delta(file, row, state)
@@ -205,13 +225,19 @@ def compare(path, witness, final, *, size, mask, kv_heads, layers, bidirectional
                         history, changed, before_it = [], [], None
                     block = tokens[one.block_start:one.block_start + size].tolist()
                     moved = 0 if before_it is None else sum(a != b for a, b in zip(block, before_it))
-                    history.append(step_of(one, sequence, size, kv_heads, layers, bidirectional))
+                    history.append(step_of(one, sequence, size, kv_heads, layers, bidirectional, scale))
                     changed.append(moved)
                     expected = dict(block_start=one.block_start, step=len(history), transferred=moved,
                                     masks_left=block.count(mask),
                                     context_length=len(tokens) - size if bidirectional else one.block_start)
                     got = {name: int(steps[name][row]) for name in expected}
                     assert got == expected, (where, got, expected)
+                    hidden = hidden_of(one, sequence, size)
+                    first_hidden = hidden if len(history) == 1 else first_hidden
+                    gap = reference.mean_of_rows(np.linalg.norm(
+                        reference.unit(hidden) - reference.unit(first_hidden), axis=-1))
+                    largest.check("/summary/hidden_gap", file["/summary/hidden_gap"][row],
+                                  np.full(layers, np.nan) if len(history) == 1 else gap, 10 * allowed)
                     check_arrays(file, row, history, changed, largest, set_size, allowed)
                     check_predictions(file, row, one, sequence, size, shift, largest)
                     last, before_it = one.block_start, block
@@ -236,6 +262,14 @@ def check_arrays(file, row, history, changed, largest, set_size, allowed):
         largest.check("/summary/" + name, got, values.get(name, np.full(got.shape, np.nan)), 10 * allowed)
     index, probability, union = now.sets(set_size)
     largest.check("/sets/probability", file["/sets/probability"][row], probability, allowed)
+    recall = np.array([[len(set(a) & set(b)) / set_size for a, b in zip(x, y)]
+                       for x, y in zip(history[0].sets(set_size)[0], index)])
+    outside = np.array([[one.sum()] for one in now.outside])
+    compared = (outside > set_size) & (index[..., 0] >= 0) & (history[0].sets(set_size)[0][..., 0] >= 0)
+    recall = np.where(compared & (len(history) > 1), recall, np.nan)
+    got = file["/sets/recall"][row]
+    assert np.array_equal(np.isnan(got), np.isnan(recall)), f"row {row}: recall"
+    assert np.nanmax(np.abs(got - recall), initial=0) <= 1 / set_size + 1e-6, f"row {row}: recall"
     got = file["/sets/topk"][row]
     for a, b, p in zip(got.reshape(-1, set_size), index.reshape(-1, set_size), probability.reshape(-1, set_size)):
         near = np.abs(np.diff(p)) < 1e-6  # of equal scores either may come first
