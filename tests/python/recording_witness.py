@@ -281,11 +281,12 @@ def check_arrays(file, row, history, changed, largest, set_size, allowed):
 
 def check_predictions(file, row, one, slot, size, shift, largest):
     token, confidence = np.full(size, -1), np.full(size, np.nan)
-    span = one.span[0]
-    for position in one.positions(slot):
+    positions = one.positions(slot)
+    scattered = len(one.logits[slot]) == len(positions)
+    for i, position in enumerate(positions):
         at = position + shift - one.block_start
         if 0 <= at < size:
-            logits = one.logits[slot][position - span]
+            logits = one.logits[slot][i if scattered else position - one.span[0]]
             e = np.exp(logits - logits.max())
             token[at], confidence[at] = logits.argmax(), e.max() / e.sum()
     assert file["/prediction/token"][row].tolist() == token.tolist(), f"row {row}: predictions"

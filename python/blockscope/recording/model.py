@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import UsageError
+from .caches import tells_rows
 from .settings import config_value
 from .steps import PassInput, Statement
 
@@ -94,7 +95,9 @@ class Inputs:
             if len(rows[0]) == len(tokens[0]):
                 positions = rows
             else:  # the loop hands over all tokens, the model computes some
-                computed = rows
+                computed, start, placed = rows, 0, True
+        elif tells_rows(past):
+            start, placed = 0, True
         elif start is None:
             positions = _replaced(next((bound[name] for name in REPLACED if bound.get(name) is not None), None), tokens)
         if positions is not None:

@@ -22,6 +22,7 @@ from .model import NUM_LAYERS, Inputs, find_layers, logits_of
 from .passes import RunningPass
 from .rows import RowWriter
 from .settings import Settings, config_value
+from .shift import ShiftCheck
 from .statistics import FirstPrediction, History
 from .steps import Batch, Kind, Statement
 
@@ -47,6 +48,7 @@ class Recorder:
         self._histories: list[History] = []
         self._first_predictions: list[tuple[tuple[int, int], FirstPrediction]] = []
         self._statement = Statement()
+        self._shift = ShiftCheck(settings)
         self._running: RunningPass | None = None
         self._watch: Watch | None = None
         self._thread = 0
@@ -180,8 +182,10 @@ class Recorder:
             given = inputs.read(args, kwargs, statement)
             if self._batch.starts_anew(given):
                 self._rows.end(self._batch, None, "length")
+                self._shift = ShiftCheck(self._settings)
                 self._batch.begin(given)
             observed = self._batch.observe(given)
+            self._shift.decided([change for _, change in observed])
             self._rows.decided([change for _, change in observed])
             running = RunningPass(self._num_passes, given, [one for one, _ in observed], self._settings,
                                   self._num_layers)
@@ -241,6 +245,7 @@ class Recorder:
             if self._looks_inside and running.denoises:
                 running.require_layers(self._recorded, self._layers, type(self._model).__name__)
             logits = logits_of(output)
+            self._shift.take(running, logits)
             self._rows.open(self._batch, running, logits)
             self._rows.collect(self._batch, running, logits, self._histories, self._first_predictions)
 

@@ -8,7 +8,6 @@ import math
 import platform
 import sys
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 
 from .. import _core
 from ..errors import UsageError
+from .caches import valid_of, ranges_of
 from .model import HIDDEN_SIZE, NUM_HEADS, NUM_KV_HEADS, VOCAB_SIZE, vocabulary_pieces
 from .passes import RunningPass
 from .settings import Settings, config_value
@@ -25,17 +25,6 @@ from .steps import Batch, Change, Kind, Pass, PassInput
 
 QUEUE_BYTES = 64 << 20
 UNDECIDED = -1  # step of a mask
-
-
-def _ranges(positions: Iterable[int]) -> list[tuple[int, int]]:
-    """[begin, end) of positions in a row."""
-    found: list[tuple[int, int]] = []
-    for position in sorted(positions):
-        if found and found[-1][1] == position:
-            found[-1] = (found[-1][0], position + 1)
-        else:
-            found.append((position, position + 1))
-    return found
 
 
 class HostCopies:
@@ -201,7 +190,8 @@ class RowWriter:
         shift = self._settings.logit_shift
         there = None if computed is None else [position + shift for position in computed]
         if given.positions is not None:  # a row for each position, wherever they stand
-            return self._scattered_predictions(one, there, logits)
+            return None if one.kind is not Kind.DENOISE else Predictions.scattered(
+                logits, there, one.block_start, self._settings.block_length)
         first = one.start + one.length - logits.shape[0] + shift  # some models give the last rows alone
         if one.kind is Kind.DENOISE:
             begin, end = one.block_start + (shift if self._settings.autoregressive else 0), 0
@@ -212,17 +202,6 @@ class RowWriter:
             return None
         begin, end = max(begin, first), min(end, first + logits.shape[0])
         return Predictions.of(logits[begin - first:end - first], begin, there) if begin < end else None
-
-    def _scattered_predictions(self, one: Pass, there: list[int], logits: torch.Tensor) -> Predictions | None:
-        if len(there) != len(logits):
-            raise UsageError(f"{len(logits)} rows of logits for the {len(there)} positions of the pass: which they are "
-                             "can't be told")
-        if one.kind is not Kind.DENOISE:
-            return None
-        rows = {position: i for i, position in enumerate(there)}
-        block = range(one.block_start, one.block_start + self._settings.block_length)
-        chosen = [rows.get(position, 0) for position in block]
-        return Predictions.of(logits[chosen], one.block_start, there)
 
     def _add_predictions(self, row: WaitingRow, slot: int, block: tuple[int, int],
                          firsts: list[tuple[tuple[int, int], FirstPrediction]]) -> None:
@@ -310,22 +289,13 @@ class RowWriter:
         transfers, insertions = self._delta(row, traced)
         scalars = [traced.index, row.number, int(one.kind), one.block, one.block_start, one.step, one.context_length,
                    one.transferred, one.masks_left, int(self._recorded(one)), row.pass_ns]
-        computed = _ranges(range(one.start, one.start + one.length) if row.computed is None else row.computed)
-        by_layer = [(_ranges(query), _ranges(value)) for query, value in row.by_layer]
-        self._writer.append_row(scalars, transfers, insertions, computed if self._bidirectional else [],
-                                row.copies.take(), self._valid(row), by_layer)
-        self.num_rows += 1
-
-    def _valid(self, row: WaitingRow) -> list[int]:
-        """Which positions of the block a denoising pass computed; none: all."""
-        one = row.one
+        computed = list(range(one.start, one.start + one.length)) if row.computed is None else row.computed
+        by_layer = [(ranges_of(query), ranges_of(value)) for query, value in row.by_layer]
         block = range(one.block_start, one.block_start + self._settings.block_length)
-        computed = set(range(one.start, one.start + one.length) if row.computed is None else row.computed)
-        for query, _ in row.by_layer:
-            computed.update(query)
-        if one.kind is not Kind.DENOISE or computed.issuperset(block):
-            return []
-        return [int(position in computed) for position in block]
+        valid = valid_of(block, computed, row.by_layer) if one.kind is Kind.DENOISE else []
+        self._writer.append_row(scalars, transfers, insertions, ranges_of(computed) if self._bidirectional else [],
+                                row.copies.take(), valid, by_layer)
+        self.num_rows += 1
 
     def _delta(self, row: WaitingRow, traced: TracedSequence) -> tuple[Any, Any]:
         """Transfers and insertions (position, token, confidence, step) of a row; applies them to the frame."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..errors import UsageError
 from .split import Part, merge
 
 TAUS = (2.0, 3.0, 4.0, math.inf)
@@ -124,6 +125,15 @@ class Predictions:
         missing = None if there is None else torch.tensor(
             [first + i not in there for i in range(len(rows))], device=rows.device)
         return cls(rows, rows.logsumexp(-1), first, missing)
+
+    @classmethod
+    def scattered(cls, logits: torch.Tensor, positions: list[int], begin: int, count: int) -> Predictions:
+        """Of the `count` positions from `begin` on; logits' rows predict `positions`, which needn't stand in a row."""
+        if len(positions) != len(logits):
+            raise UsageError(f"{len(logits)} rows of logits for the {len(positions)} positions of the pass: which they "
+                             "are can't be told")
+        rows = {position: i for i, position in enumerate(positions)}
+        return cls.of(logits[[rows.get(begin + i, 0) for i in range(count)]], begin, positions)
 
     def top1(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Token, probability: [R]."""

@@ -386,9 +386,8 @@ class Batch:
             found = [one.locate(ids, given) for one, ids in zip(self.sequences, given.ids)]
             # The loop is at the first block that any of its sequences has masks in.
             block_start = min((one for one in found if one is not None), default=None)
-        passes = [one.observe(ids, given, has_masks, block_start) for one, ids in zip(self.sequences, given.ids)]
-        if len({(one.kind, one.block_start, sequence.prompt_length) for one, sequence in
-                zip(passes, self.sequences)}) > 1:
+        if len({one.prompt_length for one in self.sequences}) > 1:
             raise UsageError("the sequences of a batch have prompts of different lengths, so they stand at different "
                              "blocks in one pass. HINT: record them one at a time")
-        return list(zip(passes, changes))
+        return [(one.observe(ids, given, has_masks, block_start), change)
+                for one, ids, change in zip(self.sequences, given.ids, changes)]
