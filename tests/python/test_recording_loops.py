@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="the tests' Python has no torch (scr
 transformers = pytest.importorskip("transformers", reason="the tests' Python has no transformers")
 
 import blockscope  # noqa: E402
+import recorded_models as models  # noqa: E402
 import recorded_loops as loops  # noqa: E402
 import recording_witness as witness  # noqa: E402
 from recording_witness import COMMIT, DENOISE, PREFILL, Pass  # noqa: E402
@@ -99,6 +100,37 @@ def test_layers_of_different_shapes_are_asked_about(tmp_path):
     with blockscope.record(model, tmp_path / "run.h5", layers=[0, 1], level="summary", force=True) as run:
         run.end_sequence(generate_canvases(model, prompt, 1))
     assert blockscope.open(tmp_path / "run.h5").layers == [0, 1]
+
+
+# --- transformers' own generate() -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("options", [{}, dict(do_sample=True, temperature=1.5), dict(batch=3)])
+def test_qwen3_generates(tmp_path, implementation, options):
+    model = models.qwen3(implementation)
+    options = dict(options)
+    prompt = torch.tensor([[(5 + 2 * s) * i % 90 + 1 for i in range(11)] for s in range(options.pop("batch", 1))])
+    options = dict(dict(max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0), **options)
+
+    def look(module, args, kwargs, variables):
+        ids = variables["_sample"]["input_ids"].numpy()
+        count = kwargs["input_ids"].shape[1]
+        span = ids.shape[1] - count, ids.shape[1]
+        return Pass(PREFILL, ids, span=span) if count > 1 else Pass(DENOISE, ids, span[0], span=span)
+
+    torch.manual_seed(1)
+    plain = model.generate(prompt, **options)
+    torch.manual_seed(1)
+    sees = witness.Witness(model, model.model.layers, ["_sample"], look, eager=implementation == "eager")
+    with sees, blockscope.record(model, tmp_path / "run.h5", array_type="f32", set_size=8) as run:
+        ids = model.generate(prompt, **options)
+        run.end_sequence(ids)
+    assert torch.equal(plain, ids)
+    # A row's prediction is that of the token behind it, in the one column that there is.
+    largest = witness.compare(tmp_path / "run.h5", sees, ids.numpy(), size=1, mask=None, kv_heads=2, layers=3,
+                              bidirectional=False, shift=0)
+    assert largest.rows == 12 * len(prompt)
 
 
 # --- loops over a canvas ----------------------------------------------------------------------------------------------
@@ -227,7 +259,8 @@ def test_what_would_be_a_wrong_trace(tmp_path):
         model(canvas[:, 21:29], past_key_values=out.past_key_values, replace_position=torch.ones_like(canvas))
 
     run(part_of_a_batch, "a batch of 2 sequences goes on with 1 of them.*one at a time")
-    run(past_the_hooks, r"layers\.0 ran outside a call of the recorded CanvasModel", level="summary")
+    for level in ("trajectory", "summary"):
+        run(past_the_hooks, r"layers\.0 ran outside a call of the recorded CanvasModel", level=level)
     run(suffix, "begins neither with a block.*first mask stands at 21")
     run(unequal, "prompts of different lengths")
     run(marks, "replace_position: marks 45 positions for 8 tokens")

@@ -80,7 +80,25 @@ class Recorder:
             self._hooks += [
                 layer.register_forward_pre_hook(self._layer_hook(index), with_kwargs=True),
                 layer.register_forward_hook(self._layer_end)]
+        if not self._looks_inside:
+            self._hooks += self._guard()
         return self
+
+    def _guard(self) -> list[Any]:
+        """Without hooks on layers nothing would show that the loop calls ``model.forward``, past those on the model."""
+        if getattr(self._model, "_compiled_call_impl", None) is not None or hasattr(self._model, "_orig_mod"):
+            return []  # a hook would be compiled anew
+        try:
+            name, layer = (self._layers or find_layers(self._model, None))[0]
+        except UsageError:
+            return []
+        return [layer.register_forward_pre_hook(lambda *_: self._refuse_outside(name))]
+
+    def _refuse_outside(self, layer: str) -> None:
+        if self._running is None and not self._idle():
+            raise UsageError(
+                f"{layer} ran outside a call of the recorded {type(self._model).__name__}, so its pass can't be seen. "
+                "HINT: record(...) the module that the loop calls; or leave the pass out with run.paused()")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self._abandon()
@@ -200,11 +218,7 @@ class Recorder:
     def _layer_hook(self, index: int) -> Any:
         def before(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             running = self._running
-            if running is None and not self._idle():
-                raise UsageError(
-                    f"{self._layers[index][0]} ran outside a call of the recorded {type(self._model).__name__}, so its "
-                    "pass can't be seen. HINT: record(...) the module that the loop calls; or leave the pass out with "
-                    "run.paused()")
+            self._refuse_outside(self._layers[index][0])
             if running is None or not running.denoises or self._idle():
                 return
             running.layer = index

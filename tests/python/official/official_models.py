@@ -11,7 +11,6 @@ import types
 from typing import Any
 
 import common
-import numpy as np
 import torch
 from torch.nn import functional as F
 from recording_witness import COMMIT, DENOISE, PREFILL, Pass

@@ -1,10 +1,9 @@
 """blockscope.record() over official decoding loops, which are not dependencies: their code runs as it is, on tiny random
 configurations, with a recording and without, and everything in the trace is compared with what a witness saw.
 
-python record_official.py FAMILY CHECKOUT        FAMILY: llada, dream (NVlabs/Fast-dLLM), d2cache, sdar
-python record_official.py diffusion-gemma|qwen3  (of the installed transformers)
+python record_official.py FAMILY CHECKOUT    FAMILY: llada, dream (both of NVlabs/Fast-dLLM), d2cache, sdar
 
-docs/parity.md has the commits and the results. What stands in for missing dependencies is said where it does."""
+Those of transformers are judged by test_recording_loops.py. docs/parity.md has the commits and the results. What stands in for missing dependencies is said where it does."""
 
 import argparse
 import contextlib
@@ -18,10 +17,8 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "probe/parity/official")]
 
-import common  # noqa: E402
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
 import recording_witness as witness  # noqa: E402
+import torch  # noqa: E402
 from official_models import FAMILIES  # noqa: E402
 
 import blockscope  # noqa: E402
@@ -48,7 +45,7 @@ def run(case, folder, largest):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("family", choices=FAMILIES)
-    parser.add_argument("checkout", type=pathlib.Path, nargs="?", help="work tree of the repository")
+    parser.add_argument("checkout", type=pathlib.Path, help="work tree of the repository")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
