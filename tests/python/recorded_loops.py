@@ -115,9 +115,9 @@ def replaced(model, prompt, gen_length, size, per_step=3, extra=()):
 
 
 @torch.no_grad()
-def left_out(model, prompt, gen_length, size, per_step=3, told=True, state=lambda rows: None):
-    """Every pass is handed all tokens; but for the first, the model computes the block's masks, what was just decided
-    and every seventh position. `told`: by the cache; else `state` is called with them."""
+def left_out(model, prompt, gen_length, size, per_step=3, told=True, state=lambda rows: None, shift=0):
+    """Every pass is handed all tokens; but for the first, the model computes the rows that predict the block's masks,
+    what was just decided and every seventh position. `told`: by the cache; else `state` is called with them."""
     mask = model.config.mask_token_id
     ids = canvas_of(prompt, gen_length, mask)
     cache = (TellingCache if told else SlotCache)(model.config.num_hidden_layers)
@@ -129,7 +129,7 @@ def left_out(model, prompt, gen_length, size, per_step=3, told=True, state=lambd
             if rows is not None:
                 marks = torch.zeros_like(ids, dtype=torch.bool)
                 marks[:, ::7] = True
-                marks[:, block] |= ids[:, block] == mask
+                marks[:, block - shift] |= ids[:, block] == mask
                 marks |= ids != before
                 rows = marks[0].nonzero()[:, 0].tolist()
             if told:
@@ -138,7 +138,7 @@ def left_out(model, prompt, gen_length, size, per_step=3, told=True, state=lambd
                 model.counted = marks[0].nonzero()[:, 0]
                 state(rows)
             before = ids.clone()
-            logits = model(ids, past_key_values=cache).logits[0, block]
+            logits = model(ids, past_key_values=cache).logits[0, block - shift]
             take(ids, block, logits, mask, per_step)
             rows = rows or []
         model.counted = None
@@ -161,6 +161,26 @@ def shifted(model, prompt, gen_length, size, per_step=3):
             span = (start, ids.shape[1])
             logits = model(ids[:, start:], "full", past_key_values=past).logits[0]
             take(ids, block, logits[:size - 1], mask, per_step)
+    del span, rows
+    return ids
+
+
+@torch.no_grad()
+def prefixed(model, prompt, gen_length, size, per_step=3):
+    """A block's first pass goes over all, the others over the block and what stands behind it; it looks for masks only
+    behind the second pass."""
+    mask = model.config.mask_token_id
+    ids, rows = canvas_of(prompt, gen_length, mask), None
+    for start in range(len(prompt), len(prompt) + gen_length, size):
+        span, block = (0, ids.shape[1]), torch.arange(start, start + size)
+        out = model(ids)
+        take(ids, block, out.logits[0, block], mask, per_step)
+        past = [(k[:, :, :start], v[:, :, :start]) for k, v in zip(out.past_key_values.keys, out.past_key_values.values)]
+        while True:
+            span = (start, ids.shape[1])
+            take(ids, block, model(ids[:, start:], past_key_values=past).logits[0, :size], mask, per_step)
+            if not (ids[:, block] == mask).any():
+                break
     del span, rows
     return ids
 

@@ -150,13 +150,15 @@ def sees_loop(model, loop):
     return witness.Witness(model, model.layers, [loop.__name__], look)
 
 
-def judged(tmp_path, loop, prompt=PROMPT, shift=0, options=None, **more):
+def judged(tmp_path, loop, prompt=PROMPT, shift=0, **more):
     model = loops.CanvasModel()
+    if loop is loops.left_out:
+        more["shift"] = shift
     plain = loop(model, prompt, GEN, SIZE, **more)
     sees = sees_loop(model, loop)
     path = tmp_path / "run.h5"
-    with sees, blockscope.record(model, path, block_length=SIZE, logit_shift=shift, array_type="f32", set_size=8,
-                                 **(options or {})) as run:
+    with sees, blockscope.record(model, path, block_length=SIZE, logit_shift=shift, array_type="f32",
+                                 set_size=8) as run:
         if loop is loops.left_out and not more.get("told", True):
             more["state"] = lambda rows: run.step(positions=rows)
         ids = loop(model, prompt, GEN, SIZE, **more)
@@ -174,9 +176,16 @@ def test_replaced_entries_are_told_by_the_inputs(tmp_path):
     assert {one.span for one in passes} == {(0, 45), (21, 29), (29, 37), (37, 45)}
 
 
-def test_a_step_without_masks_decides_nothing(tmp_path):
-    """The first pass fills the block, and the loop goes on before it looks."""
-    passes = judged(tmp_path, loops.replaced, per_step=SIZE)
+def test_what_stands_before_a_block_is_kept(tmp_path):
+    passes = judged(tmp_path, loops.prefixed)
+    assert {one.span for one in passes} == {(0, 45), (21, 45), (29, 45), (37, 45)}
+
+
+@pytest.mark.parametrize("loop", [loops.replaced, loops.prefixed])
+def test_a_step_without_masks_decides_nothing(tmp_path, loop):
+    """The first pass fills the block, and the loop goes on before it looks: about the same block, though the first
+    mask that the pass sees is the next one's."""
+    passes = judged(tmp_path, loop, per_step=SIZE)
     assert len(passes) == 6
 
 
@@ -185,9 +194,9 @@ def test_scattered_entries_are_told_by_the_inputs(tmp_path):
     assert passes[1].computed == [[3, 17, *range(21, 29), 44]]
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_rows_left_out(tmp_path, told):
-    passes = judged(tmp_path, loops.left_out, told=told)
+@pytest.mark.parametrize("told, shift", [(True, 0), (False, 0), (True, 1)])
+def test_rows_left_out(tmp_path, told, shift):
+    passes = judged(tmp_path, loops.left_out, told=told, shift=shift)
     assert len(passes) == 9 and all(len(one.computed[0]) < 20 for one in passes[1:] if one.computed)
 
 
@@ -299,6 +308,8 @@ class SpelledOut(torch.nn.Module):
             scores = torch.tanh(scores / 5) * 5
         if self.twist == "mask":
             scores = scores + torch.zeros(scores.shape[-2:]).masked_fill(torch.eye(scores.shape[-1]) > 0, -torch.inf)
+        if self.twist == "late":
+            scores = (scores + torch.ones(scores.shape[-2:]).tril()) * 2
         if self.twist == "power":
             scores = scores ** 3
         if self.twist == "written":
@@ -311,11 +322,11 @@ class SpelledOut(torch.nn.Module):
         return x.transpose(1, 2).flatten(2) @ self.embed.weight.T
 
 
-@pytest.mark.parametrize("twist", ["", "cap", "mask", "power", "written"])
+@pytest.mark.parametrize("twist", ["", "cap", "mask", "late", "power", "written"])
 def test_attention_in_so_many_words(tmp_path, twist):
     model = SpelledOut(twist).eval()
     ids = torch.tensor([[1, 2, 3, 4, 5, *[59] * 8]])
-    if twist in ("power", "written"):
+    if twist in ("late", "power", "written"):
         with pytest.raises(blockscope.UsageError, match=r"layers\.0 can't be seen.*matmul, softmax"):
             with blockscope.record(model, tmp_path / "run.h5", block_length=8, mask_token_id=59):
                 model(ids)
