@@ -109,6 +109,7 @@ class ReadableBuffer {
 using Transfers = std::tuple<std::vector<std::int64_t>, std::vector<std::int64_t>,
                              std::vector<float>, std::vector<std::int64_t>>;
 using Ranges = std::vector<std::pair<std::int32_t, std::int32_t>>;
+using RangesOfLayer = std::pair<Ranges, Ranges>;  // of queries (and keys), and of values
 
 /// Both are position, token, confidence, step.
 FrameDelta delta_of(const Transfers& transfers, const Transfers& insertions) {
@@ -131,6 +132,12 @@ FrameDelta delta_of(const Transfers& transfers, const Transfers& insertions) {
     row.confidence.insert(row.confidence.end(), confidence.begin(), confidence.end());
   }
   return delta;
+}
+
+std::vector<PositionRange> positions_of(const Ranges& ranges) {
+  std::vector<PositionRange> positions;
+  for (const auto& [start, stop] : ranges) positions.push_back({start, stop});
+  return positions;
 }
 
 class WriterHandle {
@@ -194,11 +201,13 @@ class WriterHandle {
 
   /// scalars: sequence, pass, kind, block, block_start, step, context_length, transferred,
   /// masks_left, recorded, pass_time_ns, and of the keys that the pass stored (level full) the
-  /// first position and how many. arrays: dataset, layer slot or -1, buffer.
+  /// first position and how many. arrays: dataset, layer slot or -1, buffer. valid: [B] or none:
+  /// all. computed: of every layer, or by_layer has each one's.
   void append_row(const std::vector<std::int64_t>& scalars,
                   const std::optional<Transfers>& transfers,
                   const std::optional<Transfers>& insertions, const Ranges& computed,
-                  const nb::list& arrays) {
+                  const nb::list& arrays, std::vector<std::uint8_t> valid,
+                  const std::vector<RangesOfLayer>& by_layer) {
     if (scalars.size() != 13) {
       throw UsageError(fmt::format("append_row: expected 13 scalars, got {}", scalars.size()));
     }
@@ -219,11 +228,14 @@ class WriterHandle {
     if (transfers || insertions) {
       row.delta = delta_of(transfers.value_or(Transfers{}), insertions.value_or(Transfers{}));
     }
-    if (meta_.has_cache) {
-      LayerRanges ranges;
-      for (const auto& [start, stop] : computed) ranges.query.push_back({start, stop});
-      ranges.key = ranges.value = ranges.query;
-      row.cache.assign(static_cast<std::size_t>(meta_.num_layers), ranges);
+    row.valid = std::move(valid);
+    if (meta_.has_cache && by_layer.empty()) {
+      const std::vector<PositionRange> all = positions_of(computed);
+      row.cache.assign(static_cast<std::size_t>(meta_.num_layers), {all, all, all});
+    } else if (meta_.has_cache) {
+      for (const auto& [query, value] : by_layer) {
+        row.cache.push_back({positions_of(query), positions_of(query), positions_of(value)});
+      }
     }
     std::vector<ReadableBuffer> buffers;
     for (const nb::handle& item : arrays) {
@@ -267,7 +279,8 @@ void bind_record(nb::module_& module) {
       .def("end_sequence", &WriterHandle::end_sequence, nb::arg("sequence"), nb::arg("reason"),
            nb::arg("text"))
       .def("append_row", &WriterHandle::append_row, nb::arg("scalars"), nb::arg("transfers").none(),
-           nb::arg("insertions").none(), nb::arg("computed"), nb::arg("arrays"))
+           nb::arg("insertions").none(), nb::arg("computed"), nb::arg("arrays"), nb::arg("valid"),
+           nb::arg("by_layer"))
       .def("commit", &WriterHandle::commit)
       .def("finish", &WriterHandle::finish)
       .def("suspend", &WriterHandle::suspend)

@@ -44,7 +44,8 @@ def record(
     :meth:`Recorder.step`), and an error says what.
 
     level: ``trajectory``, ``summary``, ``sets``, ``outputs`` or ``full``; docs/trace_format.md says what each holds.
-    block_length: positions of a block. 1 for a model without masks, which is recorded token by token.
+    block_length: positions of a block. 1 for a model without masks, which is recorded token by token. None: of a
+        model whose decoder denoises a canvas, ``model.config.canvas_length``.
     mask_token_id: None: of ``model.config`` or of the tokenizer; a model without one decodes token by token.
     tokenizer: of transformers; gives the trace its vocabulary and texts.
     gen_length: positions behind the prompt. None: known of a loop over the whole canvas; otherwise the trace's
@@ -63,7 +64,7 @@ def record(
     force: replace an existing trace.
     """
     try:
-        import torch  # noqa: F401
+        import torch
     except ImportError as error:
         raise ImportError(
             f"blockscope.record: needs torch, which this Python doesn't have ({error}). HINT: install the torch that "
@@ -74,10 +75,14 @@ def record(
 
     if level not in LEVELS:
         raise UsageError(f"level: expected one of {', '.join(LEVELS)}, got {level!r}")
+    from .model import encoder_and_decoder
+    from .recorder import Recorder
+    from .settings import Settings
 
+    canvas = isinstance(model, torch.nn.Module) and encoder_and_decoder(model) is not None
     settings = Settings.of(
         model, tokenizer, level=level, block_length=block_length, mask_token_id=mask_token_id, gen_length=gen_length,
         bidirectional=bidirectional, logit_shift=logit_shift, layers=layers, heads=heads, steps=steps, blocks=blocks,
-        set_size=set_size, set_normaliser=set_normaliser, array_type=array_type, compiled=compiled)
+        set_size=set_size, set_normaliser=set_normaliser, array_type=array_type, compiled=compiled, canvas=canvas)
     return Recorder(model, os.fsencode(path), settings, tokenizer=tokenizer, decoder_layers=decoder_layers,
                     force=force)

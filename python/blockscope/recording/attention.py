@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
+from .spelled_out import SpelledOut
+
 LOOKED_FOR = ("torch.nn.functional.scaled_dot_product_attention", "flash_attn_func and flash_attn_varlen_func of "
               "flash-attn 2 and 3 (torch.ops.flash_attn, torch.ops.flash_attn_3, those of the kernels hub)",
               "torch.nn.attention.varlen.varlen_attn", "torch.nn.attention.flex_attention.flex_attention",
-              "transformers' eager attention (from transformers 5 on)")
+              "transformers' eager attention (from transformers 5 on)", "matmul, softmax and matmul")
 
 
 @dataclass
@@ -63,7 +65,7 @@ def scale_of(q: torch.Tensor, scale: float | None) -> float:
     return float(scale) if scale is not None else q.shape[-1] ** -0.5
 
 
-_SDPA = torch.nn.functional.scaled_dot_product_attention
+_SDPA = torch._C._nn.scaled_dot_product_attention  # itself, whatever stands for it in torch.nn.functional
 _OPERATOR_TYPES = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
@@ -87,6 +89,11 @@ class _Seer(TorchFunctionMode):
         super().__init__()
         self._watcher = watcher
         self.hidden = False
+        self._spelled_out = SpelledOut(self._found)
+
+    def _found(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float,
+               softcap: float, dropout: float, out: torch.Tensor) -> None:
+        self._watcher(AttentionCall("matmul and softmax", q, k, v, mask, "", (-1, -1), scale, softcap, dropout, out))
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.compiler.is_compiling():  # its graph must not hold us
@@ -97,6 +104,8 @@ class _Seer(TorchFunctionMode):
             maker = _maker_of(function)
             if maker is not None:
                 self._watcher(maker(function, result, args, kwargs))
+            else:
+                self._spelled_out.see(function, args, kwargs, result)
         return result
 
 

@@ -9,6 +9,7 @@ import torch
 
 from ..errors import UsageError
 from .attention import AttentionCall
+from .caches import layer_rows, selected_rows
 from .steps import Pass, PassInput, Sequence
 
 
@@ -42,8 +43,33 @@ class Biases:
 
 
 @dataclass(frozen=True)
+class BlockRows:
+    """Where the block's rows are among those of a tensor."""
+
+    first: int  # in a row from here on, where index is None
+    count: int  # B
+    index: torch.Tensor | None = None  # [S, B]
+    there: torch.Tensor | None = None  # [S, B]; None: all are
+
+    def of(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """x with the block's rows along dim; those that aren't there hold any other."""
+        if self.index is None:
+            return x.narrow(dim, self.first, self.count)
+        sequence = torch.arange(len(self.index), device=x.device).unsqueeze(-1)
+        return x.expand(len(self.index), *x.shape[1:]).movedim(dim, 1)[sequence, self.index].movedim(1, dim)
+
+    def blank(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """x [S, ...] with NaN along dim where a row isn't there."""
+        if self.there is None:
+            return x
+        shape = [1] * x.dim()
+        shape[0], shape[dim] = self.there.shape
+        return x.masked_fill(~self.there.view(shape), math.nan)
+
+
+@dataclass(frozen=True)
 class Geometry:
-    first: int  # the block's first row among the pass's
+    given: PassInput
     rows: int  # B
     length: int  # T
     end: int  # position behind the pass's last
@@ -52,10 +78,42 @@ class Geometry:
 
     @classmethod
     def of(cls, given: PassInput, one: Pass, sequence: Sequence) -> Geometry:
-        size = sequence.settings.block_length
         canvas = sequence.canvas if sequence.bidirectional else None
-        return cls(one.block_start - given.start, size, given.length, given.start + given.length, one.block_start,
-                   canvas)
+        return cls(given, sequence.settings.block_length, given.length, given.end, one.block_start, canvas)
+
+    def positions(self, count: int) -> list[list[int]] | None:
+        """[S, count] of the rows of a tensor; None: in a row from the pass's first position on."""
+        given = self.given
+        selected = selected_rows(given.cache)
+        if given.computed is not None and len(given.computed[0]) == count:
+            return given.computed
+        if selected is not None and len(selected[0]) == count:
+            return [[given.start + row for row in rows] for rows in selected]
+        if count == given.length and given.computed is None and selected is None:
+            return given.positions
+        by_layer = layer_rows(given.cache)
+        if by_layer is not None and len(by_layer.query[0]) == count:
+            return [[given.start + row for row in rows] for rows in by_layer.query]
+        raise UsageError(
+            f"attends with {count} queries in a pass over {given.length} positions, and the loop's cache doesn't tell "
+            "which. HINT: state them with run.step(positions=...) before the pass")
+
+    def block_rows(self, count: int, device: torch.device) -> BlockRows:
+        """Of a tensor with `count` rows of the pass."""
+        positions = self.positions(count)
+        if positions is None:
+            first = self.block_start - self.given.start
+            if 0 <= first <= count - self.rows:
+                return BlockRows(first, self.rows)
+            positions = [list(range(self.given.start, self.given.start + count))] * len(self.given.ids)
+        index = torch.zeros(len(positions), self.rows, dtype=torch.long)
+        there = torch.zeros(len(positions), self.rows, dtype=torch.bool)
+        for slot, row in enumerate(positions):
+            for i, position in enumerate(row):
+                if self.block_start <= position < self.block_start + self.rows:
+                    index[slot, position - self.block_start] = i
+                    there[slot, position - self.block_start] = True
+        return BlockRows(0, self.rows, index.to(device), None if bool(there.all()) else there.to(device))
 
     def key_ranges(self, keys: int) -> KeyRanges:
         block, size = self.block_start, self.rows
@@ -73,14 +131,14 @@ class Geometry:
         hidden = [(begin + size, keys)] if begin + size < keys else []
         return KeyRanges([(0, begin)], (begin, begin + size), hidden, offset)
 
-    def biases(self, call: AttentionCall, ranges: KeyRanges) -> Biases:
+    def biases(self, call: AttentionCall, ranges: KeyRanges, rows: BlockRows) -> Biases:
         """What of the call's mask the block's rows see."""
         keys = call.k.shape[2]
         if call.mask is None and not call.causal and call.window == (-1, -1):
             if ranges.hidden:
                 self._refuse_behind(sum(end - begin for begin, end in ranges.hidden))
             return Biases(None, None)
-        bias = self._bias(call, keys)
+        bias = self._bias(call, keys, rows)
         external, internal = ranges.of(bias, -1), ranges.inside(bias, -1)
         behind = [bias[..., begin:end] for begin, end in ranges.hidden]
         flags = torch.stack([(part != 0).any() if part.numel() else torch.zeros((), dtype=torch.bool,
@@ -96,26 +154,29 @@ class Geometry:
             f"the block at position {self.block_start} sees {count} keys behind it, so its attention isn't "
             "block-causal. HINT: record(..., bidirectional=True) where every position sees the whole canvas")
 
-    def _bias(self, call: AttentionCall, keys: int) -> torch.Tensor:
+    def _bias(self, call: AttentionCall, keys: int, rows: BlockRows) -> torch.Tensor:
         """[S or 1, H or 1, B or 1, N] float32: 0 where seen, -inf where not, else what is added."""
-        device = call.q.device
+        device, count = call.q.device, call.q.shape[2]
         bias = torch.zeros(1, 1, 1, keys, device=device)
         if call.mask is not None:
             mask = call.mask
-            if mask.shape[-2] not in (1, self.length) or mask.shape[-1] < keys:
-                raise UsageError(f"{call.function}: a mask of shape {list(mask.shape)} for {self.length} queries and "
+            if mask.shape[-2] not in (1, count) or mask.shape[-1] < keys:
+                raise UsageError(f"{call.function}: a mask of shape {list(mask.shape)} for {count} queries and "
                                  f"{keys} keys")
-            if mask.shape[-2] == self.length:  # of one row too: flex attention's is computed by this
-                mask = mask.narrow(2, self.first, self.rows)
-            mask = mask[..., :keys]
+            # Of one row too where it is the only one: flex attention's is computed by this.
+            mask = (rows.of(mask, 2) if mask.shape[-2] == count else mask)[..., :keys]
             if mask.dtype == torch.bool:
                 bias = torch.zeros(mask.shape, device=device).masked_fill_(~mask, -math.inf)
             else:
                 lowest = torch.finfo(mask.dtype).min / 2  # what libraries write for -inf
                 bias = mask.float().masked_fill(mask <= lowest, -math.inf)
-        row = torch.arange(self.first, self.first + self.rows, device=device).unsqueeze(-1)
+        if not call.causal and call.window == (-1, -1):
+            return bias
+        if rows.index is not None:
+            raise UsageError(f"{call.function}: causal, or with a window, over rows that don't stand in a row")
+        row = torch.arange(rows.first, rows.first + rows.count, device=device).unsqueeze(-1)
         key = torch.arange(keys, device=device)
-        aligned = row + (0 if call.causal == "top" else keys - self.length)
+        aligned = row + (0 if call.causal == "top" else keys - count)
         left, right = call.window
         if call.causal:
             right = 0

@@ -9,16 +9,18 @@ from typing import Any
 import torch
 
 from ..errors import UsageError
+from .caches import tells_rows
 from .settings import config_value
 from .steps import PassInput, Statement
 
 NUM_LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 NUM_HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")
-NUM_KV_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads")
+NUM_KV_HEADS = ("effective_n_kv_heads", "num_key_value_heads", "n_kv_heads", "num_kv_heads")
 HIDDEN_SIZE = ("hidden_size", "d_model", "n_embd")
 VOCAB_SIZE = ("vocab_size",)
 IDS = ("input_ids", "tokens", "idx", "x")
 PAST = ("past_key_values", "past_key_value", "kv_cache", "cache")
+REPLACED = ("replace_position",)  # [S, L] bool: the positions of a cache whose entries the pass replaces (Fast-dLLM)
 
 
 def find_layers(model: torch.nn.Module, given: Any) -> list[tuple[str, torch.nn.Module]]:
@@ -30,8 +32,10 @@ def find_layers(model: torch.nn.Module, given: Any) -> list[tuple[str, torch.nn.
             raise UsageError("decoder_layers: expected modules of the model, such as model.model.layers")
         return [(names[layer], layer) for layer in layers]
     count = config_value(model, *NUM_LAYERS)
+    two = encoder_and_decoder(model)
+    inside = set(names if two is None else two[1].modules())
     lists = [module for module in names if isinstance(module, torch.nn.ModuleList) and len(module) > 0]
-    fitting = [module for module in lists if len(module) == count]
+    fitting = [module for module in lists if len(module) == count and module in inside]
     if len(fitting) != 1:
         there = ", ".join(f"{names[module]} ({len(module)})" for module in lists) or "none"
         raise UsageError(
@@ -41,11 +45,27 @@ def find_layers(model: torch.nn.Module, given: Any) -> list[tuple[str, torch.nn.
     return [(names[layer], layer) for layer in fitting[0]]
 
 
+def encoder_and_decoder(model: torch.nn.Module) -> tuple[torch.nn.Module, torch.nn.Module] | None:
+    """Of a model whose encoder fills a cache with what stands before the canvas that its decoder denoises
+    (transformers' DiffusionGemma); None: a model of one part."""
+    names = inspect.signature(model.forward).parameters
+    inner = getattr(model, "model", model)
+    parts = getattr(inner, "encoder", None), getattr(inner, "decoder", None)
+    if "decoder_input_ids" not in names or not all(isinstance(part, torch.nn.Module) for part in parts):
+        return None
+    reads = inspect.signature(parts[1].forward).parameters
+    return parts if "past_key_values" in reads and "encoder_hidden_states" not in reads else None
+
+
 class Inputs:
     """A forward pass's arguments by name."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, role: str = "") -> None:
         self._signature = inspect.signature(model.forward)
+        self._role = role
+        prefix = "decoder_" if role == "decoder" else ""
+        self._ids = tuple(prefix + name for name in IDS)
+        self._positions = prefix + "position_ids"
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any], statement: Statement) -> PassInput:
         try:
@@ -55,23 +75,75 @@ class Inputs:
         for value in list(bound.values()):
             if isinstance(value, Mapping) and not isinstance(value, torch.Tensor):
                 bound = {**value, **bound}  # **kwargs of the forward
-        ids = next((bound[name] for name in IDS if isinstance(bound.get(name), torch.Tensor)), None)
+        ids = next((bound[name] for name in self._ids if isinstance(bound.get(name), torch.Tensor)), None)
         if ids is None:
             raise UsageError(
-                f"the model was called without token ids (looked for {', '.join(IDS)}). HINT: call it with input_ids, "
-                "not with embeddings; or leave the pass out with run.paused()")
+                f"the model was called without token ids (looked for {', '.join(self._ids)}). HINT: call it with "
+                "input_ids, not with embeddings; or leave the pass out with run.paused()")
         if ids.dim() == 1:
             ids = ids.unsqueeze(0)
         past = next((bound[name] for name in PAST if bound.get(name) is not None), None)
         kept = cache_length(past)
         tokens = ids.tolist()
         _refuse_padding(bound.get("attention_mask"))
+        _refuse_rolled(past)
+        positions = computed = None
         start = statement.start
+        placed = start is not None
+        if statement.positions is not None:
+            rows = _rows_for_all(statement.positions, len(tokens))
+            if len(rows[0]) == len(tokens[0]):
+                positions = rows
+            else:  # the loop hands over all tokens, the model computes some
+                computed, start, placed = rows, 0, True
+        elif tells_rows(past):
+            start, placed = 0, True
+        elif start is None:
+            positions = _replaced(next((bound[name] for name in REPLACED if bound.get(name) is not None), None), tokens)
+        if positions is not None:
+            placed, start = True, positions[0][0]
+            if all(row == list(range(start, start + len(row))) for row in positions):
+                positions = None  # in a row
         if start is None:
-            start = _start_of(bound.get("position_ids"), len(tokens[0]))
+            start = _start_of(bound.get(self._positions), len(tokens[0]))
         if start is None:
             start = kept
-        return PassInput(tokens, start, kept, past is not None, statement)
+        if computed is not None:
+            _check_computed(computed, start, len(tokens[0]))
+        return PassInput(tokens, start, kept, past is not None, statement, positions, computed, placed, self._role,
+                         past)
+
+
+def _rows_for_all(rows: list[list[int]], sequences: int) -> list[list[int]]:
+    if len(rows) not in (1, sequences):
+        raise UsageError(f"run.step: positions of {len(rows)} sequences for a batch of {sequences}")
+    return rows * sequences if len(rows) == 1 else rows
+
+
+def _check_computed(rows: list[list[int]], start: int, length: int) -> None:
+    for row in rows:
+        if len(row) > length or row[0] < start or row[-1] >= start + length:
+            raise UsageError(
+                f"run.step: positions {row[0]} to {row[-1]} ({len(row)} of them) for a pass over {length} tokens from "
+                f"position {start}. HINT: as many positions as tokens, or some of those that the pass goes over")
+
+
+def _replaced(flags: Any, tokens: list[list[int]]) -> list[list[int]] | None:
+    if not isinstance(flags, torch.Tensor):
+        return None
+    rows = [row.nonzero()[:, 0].tolist() for row in torch.atleast_2d(flags)]
+    if any(len(row) != len(tokens[0]) for row in rows):
+        raise UsageError(f"{REPLACED[0]}: marks {len(rows[0])} positions for {len(tokens[0])} tokens. HINT: state where "
+                         "they stand with run.step(positions=...)")
+    return _rows_for_all(rows, len(tokens))
+
+
+def _refuse_rolled(past: Any) -> None:
+    """A static cache with a sliding window overwrites its oldest keys: they aren't in order of position."""
+    windows = getattr(past, "is_sliding", None)
+    if getattr(past, "is_compileable", False) is True and isinstance(windows, (list, tuple)) and any(windows):
+        raise UsageError("a static cache with a sliding window isn't in order of position, so it isn't recorded. HINT: "
+                         "a dynamic cache (generate's default)")
 
 
 def _refuse_padding(mask: Any) -> None:

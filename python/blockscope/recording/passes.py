@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,11 @@ import torch
 
 from ..errors import UsageError
 from .attention import LOOKED_FOR, AttentionCall
-from .geometry import Biases, Geometry, KeyRanges
+from .caches import LayerRows, layer_rows, selected_rows, selects_by_layer
+from .geometry import Biases, BlockRows, Geometry, KeyRanges
 from .heads import HeadChoice
 from .settings import Settings
-from .split import Part, Sets, attend, merge, scaled_scores, topk_sets
+from .split import Part, Sets, attend, merge, scaled_scores, topk_sets, topk_sets_of
 from .steps import Kind, Pass, PassInput
 
 
@@ -41,11 +43,14 @@ class RunningPass:
         self.attention: dict[int, LayerAttention] = {}
         self.hidden: dict[int, torch.Tensor] = {}  # [S, B, hidden_size]
         self.stored: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # [S, K, T, D] keys, values; level full
+        self.by_layer: dict[int, LayerRows] = {}  # where each layer chooses the rows that it computes
+        self.computed = given.computed or given.positions  # [S][R] positions; None: all of the pass
         self.scale: float | None = None
         self.own_ns = 0  # of the recorder itself
         self.pass_ns = 0
         self._begun = 0
-        self._biases: dict[Any, tuple[Any, KeyRanges, Biases]] = {}
+        self._biases: dict[Any, tuple[Any, KeyRanges, Biases, BlockRows]] = {}
+        self._block_rows: dict[int, BlockRows] = {}  # by the number of a tensor's rows
 
     def begin(self, now: int) -> None:
         self._begun = now
@@ -57,13 +62,15 @@ class RunningPass:
         if not isinstance(hidden, torch.Tensor) or self.geometry is None or hidden.dim() != 3:
             return
         begun = time.perf_counter_ns()
-        if hidden.shape[1] == self.given.length:
-            # A copy: what comes behind may add to it in place.
-            self.hidden[layer] = hidden.detach().narrow(1, self.geometry.first, self.geometry.rows).clone()
+        rows = self._rows_of(hidden.shape[1], hidden.device, by_layer=False)
+        # A copy: what comes behind may add to it in place.
+        self.hidden[layer] = rows.blank(rows.of(hidden.detach(), 1).clone(), 1)
         self.own_ns += time.perf_counter_ns() - begun
 
     def take_attention(self, call: AttentionCall, name: str, kv_heads: int | None, check: bool) -> None:
         where = f"{name}: {call.function}"
+        if call.q.shape[2] == 0:
+            return
         if self.layer in self.attention:
             raise UsageError(f"{where}: called more than once in a layer and pass, so which call attends to the "
                              "sequence's own keys can't be told")
@@ -75,15 +82,18 @@ class RunningPass:
         num_heads = call.q.shape[1]
         chosen = HeadChoice.of(self.settings.heads, num_heads, k.shape[1])
         k, v = chosen.restrict(call, k, v)
-        geometry = self.geometry
-        ranges, biases = self._masks_of(call)
+        rows = self._rows_of(call.q.shape[2], call.q.device, by_layer=True)
+        ranges, biases = self._masks_of(call, rows)
         biases = chosen.biases(biases)
         if self.settings.at_least("full"):
-            self.stored[self.layer] = self._computed(k, v, geometry.canvas, where)
-        q = call.q.narrow(2, geometry.first, geometry.rows)
+            self._refuse_scattered(rows, where)
+            self.stored[self.layer] = self._computed(k, v, self.geometry.canvas, where)
+        q = rows.of(call.q, 2)
         if call.score_mod is not None:
+            if rows.index is not None:
+                raise UsageError(f"{where}: a score_mod over scattered rows isn't recorded")
             scores = scaled_scores(q, k, call.scale)
-            biases = biases.plus(call.score_mod.difference(scores, geometry.first, chosen.read), ranges)
+            biases = biases.plus(call.score_mod.difference(scores, rows.first, chosen.read), ranges)
         k_external = ranges.of(k, 2)
         external = attend(q, k_external, ranges.of(v, 2), call.scale, call.softcap, biases.external)
         internal = attend(q, ranges.inside(k, 2), ranges.inside(v, 2), call.scale, call.softcap, biases.internal)
@@ -92,11 +102,18 @@ class RunningPass:
                              "has one scale. HINT: record(..., layers=...) with layers alike")
         self.scale = call.scale
         if check:
-            _compare(merge(external, internal), call.out.narrow(2, geometry.first, geometry.rows), where)
-        sets = self._sets(q, k_external, external, internal, call, ranges, biases)
+            _compare(merge(external, internal), rows.of(call.out, 2), where)
+        sets = self._sets(q, k_external, external, internal, call, ranges, biases, rows)
+        external, internal = (chosen.part(Part(rows.blank(part.output, 2), rows.blank(part.lse, 2)))
+                              for part in (external, internal))
         self.attention[self.layer] = LayerAttention(
-            chosen.part(external), chosen.part(internal), chosen.kept(q), sets, num_heads, ranges.inside(k, 2),
+            external, internal, chosen.kept(rows.blank(q, 2)), sets, num_heads, ranges.inside(k, 2),
             ranges.inside(v, 2))
+
+    def _refuse_scattered(self, rows: BlockRows, where: str) -> None:
+        if rows.index is not None or rows.there is not None or self.given.positions is not None or self.by_layer:
+            raise UsageError(f"{where}: level full: a pass that computes some rows alone isn't recorded at it. HINT: "
+                             "record(..., level=\"outputs\")")
 
     def take_keys(self, call: AttentionCall, name: str, kv_heads: int | None, canvas: int | None) -> None:
         """Of a pass that denoises nothing: what it stored."""
@@ -119,15 +136,53 @@ class RunningPass:
                              "own can't be told. HINT: record(..., level=\"outputs\")")
         return k.narrow(2, first, length), v.narrow(2, first, length)
 
+    def _rows_of(self, count: int, device: torch.device, by_layer: bool) -> BlockRows:
+        """Where the block is among the `count` rows of a tensor."""
+        chosen = layer_rows(self.given.cache) if by_layer else None
+        if chosen is not None:
+            self.by_layer[self.layer] = chosen
+        elif count in self._block_rows:
+            return self._block_rows[count]
+        found = self.geometry.block_rows(count, device)
+        if chosen is None:
+            self._block_rows[count] = found
+        return found
+
+    def take_computed(self, layers: list[int]) -> None:
+        """At the pass's end: which positions it computed, as far as the loop's cache tells."""
+        selected = selected_rows(self.given.cache)
+        if selected is not None and self.given.computed is None:
+            self.computed = [[self.given.start + row for row in rows] for rows in selected]
+        if not selects_by_layer(self.given.cache) or not self.denoises:
+            return
+        if self.geometry is None or len(layers) != self.num_layers:
+            raise UsageError("each layer of the loop's cache chooses the rows that it computes, which is seen where all "
+                             "of them are recorded. HINT: record(..., level=\"summary\") without layers=...")
+        for layer in layers:  # a layer that chose none doesn't attend
+            self.by_layer.setdefault(layer, LayerRows([[]] * len(self.given.ids), [[]] * len(self.given.ids)))
+            if layer not in self.attention and self.attention:
+                self.attention[layer] = self._nothing(next(iter(self.attention.values())))
+
+    def _nothing(self, like: LayerAttention) -> LayerAttention:
+        def part(one: Part) -> Part:
+            return Part(torch.full_like(one.output, math.nan), torch.full_like(one.lse, math.nan))
+
+        sets = None if like.sets is None else Sets(
+            torch.full_like(like.sets.index, -1), torch.full_like(like.sets.probability, math.nan),
+            torch.full_like(like.sets.union_size, -1))
+        return LayerAttention(part(like.external), part(like.internal), torch.full_like(like.query, math.nan), sets,
+                              like.num_heads, like.key, like.value)
+
     def _sets(self, q: torch.Tensor, k: torch.Tensor, external: Part, internal: Part, call: AttentionCall,
-              ranges: KeyRanges, biases: Biases) -> Sets | None:
+              ranges: KeyRanges, biases: Biases, rows: BlockRows) -> Sets | None:
         if self.settings.set_size == 0:
             return None
         lse = external.lse
         if self.settings.set_normaliser != "prefix":
             lse = torch.logaddexp(lse, internal.lse)
-        sets = topk_sets(q, k, lse, self.settings.set_size, call.scale, call.softcap, biases.external,
-                         self.settings.at_least("full"))
+        options = self.settings.set_size, call.scale, call.softcap, biases.external
+        sets = (topk_sets(q, k, lse, *options, self.settings.at_least("full")) if rows.there is None
+                else topk_sets_of(rows.there, q, k, lse, *options))
         if ranges.offset:
             sets.index = torch.where(sets.index >= 0, sets.index + ranges.offset, sets.index)
             if sets.token_index is not None:
@@ -137,12 +192,11 @@ class RunningPass:
 
     def _unpacked(self, call: AttentionCall, where: str) -> AttentionCall:
         """transformers hands over one token's query heads as the queries of its KV head."""
-        length = self.given.length
-        if call.q.shape[2] == length:
-            return call
         sequences, kv_heads, group, dim = call.q.shape
-        if length != 1 or kv_heads != call.k.shape[1]:
-            raise UsageError(f"{where}: attends with {group} queries in a pass over {length} positions")
+        if group == 1 or self.given.length != 1:
+            return call
+        if kv_heads != call.k.shape[1]:
+            raise UsageError(f"{where}: attends with {group} queries in a pass over one position")
         shape = (sequences, kv_heads * group, 1)
         call.q, call.out = call.q.reshape(*shape, dim), call.out.reshape(*shape, call.out.shape[-1])
         if isinstance(call.mask, torch.Tensor) and call.mask.shape[1] > 1:
@@ -163,16 +217,18 @@ class RunningPass:
                              f"{k.shape[1]} different ones")
         return own_k, own_v
 
-    def _masks_of(self, call: AttentionCall) -> tuple[KeyRanges, Biases]:
+    def _masks_of(self, call: AttentionCall, rows: BlockRows) -> tuple[KeyRanges, Biases]:
         """Layers share a mask: it is looked at once a pass."""
         keys, mask = call.k.shape[2], call.mask
         identity = mask if mask is None else getattr(mask, "identity", None) or (
             mask.data_ptr(), mask.shape, mask.stride(), mask.dtype)
-        known = self._biases.get((identity, keys, call.causal, call.window))
+        key = (identity, keys, call.causal, call.window, id(rows))
+        known = self._biases.get(key)
         if known is None:
             ranges = self.geometry.key_ranges(keys)
-            known = (mask, ranges, self.geometry.biases(call, ranges))  # the mask: so that its address stays its own
-            self._biases[(identity, keys, call.causal, call.window)] = known
+            # The mask and the rows: so that their addresses stay their own.
+            known = (mask, ranges, self.geometry.biases(call, ranges, rows), rows)
+            self._biases[key] = known
         return known[1], known[2]
 
     def require_layers(self, recorded: list[int], layers: list[tuple[str, torch.nn.Module]], model: str) -> None:

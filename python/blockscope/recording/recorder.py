@@ -17,12 +17,14 @@ from .. import _core
 from ..errors import UsageError
 from .attention import AttentionCall, Watch
 from .compiled import run_as_compiled, run_eagerly, uncompiled
+from .entrances import Entrances
 from .geometry import Geometry
 from .interface import unwatch_interface, watch_interface
 from .model import NUM_LAYERS, Inputs, find_layers, logits_of
 from .passes import RunningPass
 from .rows import RowWriter
 from .settings import Settings, config_value
+from .shift import ShiftCheck
 from .statistics import FirstPrediction, History
 from .steps import Batch, Kind, Statement
 
@@ -38,7 +40,7 @@ class Recorder:
         self._model, self._path, self._settings = model, path, settings  # as it is called
         model = uncompiled(model)
         self._force = force
-        self._inputs = Inputs(model)
+        self._entrances = Entrances(self._model)
         self._looks_inside = settings.at_least("summary")
         self._layers = find_layers(model, decoder_layers) if self._looks_inside or decoder_layers is not None else []
         self._num_layers = len(self._layers) or config_value(model, *NUM_LAYERS) or 1
@@ -49,6 +51,7 @@ class Recorder:
         self._histories: list[History] = []
         self._first_predictions: list[tuple[tuple[int, int], FirstPrediction]] = []
         self._statement = Statement()
+        self._shift = ShiftCheck(settings)
         self._running: RunningPass | None = None
         self._watch: Watch | None = None
         self._thread = 0
@@ -77,13 +80,30 @@ class Recorder:
             watch_interface()
         if self._settings.compiled == "eager":
             run_eagerly()
-        self._hooks = [self._model.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True),
-                       self._model.register_forward_hook(self._after, with_kwargs=True, always_call=True)]
+        self._hooks = self._entrances.open(self._before, self._after)
         for index, (_, layer) in enumerate(self._layers if self._looks_inside else []):
             self._hooks += [
                 layer.register_forward_pre_hook(self._layer_hook(index), with_kwargs=True),
                 layer.register_forward_hook(self._layer_end)]
+        if not self._looks_inside:
+            self._hooks += self._guard()
         return self
+
+    def _guard(self) -> list[Any]:
+        """Without hooks on layers nothing would show that the loop calls ``model.forward``, past those on the model."""
+        if getattr(self._model, "_compiled_call_impl", None) is not None or hasattr(self._model, "_orig_mod"):
+            return []  # a hook would be compiled anew
+        try:
+            name, layer = (self._layers or find_layers(self._model, None))[0]
+        except UsageError:
+            return []
+        return [layer.register_forward_pre_hook(lambda *_: self._refuse_outside(name))]
+
+    def _refuse_outside(self, layer: str) -> None:
+        if self._running is None and not self._idle():
+            raise UsageError(
+                f"{layer} ran outside a call of the recorded {type(self._model).__name__}, so its pass can't be seen. "
+                "HINT: record(...) the module that the loop calls; or leave the pass out with run.paused()")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self._abandon()
@@ -127,13 +147,19 @@ class Recorder:
         self._rows.end(self._batch, ids, reason)
         self._batch = Batch(self._settings)
 
-    def step(self, *, start: int | None = None, block_start: int | None = None, kind: str | None = None) -> None:
-        """States of the next pass what its inputs don't tell: the position of its first token, the position of the
-        block's first token, and whether it is a ``prefill``, ``denoise`` or ``commit``."""
+    def step(self, *, start: int | None = None, positions: Any = None, block_start: int | None = None,
+             kind: str | None = None) -> None:
+        """States of the next pass what its inputs don't tell: the position of its first token, or those of all its
+        tokens, the position of the block's first token, and whether it is a ``prefill``, ``denoise`` or ``commit``.
+
+        positions: rising, [R] or [S, R]. As many as the pass has tokens: where they stand. Fewer: those that the
+        model computes, where it is handed the whole sequence and leaves rows out inside."""
         kinds = {"prefill": Kind.PREFILL, "denoise": Kind.DENOISE, "commit": Kind.COMMIT}
         if kind is not None and kind not in kinds:
             raise UsageError(f"kind: expected {', '.join(kinds)}, got {kind!r}")
-        self._statement = Statement(start, block_start, kinds[kind] if kind else None)
+        if start is not None and positions is not None:
+            raise UsageError("run.step: either start or positions")
+        self._statement = Statement(start, block_start, kinds[kind] if kind else None, _rising(positions))
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -168,7 +194,7 @@ class Recorder:
     def _idle(self) -> bool:
         return self._paused or os.getpid() != self._pid
 
-    def _before(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, inputs: Inputs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or self._idle():  # a hook must not become part of compiled code
             return
         if self._running is not None:
@@ -178,11 +204,13 @@ class Recorder:
         begun = time.perf_counter_ns()
         with torch.no_grad():
             statement, self._statement = self._statement, Statement()
-            given = self._inputs.read(args, kwargs, statement)
+            given = inputs.read(args, kwargs, statement)
             if self._batch.starts_anew(given):
                 self._rows.end(self._batch, None, "length")
+                self._shift = ShiftCheck(self._settings)
                 self._batch.begin(given)
             observed = self._batch.observe(given)
+            self._shift.decided([change for _, change in observed])
             self._rows.decided([change for _, change in observed])
             running = RunningPass(self._num_passes, given, [one for one, _ in observed], self._settings,
                                   self._num_layers)
@@ -204,6 +232,7 @@ class Recorder:
             if torch.compiler.is_compiling():
                 return
             running = self._running
+            self._refuse_outside(self._layers[index][0])
             if running is None or self._idle():
                 return
             running.layer = index
@@ -233,7 +262,7 @@ class Recorder:
                 running.take_keys(call, name, self._rows.kv_heads, self._batch.sequences[0].canvas)
         running.own_ns += time.perf_counter_ns() - begun
 
-    def _after(self, model: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _after(self, output: Any) -> None:
         running = None if torch.compiler.is_compiling() else self._running
         if running is None or self._idle() or self._thread != threading.get_ident():
             return
@@ -244,9 +273,11 @@ class Recorder:
         begun = time.perf_counter_ns()
         running.end(begun)
         with torch.no_grad():
+            running.take_computed(self._recorded if self._looks_inside else [])
             if self._watches(running):
-                running.require_layers(self._recorded, self._layers, type(uncompiled(model)).__name__)
+                running.require_layers(self._recorded, self._layers, type(uncompiled(self._model)).__name__)
             logits = logits_of(output)
+            self._shift.take(running, logits)
             self._rows.open(self._batch, running, logits)
             self._rows.collect(self._batch, running, logits, self._histories, self._first_predictions)
 
@@ -258,3 +289,15 @@ class Recorder:
     def _abandon(self) -> None:
         self._end_watch()
         self._running = None
+
+
+def _rising(positions: Any) -> list[list[int]] | None:
+    """[S or 1, R] of what run.step() was given."""
+    if positions is None:
+        return None
+    rows = positions.tolist() if hasattr(positions, "tolist") else list(positions)
+    rows = [list(row) for row in rows] if rows and hasattr(rows[0], "__len__") else [rows]
+    for row in rows:
+        if not row or len(row) != len(rows[0]) or row[0] < 0 or any(b <= a for a, b in zip(row, row[1:])):
+            raise UsageError("run.step: positions: expected rising positions, as many for each sequence")
+    return rows

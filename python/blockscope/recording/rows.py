@@ -15,6 +15,7 @@ import torch
 
 from .. import _core
 from ..errors import UsageError
+from .caches import valid_of, ranges_of
 from .model import HIDDEN_SIZE, NUM_HEADS, NUM_KV_HEADS, VOCAB_SIZE, vocabulary_pieces
 from .full_level import StoredKeys, arrays_of
 from .heads import HeadChoice
@@ -22,7 +23,7 @@ from .passes import RunningPass
 from .settings import Settings, config_value
 from .statistics import FirstPrediction, History, LayerValues, Predictions
 from .split import Part
-from .steps import Batch, Change, Kind, Pass, Sequence
+from .steps import Batch, Change, Kind, Pass, PassInput
 
 QUEUE_BYTES = 64 << 20
 UNDECIDED = -1  # step of a mask
@@ -66,6 +67,8 @@ class WaitingRow:
     predictions: Predictions | None = None
     change: Change = field(default_factory=Change)
     stored: tuple[int, int] = (0, 0)  # keys of level full: first position, how many
+    computed: list[int] | None = None  # positions; None: all of the pass
+    by_layer: list[tuple[list[int], list[int]]] = field(default_factory=list)  # of queries, of values
 
 
 @dataclass
@@ -168,8 +171,13 @@ class RowWriter:
         rows = []
         for slot, (one, sequence) in enumerate(zip(running.passes, batch.sequences)):
             row = WaitingRow(running.number, one, running.pass_ns)
+            if running.computed is not None:
+                row.computed = running.computed[slot]
+            start = running.given.start
+            row.by_layer = [([start + i for i in layer.query[slot]], [start + i for i in layer.value[slot]])
+                            for _, layer in sorted(running.by_layer.items())]
             if logits is not None:
-                row.predictions = self._predictions(one, sequence, logits[slot])
+                row.predictions = self._predictions(one, row.computed, running.given, logits[slot])
             block = (self._traced[slot].index if self._traced else -1, one.block)
             if len(histories) <= slot:
                 histories.append(History())
@@ -185,10 +193,15 @@ class RowWriter:
             rows.append(row)
         self._waiting.append(rows)
 
-    def _predictions(self, one: Pass, sequence: Sequence, logits: torch.Tensor) -> Predictions | None:
+    def _predictions(self, one: Pass, computed: list[int] | None, given: PassInput,
+                     logits: torch.Tensor) -> Predictions | None:
         """Of the rows whose predictions somebody may ask for: the block's, and the position behind a pass whose
         logits are shifted."""
         shift = self._settings.logit_shift
+        there = None if computed is None else [position + shift for position in computed]
+        if given.positions is not None:  # a row for each position, wherever they stand
+            return None if one.kind is not Kind.DENOISE else Predictions.scattered(
+                logits, there, one.block_start, self._settings.block_length)
         first = one.start + one.length - logits.shape[0] + shift  # some models give the last rows alone
         if one.kind is Kind.DENOISE:
             begin, end = one.block_start + (shift if self._settings.autoregressive else 0), 0
@@ -198,7 +211,7 @@ class RowWriter:
         else:
             return None
         begin, end = max(begin, first), min(end, first + logits.shape[0])
-        return Predictions.of(logits[begin - first:end - first], begin) if begin < end else None
+        return Predictions.of(logits[begin - first:end - first], begin, there) if begin < end else None
 
     def _add_predictions(self, row: WaitingRow, slot: int, block: tuple[int, int],
                          firsts: list[tuple[tuple[int, int], FirstPrediction]]) -> None:
@@ -241,7 +254,8 @@ class RowWriter:
         now = LayerValues(
             part("external"), part("internal"), torch.stack([layer.query[slot] for layer in layers]),
             torch.stack([h[slot] for h in hidden]) if all(h is not None for h in hidden) else None,
-            torch.stack([s.index[slot] for s in sets]) if has_sets else None)
+            torch.stack([s.index[slot] for s in sets]) if has_sets else None,
+            bool(self._bidirectional))
         one = row.one
         values = history.summarise(one.step, one.transferred, one.context_length, now)
         if not self._recorded(one):
@@ -295,8 +309,12 @@ class RowWriter:
         transfers, insertions = self._delta(row, traced)
         scalars = [traced.index, row.number, int(one.kind), one.block, one.block_start, one.step, one.context_length,
                    one.transferred, one.masks_left, int(self._recorded(one)), row.pass_ns, *row.stored]
-        computed = [(one.start, one.start + one.length)] if self._bidirectional else []
-        self._writer.append_row(scalars, transfers, insertions, computed, row.copies.take())
+        computed = list(range(one.start, one.start + one.length)) if row.computed is None else row.computed
+        by_layer = [(ranges_of(query), ranges_of(value)) for query, value in row.by_layer]
+        block = range(one.block_start, one.block_start + self._settings.block_length)
+        valid = valid_of(block, computed, row.by_layer) if one.kind is Kind.DENOISE else []
+        self._writer.append_row(scalars, transfers, insertions, ranges_of(computed) if self._bidirectional else [],
+                                row.copies.take(), valid, by_layer)
         self.num_rows += 1
 
     def _delta(self, row: WaitingRow, traced: TracedSequence) -> tuple[Any, Any]:
@@ -368,7 +386,7 @@ class RowWriter:
             for row, change in zip(self._waiting[-1], changes):
                 row.change = change
         last = [row.one for row in self._waiting[-1]] if self._waiting else []
-        if ids is None and any(one.kind is Kind.DENOISE and one.masks_left for one in last):
+        if ids is None and any(one.kind is Kind.DENOISE and (one.masks_left or self._settings.canvas) for one in last):
             warnings.warn(
                 "blockscope.record: the tokens that a sequence's last pass decided were never an input of the model, "
                 "so the trace ends before them. HINT: run.end_sequence(ids)", stacklevel=3)

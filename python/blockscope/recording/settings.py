@@ -55,11 +55,12 @@ class Settings:
     set_normaliser: str
     array_type: str
     compiled: str
+    canvas: bool = False  # a decoder denoises a canvas without masks
     sources: dict[str, str] = field(default_factory=dict)  # where a value that wasn't given is from
 
     @property
     def autoregressive(self) -> bool:
-        return self.mask_token_id is None
+        return self.mask_token_id is None and not self.canvas
 
     def at_least(self, level: str) -> bool:
         return LEVELS.index(self.level) >= LEVELS.index(level)
@@ -68,8 +69,11 @@ class Settings:
     def of(cls, model: Any, tokenizer: Any, *, block_length: int | None, mask_token_id: int | None,
            gen_length: int | None, logit_shift: int | None, layers: Iterable[int] | None,
            heads: Iterable[int] | None, steps: Iterable[int] | None, blocks: Iterable[int] | None, set_size: int,
-           set_normaliser: str, array_type: str, level: str, bidirectional: bool | None, compiled: str) -> Settings:
+           set_normaliser: str, array_type: str, level: str, bidirectional: bool | None, compiled: str,
+           canvas: bool) -> Settings:
         sources = {}
+        if canvas and block_length is None:
+            block_length, sources["block_length"] = config_value(model, "canvas_length"), "model.config.canvas_length"
         if mask_token_id is None:
             mask_token_id = config_value(model, "mask_token_id")
             sources["mask_token_id"] = "model.config"
@@ -82,7 +86,10 @@ class Settings:
                 raise UsageError(
                     f"block_length: missing. HINT: the model has a mask ({mask_token_id}, from "
                     f"{sources.get('mask_token_id', 'you')}); say how many positions its loop denoises together")
-        elif block_length not in (None, 1):
+        elif canvas and block_length is None:
+            raise UsageError("block_length: missing. HINT: pass the length of the canvas that the model's decoder "
+                             "denoises")
+        elif block_length not in (None, 1) and not canvas:
             raise UsageError(
                 f"mask_token_id: missing: block_length is {block_length}, and neither model.config nor the tokenizer "
                 "has a mask_token_id. HINT: pass the id that the loop fills its blocks with")
@@ -98,8 +105,8 @@ class Settings:
             level=level, block_length=whole("block_length", block_length or 1, 1), mask_token_id=mask_token_id,
             gen_length=None if gen_length is None else whole("gen_length", gen_length, 1),
             bidirectional=bidirectional,
-            logit_shift=int(mask_token_id is None) if logit_shift is None else logit_shift,
+            logit_shift=int(mask_token_id is None and not canvas) if logit_shift is None else logit_shift,
             layers=indices("layers", layers, 0), heads=indices("heads", heads, 0), steps=indices("steps", steps, 1),
             blocks=indices("blocks", blocks, 0),
             set_size=whole("set_size", set_size, 1) if LEVELS.index(level) >= LEVELS.index("sets") else 0,
-            set_normaliser=set_normaliser, array_type=array_type, compiled=compiled, sources=sources)
+            set_normaliser=set_normaliser, array_type=array_type, compiled=compiled, canvas=canvas, sources=sources)

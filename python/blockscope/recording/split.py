@@ -126,3 +126,22 @@ def topk_sets(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, size: int, sc
         marks.scatter_(-1, own.flatten(2), True)
         union[:, part] = marks.sum(-1, dtype=torch.int32)
     return Sets(index, probability, union, of_tokens)
+
+
+def topk_sets_of(there: torch.Tensor, q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, size: int, scale: float,
+                 softcap: float = 0.0, bias: torch.Tensor | None = None) -> Sets:
+    """The same over the queries that are there [S, B]; -1 and NaN of a sequence without any."""
+    found = []
+    for slot, rows in enumerate(there):
+        one = slice(slot, slot + 1)
+        mine = bias if bias is None or bias.shape[0] == 1 else bias[one]
+        if mine is not None and mine.shape[-2] > 1:
+            mine = mine[:, :, rows]
+        if not bool(rows.any()):
+            kv_heads = k.shape[1]
+            found.append(Sets(torch.full((1, kv_heads, size), -1, dtype=torch.int32, device=q.device),
+                              torch.full((1, kv_heads, size), math.nan, device=q.device),
+                              torch.full((1, kv_heads), -1, dtype=torch.int32, device=q.device)))
+        else:
+            found.append(topk_sets(q[one, :, rows], k[one], lse[one, :, rows], size, scale, softcap, mine))
+    return Sets(*(torch.cat([getattr(sets, name) for sets in found]) for name in ("index", "probability", "union_size")))

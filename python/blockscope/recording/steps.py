@@ -3,8 +3,10 @@ step or commit, which block. Knows no torch. What the inputs don't tell is asked
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 from ..errors import UsageError
 from .settings import Settings
@@ -25,6 +27,7 @@ class Statement:
     start: int | None = None
     block_start: int | None = None
     kind: Kind | None = None
+    positions: list[list[int]] | None = None  # [S or 1, R], rising
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,25 @@ class PassInput:
     past: int  # keys that the cache held before it
     cached: bool  # a cache was given
     statement: Statement = Statement()
+    positions: list[list[int]] | None = None  # [S, T] of scattered tokens, rising; None: from start on
+    computed: list[list[int]] | None = None  # [S, R]: the positions among them that the model is said to compute
+    placed: bool = False  # an input says where the tokens stand, so the length of the cache needn't
+    role: str = ""  # of models that have both: "encoder", "decoder"
+    cache: Any = None  # the model's own
 
     @property
     def length(self) -> int:
         return len(self.ids[0])
+
+    @property
+    def end(self) -> int:
+        """Behind the last position."""
+        if self.positions is None:
+            return self.start + self.length
+        return max(positions[-1] for positions in self.positions) + 1
+
+    def positions_of(self, slot: int) -> Sequence_[int]:
+        return range(self.start, self.start + self.length) if self.positions is None else self.positions[slot]
 
 
 @dataclass(frozen=True)
@@ -75,6 +93,7 @@ class Sequence:
         self.settings = settings
         self.name = name
         self.tokens: list[int] = []  # by absolute position, as the model saw them last
+        self.known = 0  # how many there were before the pass
         self.prompt_length = prompt_length
         self.gen_length = settings.gen_length if gen_length is None else gen_length
         self.bidirectional = settings.bidirectional
@@ -92,21 +111,47 @@ class Sequence:
 
     # --- one pass -----------------------------------------------------------------------------------------------
 
-    def observe(self, ids: list[int], given: PassInput) -> tuple[Pass, Change]:
-        start = given.start
-        if start > len(self.tokens):
+    def take(self, ids: list[int], given: PassInput, slot: int) -> Change:
+        """What the input says of the tokens."""
+        positions = given.positions_of(slot)
+        self.known = len(self.tokens)
+        if positions[0] > self.known:
             raise UsageError(
-                f"the pass begins at position {start}, and positions {len(self.tokens)} to {start - 1} were never an "
-                f"input. HINT: record from the sequence's first pass on, or state where it stands: "
+                f"the pass begins at position {positions[0]}, and positions {len(self.tokens)} to {positions[0] - 1} "
+                "were never an input. HINT: record from the sequence's first pass on, or state where it stands: "
                 "run.step(start=...)")
-        if self.canvas is not None and start + len(ids) > self.canvas:
-            raise UsageError(
-                f"the pass goes over positions {start} to {start + len(ids) - 1}, behind the canvas of {self.canvas}. "
-                f"{STATE_IT}: start=...")
-        seen = self._token_by_token(ids, given) if self.settings.autoregressive else self._by_blocks(ids, given)
-        change = self._take(ids, start)
+        if self.canvas is not None and given.end > self.canvas:
+            if not self._grows(ids, given):
+                raise UsageError(
+                    f"the pass goes over positions {positions[0]} to {given.end - 1}, behind the canvas of "
+                    f"{self.canvas}. {STATE_IT}: start=...")
+            self.canvas = given.end
+        change = Change()
+        for position, token in zip(positions, ids):
+            if position > len(self.tokens):
+                raise UsageError(f"the pass goes over position {position}, and position {len(self.tokens)} was never "
+                                 "an input. HINT: record from the sequence's first pass on")
+            if position == len(self.tokens):
+                self.tokens.append(token)
+                change.appended.append((position, token))
+            elif self.tokens[position] != token:
+                self.tokens[position] = token
+                change.changed.append((position, token))
+        return change
+
+    def _grows(self, ids: list[int], given: PassInput) -> bool:
+        """Whether the pass goes over the whole canvas and new masks behind it."""
+        behind = ids[self.canvas:]
+        return given.start == 0 and given.positions is None and set(behind) == {self.settings.mask_token_id}
+
+    def observe(self, ids: list[int], given: PassInput, has_masks: bool, block_start: int | None) -> Pass:
+        """The pass as this sequence saw it. has_masks, block_start: of the batch (Batch.observe)."""
+        if self.settings.autoregressive:
+            seen = self._token_by_token(ids, given)
+        else:
+            seen = self._by_blocks(given, has_masks, block_start)
         self.kept = self.kept or given.past > 0 or given.cached and seen.kind is not Kind.DENOISE
-        return seen, change
+        return seen
 
     def _token_by_token(self, ids: list[int], given: PassInput) -> Pass:
         start, length = given.start, len(ids)
@@ -114,7 +159,7 @@ class Sequence:
         kind = given.statement.kind
         block = start + length - 1
         if kind is None:
-            again = start == 0 and bool(self.tokens)
+            again = start == 0 and self.known > 0
             alone = length == 1 and (start > 0 or self.prompt_length == 1)
             kind = Kind.DENOISE if alone or again else Kind.PREFILL
         if kind is Kind.PREFILL:
@@ -124,7 +169,7 @@ class Sequence:
                     "a new sequence is stated with run.begin_sequence()")
             return Pass(kind, start, length, -1, start, 0, start)
         if first and self.prompt_length is None:
-            if not self.tokens:
+            if self.known == 0:
                 raise UsageError("where the prompt ends can't be seen: it comes token by token. HINT: "
                                  "run.begin_sequence(prompt_length=...)")
             self.prompt_length = block
@@ -132,40 +177,81 @@ class Sequence:
         self.block, self.block_start, self.step = block, block, 1
         return Pass(kind, start, length, block, block, 1, block, 0, [False])
 
-    def _by_blocks(self, ids: list[int], given: PassInput) -> Pass:
-        start, length, size = given.start, len(ids), self.settings.block_length
-        mask = self.settings.mask_token_id
-        stated = given.statement
-        has_masks = mask in ids
-        kind = stated.kind
-        if kind is None:
-            again = self.begun and start == self.block_start and length == size and not self.bidirectional
-            kind = Kind.DENOISE if has_masks else Kind.COMMIT if again else Kind.PREFILL
-            if kind is Kind.PREFILL and (self.begun or self.bidirectional):
-                raise UsageError(
-                    f"a pass over positions {start} to {start + length - 1} without any mask ({mask}) is neither the "
-                    f"prompt nor the block {self.block} that was denoised. HINT: state it with run.step(kind=...), "
-                    "leave it out with run.paused(), or begin another sequence with run.begin_sequence()")
+    # --- blocks -------------------------------------------------------------------------------------------------
+
+    def _by_blocks(self, given: PassInput, has_masks: bool, block_start: int | None) -> Pass:
+        start, length, size = given.start, given.length, self.settings.block_length
+        kind = self._kind(given, has_masks)
         if kind is Kind.PREFILL:
             return Pass(kind, start, length, -1, start, 0, start)
         if kind is Kind.DENOISE:
-            self._locate(ids, given)
-        first = self.block_start - start
-        block_input = ids[first:first + size]
+            self._enter(given, block_start)
+        mask = self.settings.mask_token_id
+        block_input = self.tokens[self.block_start:self.block_start + size]
         masked = [token == mask for token in block_input]
         changed = sum(a != b for a, b in zip(block_input, self.last_input)) if self.last_input else 0
         self.last_input = block_input
         context = self.canvas - size if self.bidirectional else self.block_start
-        if kind is Kind.COMMIT:
-            return Pass(kind, start, length, self.block, self.block_start, 0, context, changed, masked)
-        return Pass(kind, start, length, self.block, self.block_start, self.step, context, changed, masked)
+        step = self.step if kind is Kind.DENOISE else 0
+        return Pass(kind, start, length, self.block, self.block_start, step, context, changed, masked)
 
-    def _locate(self, ids: list[int], given: PassInput) -> None:
-        """Which block a denoising pass is about; counts its steps."""
-        start, length, size = given.start, len(ids), self.settings.block_length
+    def _kind(self, given: PassInput, has_masks: bool) -> Kind:
+        start, length, size = given.start, given.length, self.settings.block_length
+        if given.statement.kind is not None:
+            return given.statement.kind
+        if has_masks or given.role == "decoder":
+            return Kind.DENOISE
+        # Who sees all positions keeps nothing that would have to be committed: a loop that goes on when its block is
+        # full takes a step that decides nothing.
+        if self.begun and self.bidirectional:
+            return Kind.DENOISE
+        if self.begun and start == self.block_start and length == size and given.positions is None:
+            return Kind.COMMIT
+        if self.begun or self.bidirectional:
+            raise UsageError(
+                f"a pass over positions {start} to {given.end - 1} without any mask ({self.settings.mask_token_id}) is "
+                f"neither the prompt nor the block {self.block} that was denoised. HINT: state it with "
+                "run.step(kind=...), leave it out with run.paused(), or begin another sequence with "
+                "run.begin_sequence()")
+        return Kind.PREFILL
+
+    def locate(self, ids: list[int], given: PassInput) -> int | None:
+        """Where the block of a denoising pass begins; None: no mask of this sequence tells."""
+        start, size = given.start, self.settings.block_length
         mask = self.settings.mask_token_id
-        end = start + length
-        if length < size:
+        if given.role != "decoder":
+            self._first_look(ids, given)
+        else:
+            self.bidirectional = False
+            self.prompt_length = start if self.prompt_length is None else self.prompt_length
+        if self.origin is None:
+            aligned = not self.bidirectional and (given.length > size or start % size == 0) and not given.role
+            self.origin = 0 if aligned else self.prompt_length if self.bidirectional else start
+        if given.statement.block_start is not None:
+            return given.statement.block_start
+        inside = given.positions is None and start >= self.prompt_length and (start - self.origin) % size == 0
+        if given.positions is None and given.length == size and (inside or not self.bidirectional):
+            return start
+        # A loop that keeps what stands before its block passes on the block and what is behind it.
+        if self.bidirectional and inside and start > 0:
+            return start
+        masks = [p for p, token in zip(given.positions_of(0), ids) if token == mask] if given.positions is None else [
+            p for p, token in enumerate(self.tokens) if token == mask]
+        first_mask = next((p for p in masks if p >= self.prompt_length), None)
+        if first_mask is None:
+            return None
+        found = first_mask - (first_mask - self.origin) % size
+        if self.bidirectional and given.positions is None and start > 0 and found > start + 1:
+            raise UsageError(
+                f"the pass from position {start} begins neither with a block nor with the position before one, and its "
+                f"first mask stands at {first_mask}: its block can't be told. {STATE_IT}: block_start=...")
+        return found
+
+    def _first_look(self, ids: list[int], given: PassInput) -> None:
+        """What the first pass with masks tells of the sequence."""
+        start, length, size = given.start, given.length, self.settings.block_length
+        mask = self.settings.mask_token_id
+        if length < size and given.positions is None:
             raise UsageError(
                 f"a pass with masks over {length} positions from {start}: expected at least block_length = {size}. "
                 "HINT: pass the loop's own block_length to record()")
@@ -173,28 +259,28 @@ class Sequence:
             # The keys that its attention lets the block see are checked against this.
             self.bidirectional = length > size or not (given.cached or given.past > 0)
         if self.bidirectional and self.canvas is None:
-            if start != 0:
+            if start != 0 or given.positions is not None:
                 raise UsageError(f"the canvas can't be seen: its first pass begins at position {start}. {STATE_IT}")
-            self.canvas = end
+            self.canvas = given.end
         if self.prompt_length is None:
-            first_mask = start + ids.index(mask) if mask in ids else end
-            self.prompt_length = first_mask
-        if self.origin is None:
-            aligned = not self.bidirectional and (length > size or start % size == 0)
-            self.origin = 0 if aligned else self.prompt_length if self.bidirectional else start
-        block_start = given.statement.block_start
-        if block_start is None and length == size:
-            block_start = start
+            self.prompt_length = start + ids.index(mask) if mask in ids else given.end
+
+    def _enter(self, given: PassInput, block_start: int | None) -> None:
+        """Counts the steps of a block."""
+        start, size = given.start, self.settings.block_length
         if block_start is None:
-            masks = (start + i for i, token in enumerate(ids) if token == mask)
-            first_mask = next((p for p in masks if p >= self.prompt_length), None)
-            if first_mask is None:
+            if not self.begun:
                 raise UsageError(f"a pass from {start} without a mask: its block can't be seen. {STATE_IT}")
-            block_start = first_mask - (first_mask - self.origin) % size
-        if not start <= block_start <= end - size:
+            block_start = self.block_start
+        if given.role == "decoder" and given.length != size:
+            raise UsageError(f"a canvas of {given.length} positions: expected block_length = {size}. HINT: pass the "
+                             "loop's own canvas length to record() as block_length")
+        last = self.canvas if self.bidirectional else given.end
+        least = 0 if self.bidirectional else start
+        if not least <= block_start <= last - size:
             raise UsageError(
-                f"the block at position {block_start} doesn't lie within the pass over {start} to {end - 1}. HINT: "
-                f"the answer's length must be a multiple of block_length = {size}; or {STATE_IT[6:]}")
+                f"the block at position {block_start} doesn't lie within the pass over {start} to {given.end - 1}. "
+                f"HINT: the answer's length must be a multiple of block_length = {size}; or {STATE_IT[6:]}")
         if (block_start - self.origin) % size != 0:
             raise UsageError(
                 f"the pass from {block_start} isn't a block of {size} counted from position {self.origin}. {STATE_IT}")
@@ -209,17 +295,6 @@ class Sequence:
         self.block, self.block_start = block, block_start
         self.step += 1
 
-    def _take(self, ids: list[int], start: int) -> Change:
-        change = Change()
-        for position, token in enumerate(ids, start):
-            if position == len(self.tokens):
-                self.tokens.append(token)
-                change.appended.append((position, token))
-            elif self.tokens[position] != token:
-                self.tokens[position] = token
-                change.changed.append((position, token))
-        return change
-
     # --- between sequences --------------------------------------------------------------------------------------
 
     def continues(self, ids: list[int], given: PassInput) -> bool:
@@ -230,7 +305,7 @@ class Sequence:
             return not self.kept and len(ids) == len(self.tokens) + 1 and ids[:-1] == self.tokens
         if self.kept and given.past == 0 and not self.bidirectional:
             return False
-        if self.canvas is not None and len(ids) > self.canvas:
+        if self.canvas is not None and len(ids) > self.canvas and not self._grows(ids, given):
             return False
         mask = self.settings.mask_token_id
         old = self.tokens[:len(ids)]
@@ -267,7 +342,10 @@ class Batch:
         self._next = {"prompt_length": prompt_length, "gen_length": gen_length, "names": names}
 
     def starts_anew(self, given: PassInput) -> bool:
-        if self._next is not None or len(self.sequences) != len(given.ids):
+        if self._next is not None or not self.sequences:
+            return True
+        if len(self.sequences) != len(given.ids):
+            self._refuse_part_of_the_batch(given)
             return True
         return not all(one.continues(ids, given) for one, ids in zip(self.sequences, given.ids))
 
@@ -284,11 +362,32 @@ class Batch:
             Sequence(self.settings, stated.get("prompt_length"), stated.get("gen_length"), name) for name in names]
         self._next = None
 
+    def _refuse_part_of_the_batch(self, given: PassInput) -> None:
+        """Loops may leave out the sequences that are done: those that are left are no new ones."""
+        old = [one.tokens[:one.prompt_length or 0] for one in self.sequences if one.begun]
+        if any(prompt and ids[:len(prompt)] == prompt for prompt in old for ids in given.ids):
+            raise UsageError(
+                f"a batch of {len(self.sequences)} sequences goes on with {len(given.ids)} of them, which isn't "
+                "recorded. HINT: record them one at a time; if these are new sequences, run.begin_sequence() says so")
+
     def observe(self, given: PassInput) -> list[tuple[Pass, Change]]:
-        if given.cached and given.past != given.start and given.statement.start is None:
-            bidirectional = self.sequences[0].bidirectional
-            if not (bidirectional and given.past == 0):
-                raise UsageError(
-                    f"the pass begins at position {given.start} and the cache holds {given.past} keys: padding, or a "
-                    f"cache that isn't in order of position, can't be recorded. {STATE_IT}: start=...")
-        return [one.observe(ids, given) for one, ids in zip(self.sequences, given.ids)]
+        first = self.sequences[0]
+        if given.cached and given.past != given.start and not given.placed and not (
+                first.bidirectional and given.past == 0):
+            raise UsageError(
+                f"the pass begins at position {given.start} and the cache holds {given.past} keys: padding, or a "
+                f"cache that isn't in order of position, can't be recorded. {STATE_IT}: start=...")
+        changes = [one.take(ids, given, slot) for slot, (one, ids) in enumerate(zip(self.sequences, given.ids))]
+        mask = self.settings.mask_token_id
+        has_masks = mask is not None and any(mask in ids for ids in given.ids)
+        block_start = None
+        stated = given.statement
+        if has_masks or given.role == "decoder" or stated.block_start is not None or stated.kind is Kind.DENOISE:
+            found = [one.locate(ids, given) for one, ids in zip(self.sequences, given.ids)]
+            # The loop is at the first block that any of its sequences has masks in.
+            block_start = min((one for one in found if one is not None), default=None)
+        if len({one.prompt_length for one in self.sequences}) > 1:
+            raise UsageError("the sequences of a batch have prompts of different lengths, so they stand at different "
+                             "blocks in one pass. HINT: record them one at a time")
+        return [(one.observe(ids, given, has_masks, block_start), change)
+                for one, ids, change in zip(self.sequences, given.ids, changes)]

@@ -1,0 +1,66 @@
+"""Which positions a pass computes. Where the model is handed the whole sequence and leaves rows out inside, the loop's
+own cache says it. Known: the caches of d2Cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Positions = list[list[int]]  # [S][R], rising, counted from the pass's first token
+
+
+@dataclass(frozen=True)
+class LayerRows:
+    """Of one layer; keys are computed at the rows of the queries."""
+
+    query: Positions  # in the order of the call, which needn't rise
+    value: Positions
+
+
+def tells_rows(cache: Any) -> bool:
+    """Whether the model is handed the whole sequence at each pass, and the cache says what is computed of it."""
+    return hasattr(cache, "active_q_mask")
+
+
+def selected_rows(cache: Any) -> Positions | None:
+    """Rows that all layers of the pass compute; asked within the pass or right behind it. None: all."""
+    mask = getattr(cache, "active_q_mask", None)
+    if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+        return None
+    return [row.nonzero()[:, 0].tolist() for row in mask]
+
+
+def selects_by_layer(cache: Any) -> bool:
+    """Whether each layer of a pass chooses rows of its own (dLLM-Cache)."""
+    return hasattr(cache, "refresh_response")
+
+
+def layer_rows(cache: Any) -> LayerRows | None:
+    """Of the layer that attends now, where each chooses its own."""
+    index = getattr(cache, "_refresh_index", None)
+    if not selects_by_layer(cache) or not isinstance(index, torch.Tensor):
+        return None
+    query = index.tolist()
+    # Values of the whole answer are computed to choose among its rows.
+    answer = range(cache._prompt_length, cache.key_cache[0].shape[1]) if cache.rou > 0 else range(0)
+    return LayerRows(query, [sorted({*row, *answer}) for row in query])
+
+
+def ranges_of(positions: Iterable[int]) -> list[tuple[int, int]]:
+    """[begin, end) of positions in a row, rising."""
+    found: list[tuple[int, int]] = []
+    for position in sorted(positions):
+        if found and found[-1][1] == position:
+            found[-1] = (found[-1][0], position + 1)
+        else:
+            found.append((position, position + 1))
+    return found
+
+
+def valid_of(block: range, computed: list[int], by_layer: list[tuple[list[int], list[int]]]) -> list[int]:
+    """/steps/valid: 1 for each position of the block that some layer computed; none where all are."""
+    there = set(computed).union(*(query for query, _ in by_layer))
+    return [] if there.issuperset(block) else [int(position in there) for position in block]
