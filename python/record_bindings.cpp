@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
+#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <tuple>
@@ -97,9 +97,8 @@ class ReadableBuffer {
 
   std::string_view format() const { return view_.format == nullptr ? "B" : view_.format; }
   Buffer copy() const {
-    std::vector<std::byte> bytes(static_cast<std::size_t>(view_.len));
-    std::memcpy(bytes.data(), view_.buf, bytes.size());
-    return make_buffer(std::move(bytes));
+    const auto* const first = static_cast<const std::byte*>(view_.buf);
+    return make_buffer(std::vector<std::byte>(first, first + view_.len));
   }
 
  private:

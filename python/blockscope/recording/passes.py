@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import UsageError
+from . import kernels
 from .attention import LOOKED_FOR, AttentionCall
 from .caches import LayerRows, layer_rows, selected_rows, selects_by_layer
 from .geometry import Biases, BlockRows, Geometry, KeyRanges
@@ -94,16 +95,13 @@ class RunningPass:
                 raise UsageError(f"{where}: a score_mod over scattered rows isn't recorded")
             scores = scaled_scores(q, k, call.scale)
             biases = biases.plus(call.score_mod.difference(scores, rows.first, chosen.read), ranges)
-        k_external = ranges.of(k, 2)
-        external = attend(q, k_external, ranges.of(v, 2), call.scale, call.softcap, biases.external)
-        internal = attend(q, ranges.inside(k, 2), ranges.inside(v, 2), call.scale, call.softcap, biases.internal)
+        external, internal, sets = self._attend(q, k, v, call, ranges, biases, rows)
         if self.scale not in (None, call.scale):
             raise UsageError(f"{where}: scores are scaled by {call.scale}, in another layer by {self.scale}; a trace "
                              "has one scale. HINT: record(..., layers=...) with layers alike")
         self.scale = call.scale
         if check:
             _compare(merge(external, internal), rows.of(call.out, 2), where)
-        sets = self._sets(q, k_external, external, internal, call, ranges, biases, rows)
         external, internal = (chosen.part(Part(rows.blank(part.output, 2), rows.blank(part.lse, 2)))
                               for part in (external, internal))
         self.attention[self.layer] = LayerAttention(
@@ -173,22 +171,34 @@ class RunningPass:
         return LayerAttention(part(like.external), part(like.internal), torch.full_like(like.query, math.nan), sets,
                               like.num_heads, like.key, like.value)
 
-    def _sets(self, q: torch.Tensor, k: torch.Tensor, external: Part, internal: Part, call: AttentionCall,
-              ranges: KeyRanges, biases: Biases, rows: BlockRows) -> Sets | None:
-        if self.settings.set_size == 0:
-            return None
-        lse = external.lse
-        if self.settings.set_normaliser != "prefix":
-            lse = torch.logaddexp(lse, internal.lse)
-        options = self.settings.set_size, call.scale, call.softcap, biases.external
-        sets = (topk_sets(q, k, lse, *options, self.settings.at_least("full")) if rows.there is None
-                else topk_sets_of(rows.there, q, k, lse, *options))
-        if ranges.offset:
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, ranges: KeyRanges,
+                biases: Biases, rows: BlockRows) -> tuple[Part, Part, Sets | None]:
+        """Both parts, and the external keys' sets."""
+        outside, inside = (ranges.of(k, 2), ranges.of(v, 2)), (ranges.inside(k, 2), ranges.inside(v, 2))
+        with_block, full = self.settings.set_normaliser != "prefix", self.settings.at_least("full")
+        plain = biases.external is None and biases.internal is None and not call.softcap
+        if plain and kernels.fit(q, k, v):
+            size = self.settings.set_size if rows.there is None and not full else 0
+            external, internal, sets = kernels.attend_both(q, outside, inside, call.scale, size, with_block)
+        else:
+            external = attend(q, *outside, call.scale, call.softcap, biases.external)
+            internal = attend(q, *inside, call.scale, call.softcap, biases.internal)
+            sets = None
+        if sets is None and self.settings.set_size > 0:
+            lse = torch.logaddexp(external.lse, internal.lse) if with_block else external.lse
+            sets = self._sets(q, outside[0], lse, call, biases, rows)
+        if sets is not None and ranges.offset:
             sets.index = torch.where(sets.index >= 0, sets.index + ranges.offset, sets.index)
             if sets.token_index is not None:
                 sets.token_index = torch.where(sets.token_index >= 0, sets.token_index + ranges.offset,
                                                sets.token_index)
-        return sets
+        return external, internal, sets
+
+    def _sets(self, q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, call: AttentionCall, biases: Biases,
+              rows: BlockRows) -> Sets:
+        options = self.settings.set_size, call.scale, call.softcap, biases.external
+        return (topk_sets(q, k, lse, *options, self.settings.at_least("full")) if rows.there is None
+                else topk_sets_of(rows.there, q, k, lse, *options))
 
     def _unpacked(self, call: AttentionCall, where: str) -> AttentionCall:
         """transformers hands over one token's query heads as the queries of its KV head."""

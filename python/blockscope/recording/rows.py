@@ -15,14 +15,14 @@ import torch
 
 from .. import _core
 from ..errors import UsageError
+from . import kernels
 from .caches import valid_of, ranges_of
 from .model import HIDDEN_SIZE, NUM_HEADS, NUM_KV_HEADS, VOCAB_SIZE, vocabulary_pieces
 from .full_level import StoredKeys, arrays_of
 from .heads import HeadChoice
 from .passes import RunningPass
 from .settings import Settings, config_value
-from .statistics import FirstPrediction, History, LayerValues, Predictions
-from .split import Part
+from .statistics import FirstPrediction, History, LayerValues, Predictions, gathered
 from .steps import Batch, Change, Kind, Pass, PassInput
 
 QUEUE_BYTES = 64 << 20
@@ -48,6 +48,12 @@ class HostCopies:
         elif values.device.type != "cpu":
             values = values.cpu()
         self._arrays.append((path, values))
+
+    def add_layers(self, path: str, layers: list[torch.Tensor], dtype: torch.dtype) -> None:
+        """Arrays of one shape, to be [L, ...] in the file; rounded while they are put together."""
+        stacked = layers[0].new_empty((len(layers), *layers[0].shape), dtype=dtype)
+        torch._foreach_copy_(list(stacked.unbind(0)), layers)
+        self.add(path, stacked, dtype)
 
     def take(self) -> list[tuple[str, int, Any]]:
         if self._event is not None:
@@ -88,6 +94,7 @@ class RowWriter:
         self._traced: list[TracedSequence] = []
         self._waiting: list[list[WaitingRow]] = []  # by pass, by sequence of the batch
         self.num_rows = 0
+        self._spare = kernels.SpareRows()
         self.kv_heads: int | None = config_value(model, *NUM_KV_HEADS)
         self._bidirectional: bool | None = None
         self._stored = StoredKeys(settings)
@@ -188,7 +195,7 @@ class RowWriter:
                     self._add_predictions(row, slot, block, first_predictions)
                 if running.attention:
                     if histories[slot].block != block:
-                        histories[slot] = History(block)
+                        histories[slot] = kernels.history(running.attention, block)
                     self._add_attention(row, slot, running, histories[slot])
             rows.append(row)
         self._waiting.append(rows)
@@ -200,8 +207,10 @@ class RowWriter:
         shift = self._settings.logit_shift
         there = None if computed is None else [position + shift for position in computed]
         if given.positions is not None:  # a row for each position, wherever they stand
-            return None if one.kind is not Kind.DENOISE else Predictions.scattered(
-                logits, there, one.block_start, self._settings.block_length)
+            if one.kind is not Kind.DENOISE:
+                return None
+            rows = gathered(logits, there, one.block_start, self._settings.block_length)
+            return kernels.predictions(rows, one.block_start, there, self._spare)
         first = one.start + one.length - logits.shape[0] + shift  # some models give the last rows alone
         if one.kind is Kind.DENOISE:
             begin, end = one.block_start + (shift if self._settings.autoregressive else 0), 0
@@ -211,13 +220,15 @@ class RowWriter:
         else:
             return None
         begin, end = max(begin, first), min(end, first + logits.shape[0])
-        return Predictions.of(logits[begin - first:end - first], begin, there) if begin < end else None
+        if begin >= end:
+            return None
+        return kernels.predictions(logits[begin - first:end - first], begin, there, self._spare)
 
     def _add_predictions(self, row: WaitingRow, slot: int, block: tuple[int, int],
                          firsts: list[tuple[tuple[int, int], FirstPrediction]]) -> None:
         now, one, size = row.predictions, row.one, self._settings.block_length
         begin = one.block_start + (self._settings.logit_shift if self._settings.autoregressive else 0)
-        first, count = now.first - begin, len(now.lse)
+        first, count = now.first - begin, len(now)
 
         def among_block(values: torch.Tensor, missing: float) -> torch.Tensor:
             if count == size:
@@ -234,47 +245,37 @@ class RowWriter:
         while len(firsts) <= slot:
             firsts.append(((-1, -1), None))
         if one.step == 1:
-            firsts[slot] = (block, FirstPrediction.of(now) if True in one.masked else None)
+            firsts[slot] = (block, now.as_first() if True in one.masked else None)
         elif firsts[slot][0] == block and firsts[slot][1] is not None and firsts[slot][1].first == now.first \
                 and self._recorded(one):
-            masked = torch.tensor(one.masked[first:first + count], device=now.lse.device)
-            kl = firsts[slot][1].kl(now).masked_fill(~masked, math.nan)
+            masked = torch.tensor(one.masked[first:first + count], device=now.logits.device)
+            kl = firsts[slot][1].kl(now, masked)
             row.copies.add("/prediction/kl_step1", among_block(kl, math.nan), torch.float32)
 
-    def _add_attention(self, row: WaitingRow, slot: int, running: RunningPass, history: History) -> None:
+    def _add_attention(self, row: WaitingRow, slot: int, running: RunningPass,
+                       history: History | kernels.KernelHistory) -> None:
         layers = [running.attention[index] for index in self._layers]
-        hidden = [running.hidden.get(index) for index in self._layers]
-
-        def part(name: str) -> Part:
-            parts = [getattr(layer, name) for layer in layers]
-            return Part(torch.stack([p.output[slot] for p in parts]), torch.stack([p.lse[slot] for p in parts]))
-
-        sets = [layer.sets for layer in layers]
-        has_sets = sets[0] is not None
-        now = LayerValues(
-            part("external"), part("internal"), torch.stack([layer.query[slot] for layer in layers]),
-            torch.stack([h[slot] for h in hidden]) if all(h is not None for h in hidden) else None,
-            torch.stack([s.index[slot] for s in sets]) if has_sets else None,
-            bool(self._bidirectional))
+        inputs = [running.hidden[index] for index in self._layers if index in running.hidden]
+        now = LayerValues(layers, inputs if len(inputs) == len(layers) else None, slot, bool(self._bidirectional))
         one = row.one
         values = history.summarise(one.step, one.transferred, one.context_length, now)
         if not self._recorded(one):
             return
         for path, value in values.items():
             row.copies.add(path, value, torch.float32)
-        if has_sets:
-            probability = torch.stack([s.probability[slot] for s in sets])
-            row.copies.add("/sets/topk", now.topk, torch.int32)
+        if now.has_sets:
+            probability = now.stacked(lambda layer: layer.sets.probability)
+            row.copies.add("/sets/topk", now.topk(), torch.int32)
             row.copies.add("/sets/probability", probability, torch.float32)
-            row.copies.add("/sets/union_size", torch.stack([s.union_size[slot] for s in sets]), torch.int32)
+            row.copies.add("/sets/union_size", now.stacked(lambda layer: layer.sets.union_size), torch.int32)
             row.copies.add("/sets/covered", probability.double().sum(-1), torch.float32)
+        kind = torch.float32 if self._settings.array_type == "f32" else torch.bfloat16
         if self._settings.at_least("outputs"):
-            kind = torch.float32 if self._settings.array_type == "f32" else torch.bfloat16
-            row.copies.add("/attention/external", now.external.output, kind)
-            row.copies.add("/attention/internal", now.internal.output, kind)
-            row.copies.add("/query/query", now.query, kind)
+            row.copies.add_layers("/attention/external", [layer.external.output[slot] for layer in layers], kind)
+            row.copies.add_layers("/attention/internal", [layer.internal.output[slot] for layer in layers], kind)
+            row.copies.add_layers("/query/query", [layer.query[slot] for layer in layers], kind)
         if self._settings.at_least("full"):
-            for path, value in arrays_of(layers, slot, now.hidden).items():
+            for path, value in arrays_of(layers, slot, now.hidden()).items():
                 row.copies.add(path, value, torch.int32 if path == "/sets/topk_token" else kind)
 
     def _add_keys(self, row: WaitingRow, slot: int, running: RunningPass, sequence: Sequence) -> None:
@@ -315,6 +316,7 @@ class RowWriter:
         valid = valid_of(block, computed, row.by_layer) if one.kind is Kind.DENOISE else []
         self._writer.append_row(scalars, transfers, insertions, ranges_of(computed) if self._bidirectional else [],
                                 row.copies.take(), valid, by_layer)
+        self._spare.give_back(row.predictions)
         self.num_rows += 1
 
     def _delta(self, row: WaitingRow, traced: TracedSequence) -> tuple[Any, Any]:

@@ -60,7 +60,8 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, soft
         folded = q.reshape(sequences, kv_heads, heads // kv_heads * rows, dim)
         fused = _fused(folded, k, v, scale)
         if fused is not None:
-            return Part(fused[0].reshape(sequences, heads, rows, dim), fused[1].reshape(sequences, heads, rows).float())
+            out = fused[0].float() if q.device.type == "cpu" else fused[0]  # as everything that is computed of it there
+            return Part(out.reshape(sequences, heads, rows, dim), fused[1].reshape(sequences, heads, rows).float())
     scores = _scores(q, k, scale, softcap, bias)
     lse = scores.logsumexp(-1)
     # A query that sees no key gets zeros, as one of a block without a prefix does.

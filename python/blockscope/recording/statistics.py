@@ -1,29 +1,53 @@
-"""What a step says beside its arrays: how it compares with the block's steps before it. All layers of a pass at once;
-float32 on the device of the tensors. The definitions are those of docs/trace_format.md and docs/glossary.md."""
+"""What a step says beside its arrays: how it compares with the block's steps before it. With torch's operators, all
+layers of a pass at once, float32 on the device of the tensors; on a CPU :mod:`.kernels` takes less time. The
+definitions are those of docs/trace_format.md and docs/glossary.md."""
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..errors import UsageError
 from .split import Part, merge
 
+if TYPE_CHECKING:  # pragma: no cover
+    from .passes import LayerAttention
+
 TAUS = (2.0, 3.0, 4.0, math.inf)
 
 
 @dataclass
 class LayerValues:
-    """Of one sequence at one pass, stacked over the recorded layers."""
+    """Of one sequence of a pass, by recorded layer."""
 
-    external: Part  # output [L, H, B, D], lse [L, H, B]
-    internal: Part
-    query: torch.Tensor  # [L, H, B, D]
-    hidden: torch.Tensor | None  # [L, B, hidden_size]
-    topk: torch.Tensor | None  # [L, K, k]
+    layers: list[LayerAttention]  # of the whole batch
+    inputs: list[torch.Tensor] | None  # [S, B, hidden_size]
+    slot: int  # of the sequence in the batch
     partial: bool = False  # some pass computes some rows of a block only; the others are NaN
+
+    def stacked(self, of: Callable[[LayerAttention], torch.Tensor]) -> torch.Tensor:
+        """[L, ...] of what is [S, ...] of each layer."""
+        return torch.stack([of(layer)[self.slot] for layer in self.layers])
+
+    def part(self, of: Callable[[LayerAttention], Part]) -> Part:
+        return Part(self.stacked(lambda layer: of(layer).output), self.stacked(lambda layer: of(layer).lse))
+
+    def hidden(self) -> torch.Tensor | None:
+        """[L, B, hidden_size]"""
+        return None if self.inputs is None else torch.stack([x[self.slot] for x in self.inputs])
+
+    @property
+    def has_sets(self) -> bool:
+        return self.layers[0].sets is not None
+
+    def topk(self) -> torch.Tensor | None:
+        """[L, K, k]"""
+        return self.stacked(lambda layer: layer.sets.index) if self.has_sets else None
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
@@ -38,7 +62,7 @@ def _cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return ((a * b).sum(-1) * norms.clamp_min(1e-37).rsqrt()).nanmean(-1)  # NaN: a pass that didn't compute the row
 
 
-def _recall(first: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
+def recall(first: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
     """Share of the first step's set [L, K, k] in this one."""
     share = (now.unsqueeze(-1) == first.unsqueeze(-2)).any(-1).float().mean(-1)
     return share.masked_fill((now[..., 0] < 0) | (first[..., 0] < 0), math.nan)
@@ -57,26 +81,27 @@ class History:
     first_set: torch.Tensor | None = None
 
     def summarise(self, step: int, changed: int, context_length: int, now: LayerValues) -> dict[str, torch.Tensor]:
-        values = {"/attention/lse_external": now.external.lse, "/attention/lse_internal": now.internal.lse}
+        external, internal = now.part(lambda layer: layer.external), now.part(lambda layer: layer.internal)
+        values = {"/attention/lse_external": external.lse, "/attention/lse_internal": internal.lse}
         self._compare_with_first(step, context_length, now, values)
         last = self.last if self.last_step == step - 1 else None
         if last is not None:
-            values["/summary/similarity_internal"] = _cosine(now.internal.output, last[1].output)
+            values["/summary/similarity_internal"] = _cosine(internal.output, last[1].output)
         if context_length > 0:
-            weight = torch.sigmoid(now.external.lse - now.internal.lse)
+            weight = torch.sigmoid(external.lse - internal.lse)
             values["/summary/external_mass"] = weight.nanmean(-1)
             if last is not None:
-                values["/summary/similarity_external"] = _cosine(now.external.output, last[0].output)
-            values["/summary/reuse_error"] = self._reuse_error(step, changed, now)
-        self.last, self.last_step = (now.external, now.internal), step
+                values["/summary/similarity_external"] = _cosine(external.output, last[0].output)
+            values["/summary/reuse_error"] = self._reuse_error(step, changed, external, internal, now.partial)
+        self.last, self.last_step = (external, internal), step
         return values
 
     def _compare_with_first(self, step: int, context_length: int, now: LayerValues,
                             values: dict[str, torch.Tensor]) -> None:
-        query = _unit(now.query)
-        hidden = None if now.hidden is None else _unit(now.hidden)
+        query, topk = _unit(now.stacked(lambda layer: layer.query)), now.topk()
+        hidden = None if now.inputs is None else _unit(now.hidden())
         if step == 1:
-            self.first_query, self.first_hidden, self.first_set = query, hidden, now.topk
+            self.first_query, self.first_hidden, self.first_set = query, hidden, topk
             return
         if self.first_query is not None:
             difference = query - self.first_query
@@ -84,22 +109,22 @@ class History:
             values["/summary/query_block_gap"] = difference.nanmean(-2).norm(dim=-1)
         if self.first_hidden is not None and hidden is not None:
             values["/summary/hidden_gap"] = (hidden - self.first_hidden).norm(dim=-1).nanmean(-1)
-        if self.first_set is not None and now.topk is not None and context_length > now.topk.shape[-1]:
-            values["/sets/recall"] = _recall(self.first_set, now.topk)
+        if self.first_set is not None and topk is not None and context_length > topk.shape[-1]:
+            values["/sets/recall"] = recall(self.first_set, topk)
 
-    def _reuse_error(self, step: int, changed: int, now: LayerValues) -> torch.Tensor:
+    def _reuse_error(self, step: int, changed: int, external: Part, internal: Part, partial: bool) -> torch.Tensor:
         """[tau, L, H, 4]: sums of e^2, |e|, reference^2 and of the dot product over positions and channels."""
-        true = merge(now.external, now.internal)
+        true = merge(external, internal)
         self.sources = [
-            source if step > 1 and changed < tau else now.external
-            for tau, source in zip(TAUS, self.sources or [now.external] * len(TAUS))]
+            source if step > 1 and changed < tau else external
+            for tau, source in zip(TAUS, self.sources or [external] * len(TAUS))]
         sums: dict[int, torch.Tensor] = {}
         for source in self.sources:
             if id(source) in sums:
                 continue
-            got = true if source is now.external else merge(source, now.internal)
+            got = true if source is external else merge(source, internal)
             error, both = got - true, true
-            if now.partial:  # over the rows that both steps computed
+            if partial:  # over the rows that both steps computed
                 there = ~error.isnan()
                 error, both, got = (torch.where(there, x, 0.0) for x in (error, true, got))
             sums[id(source)] = torch.stack([
@@ -112,72 +137,97 @@ class History:
 class Predictions:
     """Of a block's positions; a position that no row of the pass predicts has -1 and NaN."""
 
-    logits: torch.Tensor  # [R, V] float32, a copy
-    lse: torch.Tensor  # [R]
+    logits: torch.Tensor  # [R, V], a copy; float32 here, of the model's type in kernels.py
     first: int  # absolute position that row 0 predicts
     missing: torch.Tensor | None = None  # [R]: rows that the pass didn't compute
 
-    @classmethod
-    def of(cls, logits: torch.Tensor, first: int, computed: list[int] | None = None) -> Predictions:
-        """computed: the positions that there are predictions of; None: of all rows."""
-        rows = logits.detach().to(torch.float32, copy=True).clamp_min_(-1e30)  # -inf times 0 would be NaN
-        there = None if computed is None else set(computed)
-        missing = None if there is None else torch.tensor(
-            [first + i not in there for i in range(len(rows))], device=rows.device)
-        return cls(rows, rows.logsumexp(-1), first, missing)
+    @staticmethod
+    def copied(logits: torch.Tensor) -> torch.Tensor:
+        return logits.detach().to(torch.float32, copy=True).clamp_min_(-1e30)  # -inf times 0 would be NaN
 
-    @classmethod
-    def scattered(cls, logits: torch.Tensor, positions: list[int], begin: int, count: int) -> Predictions:
-        """Of the `count` positions from `begin` on; logits' rows predict `positions`, which needn't stand in a row."""
-        if len(positions) != len(logits):
-            raise UsageError(f"{len(logits)} rows of logits for the {len(positions)} positions of the pass: which they "
-                             "are can't be told")
-        rows = {position: i for i, position in enumerate(positions)}
-        return cls.of(logits[[rows.get(begin + i, 0) for i in range(count)]], begin, positions)
+    def __len__(self) -> int:
+        return len(self.logits)
+
+    @functools.cached_property
+    def all_lses(self) -> torch.Tensor:
+        return self.logits.logsumexp(-1)
+
+    def lse(self, rows: torch.Tensor) -> torch.Tensor:
+        """Of these rows [n]."""
+        return self.all_lses[rows]
+
+    def best(self) -> tuple[torch.Tensor, torch.Tensor]:
+        best = self.logits.max(-1)
+        return best.indices.int(), (best.values - self.all_lses).exp_()
+
+    def as_first(self) -> FirstPrediction:
+        return FirstPrediction.of(self)
 
     def top1(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Token, probability: [R]."""
-        best = self.logits.max(-1)
-        token, probability = best.indices.int(), (best.values - self.lse).exp_()
+        token, probability = self.best()
         if self.missing is not None:
             token, probability = token.masked_fill(self.missing, -1), probability.masked_fill(self.missing, math.nan)
         return token, probability
 
     def probability(self, positions: list[int], tokens: list[int]) -> list[float]:
         """Of these tokens at these positions; NaN where the pass predicted nothing."""
-        inside = [i for i, p in enumerate(positions) if 0 <= p - self.first < len(self.logits)]
+        inside = [i for i, p in enumerate(positions) if 0 <= p - self.first < len(self)]
         found = [math.nan] * len(positions)
         if not inside:
             return found
         device = self.logits.device
         rows = torch.tensor([positions[i] - self.first for i in inside], device=device)
         columns = torch.tensor([tokens[i] for i in inside], device=device)
-        values = (self.logits[rows, columns] - self.lse[rows]).exp()
+        values = (self.logits[rows, columns].float() - self.lse(rows)).exp()
         values = (values if self.missing is None else values.masked_fill(self.missing[rows], math.nan)).tolist()
         for i, value in zip(inside, values):
             found[i] = min(value, 1.0) if value == value else math.nan
         return found
 
 
+def predictions(logits: torch.Tensor, first: int, computed: list[int] | None = None,
+                kind: Callable[..., Predictions] = Predictions,
+                copied: Callable[[torch.Tensor], torch.Tensor] = Predictions.copied) -> Predictions:
+    """Of rows [R, V] that predict the positions from `first` on. computed: the positions that there are predictions
+    of; None: of all rows."""
+    there = None if computed is None else set(computed)
+    missing = None if there is None else torch.tensor(
+        [first + i not in there for i in range(len(logits))], device=logits.device)
+    return kind(copied(logits), first, missing)
+
+
+def gathered(logits: torch.Tensor, positions: list[int], begin: int, count: int) -> torch.Tensor:
+    """The rows of logits that predict the `count` positions from `begin` on; logits' rows predict `positions`, which
+    needn't stand in a row. Any row for a position that none predicts."""
+    if len(positions) != len(logits):
+        raise UsageError(f"{len(logits)} rows of logits for the {len(positions)} positions of the pass: which they "
+                         "are can't be told")
+    rows = {position: i for i, position in enumerate(positions)}
+    return logits[[rows.get(begin + i, 0) for i in range(count)]]
+
+
 @dataclass
 class FirstPrediction:
     """A block's first step, which KL is measured from."""
 
-    probability: torch.Tensor  # [R, V]
+    distribution: torch.Tensor  # [R, V]
     mean_log: torch.Tensor  # [R]: sum p log p
     first: int
     missing: torch.Tensor | None = None  # [R]
 
     @classmethod
     def of(cls, now: Predictions) -> FirstPrediction:
-        log = now.logits - now.lse.unsqueeze(-1)
-        probability = log.exp()
-        return cls(probability, torch.linalg.vecdot(probability, log), now.first, now.missing)
+        log = now.logits - now.all_lses.unsqueeze(-1)
+        distribution = log.exp()
+        return cls(distribution, torch.linalg.vecdot(distribution, log), now.first, now.missing)
 
-    def kl(self, now: Predictions) -> torch.Tensor:
-        """KL(first || now) of each row in nats: [R]."""
-        cross = torch.linalg.vecdot(self.probability, now.logits) - now.lse
-        found = (self.mean_log - cross).clamp_min_(0.0)
+    def divergence(self, now: Predictions, wanted: torch.Tensor) -> torch.Tensor:
+        cross = torch.linalg.vecdot(self.distribution, now.logits) - now.all_lses
+        return (self.mean_log - cross).clamp_min_(0.0).masked_fill(~wanted, math.nan)
+
+    def kl(self, now: Predictions, wanted: torch.Tensor) -> torch.Tensor:
+        """KL(first || now) in nats of the rows that are wanted [R] and that both steps computed, NaN of others: [R]."""
         for missing in (self.missing, now.missing):
-            found = found if missing is None else found.masked_fill(missing, math.nan)
-        return found
+            wanted = wanted if missing is None else wanted & ~missing
+        return self.divergence(now, wanted)
