@@ -21,6 +21,9 @@ class SlotCache:
         whole[:, :, self.slots] = new
         return whole
 
+    def before(self, position):
+        return [(k[:, :, :position], v[:, :, :position]) for k, v in zip(self.keys, self.values)]
+
 
 class TellingCache(SlotCache):
     """Says which rows a pass computes; None: all."""
@@ -155,7 +158,7 @@ def shifted(model, prompt, gen_length, size, per_step=3):
         span = (0, ids.shape[1])
         out = model(ids, "full")
         ids[0, start] = out.logits[0, start - 1].argmax()
-        past = [(k[:, :, :start], v[:, :, :start]) for k, v in zip(out.past_key_values.keys, out.past_key_values.values)]
+        past = out.past_key_values.before(start)
         block = torch.arange(start + 1, start + size)
         while (ids[:, block] == mask).any():
             span = (start, ids.shape[1])
@@ -175,7 +178,7 @@ def prefixed(model, prompt, gen_length, size, per_step=3):
         span, block = (0, ids.shape[1]), torch.arange(start, start + size)
         out = model(ids)
         take(ids, block, out.logits[0, block], mask, per_step)
-        past = [(k[:, :, :start], v[:, :, :start]) for k, v in zip(out.past_key_values.keys, out.past_key_values.values)]
+        past = out.past_key_values.before(start)
         while True:
             span = (start, ids.shape[1])
             take(ids, block, model(ids[:, start:], past_key_values=past).logits[0, :size], mask, per_step)

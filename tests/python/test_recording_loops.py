@@ -46,7 +46,7 @@ def generate_canvases(model, prompt, count=3):
 
 
 class Canvases(witness.Witness):
-    """Of DiffusionGemma's generate(): calls of the encoder and of the decoder; the capped logits are worked out here."""
+    """Of DiffusionGemma's generate(): calls of the encoder and of the decoder; capped logits are worked out here."""
 
     def __init__(self, model, eager):
         inner = model.model
@@ -84,7 +84,8 @@ def test_diffusion_gemma(tmp_path, implementation, batch, gen_length):
         ids = generate_canvases(model, prompt)
         run.end_sequence(ids)
     assert torch.equal(plain, ids)
-    assert [one.kind for one in sees.passes] == [PREFILL, *[DENOISE] * 5, COMMIT, *[DENOISE] * 5, COMMIT, *[DENOISE] * 5]
+    steps = [DENOISE] * 5
+    assert [one.kind for one in sees.passes] == [PREFILL, *steps, COMMIT, *steps, COMMIT, *steps]
     largest = witness.compare(path, sees, ids.numpy(), size=CANVAS, mask=None, kv_heads=2, layers=3,
                               bidirectional=False, scale=1.0)
     assert largest.rows == 18 * batch and largest.sets > 80 * batch
@@ -202,7 +203,7 @@ def test_rows_left_out(tmp_path, told, shift):
 
 def test_rows_left_out_are_asked_for(tmp_path):
     model = loops.CanvasModel()
-    with pytest.raises(blockscope.UsageError, match=r"attends with \d+ queries in a pass over 45.*run\.step\(positions"):
+    with pytest.raises(blockscope.UsageError, match=r"attends with \d+ queries in a pass over 45.*step\(positions"):
         with blockscope.record(model, tmp_path / "run.h5", block_length=SIZE):
             loops.left_out(model, PROMPT, GEN, SIZE, told=False)
 
@@ -255,8 +256,7 @@ def test_what_would_be_a_wrong_trace(tmp_path):
 
     def suffix(recording):
         out = model(canvas)
-        past = [(k[:, :, :11], v[:, :, :11]) for k, v in zip(out.past_key_values.keys, out.past_key_values.values)]
-        model(canvas[:, 11:], past_key_values=past)
+        model(canvas[:, 11:], past_key_values=out.past_key_values.before(11))
 
     def unequal(recording):
         ids = two.clone()
