@@ -148,11 +148,20 @@ def sees_loop(model, loop):
         ids = mine["ids"].numpy().copy()
         return Pass(DENOISE, ids, mine["start"], span=mine["span"], computed=rows and [rows] * len(ids))
 
-    return witness.Witness(model, model.layers, [loop.__name__], look)
+    def each(one, layer, variables):
+        index = getattr(variables[loop.__name__].get("cache"), "_refresh_index", None)
+        if index is not None:
+            one.rows[layer] = index.tolist()
+
+    def late(one, variables):
+        if one.rows:  # a layer that chose none doesn't attend
+            one.rows |= {layer: [[]] for layer in range(len(model.layers)) if layer not in one.rows}
+
+    return witness.Witness(model, model.layers, [loop.__name__], look, each=each, late=late)
 
 
 def judged(tmp_path, loop, prompt=PROMPT, shift=0, **more):
-    model = loops.CanvasModel()
+    model = loops.ChoosyModel() if loop is loops.choosy else loops.CanvasModel()
     if loop is loops.left_out:
         more["shift"] = shift
     plain = loop(model, prompt, GEN, SIZE, **more)
@@ -199,6 +208,15 @@ def test_scattered_entries_are_told_by_the_inputs(tmp_path):
 def test_rows_left_out(tmp_path, told, shift):
     passes = judged(tmp_path, loops.left_out, told=told, shift=shift)
     assert len(passes) == 9 and all(len(one.computed[0]) < 20 for one in passes[1:] if one.computed)
+
+
+def test_layers_choose_rows(tmp_path):
+    passes = judged(tmp_path, loops.choosy)
+    assert [len(passes[1].rows[layer][0]) for layer in range(4)] == [45, 23, 0, 23]
+    model = loops.ChoosyModel()
+    with pytest.raises(blockscope.UsageError, match=r"each layer of the loop's cache chooses.*level=\"summary\""):
+        with blockscope.record(model, tmp_path / "other.h5", block_length=SIZE, level="trajectory"):
+            loops.choosy(model, PROMPT, GEN, SIZE)
 
 
 def test_rows_left_out_are_asked_for(tmp_path):
