@@ -21,6 +21,9 @@ class SlotCache:
         whole[:, :, self.slots] = new
         return whole
 
+    def before(self, position):
+        return [(k[:, :, :position], v[:, :, :position]) for k, v in zip(self.keys, self.values)]
+
 
 class TellingCache(SlotCache):
     """Says which rows a pass computes; None: all."""
@@ -74,6 +77,67 @@ class CanvasModel(models.PlainModel):
             whole[:, chosen] = logits
             logits = whole
         return types.SimpleNamespace(logits=logits, past_key_values=store)
+
+
+class ChoosyLayer(torch.nn.Module):
+    """Attends at the rows that the cache chooses for it; the others keep what it gave them before."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, cos, sin, cache, mask, store):
+        layer, index = self.layer, self.layer.index
+        rows = cache.choose(index, x.shape[1])
+        cache._refresh_index = rows[None]
+        if len(rows):
+            cache.slots = rows
+            normed = models.rms_norm(x, layer.norm1, layer.config.eps)[:, rows]
+            cache.given.setdefault(index, torch.zeros_like(x))[:, rows] = layer.attention(
+                normed, cos[rows], sin[rows], cache, None, True)
+        x = x + cache.given[index]
+        y = models.rms_norm(x, layer.norm2, layer.config.eps)
+        return x + F.linear(F.silu(F.linear(y, layer.gate)) * F.linear(y, layer.up), layer.down)
+
+
+class ChoosyCache(SlotCache):
+    """All rows at the first pass and in layer 0; else every second one in an order of its own, and none in layer 2."""
+
+    rou, _prompt_length, refresh_response, _refresh_index = 0.0, 0, False, None
+
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.given, self.passes = {}, 0
+
+    @property
+    def key_cache(self):
+        return self.keys
+
+    def choose(self, layer, length):
+        self.passes += layer == 0
+        if self.passes == 1 or layer == 0:
+            return torch.arange(length)
+        return torch.arange(0) if layer == 2 else torch.arange(self.passes % 2, length, 2).flip(0)
+
+
+class ChoosyModel(CanvasModel):
+    def __init__(self):
+        super().__init__(4)
+        self.layers = torch.nn.ModuleList(ChoosyLayer(layer) for layer in self.layers)
+
+
+@torch.no_grad()
+def choosy(model, prompt, gen_length, size, per_step=3):
+    """Every layer of a pass chooses the rows that it computes."""
+    mask = model.config.mask_token_id
+    ids, rows = canvas_of(prompt, gen_length, mask), None
+    cache, span = ChoosyCache(model.config.num_hidden_layers), (0, ids.shape[1])
+    for start in range(len(prompt), len(prompt) + gen_length, size):
+        block = torch.arange(start, start + size)
+        while (ids[:, block] == mask).any():
+            take(ids, block, model(ids, past_key_values=cache).logits[0, block], mask, per_step)
+    del span, rows
+    return ids
 
 
 def canvas_of(prompt, gen_length, mask):
@@ -155,7 +219,7 @@ def shifted(model, prompt, gen_length, size, per_step=3):
         span = (0, ids.shape[1])
         out = model(ids, "full")
         ids[0, start] = out.logits[0, start - 1].argmax()
-        past = [(k[:, :, :start], v[:, :, :start]) for k, v in zip(out.past_key_values.keys, out.past_key_values.values)]
+        past = out.past_key_values.before(start)
         block = torch.arange(start + 1, start + size)
         while (ids[:, block] == mask).any():
             span = (start, ids.shape[1])
@@ -175,7 +239,7 @@ def prefixed(model, prompt, gen_length, size, per_step=3):
         span, block = (0, ids.shape[1]), torch.arange(start, start + size)
         out = model(ids)
         take(ids, block, out.logits[0, block], mask, per_step)
-        past = [(k[:, :, :start], v[:, :, :start]) for k, v in zip(out.past_key_values.keys, out.past_key_values.values)]
+        past = out.past_key_values.before(start)
         while True:
             span = (start, ids.shape[1])
             take(ids, block, model(ids[:, start:], past_key_values=past).logits[0, :size], mask, per_step)

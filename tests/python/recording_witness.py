@@ -32,8 +32,9 @@ class Pass:
 
 
 class Witness:
-    """look(module, args, kwargs, variables): a Pass, from the local variables (by name of the function) of the functions
-    named in `loop` that are running. late(one, variables): at its end; each(one, layer, variables): at each attention."""
+    """look(module, args, kwargs, variables): a Pass, from the local variables (by name of the function) of the
+    functions named in `loop` that are running. late(one, variables): at its end; each(one, layer, variables): at each
+    attention."""
 
     def __init__(self, model, layers, loop, look, eager=False, entrances=None, late=None, each=None):
         self.passes, self._loop, self._look, self._eager, self._late, self._each = [], loop, look, eager, late, each
@@ -44,8 +45,10 @@ class Witness:
             self._hooks += [module.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True),
                             module.register_forward_hook(self._end)]
         for index, layer in enumerate(layers):
-            self._hooks += [layer.register_forward_pre_hook(lambda _, args, kw, index=index: self._enter(index, args, kw),
-                                                            with_kwargs=True),
+            def enter(_, args, kwargs, index=index):
+                self._enter(index, args, kwargs)
+
+            self._hooks += [layer.register_forward_pre_hook(enter, with_kwargs=True),
                             layer.register_forward_hook(lambda *_: self._enter(None))]
 
     def __enter__(self):

@@ -46,7 +46,7 @@ def generate_canvases(model, prompt, count=3):
 
 
 class Canvases(witness.Witness):
-    """Of DiffusionGemma's generate(): calls of the encoder and of the decoder; the capped logits are worked out here."""
+    """Of DiffusionGemma's generate(): calls of the encoder and of the decoder; capped logits are worked out here."""
 
     def __init__(self, model, eager):
         inner = model.model
@@ -84,7 +84,8 @@ def test_diffusion_gemma(tmp_path, implementation, batch, gen_length):
         ids = generate_canvases(model, prompt)
         run.end_sequence(ids)
     assert torch.equal(plain, ids)
-    assert [one.kind for one in sees.passes] == [PREFILL, *[DENOISE] * 5, COMMIT, *[DENOISE] * 5, COMMIT, *[DENOISE] * 5]
+    steps = [DENOISE] * 5
+    assert [one.kind for one in sees.passes] == [PREFILL, *steps, COMMIT, *steps, COMMIT, *steps]
     largest = witness.compare(path, sees, ids.numpy(), size=CANVAS, mask=None, kv_heads=2, layers=3,
                               bidirectional=False, scale=1.0)
     assert largest.rows == 18 * batch and largest.sets > 80 * batch
@@ -147,11 +148,20 @@ def sees_loop(model, loop):
         ids = mine["ids"].numpy().copy()
         return Pass(DENOISE, ids, mine["start"], span=mine["span"], computed=rows and [rows] * len(ids))
 
-    return witness.Witness(model, model.layers, [loop.__name__], look)
+    def each(one, layer, variables):
+        index = getattr(variables[loop.__name__].get("cache"), "_refresh_index", None)
+        if index is not None:
+            one.rows[layer] = index.tolist()
+
+    def late(one, variables):
+        if one.rows:  # a layer that chose none doesn't attend
+            one.rows |= {layer: [[]] for layer in range(len(model.layers)) if layer not in one.rows}
+
+    return witness.Witness(model, model.layers, [loop.__name__], look, each=each, late=late)
 
 
 def judged(tmp_path, loop, prompt=PROMPT, shift=0, **more):
-    model = loops.CanvasModel()
+    model = loops.ChoosyModel() if loop is loops.choosy else loops.CanvasModel()
     if loop is loops.left_out:
         more["shift"] = shift
     plain = loop(model, prompt, GEN, SIZE, **more)
@@ -200,9 +210,18 @@ def test_rows_left_out(tmp_path, told, shift):
     assert len(passes) == 9 and all(len(one.computed[0]) < 20 for one in passes[1:] if one.computed)
 
 
+def test_layers_choose_rows(tmp_path):
+    passes = judged(tmp_path, loops.choosy)
+    assert [len(passes[1].rows[layer][0]) for layer in range(4)] == [45, 23, 0, 23]
+    model = loops.ChoosyModel()
+    with pytest.raises(blockscope.UsageError, match=r"each layer of the loop's cache chooses.*level=\"summary\""):
+        with blockscope.record(model, tmp_path / "other.h5", block_length=SIZE, level="trajectory"):
+            loops.choosy(model, PROMPT, GEN, SIZE)
+
+
 def test_rows_left_out_are_asked_for(tmp_path):
     model = loops.CanvasModel()
-    with pytest.raises(blockscope.UsageError, match=r"attends with \d+ queries in a pass over 45.*run\.step\(positions"):
+    with pytest.raises(blockscope.UsageError, match=r"attends with \d+ queries in a pass over 45.*step\(positions"):
         with blockscope.record(model, tmp_path / "run.h5", block_length=SIZE):
             loops.left_out(model, PROMPT, GEN, SIZE, told=False)
 
@@ -255,8 +274,7 @@ def test_what_would_be_a_wrong_trace(tmp_path):
 
     def suffix(recording):
         out = model(canvas)
-        past = [(k[:, :, :11], v[:, :, :11]) for k, v in zip(out.past_key_values.keys, out.past_key_values.values)]
-        model(canvas[:, 11:], past_key_values=past)
+        model(canvas[:, 11:], past_key_values=out.past_key_values.before(11))
 
     def unequal(recording):
         ids = two.clone()

@@ -19,6 +19,10 @@ class LayerRows:
     query: Positions  # in the order of the call, which needn't rise
     value: Positions
 
+    def positions(self, slot: int, start: int) -> tuple[list[int], list[int]]:
+        """Of a sequence, counted from its beginning."""
+        return [start + row for row in self.query[slot]], [start + row for row in self.value[slot]]
+
 
 def tells_rows(cache: Any) -> bool:
     """Whether the model is handed the whole sequence at each pass, and the cache says what is computed of it."""

@@ -38,8 +38,9 @@ class Entrances:
             else:
                 self._waiting = True
 
-        return [*self._hooks(encoder, Inputs(encoder, "encoder"), before, lambda output: after(_nothing(output))),
-                *self._hooks(decoder, Inputs(decoder, "decoder"), before, lambda output: decoder_ends(_nothing(output))),
+        read = Inputs(encoder, "encoder"), Inputs(decoder, "decoder")
+        return [*self._hooks(encoder, read[0], before, lambda output: after(_nothing(output))),
+                *self._hooks(decoder, read[1], before, lambda output: decoder_ends(_nothing(output))),
                 self._wrap(after)]
 
     @staticmethod

@@ -133,8 +133,8 @@ def _replaced(flags: Any, tokens: list[list[int]]) -> list[list[int]] | None:
         return None
     rows = [row.nonzero()[:, 0].tolist() for row in torch.atleast_2d(flags)]
     if any(len(row) != len(tokens[0]) for row in rows):
-        raise UsageError(f"{REPLACED[0]}: marks {len(rows[0])} positions for {len(tokens[0])} tokens. HINT: state where "
-                         "they stand with run.step(positions=...)")
+        raise UsageError(f"{REPLACED[0]}: marks {len(rows[0])} positions for {len(tokens[0])} tokens. HINT: state "
+                         "where they stand with run.step(positions=...)")
     return _rows_for_all(rows, len(tokens))
 
 

@@ -154,8 +154,8 @@ class RunningPass:
         if not selects_by_layer(self.given.cache) or not self.denoises:
             return
         if self.geometry is None or len(layers) != self.num_layers:
-            raise UsageError("each layer of the loop's cache chooses the rows that it computes, which is seen where all "
-                             "of them are recorded. HINT: record(..., level=\"summary\") without layers=...")
+            raise UsageError("each layer of the loop's cache chooses the rows that it computes, which is seen where "
+                             "all of them are recorded. HINT: record(..., level=\"summary\") without layers=...")
         for layer in layers:  # a layer that chose none doesn't attend
             self.by_layer.setdefault(layer, LayerRows([[]] * len(self.given.ids), [[]] * len(self.given.ids)))
             if layer not in self.attention and self.attention:

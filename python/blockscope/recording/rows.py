@@ -180,8 +180,7 @@ class RowWriter:
             row = WaitingRow(running.number, one, running.pass_ns)
             if running.computed is not None:
                 row.computed = running.computed[slot]
-            start = running.given.start
-            row.by_layer = [([start + i for i in layer.query[slot]], [start + i for i in layer.value[slot]])
+            row.by_layer = [layer.positions(slot, running.given.start)
                             for _, layer in sorted(running.by_layer.items())]
             if logits is not None:
                 row.predictions = self._predictions(one, row.computed, running.given, logits[slot])
@@ -213,7 +212,7 @@ class RowWriter:
             return kernels.predictions(rows, one.block_start, there, self._spare)
         first = one.start + one.length - logits.shape[0] + shift  # some models give the last rows alone
         if one.kind is Kind.DENOISE:
-            begin, end = one.block_start + (shift if self._settings.autoregressive else 0), 0
+            begin = one.block_start + (shift if self._settings.autoregressive else 0)
             end = begin + self._settings.block_length
         elif shift:
             begin, end = one.start + one.length, one.start + one.length + 1

@@ -145,4 +145,5 @@ def topk_sets_of(there: torch.Tensor, q: torch.Tensor, k: torch.Tensor, lse: tor
                               torch.full((1, kv_heads), -1, dtype=torch.int32, device=q.device)))
         else:
             found.append(topk_sets(q[one, :, rows], k[one], lse[one, :, rows], size, scale, softcap, mine))
-    return Sets(*(torch.cat([getattr(sets, name) for sets in found]) for name in ("index", "probability", "union_size")))
+    names = ("index", "probability", "union_size")
+    return Sets(*(torch.cat([getattr(sets, name) for sets in found]) for name in names))

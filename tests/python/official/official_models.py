@@ -222,8 +222,8 @@ def d2_case(family, implementation, model, layers, mask, method, cache_class, ar
             one.rows[layer] = variables["generate_step"]["past_key_values"]._refresh_index.tolist()
 
     shift = int(family == "Dream")
-    return Case(f"d2Cache's {family}, {method}", f"{implementation} {shape} {rule} {arguments}", model, layers, generate,
-                dict(block_length=size, logit_shift=shift),
+    return Case(f"d2Cache's {family}, {method}", f"{implementation} {shape} {rule} {arguments}", model, layers,
+                generate, dict(block_length=size, logit_shift=shift),
                 dict(loop=["vanilla_generate", "generate_step"], look=look, late=late, each=each,
                      eager=implementation == "eager"),
                 dict(size=size, mask=mask, kv_heads=2, layers=len(layers), bidirectional=True, shift=shift))

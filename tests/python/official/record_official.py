@@ -1,9 +1,10 @@
-"""blockscope.record() over official decoding loops, which are not dependencies: their code runs as it is, on tiny random
-configurations, with a recording and without, and everything in the trace is compared with what a witness saw.
+"""blockscope.record() over official decoding loops, which are not dependencies: their code runs as it is, on tiny
+random configurations, with a recording and without, and everything in the trace is compared with what a witness saw.
 
 python record_official.py FAMILY CHECKOUT    FAMILY: llada, dream (both of NVlabs/Fast-dLLM), d2cache, sdar
 
-Those of transformers are judged by test_recording_loops.py. docs/parity.md has the commits and the results. What stands in for missing dependencies is said where it does."""
+The loops of transformers are judged by test_recording_loops.py. docs/parity.md has the commands and the results. What
+stands in for missing dependencies is said where it does."""
 
 import argparse
 import contextlib
