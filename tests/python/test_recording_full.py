@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="the tests' Python has no torch (scr
 pytest.importorskip("transformers", reason="the tests' Python has no transformers (scripts/setup.sh --tests)")
 
 import blockscope  # noqa: E402
+import recorded_loops as loops  # noqa: E402
 import recorded_models as models  # noqa: E402
 from recording_judges import BINARY, PROMPT, check_array, compare_with_capture, rows_of  # noqa: E402
 
@@ -109,3 +110,12 @@ def test_wrong_filters_are_named(tmp_path):
         with pytest.raises(blockscope.UsageError, match=message):
             with blockscope.record(model, tmp_path / "run.h5", block_length=16, force=True, **options):
                 models.decode_blocks(model, PROMPT, 16, 16)
+
+
+def test_full_of_scattered_rows_is_refused(tmp_path):
+    """The format has one range of positions for what a row stored."""
+    model = loops.CanvasModel()
+    for loop, more in ((loops.replaced, {"extra": (3, 17, 44)}), (loops.left_out, {})):
+        with pytest.raises(blockscope.UsageError, match=r"level full: a pass that computes some rows.*outputs"):
+            with blockscope.record(model, tmp_path / "run.h5", level="full", block_length=8, force=True):
+                loop(model, PROMPT[:21], 24, 8, **more)

@@ -184,7 +184,7 @@ def test_compiled_code_runs_eagerly_where_it_is_asked_for(tmp_path, fresh, how):
     with blockscope.record(plain, paths[0], block_length=SIZE, array_type="f32", set_size=4):
         expected = models.decode_blocks(plain, PROMPT[:32], SIZE, SIZE)
     backend = Counted()
-    model, inner = compiled_model(how, backend)
+    model, _ = compiled_model(how, backend)
     with torch.no_grad():
         model(torch.full((1, SIZE), 5))  # compiled before it is recorded
     runs = backend.runs
@@ -229,10 +229,11 @@ def test_compiled_code_beside_the_attention_is_no_hindrance(tmp_path, fresh):
     assert blockscope.compare(*paths, ignore_timing=True).equal
 
 
-def test_the_trajectory_of_compiled_code(tmp_path, fresh):
+@pytest.mark.parametrize("how", ["torch.compile(model)", "forward", "layers", "attention"])
+def test_the_trajectory_of_compiled_code(tmp_path, fresh, how):
     """Needs to see no attention, so that compiled code goes on."""
     backend = Counted()
-    model, inner = compiled_model("torch.compile(model)", backend)
+    model, _ = compiled_model(how, backend)
     expected = models.decode_blocks(model, PROMPT[:32], SIZE, SIZE)
     runs = backend.runs
     with blockscope.record(model, tmp_path / "run.h5", block_length=SIZE, level="trajectory"):

@@ -18,7 +18,7 @@ from .spelled_out import SpelledOut
 LOOKED_FOR = ("torch.nn.functional.scaled_dot_product_attention", "flash_attn_func and flash_attn_varlen_func of "
               "flash-attn 2 and 3 (torch.ops.flash_attn, torch.ops.flash_attn_3, those of the kernels hub)",
               "torch.nn.attention.varlen.varlen_attn", "torch.nn.attention.flex_attention.flex_attention",
-              "transformers' eager attention (from transformers 5 on)", "matmul, softmax and matmul")
+              "transformers' eager attention", "matmul, softmax and matmul")
 
 
 @dataclass

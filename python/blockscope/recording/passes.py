@@ -127,6 +127,9 @@ class RunningPass:
     def _computed(self, k: torch.Tensor, v: torch.Tensor, canvas: int | None,
                   where: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the pass's own positions: the last ones, or in their places among those of a canvas."""
+        if self.given.positions is not None:
+            raise UsageError(f"{where}: level full: a pass over scattered positions isn't recorded at it. HINT: "
+                             "record(..., level=\"outputs\")")
         keys, length = k.shape[2], self.given.length
         first = self.given.start if keys == canvas else keys - length
         if first < 0 or first + length > keys:
@@ -247,6 +250,9 @@ class RunningPass:
         if not missing:
             return
         named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        if not self.denoises:
+            named += " in a pass that stores keys, which level full records (where an encoder stores them: " \
+                     "level=\"outputs\"),"
         raise UsageError(
             f"{model}: the attention of {named} can't be seen. Looked for {'; '.join(LOOKED_FOR)}. HINT: load the "
             "model with attn_implementation=\"sdpa\"; of compiled code (torch.compile) nothing is seen: don't compile "

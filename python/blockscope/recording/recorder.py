@@ -100,7 +100,7 @@ class Recorder:
         return [layer.register_forward_pre_hook(lambda *_: self._refuse_outside(name))]
 
     def _refuse_outside(self, layer: str) -> None:
-        if self._running is None and not self._idle():
+        if not torch.compiler.is_compiling() and self._running is None and not self._idle():
             raise UsageError(
                 f"{layer} ran outside a call of the recorded {type(self._model).__name__}, so its pass can't be seen. "
                 "HINT: record(...) the module that the loop calls; or leave the pass out with run.paused()")
