@@ -5,7 +5,8 @@ Python hooks that compute the same A_in, A_out and LSEs and write them, with the
     PYTHONPATH=build/release/python python scripts/bench/recording.py [--shape 0.6b] [--context 1024] [--rounds 5]
 
 Random weights; B = 32, one block of masks that a token a step is taken from. All sides by turns in one process, a block
-each; a step's time is the median of the block's, the least of all rounds counts. `queries` of the hooks is what they
+each; a step's time is the median of the block's, the least of all rounds counts. "+replace": with
+attention="replace". `queries` of the hooks is what they
 would save anyway; they know nothing of steps, similarities or sets."""
 
 import argparse
@@ -13,6 +14,7 @@ import os
 import statistics
 import tempfile
 import time
+import warnings
 
 import h5py
 import numpy as np
@@ -100,8 +102,10 @@ def main():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
-    parser.add_argument("--levels", nargs="*", default=["trajectory", "summary", "sets", "outputs"])
+    parser.add_argument("--levels", nargs="*", default=["trajectory", "summary", "sets", "outputs",
+                                                           "summary+replace", "outputs+replace"])
     a = parser.parse_args()
+    warnings.filterwarnings("ignore", "blockscope.record: the tokens that")
     AttentionInterface.register("hooked", hooked)
     AttentionMaskInterface.register("hooked", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
     torch.manual_seed(1)
@@ -123,8 +127,9 @@ def main():
                     hooks.file.close()
                     hooks = None
                 else:
-                    with blockscope.record(model, path, level=side, block_length=BLOCK, gen_length=BLOCK, force=True,
-                                           mask_token_id=config.vocab_size - 1) as run:
+                    level, _, way = side.partition("+")
+                    with blockscope.record(model, path, level=level, block_length=BLOCK, gen_length=BLOCK, force=True,
+                                           mask_token_id=config.vocab_size - 1, attention=way or "observe") as run:
                         times = block(model, prompt, a.steps)
                         run.end_sequence(reason="stop")
                 best[side] = min(best.get(side, 1e9), statistics.median(times[1:]))
@@ -133,7 +138,7 @@ def main():
     print(f"{a.shape}, {a.dtype}, {a.context} tokens of prefix, B = {BLOCK}, {torch.get_num_threads()} threads, torch "
           f"{torch.__version__}, NumPy {np.__version__}")
     for side, seconds in best.items():
-        print(f"{side:12} {seconds * 1e3:9.2f} ms a step  {seconds / best['unrecorded']:6.3f}x")
+        print(f"{side:16} {seconds * 1e3:9.2f} ms a step  {seconds / best['unrecorded']:6.3f}x")
 
 
 if __name__ == "__main__":

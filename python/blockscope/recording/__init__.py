@@ -34,6 +34,7 @@ def record(
     array_type: str = "bf16",
     decoder_layers: Any = None,
     compiled: str = "keep",
+    attention: str = "observe",
     force: bool = False,
 ) -> Recorder:
     """Records what ``model`` does within ``with blockscope.record(...) as run:`` as a trace at ``path``.
@@ -61,6 +62,10 @@ def record(
         an error. ``eager``: while the recording is open, all of the process runs as if it weren't compiled
         (``torch.compiler.set_stance``), which is seen; rounding, and with it a token, may differ from the compiled
         loop's. ``run`` in the trace says so.
+    attention: ``observe``: the model computes its attention, the recorder computes it again in two parts. ``replace``:
+        where ``scaled_dot_product_attention`` is asked for plain attention on a CPU, the recorder computes it once
+        and hands the model both parts together, which takes less time than the model alone. Its last bits differ, so a
+        token can where two are nearly as likely; ``run`` in the trace says so.
     force: replace an existing trace.
     """
     try:
@@ -70,19 +75,17 @@ def record(
             f"blockscope.record: needs torch, which this Python doesn't have ({error}). HINT: install the torch that "
             "your model runs with; opening and analysing traces needs none"
         ) from error
+    from .model import encoder_and_decoder
     from .recorder import Recorder
     from .settings import LEVELS, Settings
 
     if level not in LEVELS:
         raise UsageError(f"level: expected one of {', '.join(LEVELS)}, got {level!r}")
-    from .model import encoder_and_decoder
-    from .recorder import Recorder
-    from .settings import Settings
-
     canvas = isinstance(model, torch.nn.Module) and encoder_and_decoder(model) is not None
     settings = Settings.of(
         model, tokenizer, level=level, block_length=block_length, mask_token_id=mask_token_id, gen_length=gen_length,
         bidirectional=bidirectional, logit_shift=logit_shift, layers=layers, heads=heads, steps=steps, blocks=blocks,
-        set_size=set_size, set_normaliser=set_normaliser, array_type=array_type, compiled=compiled, canvas=canvas)
+        set_size=set_size, set_normaliser=set_normaliser, array_type=array_type, compiled=compiled, attention=attention,
+        canvas=canvas)
     return Recorder(model, os.fsencode(path), settings, tokenizer=tokenizer, decoder_layers=decoder_layers,
                     force=force)

@@ -35,11 +35,12 @@ class AttentionCall:
     scale: float
     softcap: float
     dropout: float
-    out: torch.Tensor  # [S, H, T, D]
+    out: torch.Tensor | None  # [S, H, T, D]; None: not computed yet
     score_mod: Any = None  # flex.ScoreMod: what becomes of the scaled scores before the mask
 
 
 Watcher = Callable[[AttentionCall], None]
+Giver = Callable[[AttentionCall], "torch.Tensor | None"]  # the call's result, or None: its own function has to
 Maker = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], AttentionCall]  # function, result, args, kwargs
 _local = threading.local()
 
@@ -51,7 +52,7 @@ def watchers() -> list[Watcher]:
     return _local.watchers
 
 
-def _of_sdpa(out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+def _of_sdpa(out: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
              attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
              scale: float | None = None, enable_gqa: bool = False) -> AttentionCall:
     mask = attn_mask
@@ -85,9 +86,9 @@ def _maker_of(function: Any) -> Maker | None:
 
 
 class _Seer(TorchFunctionMode):
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, watcher: Watcher, giver: Giver | None) -> None:
         super().__init__()
-        self._watcher = watcher
+        self._watcher, self._giver = watcher, giver
         self.hidden = False
         self._spelled_out = SpelledOut(self._found)
 
@@ -99,6 +100,10 @@ class _Seer(TorchFunctionMode):
         if torch.compiler.is_compiling():  # its graph must not hold us
             return function(*args, **(kwargs or {}))
         kwargs = kwargs or {}
+        if self._giver is not None and function is _SDPA and not self.hidden:
+            given = self._giver(_of_sdpa(None, *args, **kwargs))
+            if given is not None:
+                return given
         result = function(*args, **kwargs)
         if not self.hidden:
             maker = _maker_of(function)
@@ -110,11 +115,12 @@ class _Seer(TorchFunctionMode):
 
 
 class Watch:
-    """Shows a watcher every attention call of this thread between begin() and end()."""
+    """Shows a watcher every attention call of this thread between begin() and end(). A giver may compute
+    scaled_dot_product_attention in the model's place."""
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, watcher: Watcher, giver: Giver | None = None) -> None:
         self._watcher = watcher
-        self.seer = _Seer(watcher)
+        self.seer = _Seer(watcher, giver)
         self.seer.__enter__()
         watchers().append(watcher)
         _seers().append(self.seer)

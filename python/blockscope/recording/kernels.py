@@ -1,5 +1,5 @@
-"""The C++ operators in a recording: what the runtime's own recorder calls, for tensors of the CPU, where this torch can load
-them. Elsewhere :mod:`.split` and :mod:`.statistics` compute the same with torch's operators."""
+"""The C++ operators in a recording: what the runtime's own recorder calls, for tensors of the CPU, where this torch can
+load them. Elsewhere :mod:`.split` and :mod:`.statistics` compute the same with torch's operators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..errors import OperatorsUnavailable
+from ..errors import OperatorsUnavailable, UsageError
 from .split import Part, Sets
 from . import statistics
 from .statistics import TAUS, FirstPrediction, History, LayerValues, Predictions, recall
@@ -30,6 +30,16 @@ def loaded() -> bool:
     return True
 
 
+def require(model: torch.nn.Module) -> None:
+    """Throws where a recording can't compute the model's attention."""
+    from .. import ops  # noqa: F401 - OperatorsUnavailable says what is missing
+
+    devices = {parameter.device.type for parameter in model.parameters()}
+    if devices - {"cpu"}:
+        raise UsageError(f"attention: replace is for models on a CPU, got one on {', '.join(sorted(devices))}. HINT: "
+                         "attention=\"observe\"")
+
+
 def fit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether the operators take these."""
     return (q.device.type == "cpu" and q.dtype in FLOATS and loaded()
@@ -38,17 +48,17 @@ def fit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 
 def attend_both(q: torch.Tensor, external: tuple[torch.Tensor, torch.Tensor],
                 internal: tuple[torch.Tensor, torch.Tensor], scale: float, set_size: int,
-                with_block: bool) -> tuple[Part, Part, Sets | None]:
-    """Both parts of q [S, H, B, D] over keys and values [S, K, N, D], outputs in float32, and the external keys' sets
-    (set_size 0: none)."""
+                with_block: bool) -> tuple[torch.Tensor, Part, Part, Sets | None]:
+    """Of q [S, H, B, D] over keys and values [S, K, N, D]: attention over all of them [S, H, B, D] in q's type, both
+    parts in float32, and the external keys' sets (set_size 0: none)."""
     ops = torch.ops.blockscope
     length = torch.full((q.shape[0],), external[0].shape[2], dtype=torch.int64)
     if set_size == 0:
-        _, out, lse, inner, inner_lse = ops.split_attention(q, *external, length, *internal, scale)
-        return Part(out, lse), Part(inner, inner_lse), None
-    _, out, lse, inner, inner_lse, *sets = ops.split_attention_sets(
+        whole, out, lse, inner, inner_lse = ops.split_attention(q, *external, length, *internal, scale)
+        return whole, Part(out, lse), Part(inner, inner_lse), None
+    whole, out, lse, inner, inner_lse, *sets = ops.split_attention_sets(
         q, *external, length, *internal, scale, set_size, with_block)
-    return Part(out, lse), Part(inner, inner_lse), Sets(*sets)
+    return whole, Part(out, lse), Part(inner, inner_lse), Sets(*sets)
 
 
 @dataclass

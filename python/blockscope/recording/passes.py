@@ -108,6 +108,31 @@ class RunningPass:
             external, internal, chosen.kept(rows.blank(q, 2)), sets, num_heads, ranges.inside(k, 2),
             ranges.inside(v, 2))
 
+    def give_attention(self, call: AttentionCall, name: str, kv_heads: int | None) -> torch.Tensor | None:
+        """What the call has to give, computed once for the model and for the recording; None where more than plain
+        attention over the prefix and the whole block is asked for."""
+        settings, where = self.settings, f"{name}: {call.function}"
+        if (self.layer in self.attention or call.dropout > 0 or call.q.shape[2] != settings.block_length
+                or self.given.length != settings.block_length or settings.heads is not None
+                or settings.at_least("full") or torch.is_grad_enabled() and call.q.requires_grad):
+            return None
+        k, v = self._own_heads(call, kv_heads, False, where)
+        rows = self._rows_of(call.q.shape[2], call.q.device, by_layer=True)
+        if rows.index is not None or rows.there is not None or not kernels.fit(call.q, k, v):
+            return None
+        ranges, biases = self._masks_of(call, rows)
+        if biases.external is not None or biases.internal is not None or ranges.hidden or ranges.offset:
+            return None
+        if self.scale not in (None, call.scale):
+            return None
+        self.scale = call.scale
+        out, external, internal, sets = kernels.attend_both(
+            call.q, (ranges.of(k, 2), ranges.of(v, 2)), (ranges.inside(k, 2), ranges.inside(v, 2)), call.scale,
+            settings.set_size, settings.set_normaliser != "prefix")
+        self.attention[self.layer] = LayerAttention(
+            external, internal, call.q, sets, call.q.shape[1], ranges.inside(k, 2), ranges.inside(v, 2))
+        return out
+
     def _refuse_scattered(self, rows: BlockRows, where: str) -> None:
         if rows.index is not None or rows.there is not None or self.given.positions is not None or self.by_layer:
             raise UsageError(f"{where}: level full: a pass that computes some rows alone isn't recorded at it. HINT: "
@@ -182,7 +207,7 @@ class RunningPass:
         plain = biases.external is None and biases.internal is None and not call.softcap
         if plain and kernels.fit(q, k, v):
             size = self.settings.set_size if rows.there is None and not full else 0
-            external, internal, sets = kernels.attend_both(q, outside, inside, call.scale, size, with_block)
+            _, external, internal, sets = kernels.attend_both(q, outside, inside, call.scale, size, with_block)
         else:
             external = attend(q, *outside, call.scale, call.softcap, biases.external)
             internal = attend(q, *inside, call.scale, call.softcap, biases.internal)

@@ -143,7 +143,8 @@ class Recorder:
                                                                for row in ids]
             ids = [ids] if ids and isinstance(ids[0], int) else ids
             if len(ids) != len(self._batch.sequences):
-                raise UsageError(f"end_sequence: expected ids of {len(self._batch.sequences)} sequences, got {len(ids)}")
+                raise UsageError(f"end_sequence: expected ids of {len(self._batch.sequences)} sequences, got "
+                                 f"{len(ids)}")
         self._rows.end(self._batch, ids, reason)
         self._batch = Batch(self._settings)
 
@@ -221,7 +222,7 @@ class Recorder:
         if self._looks_inside and running.denoises:
             running.geometry = Geometry.of(given, observed[0][0], self._batch.sequences[0])
         if self._watches(running):
-            self._watch = Watch(self._see)
+            self._watch = Watch(self._see, self._give if self._settings.attention == "replace" else None)
 
     def _watches(self, running: RunningPass) -> bool:
         """At level full the keys of every pass are recorded."""
@@ -261,6 +262,18 @@ class Recorder:
             else:
                 running.take_keys(call, name, self._rows.kv_heads, self._batch.sequences[0].canvas)
         running.own_ns += time.perf_counter_ns() - begun
+
+    def _give(self, call: AttentionCall) -> torch.Tensor | None:
+        """After a layer's own function gave what its parts give, both together."""
+        running = self._running
+        if running is None or not running.denoises or running.layer not in self._checked:
+            return None
+        begun = time.perf_counter_ns()
+        with torch.no_grad():
+            given = running.give_attention(call, self._layers[running.layer][0], self._rows.kv_heads)
+        if given is None:  # what it took is the recorder's
+            running.own_ns += time.perf_counter_ns() - begun
+        return given
 
     def _after(self, output: Any) -> None:
         running = None if torch.compiler.is_compiling() else self._running

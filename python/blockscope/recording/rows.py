@@ -20,6 +20,7 @@ from .caches import valid_of, ranges_of
 from .model import HIDDEN_SIZE, NUM_HEADS, NUM_KV_HEADS, VOCAB_SIZE, vocabulary_pieces
 from .full_level import StoredKeys, arrays_of
 from .heads import HeadChoice
+from .host_copies import HostCopies
 from .passes import RunningPass
 from .settings import Settings, config_value
 from .statistics import FirstPrediction, History, LayerValues, Predictions, gathered
@@ -27,39 +28,6 @@ from .steps import Batch, Change, Kind, Pass, PassInput
 
 QUEUE_BYTES = 64 << 20
 UNDECIDED = -1  # step of a mask
-
-
-class HostCopies:
-    """Arrays on their way to the host, in the file's types."""
-
-    def __init__(self) -> None:
-        self._arrays: list[tuple[str, torch.Tensor]] = []
-        self._event: Any = None
-
-    def add(self, path: str, values: torch.Tensor, dtype: torch.dtype) -> None:
-        values = values.detach().to(dtype).contiguous()
-        if values.device.type == "cuda":
-            host = torch.empty(values.shape, dtype=dtype, pin_memory=True)
-            host.copy_(values, non_blocking=True)
-            values = host
-            if self._event is None:
-                self._event = torch.cuda.Event()
-            self._event.record()
-        elif values.device.type != "cpu":
-            values = values.cpu()
-        self._arrays.append((path, values))
-
-    def add_layers(self, path: str, layers: list[torch.Tensor], dtype: torch.dtype) -> None:
-        """Arrays of one shape, to be [L, ...] in the file; rounded while they are put together."""
-        stacked = layers[0].new_empty((len(layers), *layers[0].shape), dtype=dtype)
-        torch._foreach_copy_(list(stacked.unbind(0)), layers)
-        self.add(path, stacked, dtype)
-
-    def take(self) -> list[tuple[str, int, Any]]:
-        if self._event is not None:
-            self._event.synchronize()
-        return [(path, -1, (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy())
-                for path, values in self._arrays]
 
 
 @dataclass
@@ -145,7 +113,8 @@ class RowWriter:
             "decoding": "autoregressive" if settings.autoregressive else "block_diffusion",
             "block_length": settings.block_length, "gen_length": settings.gen_length, "policy": "exact",
             "recorded_steps": settings.steps or [], "recorded_blocks": settings.blocks or [],
-            "compiled": settings.compiled, "sources": settings.sources}
+            "compiled": settings.compiled, "attention": settings.attention,
+            "kernels": "blockscope" if kernels.loaded() else "torch", "sources": settings.sources}
         return {
             **shape, "num_layers": num_layers, "hidden_size": hidden, "vocab_size": vocab,
             "mask_token_id": -1 if settings.mask_token_id is None else settings.mask_token_id,

@@ -10,6 +10,7 @@ from ..errors import UsageError
 
 LEVELS = ("trajectory", "summary", "sets", "outputs", "full")
 COMPILED = ("keep", "eager")
+ATTENTION = ("observe", "replace")
 
 
 def config_value(model: Any, *names: str) -> Any:
@@ -55,6 +56,7 @@ class Settings:
     set_normaliser: str
     array_type: str
     compiled: str
+    attention: str
     canvas: bool = False  # a decoder denoises a canvas without masks
     sources: dict[str, str] = field(default_factory=dict)  # where a value that wasn't given is from
 
@@ -70,7 +72,7 @@ class Settings:
            gen_length: int | None, logit_shift: int | None, layers: Iterable[int] | None,
            heads: Iterable[int] | None, steps: Iterable[int] | None, blocks: Iterable[int] | None, set_size: int,
            set_normaliser: str, array_type: str, level: str, bidirectional: bool | None, compiled: str,
-           canvas: bool) -> Settings:
+           attention: str, canvas: bool) -> Settings:
         sources = {}
         if canvas and block_length is None:
             block_length, sources["block_length"] = config_value(model, "canvas_length"), "model.config.canvas_length"
@@ -99,6 +101,12 @@ class Settings:
             raise UsageError(f"array_type: expected bf16 or f32, got {array_type!r}")
         if compiled not in COMPILED:
             raise UsageError(f"compiled: expected {' or '.join(COMPILED)}, got {compiled!r}")
+        if attention not in ATTENTION:
+            raise UsageError(f"attention: expected {' or '.join(ATTENTION)}, got {attention!r}")
+        if attention == "replace":
+            from .kernels import require
+
+            require(model)
         if logit_shift not in (None, 0, 1):
             raise UsageError(f"logit_shift: expected 0 or 1, got {logit_shift!r}")
         return cls(
@@ -109,4 +117,5 @@ class Settings:
             layers=indices("layers", layers, 0), heads=indices("heads", heads, 0), steps=indices("steps", steps, 1),
             blocks=indices("blocks", blocks, 0),
             set_size=whole("set_size", set_size, 1) if LEVELS.index(level) >= LEVELS.index("sets") else 0,
-            set_normaliser=set_normaliser, array_type=array_type, compiled=compiled, canvas=canvas, sources=sources)
+            set_normaliser=set_normaliser, array_type=array_type, compiled=compiled, attention=attention,
+            canvas=canvas, sources=sources)

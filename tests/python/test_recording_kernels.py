@@ -1,0 +1,151 @@
+"""What a recording computes with: the C++ operators or torch's, and in the model's place. The judges: `blockscope
+capture` replaying the same run, float64 recomputation of what another hook kept, and the loop without a recording."""
+
+import json
+import subprocess
+
+import h5py
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the tests' Python has no torch (scripts/setup.sh --tests)")
+pytest.importorskip("transformers", reason="the tests' Python has no transformers (scripts/setup.sh --tests)")
+
+from transformers import AutoTokenizer  # noqa: E402
+
+import blockscope  # noqa: E402
+import recorded_models as models  # noqa: E402
+import recording_reference as reference  # noqa: E402
+from blockscope.recording import kernels  # noqa: E402
+from recording_judges import BINARY, MASK, PROMPT, check_array, compare_with_capture, rows_of  # noqa: E402
+
+if not kernels.loaded():
+    pytest.skip("this build has no operators", allow_module_level=True)
+
+
+class Counted(torch.overrides.TorchFunctionMode):
+    """What reaches the model's own attention. Entered before a recording, it lies beneath it."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.calls += function is torch._C._nn.scaled_dot_product_attention
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", ["operators", "torch", "replace"])
+def test_every_way_gives_what_capture_gives(tmp_path, monkeypatch, kind):
+    if kind == "torch":
+        monkeypatch.setattr(kernels, "loaded", lambda: False)
+    model, mine, theirs = models.PlainModel("needle"), tmp_path / "mine.h5", tmp_path / "theirs.h5"
+    plain = models.decode_blocks(model, PROMPT, 48, 16)
+    with Counted() as beneath, blockscope.record(
+            model, mine, level="outputs", block_length=16, gen_length=48, array_type="f32",
+            tokenizer=AutoTokenizer.from_pretrained(models.MODELS / "needle"),
+            attention="replace" if kind == "replace" else "observe") as run:
+        recorded = models.decode_blocks(model, PROMPT, 48, 16)
+        run.end_sequence(recorded)
+    assert torch.equal(plain, recorded)
+    run = blockscope.open(mine).run
+    assert run["kernels"] == ("torch" if kind == "torch" else "blockscope")
+    assert run["attention"] == ("replace" if kind == "replace" else "observe")
+    with h5py.File(mine) as file:
+        kinds = file["/steps/kind"][:rows_of(file)]
+    layers = model.config.num_hidden_layers
+    passes = len(np.unique(blockscope.open(mine).tree["steps/pass"].values[:len(kinds)]))
+    denoising = int((kinds == 1).sum())
+    # Each layer is checked once against the model's own attention before the recording stands in for it.
+    own = (passes - denoising + 1) * layers if kind == "replace" else passes * layers
+    assert beneath.calls == own and denoising > 4
+    subprocess.run([BINARY, "capture", models.MODELS / "needle", "--replay", mine, "--cache", "commit", "--dtype",
+                    "float32", "--block-length", "16", "--record", "outputs", "--array-type", "f32", "-o", theirs],
+                   check=True, capture_output=True)
+    compare_with_capture(mine, theirs)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)])
+def test_batches_are_replaced_too(tmp_path, dtype, tolerance):
+    judge = models.Judge()
+    model = models.qwen3("judge", dtype=dtype)
+    prompt = torch.tensor([[5 * i % 90 for i in range(24)], [7 * i % 90 for i in range(24)]])
+    decoded = {}
+    for way in ("observe", "replace"):
+        model.config._attn_implementation = "judge" if way == "observe" else "sdpa"
+        with blockscope.record(model, tmp_path / f"{way}.h5", block_length=8, mask_token_id=MASK, gen_length=16,
+                               set_size=5, array_type="f32", attention=way):
+            decoded[way] = models.decode_qwen_blocks(model, prompt, 16, 8, MASK)
+    assert torch.equal(decoded["observe"], decoded["replace"])
+    with h5py.File(tmp_path / "replace.h5") as file:
+        assert rows_of(file) == 22
+        group = judge.calls[3:6]  # of the first denoising pass
+        for sequence in range(2):
+            q, k, v = (np.stack([call[i][sequence].numpy() for call in group]) for i in (1, 2, 3))
+            now = reference.Step(q, k, v, np.arange(k.shape[2]) >= k.shape[2] - 8)
+            row = 2 + sequence
+            check_array("external", file["/attention/external"][row], now.external, tolerance)
+            check_array("internal", file["/attention/internal"][row], now.internal, tolerance)
+            check_array("lse", file["/attention/lse_external"][row], now.lse_external, tolerance)
+
+
+def test_a_causal_block_is_left_to_the_model(tmp_path):
+    """A mask within the block is more than the operators have."""
+    model = models.qwen3()
+    prompt = torch.tensor([[5 * i % 90 for i in range(16)]])
+    with Counted() as beneath, blockscope.record(model, tmp_path / "run.h5", block_length=8, mask_token_id=MASK,
+                                                 attention="replace"), torch.no_grad():
+        cache = model(prompt, use_cache=True).past_key_values
+        for step in range(3):
+            ids = torch.tensor([[7] * step + [MASK] * (8 - step)])
+            model(ids, past_key_values=cache)  # causal: no mask of the loop's own
+            cache.crop(-8)
+    assert beneath.calls == 4 * model.config.num_hidden_layers
+
+
+def test_what_replacing_needs_is_said(tmp_path, monkeypatch):
+    model = models.qwen3()
+    with pytest.raises(blockscope.UsageError, match="attention: expected observe or replace, got 'both'"):
+        blockscope.record(model, tmp_path / "a.h5", block_length=8, mask_token_id=MASK, attention="both")
+    with pytest.raises(blockscope.UsageError, match="for models on a CPU, got one on meta"):
+        blockscope.record(model.to("meta"), tmp_path / "a.h5", block_length=8, mask_token_id=MASK, attention="replace")
+    assert not list(tmp_path.iterdir())
+
+
+def test_forbidden_tokens_and_kept_logits(tmp_path, monkeypatch):
+    """A loop that writes -inf over its logits, in place, after each pass: what was predicted stays what it was."""
+    model = models.qwen3()
+    prompt = torch.tensor([[5 * i % 90 for i in range(16)]])
+    found = {}
+    for way in (True, False):
+        if not way:
+            monkeypatch.setattr(kernels, "loaded", lambda: False)
+        path = tmp_path / f"{way}.h5"
+        with blockscope.record(model, path, level="summary", block_length=8, mask_token_id=MASK,
+                               gen_length=8) as run, torch.no_grad():
+            cache = model(prompt, use_cache=True).past_key_values
+            ids = torch.full((1, 8), MASK)
+            seen = torch.zeros(1, 1, 8, 24)
+            for step in range(8):
+                logits = model(ids, past_key_values=cache, attention_mask=seen).logits
+                cache.crop(-8)
+                logits[..., 50:] = -torch.inf
+                ids = ids.clone()
+                ids[0, step] = logits[0, step].argmax()
+            run.end_sequence(torch.cat([prompt, ids], 1))
+        with h5py.File(path) as file:
+            found[way] = {name: file[name][:rows_of(file)] for name in
+                          ("/prediction/token", "/prediction/confidence", "/prediction/kl_step1")}
+            found[way]["decided"] = file["/frames/confidence"][:]
+    assert (found[True]["/prediction/token"] >= 50).any()  # before they were forbidden
+    for name, values in found[False].items():
+        np.testing.assert_allclose(found[True][name], values, rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+def test_the_trace_says_what_it_was_computed_with(tmp_path):
+    model = models.qwen3()
+    with blockscope.record(model, tmp_path / "run.h5", block_length=8, mask_token_id=MASK, level="trajectory"):
+        models.decode_qwen_blocks(model, torch.tensor([[1] * 8]), 8, 8, MASK)
+    with h5py.File(tmp_path / "run.h5") as file:
+        run = json.loads(bytes(file["/run/json"][()]).decode())
+    assert run["kernels"] == "blockscope" and run["attention"] == "observe"
