@@ -41,9 +41,10 @@ struct Mark {
   const char* name;
   bool TraceMeta::*member;
 };
-constexpr std::array<Mark, 3> kMarks{{{"has_cache", &TraceMeta::has_cache},
+constexpr std::array<Mark, 4> kMarks{{{"has_cache", &TraceMeta::has_cache},
                                       {"has_revocations", &TraceMeta::has_revocations},
-                                      {"has_kl", &TraceMeta::has_kl}}};
+                                      {"has_kl", &TraceMeta::has_kl},
+                                      {"has_draft", &TraceMeta::has_draft}}};
 
 struct SelectionField {
   const char* name;

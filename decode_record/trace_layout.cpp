@@ -92,6 +92,8 @@ bool exists_in(const DatasetSpec& spec, const TraceMeta& meta) {
       return meta.has_revocations;
     case Exists::kl:
       return meta.has_kl;
+    case Exists::draft:
+      return meta.has_draft;
     case Exists::staleness:
       return at_least(RecordLevel::summary) && meta.has_cache && meta.has_shadow;
   }

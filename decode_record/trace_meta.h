@@ -55,6 +55,7 @@ struct TraceMeta {
   bool has_cache = false;              ///< /cache says what each pass computed
   bool has_revocations = false;        ///< the strategy can take tokens back
   bool has_kl = false;                 ///< the strategy measures /prediction/kl
+  bool has_draft = false;              ///< the model drafts for a target: /draft
   std::int64_t experts_per_token = 0;  ///< of recorded router choices; 0: no /router
   std::int64_t num_experts = 0;        ///< that a router chooses from; 0 without /router
   ArrayType array_type = ArrayType::bf16;

@@ -46,6 +46,9 @@ enum class Field : std::uint8_t {
   value_stop,
   // predictions of every pass
   prediction_token, prediction_confidence, prediction_kl_step1, prediction_kl,
+  // what a target made of a draft's block
+  draft_accepted, draft_target_token, draft_target_rank, draft_target_probability,
+  draft_token_rank, draft_token_probability, draft_entropy, draft_target_entropy,
   // attention as it was used
   attention_external, attention_internal, attention_lse_external, attention_lse_internal,
   attention_residual, attention_lse_residual, attention_reused, attention_selected,
@@ -107,6 +110,7 @@ enum class Exists : std::uint8_t {
   cache,           ///< has_cache
   revocations,     ///< has_revocations
   kl,              ///< has_kl
+  draft,           ///< has_draft
   staleness        ///< level summary, has_cache and has_shadow
 };
 
@@ -315,6 +319,23 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      S::column, E::summary, "KL(p step 1, p this step), S1"},
     {F::prediction_kl, "/prediction/kl", f32, 2, {A::row, A::block_position}, S::column, E::kl,
      "KL(p this step, p of its last prediction in the block), KLASS"},
+    // what a target made of a draft's block
+    {F::draft_accepted, "/draft/accepted", i32, 1, {A::row}, S::column, E::draft,
+     "drafted tokens that the target accepted, from block position 1 on; -1: no draft's pass"},
+    {F::draft_target_token, "/draft/target_token", i32, 2, {A::row, A::block_position},
+     S::column, E::draft, "the target's choice"},
+    {F::draft_target_rank, "/draft/target_rank", i32, 2, {A::row, A::block_position},
+     S::column, E::draft, "rank of it under the draft, from 0; -1: not in the draft's vocabulary"},
+    {F::draft_target_probability, "/draft/target_probability", f32, 2, {A::row, A::block_position},
+     S::column, E::draft, "its probability under the draft"},
+    {F::draft_token_rank, "/draft/draft_rank", i32, 2, {A::row, A::block_position},
+     S::column, E::draft, "rank of the drafted token under the target, from 0"},
+    {F::draft_token_probability, "/draft/draft_probability", f32, 2, {A::row, A::block_position},
+     S::column, E::draft, "its probability under the target"},
+    {F::draft_entropy, "/draft/draft_entropy", f32, 2, {A::row, A::block_position},
+     S::column, E::draft, "of the draft's distribution, nats"},
+    {F::draft_target_entropy, "/draft/target_entropy", f32, 2, {A::row, A::block_position},
+     S::column, E::draft, "of the target's distribution, nats"},
     // attention as it was used
     {F::attention_external, "/attention/external", array, 5, rlhbd, S::row_layer, E::outputs,
      "A_out"},

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "decode_record/error.h"
+#include "probe/checkpoint/draft_config.h"
 
 namespace blockscope {
 
@@ -122,6 +123,16 @@ ArchitectureFamily fast_dllm_qwen_family() {
   return family;
 }
 
+// Its layers are Qwen3's (`dflash/model.py`), whatever its model_type says.
+ArchitectureFamily dflash_family() {
+  ArchitectureFamily family = qwen3_family();
+  family.model_type = "dflash";
+  family.architectures = {"DFlashDraftModel"};
+  family.autoregressive = false;
+  family.draft = true;
+  return family;
+}
+
 ArchitectureFamily refused(std::string_view model_type, std::vector<std::string_view> architectures,
                            std::string_view why) {
   ArchitectureFamily family;
@@ -189,8 +200,7 @@ const std::vector<ArchitectureFamily>& architecture_table() {
           "its experts are stacked for training; dFactory's scripts/moe_convertor.py writes one "
           "tensor an expert (model_type \"llada2_moe\")"),
       fast_dllm_qwen_family(),
-      refused("dflash", {"DFlashDraftModel"},
-              "a DFlash draft needs the hidden states of its target model"),
+      dflash_family(),
   };
   return table;
 }
@@ -198,8 +208,8 @@ const std::vector<ArchitectureFamily>& architecture_table() {
 const ArchitectureFamily& find_architecture(const JsonObject& config) {
   const auto model_type = config.optional_string("model_type");
   const auto architecture = first_architecture(config);
-  // A DFlash draft may call itself qwen3: this block of keys gives it away.
-  if (config.has("dflash_config")) refuse(config, *by_model_type("dflash"));
+  // A DFlash draft may call itself qwen3: its own keys give it away.
+  if (is_draft(config)) return *by_model_type("dflash");
   if (!model_type && !architecture) {
     config.fail("model_type", "one of " + supported_list(),
                 "config.json must name the family under model_type or architectures");

@@ -21,6 +21,7 @@ struct ArchitectureFamily {
   std::int64_t logit_shift = 0;  // 1: the logits of position p predict position p + 1
   bool qk_norm = false;
   bool qkv_bias = false;                            // always on q, k and v, never on o
+  bool draft = false;                               // runs beside a target (draft_config.h)
   bool experts = false;                             // layers may hold experts (moe_config.h)
   bool partial_rotary = false;                      // partial_rotary_factor of a head turns
   std::int64_t default_head_dim = 0;                // of the config class, when the key is absent;

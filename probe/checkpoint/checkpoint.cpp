@@ -97,7 +97,11 @@ bool is_harmless_extra(const std::string& name, const ModelConfig& config) {
   const std::string suffix = "rotary_emb.inv_freq";
   const bool rotary = name.size() >= suffix.size() &&
                       name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0;
-  return rotary || (config.tie_word_embeddings && name == weight_names(config.model_type).lm_head);
+  // Whole numbers, which the draft's loader reads itself, and what its trainer needs of the target.
+  const bool of_draft =
+      config.draft && (name == "d2t" || name == "t2d" || name.starts_with("verifier_"));
+  return rotary || of_draft ||
+         (config.tie_word_embeddings && name == weight_names(config.model_type).lm_head);
 }
 
 bool is_float(TensorDtype dtype) {
@@ -120,7 +124,8 @@ std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config) {
   const std::int64_t query = config.num_heads * config.head_dim;
   const std::int64_t key = config.num_kv_heads * config.head_dim;
   std::vector<ExpectedTensor> result;
-  result.push_back({std::string(names.embed), {config.vocab_size, hidden}});
+  const bool own_vocabulary = !config.draft || config.draft->own_vocabulary;
+  if (own_vocabulary) result.push_back({std::string(names.embed), {config.vocab_size, hidden}});
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
     const std::string prefix = names.layer_prefix(layer);
     const auto add = [&](std::string_view name, const char* part, std::vector<std::int64_t> shape) {
@@ -165,8 +170,13 @@ std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config) {
     }
   }
   result.push_back({std::string(names.norm), {hidden}});
-  if (!config.tie_word_embeddings) {
-    result.push_back({std::string(names.lm_head), {config.vocab_size, hidden}});
+  if (own_vocabulary && !config.tie_word_embeddings) {
+    const std::int64_t rows = config.draft ? config.draft->draft_vocab_size : config.vocab_size;
+    result.push_back({std::string(names.lm_head), {rows, hidden}});
+  }
+  if (config.draft) {
+    result.push_back({"fc.weight", {hidden, std::ssize(config.draft->target_layers) * hidden}});
+    result.push_back({"hidden_norm.weight", {hidden}});
   }
   return result;
 }

@@ -245,6 +245,16 @@ void record_resolved(const JsonObject& file, const std::string& rope_source,
   if (config.attention_bidirectional || config.logit_shift != 0) {
     add("logit_shift", config.logit_shift, "architecture table");
   }
+  if (config.draft) {
+    const DraftConfig& draft = *config.draft;
+    add("draft_block_size", draft.block_size, "config.json:block_size");
+    add("draft_mask_token_id", draft.mask_token_id, "config.json:mask_token_id");
+    add("draft_target_layers", draft.target_layers,
+        draft.speculators ? "config.json:aux_hidden_state_layer_ids, from 0"
+                          : "config.json:dflash_config or num_target_layers");
+    add("draft_vocab_size", draft.draft_vocab_size,
+        draft.speculators ? "config.json:draft_vocab_size" : "the target's vocabulary");
+  }
   add("attention_causal", config.attention_causal, "architecture table and overrides");
   add("dtype", config.dtype, dtype_source);
   add("stop_token_ids", config.stop_token_ids, stop_source);
@@ -266,8 +276,9 @@ std::optional<std::string> read_file(const std::filesystem::path& path) {
 }  // namespace
 
 ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& overrides) {
-  const JsonObject file = JsonObject::parse(texts.config, where_of(texts, "config.json"));
-  const ArchitectureFamily& family = find_architecture(file);
+  const JsonObject whole = JsonObject::parse(texts.config, where_of(texts, "config.json"));
+  const ArchitectureFamily& family = find_architecture(whole);
+  const JsonObject file = family.draft ? draft_shape_keys(whole) : whole;
   ModelConfig config;
   config.model_type = family.model_type;
   config.architecture = family.architectures.front();
@@ -290,6 +301,10 @@ ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& o
     config.attention_bias = family.qkv_bias || bias_key;
     config.attention_output_bias = !family.qkv_bias && bias_key;
   }
+  if (family.draft) {
+    config.draft = parse_draft_config(whole, config.num_layers, config.vocab_size);
+    config.tie_word_embeddings = false;  // the key is the target's
+  }
   config.attention_bidirectional = family.bidirectional;
   config.logit_shift = family.logit_shift;
   config.rope_in_float32 = llada;
@@ -301,6 +316,13 @@ ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& o
   config.bos_token_id = parse_single_id(file, "bos_token_id", config);
   config.pad_token_id = parse_single_id(file, "pad_token_id", config);
   resolve_block_diffusion(texts, file, family, overrides, config);
+  if (config.draft) {
+    // --block-length may make its blocks shorter.
+    config.mask_token_id = {config.draft->mask_token_id, "config.json:mask_token_id"};
+    if (!config.block_length) {
+      config.block_length = {config.draft->block_size, "config.json:block_size"};
+    }
+  }
   record_resolved(file, rope_source, dtype_source, stop_source, config);
   return config;
 }

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "probe/checkpoint/draft_config.h"
 #include "probe/checkpoint/moe_config.h"
 
 namespace blockscope {
@@ -86,6 +87,7 @@ struct ModelConfig {
   bool attention_bidirectional = false;  // every position sees all others, future masks too
   std::int64_t logit_shift = 0;          // 1: the logits of position p predict position p + 1
   std::optional<MoeConfig> moe;          // layers with experts; unset: none has
+  std::optional<DraftConfig> draft;      // a DFlash draft, which runs beside its target alone
   std::string dtype;  // "float32" | "float16" | "bfloat16", of the config; may be ""
   std::vector<std::int64_t> stop_token_ids;  // generation_config.json first, else config.json
   std::optional<std::int64_t> bos_token_id;

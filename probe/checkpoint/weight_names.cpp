@@ -61,6 +61,15 @@ constexpr WeightNames kLlada2Names{
     .down = "down_proj",
 };
 
+// DFlash drafts (`dflash/model.py`); embed and lm_head in speculators' layout alone.
+constexpr WeightNames kDraftNames = [] {
+  WeightNames names = kQwenNames;
+  names.embed = "embed_tokens.weight";
+  names.norm = "norm.weight";
+  names.layer = "layers.{}.";
+  return names;
+}();
+
 }  // namespace
 
 std::string WeightNames::layer_prefix(std::int64_t index) const {
@@ -69,6 +78,7 @@ std::string WeightNames::layer_prefix(std::int64_t index) const {
 
 const WeightNames& weight_names(std::string_view model_type) {
   if (model_type == "llada") return kLladaNames;
+  if (model_type == "dflash") return kDraftNames;
   return model_type == "llada2_moe" ? kLlada2Names : kQwenNames;
 }
 

@@ -30,6 +30,7 @@ namespace {
 
 struct CaptureFlags {
   ModelFlags model;
+  std::string draft;
   PromptFlags prompts;
   DecodingFlags decoding;
   PolicyFlags policy;
@@ -86,13 +87,13 @@ std::string speed_text(const CaptureTotals& totals) {
                      static_cast<double>(totals.tokens) / std::max(totals.seconds, 1e-9));
 }
 
-void print_plan(const CaptureFlags& flags, const LoadedModel& model, const CaptureCost& cost,
-                size_t num_prompts, const std::string& output) {
+void print_plan(const CaptureFlags& flags, const LoadedModel& model, int64_t weight_bytes,
+                const CaptureCost& cost, size_t num_prompts, const std::string& output) {
   note_text(resolved_table(model.config));
   note("{}, level {}: {} will take at most {}; memory: weights {}, {}\n",
        plural(static_cast<int64_t>(num_prompts), "prompt"), flags.record.level, output,
        format_bytes(static_cast<double>(cost.file_bytes)),
-       format_bytes(static_cast<double>(model.model->weight_bytes())), memory_text(cost));
+       format_bytes(static_cast<double>(weight_bytes)), memory_text(cost));
 }
 
 void print_totals(const CaptureTotals& totals, const ResumeState& resumed, size_t num_prompts,
@@ -122,6 +123,21 @@ void print_totals(const CaptureTotals& totals, const ResumeState& resumed, size_
   throw Error(failure.message());
 }
 
+/// Options that mean nothing where a draft fills a block in one pass.
+void check_draft_flags(const CLI::App& command) {
+  for (const char* option :
+       {"--strategy", "--denoising-steps", "--rank-by", "--quota", "--threshold", "--density-sigma",
+        "--cache", "--policy", "--shadow", "--replay", "--mask-token-id", "--no-graphs",
+        "--predictions", "--steps", "--batch-size"}) {
+    if (command.get_option(option)->count() == 0) continue;
+    throw UsageError(
+        fmt::format("{}: does nothing with --draft, whose rounds are one pass of the draft and one "
+                    "of its target. "
+                    "HINT: leave it out",
+                    option));
+  }
+}
+
 /// Options that this run would ignore.
 void check_flags(const CLI::App& command, const CaptureFlags& flags) {
   check_policy_flags(command, flags.policy);
@@ -131,6 +147,7 @@ void check_flags(const CLI::App& command, const CaptureFlags& flags) {
       command, "--shadow", flags.policy.policy != "exact" || keeps,
       "a policy other than exact, which is its own shadow, or a --cache that keeps entries");
   check_record_flags(command, flags.record);
+  if (!flags.draft.empty()) check_draft_flags(command);
   if (flags.replay.empty()) {
     check_decoding_flags(command, flags.decoding);
     check_prompt_flags(command, flags.prompts);
@@ -186,8 +203,14 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
       overrides.block_source = "trace of --replay";
     }
   }
-  const LoadedModel model = load_model(flags.model, environment);
-  DecodeOptions decode = decode_options(flags.decoding, model);
+  ModelFlags of_target = flags.model;
+  if (!flags.draft.empty()) of_target.overrides = {};  // they are the draft's
+  const LoadedModel model = load_model(of_target, environment);
+  std::optional<LoadedDraft> draft;
+  if (!flags.draft.empty()) draft = load_draft(flags.draft, flags.model, model, environment);
+  const LoadedModel& recorded = draft ? draft->recorded : model;
+  DecodeOptions decode = draft ? drafted_options(flags.decoding, recorded, model)
+                               : decode_options(flags.decoding, model);
   decode.shadow = flags.shadow;
   if (flags.replay.empty()) check_decoding_fits(command, decode);
   check_policy_fits(flags.policy, decode);
@@ -211,7 +234,9 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   const bool revokes = takes_tokens_back(prompts, decode);
   keep_share(prompts, environment);
 
-  RecorderOptions recorder = recorder_options(flags.record, *policy.policy, longest, model, decode);
+  RecorderOptions recorder =
+      recorder_options(flags.record, *policy.policy, longest, recorded, decode);
+  if (draft) recorder.meta.model_json = drafted_model_json(recorded, model);
   recorder.meta.has_revocations = revokes;
   check_filter(recorder, decode, prompts);
   recorder.meta.run_json = run_json({decode, flags.decoding, policy, recorder.filter, prompts,
@@ -223,20 +248,29 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
     return;
   }
   const CaptureCost cost =
-      capture_cost(recorder, decode, prompts, flags.decoding.batch_size, model);
-  if (!flags.quiet || flags.dry_run) print_plan(flags, model, cost, prompts.size(), output);
+      capture_cost(recorder, decode, prompts, flags.decoding.batch_size, recorded);
+  const int64_t weight_bytes =
+      model.model->weight_bytes() + (draft ? draft->draft->weight_bytes() : 0);
+  if (!flags.quiet || flags.dry_run) {
+    print_plan(flags, recorded, weight_bytes, cost, prompts.size(), output);
+  }
   if (flags.dry_run) return;
   if (!flags.no_space_check) {
     check_free_space(output, cost.file_bytes);
-    check_memory_of(model.device, cost, model.model->weight_bytes());
+    check_memory_of(model.device, cost, weight_bytes);
   }
 
   // From here to the end of the file: a signal must not cut the writer short.
   const InterruptGuard guard;
   ResumeState state;
   TraceWriter writer = open_writer(target, recorder.meta, state);
-  const CaptureRun run{
-      model, decode, tokenizer_or_null, *policy.policy, flags.decoding.batch_size, flags.quiet};
+  const CaptureRun run{model,
+                       decode,
+                       tokenizer_or_null,
+                       *policy.policy,
+                       flags.decoding.batch_size,
+                       flags.quiet,
+                       draft ? draft->draft.get() : nullptr};
   CaptureTotals totals;
   try {
     totals = run_capture(run, recorder, prompts, state, writer, [&](const CaptureOutcome& result) {
@@ -269,6 +303,10 @@ void add_capture_command(CLI::App& app, const Environment& environment,
       "           --record outputs -o run.h5\n"
       "The file is run.h5.partial while it is written; every committed row in it is readable.");
   add_model_flags(*command, flags->model);
+  command->add_option(
+      "--draft", flags->draft,
+      "DFlash draft of the model (folder or hub id): it drafts, the model verifies, and "
+      "the trace is the draft's");
   add_prompt_flags(*command, flags->prompts);
   command->add_option("--replay", flags->replay,
                       "Feed the trajectories of this trace instead of own choices");

@@ -56,6 +56,19 @@ struct CommittedKeys {
 struct NextToken {
   int64_t token = 0;
   float confidence = 0.0F;  // its softmax probability
+  int64_t position = -1;    // absolute; -1: behind what the pass stored
+};
+
+/// What a target made of a draft's block (DFlash): entry i of [B] is about the block's position i,
+/// the first of which was certain before and has -1 and NaN.
+struct DraftVerdict {
+  int64_t accepted = 0;               // drafted tokens, from position 1 on
+  std::vector<int64_t> target_token;  // the target's choice
+  std::vector<int64_t> target_rank;   // of it under the draft, from 0; -1: not in its vocabulary
+  std::vector<float> target_probability;  // likewise; NaN there
+  std::vector<int64_t> draft_rank;        // of the drafted token under the target
+  std::vector<float> draft_probability;
+  std::vector<float> draft_entropy, target_entropy;  // of the whole distributions, in nats
 };
 
 /// A token that a step took back (WINO): its position in the block is a mask again.
@@ -73,6 +86,7 @@ struct StepDecision {
   std::vector<int64_t> selected;     // that were chosen, also where the token was [MASK] itself
   std::optional<NextToken> next;     // of a commit or the last prefill, with sub-blocks: the token
                                      // behind what it stored
+  std::optional<DraftVerdict> verdict = {};  // of a draft's pass
 
   /// Tokens that the step adds: those it decided, less those it took back.
   int64_t net_tokens() const { return std::ssize(transferred) - std::ssize(revoked); }

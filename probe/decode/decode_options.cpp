@@ -12,16 +12,17 @@
 namespace blockscope {
 
 int64_t block_start(int64_t prompt_length, int64_t block, const DecodeOptions& options) {
-  return (options.bidirectional ? prompt_length : 0) + block * options.block_length();
+  const bool behind_prompt = options.bidirectional || options.drafted;
+  return (behind_prompt ? prompt_length : 0) + block * options.block_length();
 }
 
 int64_t first_block(int64_t prompt_length, const DecodeOptions& options) {
-  return options.bidirectional ? 0 : prompt_length / options.block_length();
+  return options.bidirectional || options.drafted ? 0 : prompt_length / options.block_length();
 }
 
 int64_t generated_positions(int64_t prompt_length, int64_t gen_length,
                             const DecodeOptions& options) {
-  if (options.autoregressive() || options.bidirectional) return gen_length;
+  if (options.autoregressive() || options.bidirectional || options.drafted) return gen_length;
   const int64_t block_length = options.block_length();
   if (options.sub_blocks()) {
     const int64_t blocks = prompt_length / block_length + gen_length / block_length;

@@ -29,6 +29,7 @@ struct DecodeOptions {
   SamplingOptions sampling;
   int64_t mask_token_id = -1;  // -1: autoregressive decoding, block_length must be 1
   bool bidirectional = false;  // blocks count from the prompt's end, and see what is behind them
+  bool drafted = false;        // blocks are rounds of a DFlash draft, each behind what was accepted
   CacheOptions cache;
   std::vector<int64_t> stop_ids;  // looked for after each block, in everything after the prompt
   bool shadow = false;

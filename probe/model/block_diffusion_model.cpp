@@ -18,9 +18,11 @@ BlockDiffusionModel::BlockDiffusionModel(ModelConfig config, WeightMap weights)
     : config_(std::move(config)), weights_(std::move(weights)) {
   const WeightNames& names = weight_names(config_.model_type);
   const auto named = [](std::string_view name) { return std::string(name); };
-  embed_ = weight(named(names.embed));
   norm_ = norm_of(named(names.norm));
-  lm_head_ = Linear(config_.tie_word_embeddings ? embed_ : weight(named(names.lm_head)));
+  if (!config_.draft || config_.draft->own_vocabulary) {
+    embed_ = weight(named(names.embed));
+    lm_head_ = Linear(config_.tie_word_embeddings ? embed_ : weight(named(names.lm_head)));
+  }
   for (int64_t index = 0; index < config_.num_layers; ++index) {
     const std::string prefix = names.layer_prefix(index);
     const auto swiglu = [&](const std::string& name) {
@@ -102,7 +104,7 @@ BlockDiffusionModel BlockDiffusionModel::packed() && {
     layer.attention.pack();
     std::visit([](auto& part) { part.pack(); }, layer.feed_forward);
   }
-  lm_head_.pack();
+  if (has_vocabulary()) lm_head_.pack();
   if (config_.tie_word_embeddings && lm_head_.packed()) {
     weight_bytes_ += static_cast<int64_t>(embed_.nbytes());
   }
@@ -117,7 +119,7 @@ BlockDiffusionModel BlockDiffusionModel::for_longest_sequence(int64_t length) co
 
 void BlockDiffusionModel::scale_rope(int64_t longest_sequence) {
   const RopeFrequencies rope = rope_inverse_frequencies(config_, longest_sequence);
-  inverse_frequencies_ = at::tensor(rope.inv_freq, at::kDouble).to(embed_.device(), at::kFloat);
+  inverse_frequencies_ = at::tensor(rope.inv_freq, at::kDouble).to(device(), at::kFloat);
   rope_attention_factor_ = rope.attention_factor;
 }
 
@@ -130,24 +132,32 @@ at::Tensor BlockDiffusionModel::weight(const std::string& name) const {
   return found->second;
 }
 
-at::ScalarType BlockDiffusionModel::dtype() const { return embed_.scalar_type(); }
+at::ScalarType BlockDiffusionModel::dtype() const { return norm_.weight.scalar_type(); }
 
-at::Device BlockDiffusionModel::device() const { return embed_.device(); }
+at::Device BlockDiffusionModel::device() const { return norm_.weight.device(); }
 
-RotaryRows BlockDiffusionModel::rotary_rows(const at::Tensor& positions,
-                                            at::ScalarType dtype) const {
+RotaryRows BlockDiffusionModel::rotary_rows(const at::Tensor& host_positions) const {
+  const at::Tensor positions = on_device(host_positions, device());
   // Angles in float32 as the official code has them; the cast to the compute dtype comes last.
   const at::Tensor angles = positions.to(at::kFloat).unsqueeze(-1) * inverse_frequencies_;
   const at::Tensor full = at::cat({angles, angles}, -1).unsqueeze(1);  // [S, 1, T, D]
-  const at::ScalarType type = config_.rope_in_float32 ? at::kFloat : dtype;
+  const at::ScalarType type = config_.rope_in_float32 ? at::kFloat : dtype();
   return {(full.cos() * rope_attention_factor_).to(type),
           (full.sin() * rope_attention_factor_).to(type)};
 }
 
+at::Tensor BlockDiffusionModel::embed(const at::Tensor& tokens) const {
+  return at::embedding(embed_, on_device(tokens, device()));
+}
+
 at::Tensor BlockDiffusionModel::forward(const at::Tensor& tokens, const at::Tensor& positions,
                                         ForwardSeams& seams) const {
-  at::Tensor hidden = at::embedding(embed_, on_device(tokens, device()));
-  const RotaryRows rotary = rotary_rows(on_device(positions, device()), hidden.scalar_type());
+  return forward_embedded(embed(tokens), positions, seams);
+}
+
+at::Tensor BlockDiffusionModel::forward_embedded(at::Tensor hidden, const at::Tensor& positions,
+                                                 ForwardSeams& seams) const {
+  const RotaryRows rotary = rotary_rows(positions);
   at::Tensor normed = layers_.empty() ? norm_(hidden) : layers_.front().input_norm(hidden);
   for (int64_t index = 0; index < config_.num_layers; ++index) {
     const Layer& layer = layers_[static_cast<size_t>(index)];

@@ -37,6 +37,9 @@ class BlockDiffusionModel {
   static BlockDiffusionModel load(const Checkpoint& checkpoint, at::ScalarType dtype,
                                   at::Device device = at::kCPU);
 
+  /// Whether it has an embedding and an LM head of its own; a DFlash draft may borrow its target's.
+  bool has_vocabulary() const { return embed_.defined(); }
+
   /// The same model with its linear layers laid out for this CPU, or on a device joined to fewer of
   /// them (linear.h): for decoding, not for training. It has no weights() any more; on the CPU
   /// those of linear layers are kept in the new form alone, but a tied LM head, whose embedding is
@@ -49,6 +52,15 @@ class BlockDiffusionModel {
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions,
                      ForwardSeams& seams) const;
 
+  /// tokens int64 [S, T] -> [S, T, hidden_size]. Not of a draft that borrows its target's
+  /// vocabulary, as forward() and logits() are not.
+  at::Tensor embed(const at::Tensor& tokens) const;
+  /// forward() of rows that are embedded already.
+  at::Tensor forward_embedded(at::Tensor hidden, const at::Tensor& positions,
+                              ForwardSeams& seams) const;
+  /// The rows that the model turns queries and keys of these positions by: [S, T] -> [S, 1, T, R].
+  RotaryRows rotary_rows(const at::Tensor& positions) const;
+
   /// hidden [..., hidden_size] -> logits [..., vocab_size] in the weights' dtype.
   at::Tensor logits(const at::Tensor& hidden) const;
   /// Whether a row's logits are bit for bit the same whatever other rows are asked for with it.
@@ -58,6 +70,11 @@ class BlockDiffusionModel {
   /// positions, prompt and generated; only `dynamic` RoPE scaling depends on it. A model that was
   /// just built or loaded is ready for max_position_embeddings.
   BlockDiffusionModel for_longest_sequence(int64_t length) const;
+
+  /// What layer `index` projects with.
+  const AttentionLayer& attention_layer(int64_t index) const {
+    return layers_[static_cast<size_t>(index)].attention;
+  }
 
   const ModelConfig& config() const { return config_; }
   const WeightMap& weights() const { return weights_; }  // empty when packed
@@ -78,7 +95,6 @@ class BlockDiffusionModel {
   at::Tensor weight(const std::string& name) const;
   RmsNorm norm_of(const std::string& name) const;
   AttentionLayer attention_of(const std::string& prefix) const;
-  RotaryRows rotary_rows(const at::Tensor& positions, at::ScalarType dtype) const;
 
   ModelConfig config_;
   WeightMap weights_;

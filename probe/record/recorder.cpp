@@ -259,7 +259,8 @@ FrameDelta Recorder::first_token_delta(const SequencePass& pass, const PassResul
   const int64_t stored = pass.kind == PassKind::prefill
                              ? result.start + result.length
                              : (pass.block + 1) * options_.meta.block_length;
-  return make_transfer({stored - traced_.at(pass.sequence).prompt_length}, {next.token},
+  const int64_t position = next.position >= 0 ? next.position : stored;
+  return make_transfer({position - traced_.at(pass.sequence).prompt_length}, {next.token},
                        {next.confidence});
 }
 
@@ -354,6 +355,7 @@ void Recorder::on_pass(const PassResult& result) {
       row.delta = frame_delta(pass, result.decisions[s]);
       add_revocations(pass, result.decisions[s], row);
       if (options_.meta.has_kl) add_kl(result.decisions[s], row);
+      if (result.decisions[s].verdict) add_verdict(*result.decisions[s].verdict, row);
       row.valid.assign(pass.computed.begin(), pass.computed.end());
     } else if (s < result.decisions.size() && result.decisions[s].next) {
       ++counters_.tokens;

@@ -133,6 +133,7 @@ class Recorder : public DecodeObserver {
   FrameDelta first_token_delta(const SequencePass& pass, const PassResult& result,
                                const NextToken& next) const;
   void add_revocations(const SequencePass& pass, const StepDecision& decision, TraceRow& row) const;
+  static void add_verdict(const DraftVerdict& verdict, TraceRow& row);
   void add_kl(const StepDecision& decision, TraceRow& row) const;
   void finish_slot(Slot& slot, TraceRow& row);
   TraceRow row_of(const SequencePass& pass, const PassResult& result) const;  // its scalars

@@ -74,4 +74,22 @@ void Recorder::add_kl(const StepDecision& decision, TraceRow& row) const {
   row.arrays.push_back({Field::prediction_kl, kAllLayers, make_buffer(std::move(kl))});
 }
 
+void Recorder::add_verdict(const DraftVerdict& verdict, TraceRow& row) {
+  const auto ints = [&](Field field, const std::vector<int64_t>& values) {
+    row.arrays.push_back(
+        {field, kAllLayers, make_buffer(std::vector<int32_t>(values.begin(), values.end()))});
+  };
+  const auto floats = [&](Field field, const std::vector<float>& values) {
+    row.arrays.push_back({field, kAllLayers, make_buffer(values)});
+  };
+  ints(Field::draft_accepted, {verdict.accepted});
+  ints(Field::draft_target_token, verdict.target_token);
+  ints(Field::draft_target_rank, verdict.target_rank);
+  floats(Field::draft_target_probability, verdict.target_probability);
+  ints(Field::draft_token_rank, verdict.draft_rank);
+  floats(Field::draft_token_probability, verdict.draft_probability);
+  floats(Field::draft_entropy, verdict.draft_entropy);
+  floats(Field::draft_target_entropy, verdict.target_entropy);
+}
+
 }  // namespace blockscope

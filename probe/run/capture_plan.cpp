@@ -273,6 +273,7 @@ RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy
   meta.array_type = flags.array_type == "bf16" ? ArrayType::bf16 : ArrayType::f32;
   meta.has_shadow = decode.shadow;
   meta.has_cache = decode.bidirectional;
+  meta.has_draft = decode.drafted;
   meta.has_kl = decode.unmasking.strategy == Strategy::kKlass;
   if (flags.router) {
     if (!config.moe) {

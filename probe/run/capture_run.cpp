@@ -11,6 +11,7 @@
 
 #include "command_line/interrupt.h"
 #include "command_line/progress.h"
+#include "probe/draft/draft_decoder.h"
 #include "probe/record/late_recorder.h"
 
 namespace blockscope {
@@ -100,6 +101,12 @@ class CaptureLoop {
     DecodeObserver* const observer = late_ ? static_cast<DecodeObserver*>(&*late_) : &recorder_;
     const DecodeCallbacks callbacks{observer, [this] { return tick(); },
                                     [this](const DecodeOutcome& outcome) { finish(outcome); }};
+    if (run_.draft != nullptr) {
+      decode_drafted({*run_.model.model, *run_.draft, run_.decode.block_length(),
+                      run_.decode.sampling, run_.decode.stop_ids, run_.decode.prefill_chunk},
+                     requests, next_pass_, callbacks);
+      return;
+    }
     decode_batch(*run_.model.model, run_.policy, run_.decode, requests, next_pass_, callbacks);
   }
 

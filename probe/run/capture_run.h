@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "decode_record/trace_writer.h"
+#include "probe/draft/draft_model.h"
 #include "probe/record/recorder.h"
 #include "probe/run/run_flags.h"
 #include "probe/run/run_prompts.h"
@@ -20,6 +21,7 @@ struct CaptureRun {
   AttentionPolicy& policy;
   int64_t batch_size = 1;
   bool quiet = false;
+  const DraftModel* draft = nullptr;  // of the model, which is its target then
 };
 
 /// A sequence that ended, with its score (NaN: not scored).

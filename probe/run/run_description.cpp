@@ -103,7 +103,9 @@ std::string run_json(const RunDescription& run) {
       {"git", build.git_describe},
       {"libtorch", build.torch_pin},
       {"instruction_set", instruction_set()},
-      {"decoding", decode.autoregressive() ? "autoregressive" : "block_diffusion"},
+      {"decoding", decode.drafted            ? "drafted"
+                   : decode.autoregressive() ? "autoregressive"
+                                             : "block_diffusion"},
       {"gen_length", run.decoding.gen_length},
       {"batch_size", run.decoding.batch_size},
       {"shadow", decode.shadow},

@@ -59,12 +59,53 @@ LoadedModel load_model(const ModelFlags& flags, const Environment& environment) 
         "--revision: does nothing for a folder, and {} is one. HINT: leave it out", flags.model));
   }
   const Checkpoint checkpoint = Checkpoint::open(loaded.source.folder, flags.overrides);
+  if (checkpoint.config().draft) {
+    throw CheckpointError(fmt::format(
+        "{}: is a DFlash draft, which needs the hidden states of its target. HINT: blockscope "
+        "capture TARGET --draft {}",
+        loaded.source.folder.string(), flags.model));
+  }
   loaded.config = checkpoint.config();
   loaded.digest = checkpoint.digest();
   loaded.checkpoint_bytes = checkpoint.total_bytes();
   loaded.dtype = resolve_dtype(flags.dtype, loaded.config.dtype);
   loaded.model = std::make_shared<BlockDiffusionModel>(
       BlockDiffusionModel::load(checkpoint, loaded.dtype, loaded.device).packed());
+  return loaded;
+}
+
+LoadedDraft load_draft(const std::string& name, const ModelFlags& flags, const LoadedModel& target,
+                       const Environment& environment) {
+  if (!target.config.attention_causal || target.config.mask_token_id) {
+    throw UsageError(fmt::format(
+        "--draft: expected a target that decodes token by token, got model_type \"{}\"{}. HINT: a "
+        "DFlash draft's target is a plain Qwen3",
+        target.config.model_type, target.config.mask_token_id ? " with a mask token" : ""));
+  }
+  LoadedDraft loaded;
+  LoadedModel& recorded = loaded.recorded;
+  recorded.device = target.device;
+  recorded.dtype = target.dtype;
+  recorded.source = resolve_model(name, "main", environment.hub);
+  const Checkpoint checkpoint = Checkpoint::open(recorded.source.folder, flags.overrides);
+  if (!checkpoint.config().draft) {
+    throw CheckpointError(
+        fmt::format("--draft: {}: expected a DFlash draft (dflash_config, or "
+                    "speculators_model_type \"dflash\", in "
+                    "config.json), got model_type \"{}\"",
+                    recorded.source.folder.string(), checkpoint.config().model_type));
+  }
+  recorded.config = checkpoint.config();
+  recorded.digest = checkpoint.digest();
+  recorded.checkpoint_bytes = checkpoint.total_bytes();
+  loaded.draft = std::make_shared<DraftModel>(
+      DraftModel::load(checkpoint, recorded.dtype, recorded.device).packed());
+  loaded.draft->check_target(target.config);
+  if (recorded.config.block_length->value > recorded.config.draft->block_size) {
+    throw UsageError(fmt::format("--block-length: expected at most the draft's {}, got {}",
+                                 recorded.config.draft->block_size,
+                                 recorded.config.block_length->value));
+  }
   return loaded;
 }
 
@@ -276,6 +317,22 @@ DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& mode
   options.graphs = !flags.no_graphs;
   check_decode_options(options, config);
   return options;
+}
+
+DecodeOptions drafted_options(const DecodingFlags& flags, const LoadedModel& draft,
+                              const LoadedModel& target) {
+  DecodingFlags own = flags;
+  own.cache = "commit";
+  DecodeOptions options = decode_options(own, draft);
+  options.drafted = true;
+  if (!flags.no_stop && flags.stop_ids.empty()) options.stop_ids = target.config.stop_token_ids;
+  return options;
+}
+
+std::string drafted_model_json(const LoadedModel& draft, const LoadedModel& target) {
+  nlohmann::json json = nlohmann::json::parse(draft.model_json());
+  json["target"] = nlohmann::json::parse(target.model_json());
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 }  // namespace blockscope

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "probe/decode/decoder.h"
+#include "probe/draft/draft_model.h"
 #include "probe/model/block_diffusion_model.h"
 #include "probe/run/environment.h"
 
@@ -38,6 +39,17 @@ struct LoadedModel {
   std::string model_json() const;
 };
 LoadedModel load_model(const ModelFlags& flags, const Environment& environment);
+
+/// A DFlash draft for a target that is loaded already, as the model that a trace records: its
+/// config, digest and source. Its weights lie in `draft`.
+struct LoadedDraft {
+  LoadedModel recorded;  // without `model`
+  std::shared_ptr<DraftModel> draft;
+};
+/// `name`: folder or hub id. Throws CheckpointError where the draft is not one, or not this
+/// target's.
+LoadedDraft load_draft(const std::string& name, const ModelFlags& flags, const LoadedModel& target,
+                       const Environment& environment);
 
 struct DecodingFlags {
   std::string strategy = "low_confidence_static";
@@ -76,5 +88,11 @@ void check_decoding_fits(const CLI::App& app, const DecodeOptions& options);
 /// Block by block when the model has a mask id and a block length, else autoregressive. Reads the
 /// file of --frequencies where the strategy needs it. Throws UsageError / CheckpointError.
 DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& model);
+
+/// Of rounds of a draft and its target, whose stop tokens count.
+DecodeOptions drafted_options(const DecodingFlags& flags, const LoadedModel& draft,
+                              const LoadedModel& target);
+/// The draft's model_json() with the target's under "target".
+std::string drafted_model_json(const LoadedModel& draft, const LoadedModel& target);
 
 }  // namespace blockscope

@@ -1,0 +1,41 @@
+// What a DFlash draft's config.json says beside the keys of Qwen3 (DFlash, arXiv 2602.06036), in
+// the two layouts that are published: z-lab's (`dflash/model.py:DFlashDraftModel`: `dflash_config`
+// among Qwen3's keys) and speculators'
+// (`speculators/models/dflash`: Qwen3's keys under `transformer_layer_config`, tensors of its own
+// vocabulary).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "probe/checkpoint/json_object.h"
+
+namespace blockscope {
+
+struct DraftConfig {
+  std::int64_t block_size = 0;     // one certain token and block_size - 1 drafted ones
+  std::int64_t mask_token_id = 0;  // of the target's vocabulary
+  // Whose outputs are the context features, in the order of fc's columns: layers of the target,
+  // from 0.
+  std::vector<std::int64_t> target_layers;
+  std::int64_t num_target_layers = 0;  // of the target it was trained for; 0: the file doesn't say
+  bool own_vocabulary = false;         // embed_tokens and lm_head of its own; else the target's
+  std::int64_t draft_vocab_size = 0;   // rows of its lm_head; less than vocab_size: d2t maps them
+  bool speculators = false;            // the layout
+
+  /// d2t and t2d tensors are there.
+  bool maps_vocabulary(std::int64_t vocab_size) const { return draft_vocab_size < vocab_size; }
+};
+
+/// Whether a config.json is that of a DFlash draft.
+bool is_draft(const JsonObject& file);
+
+/// The object with Qwen3's keys of a draft's config.json.
+JsonObject draft_shape_keys(const JsonObject& file);
+
+/// `num_layers`, `vocab_size`: of the draft. Throws CheckpointError naming the key.
+DraftConfig parse_draft_config(const JsonObject& file, std::int64_t num_layers,
+                               std::int64_t vocab_size);
+
+}  // namespace blockscope

@@ -1,0 +1,113 @@
+#include "probe/draft/draft_model.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "decode_record/error.h"
+
+namespace blockscope {
+namespace {
+
+/// d2t holds what is added to the draft's id (speculators `DraftVocabMixin`).
+at::Tensor read_target_ids(const Checkpoint& checkpoint) {
+  const ModelConfig& config = checkpoint.config();
+  const int64_t size = config.draft->draft_vocab_size;
+  if (!config.draft->maps_vocabulary(config.vocab_size)) return {};
+  const TensorInfo& info = checkpoint.at("d2t");
+  const std::string where = checkpoint.folder().string() + ": d2t";
+  if (info.dtype != TensorDtype::kI64 || info.shape != std::vector<int64_t>{size}) {
+    throw CheckpointError(fmt::format(
+        "{}: expected I64 [{}], one entry for each token of the draft's vocabulary, got {} {}",
+        where, size, tensor_dtype_name(info.dtype), shape_text(info.shape)));
+  }
+  at::Tensor ids = at::empty({size}, at::kLong);
+  auto* id = ids.mutable_data_ptr<int64_t>();
+  std::memcpy(id, info.data, static_cast<size_t>(info.size));
+  std::vector<bool> taken(static_cast<size_t>(config.vocab_size));
+  for (int64_t i = 0; i < size; ++i) {
+    const bool inside = id[i] >= -i && id[i] < config.vocab_size - i;
+    id[i] += inside ? i : 0;
+    if (!inside || taken[static_cast<size_t>(id[i])]) {
+      throw CheckpointError(fmt::format(
+          "{}: entry {}: expected what leads to a token below {} that no other entry leads to, got "
+          "{}. HINT: fetch the draft again",
+          where, i, config.vocab_size, inside ? id[i] - i : id[i]));
+    }
+    taken[static_cast<size_t>(id[i])] = true;
+  }
+  return ids;
+}
+
+}  // namespace
+
+DraftModel::DraftModel(BlockDiffusionModel body, Linear fc, RmsNorm hidden_norm,
+                       at::Tensor target_ids)
+    : body_(std::move(body)),
+      fc_(std::move(fc)),
+      hidden_norm_(std::move(hidden_norm)),
+      target_ids_(std::move(target_ids)) {}
+
+DraftModel DraftModel::load(const Checkpoint& checkpoint, at::ScalarType dtype, at::Device device) {
+  BlockDiffusionModel body = BlockDiffusionModel::load(checkpoint, dtype, device);
+  Linear fc(body.weights().at("fc.weight"));
+  RmsNorm hidden_norm{body.weights().at("hidden_norm.weight"), checkpoint.config().rms_norm_eps,
+                      false};
+  return {std::move(body), std::move(fc), std::move(hidden_norm), read_target_ids(checkpoint)};
+}
+
+DraftModel DraftModel::packed() && {
+  fc_.pack();
+  return {std::move(body_).packed(), std::move(fc_), std::move(hidden_norm_),
+          std::move(target_ids_)};
+}
+
+DraftModel DraftModel::for_longest_sequence(int64_t length) const {
+  return {body_.for_longest_sequence(length), fc_, hidden_norm_, target_ids_};
+}
+
+void DraftModel::check_target(const ModelConfig& target) const {
+  const auto refuse = [](const std::string& what, int64_t expected, int64_t got) {
+    throw CheckpointError(fmt::format(
+        "--draft: was made for a target of {} {}, got one of {}. HINT: the draft's page "
+        "names its target",
+        what, expected, got));
+  };
+  const ModelConfig& own = config();
+  if (own.hidden_size != target.hidden_size) {
+    refuse("hidden_size", own.hidden_size, target.hidden_size);
+  }
+  if (own.vocab_size != target.vocab_size) {
+    refuse("vocab_size", own.vocab_size, target.vocab_size);
+  }
+  if (draft().num_target_layers > 0 && draft().num_target_layers != target.num_layers) {
+    refuse("num_hidden_layers", draft().num_target_layers, target.num_layers);
+  }
+  for (const int64_t layer : draft().target_layers) {
+    if (layer >= target.num_layers) {
+      throw CheckpointError(
+          fmt::format("--draft: reads the hidden states behind layer {}, and the target's last is "
+                      "{}. HINT: the "
+                      "draft's page names its target",
+                      layer, target.num_layers - 1));
+    }
+  }
+}
+
+at::Tensor DraftModel::context_features(const at::Tensor& taps) const {
+  return hidden_norm_(fc_(taps));
+}
+
+at::Tensor DraftModel::embed(const at::Tensor& tokens, const BlockDiffusionModel& target) const {
+  return body_.has_vocabulary() ? body_.embed(tokens) : target.embed(tokens);
+}
+
+at::Tensor DraftModel::logits(const at::Tensor& hidden, const BlockDiffusionModel& target) const {
+  return body_.has_vocabulary() ? body_.logits(hidden) : target.logits(hidden);
+}
+
+}  // namespace blockscope

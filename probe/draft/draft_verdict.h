@@ -1,0 +1,21 @@
+// How a draft's distributions and its target's stand to each other, position by position.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "probe/decode/decode_observer.h"
+
+namespace blockscope {
+
+/// Row i of both logits predicts position i + 1 of the block: draft [B - 1, draft vocabulary],
+/// target [B or more, vocabulary]. drafted, chosen: the B - 1 tokens that the draft and the target
+/// took there, of the target's vocabulary. target_ids: DraftModel::target_ids(). Softmax and
+/// entropy in float32, before any temperature; a rank counts the tokens of larger logits.
+DraftVerdict judge_draft(const at::Tensor& draft_logits, const at::Tensor& target_logits,
+                         const std::vector<int64_t>& drafted, const std::vector<int64_t>& chosen,
+                         const at::Tensor& target_ids);
+
+}  // namespace blockscope
