@@ -82,9 +82,10 @@ class SequenceDecoder {
     return pass;
   }
 
-  /// The target's choice behind each of the rows: logits [R, V].
-  BlockPrediction choose(const at::Tensor& logits) const {
-    const StreamId stream{request_.prompt_hash, round_, 0};
+  /// The target's choice behind each of the rows: logits [R, V]. `draws`: 0 in the prefill, then
+  /// another one in each round, so that no two tokens hang on the same random numbers.
+  BlockPrediction choose(const at::Tensor& logits, int64_t draws) const {
+    const StreamId stream{request_.prompt_hash, draws, 0};
     return std::move(predict_tokens(logits.unsqueeze(0), run_.sampling, {stream}).front());
   }
 
@@ -124,7 +125,8 @@ class SequenceDecoder {
             target_.forward(row_of(ids), positions(begin, length), target_seams_);
         keep(context, hidden, length);
         if (begin + length == prompt_length_) {
-          known.next = next_of(choose(target_.logits(hidden[0].narrow(0, length - 1, 1))), 0);
+          known.next =
+              next_of(choose(target_.logits(hidden[0].narrow(0, length - 1, 1)), /*draws=*/0), 0);
           take(*known.next);
         }
       }
@@ -184,57 +186,64 @@ class SequenceDecoder {
     return pass;
   }
 
+  /// The draft's row, once the target has judged it.
+  void report_draft(const PassContext& drafting, const Drafted& drafted, int64_t accepted,
+                    const BlockPrediction& chosen, const at::Tensor& target_logits) const {
+    if (callbacks_.observer == nullptr || block_ == 1) return;
+    StepDecision decision = decision_of(drafted, accepted);
+    decision.verdict = judge_draft(drafted.logits, target_logits, drafted.tokens,
+                                   {chosen.token.begin(), chosen.token.begin() + (block_ - 1)},
+                                   draft_.target_ids());
+    if (callbacks_.observer->wants_logits()) {
+      callbacks_.observer->on_masked_logits(drafting, {0}, {drafting.sequences.front().masked},
+                                            drafted.logits);
+    }
+    report({drafting,
+            block_,
+            start(),
+            static_cast<double>(block_),
+            drafted.ns - drafted.observer_ns,
+            draft_seams_.attention_ns(),
+            {std::move(decision)}});
+  }
+
   void round() {
     const int64_t first = start();
-    const PassContext drafting{next_pass_++, {draft_pass()}};
+    const PassContext drafting{next_pass_, {draft_pass()}};
+    if (block_ > 1) ++next_pass_;
     const Drafted drafted = block_ > 1 ? draft_block(drafting) : Drafted{};
     const PassContext verifying{next_pass_++, {pass_of(PassKind::commit, first)}};
     int64_t elapsed = 0;
-    observer_ns_ = 0;
-    StepDecision decision;
-    StepDecision committed;
+    at::Tensor hidden;
+    at::Tensor logits;
+    BlockPrediction chosen;
+    int64_t accepted = 0;
     {
       const Stopwatch watch(elapsed);
       std::vector<int64_t> block{tokens_.back()};
       block.insert(block.end(), drafted.tokens.begin(), drafted.tokens.end());
       target_seams_.begin_pass(block_);
-      const at::Tensor hidden =
-          target_.forward(row_of(block), positions(first, block_), target_seams_);
-      const at::Tensor logits = target_.logits(hidden[0]);
-      const BlockPrediction chosen = choose(logits);
-      int64_t accepted = 0;
+      hidden = target_.forward(row_of(block), positions(first, block_), target_seams_);
+      logits = target_.logits(hidden[0]);
+      chosen = choose(logits, round_ + 1);
       while (accepted + 1 < block_ && drafted.tokens[static_cast<size_t>(accepted)] ==
                                           chosen.token[static_cast<size_t>(accepted)]) {
         ++accepted;
       }
+    }
+    // Before the pass stores keys: a trace's row has those that it stored itself.
+    report_draft(drafting, drafted, accepted, chosen, logits);
+    StepDecision committed;
+    observer_ns_ = 0;
+    {
+      const Stopwatch watch(elapsed);
       keep(verifying, hidden, accepted + 1);
-      if (callbacks_.observer != nullptr && block_ > 1) {
-        const Stopwatch observed(observer_ns_);
-        decision = decision_of(drafted, accepted);
-        decision.verdict = judge_draft(drafted.logits, logits, drafted.tokens,
-                                       {chosen.token.begin(), chosen.token.begin() + (block_ - 1)},
-                                       draft_.target_ids());
-      }
       tokens_.insert(tokens_.end(), drafted.tokens.begin(), drafted.tokens.begin() + accepted);
       const NextToken next = next_of(chosen, accepted);
       if (std::ssize(tokens_) < end_) committed.next = next;
       take(next);
     }
     ++outcome_.denoising_steps;
-    if (block_ > 1) {
-      if (callbacks_.observer != nullptr && callbacks_.observer->wants_logits()) {
-        const Stopwatch observed(observer_ns_);
-        std::vector<bool> masked = drafting.sequences.front().masked;
-        callbacks_.observer->on_masked_logits(drafting, {0}, {masked}, drafted.logits);
-      }
-      report({drafting,
-              block_,
-              first,
-              static_cast<double>(block_),
-              drafted.ns - drafted.observer_ns,
-              draft_seams_.attention_ns(),
-              {decision}});
-    }
     report({verifying,
             block_,
             first,
