@@ -18,6 +18,13 @@ namespace {
 
 constexpr std::chrono::seconds kLockPatience{5};
 
+/// Of a drafted run's model_json, as a JSON object of its own; "" where there is no target.
+std::string target_digest(const std::string& model_json) {
+  const auto model = nlohmann::json::parse(model_json, nullptr, /*allow_exceptions=*/false);
+  if (!model.is_object() || !model.contains("target")) return R"({"target_digest": ""})";
+  return nlohmann::json{{"target_digest", model["target"].value("digest", "")}}.dump();
+}
+
 }  // namespace
 
 bool resumes(const CaptureTarget& target) {
@@ -59,6 +66,7 @@ void check_same_run(const std::string& partial, const TraceMeta& meta) {
                     partial, to_string(before.level), to_string(meta.level)));
   }
   compare(before.model_json, meta.model_json, {"digest", "compute_dtype"});
+  compare(target_digest(before.model_json), target_digest(meta.model_json), {"target_digest"});
   compare(before.run_json, meta.run_json,
           {"decoding",       "policy",          "tau",
            "reuse_file",     "reuse_digest",    "k",
