@@ -6,6 +6,8 @@ Run in an environment with torch==2.11.0 transformers==5.23.0 safetensors==0.8.0
 rope.json                inverse frequencies of transformers' Qwen3RotaryEmbedding
 dtypes.safetensors       one tensor per dtype, written by the safetensors package
 dtypes.json              the bytes of each of them
+draft_target_layers.json the target layers that a DFlash draft reads where its file names none, by number of target
+                         and draft layers, with Python's round
 tiny, tiny_sharded       a random Qwen3 saved by save_pretrained, in one file and in shards
 """
 import copy
@@ -27,6 +29,17 @@ SHAPE = dict(
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 8192}
+
+
+def make_draft_target_layers():
+    """{"36x5": [1, 9, 17, 25, 33], ...}: the middle layer, or evenly from layer 1 to the third from the end."""
+    table = {}
+    for target in range(6, 41):
+        table[f"{target}x1"] = [target // 2]
+        for draft in range(2, 9):
+            table[f"{target}x{draft}"] = [round(1 + i * (target - 4) / (draft - 1)) for i in range(draft)]
+    lines = ",\n".join(f'  "{key}": {json.dumps(layers)}' for key, layers in table.items())
+    (DATA / "draft_target_layers.json").write_text("{\n" + lines + "\n}\n")
 
 
 def rope_cases():
@@ -103,5 +116,6 @@ if __name__ == "__main__":
     shutil.rmtree(DATA, ignore_errors=True)
     DATA.mkdir()
     make_rope()
+    make_draft_target_layers()
     make_dtypes()
     make_models()
