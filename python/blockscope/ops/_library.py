@@ -21,6 +21,9 @@ NAMES = (
     "gather_attention", "unselected_attention", "page_bounds", "page_scores", "token_page_scores",
     "cross_step_similarity", "rms_norm_rows", "add_rms_norm_rows", "norm_rotate_rows", "silu_multiply",
 )
+# Of recordings (recording/kernels.py); no function here stands for them.
+_RECORDING = ("split_attention_sets", "step_statistics", "step_gaps", "row_log_sum_exp", "row_divergence",
+              "best_token_rows")
 _FILE = "libblockscope_kernels.so"
 _CUDA_FILE = "libblockscope_kernels_cuda.so"
 _MARKER = re.compile(rb"blockscope-kernels torch=([0-9A-Za-z.+]+);")
@@ -94,7 +97,7 @@ def load() -> str | None:
             f"blockscope.ops: {path}: can't be loaded ({error}). HINT: it was built with torch {built}, this is "
             f"{running}; build it again against this one") from error
     _load_cuda(torch, path.with_name(_CUDA_FILE))
-    missing = [name for name in NAMES if not hasattr(torch.ops.blockscope, name)]
+    missing = [name for name in NAMES + _RECORDING if not hasattr(torch.ops.blockscope, name)]
     if missing:
         raise OperatorsUnavailable(
             f"blockscope.ops: {path}: expected the operators of this version of blockscope, found none named "
