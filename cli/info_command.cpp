@@ -75,6 +75,12 @@ struct Summary {
   std::vector<LayerMeans> layers;
 };
 
+/// Tokens a round of drafted decoding, what lies behind the answer's end left out.
+double tokens_per_round(const Summary& summary) {
+  const auto rounds = static_cast<double>(std::max<std::int64_t>(summary.rows_by_kind[1], 1));
+  return static_cast<double>(summary.transferred) / rounds + 1.0;
+}
+
 /// Means over heads, positions and the denoising steps after a block's first, with a prefix.
 ResultArray layer_means(const MetricResult& result, const char* name) {
   const ResultArray& array = result.array(name);
@@ -248,6 +254,7 @@ ordered_json to_json(const TraceInfo& info, const Summary& summary,
                      {"tokens", summary.aborted.tokens}};
   root["tokens_decided"] = summary.transferred;
   root["tokens_per_step"] = tokens_per_step(summary);
+  if (info.meta.has_draft) root["tokens_per_round"] = tokens_per_round(summary);
   if (info.meta.has_revocations) root["tokens_taken_back"] = summary.taken_back;
   if (info.meta.has_cache) {
     root["cache"] = {{"positions_computed", summary.computed},
@@ -327,6 +334,12 @@ void print_table(const TraceInfo& info, const Summary& summary) {
                            summary.denoise_without_prefix, summary.rows_by_kind[2]));
   line("tokens", fmt::format("{} decided, {:.2f} a denoising step", summary.transferred,
                              tokens_per_step(summary)));
+  // What a target accepted is what the draft's passes decided; each round adds the target's own.
+  if (meta.has_draft) {
+    line("drafts",
+         fmt::format("{}, {:.2f} tokens a round with the target's own",
+                     plural(summary.rows_by_kind[1], "round"), tokens_per_round(summary)));
+  }
   if (meta.has_revocations) line("taken back", plural(summary.taken_back, "token"));
   if (meta.has_cache) {
     line("cache", fmt::format("{:.1f} % of a whole pass saved: {} of {} computed, all layers",

@@ -157,8 +157,15 @@ class SequenceDecoder {
   };
 
   Drafted draft_block(const PassContext& context) {
+    int64_t elapsed = 0;
+    Drafted drafted = timed_draft(context, elapsed);
+    drafted.ns = elapsed;
+    return drafted;
+  }
+
+  Drafted timed_draft(const PassContext& context, int64_t& elapsed) {
+    const Stopwatch watch(elapsed);
     Drafted drafted;
-    const Stopwatch watch(drafted.ns);
     std::vector<int64_t> block(static_cast<size_t>(block_), mask());
     block.front() = tokens_.back();
     draft_seams_.begin_pass(context);
@@ -300,8 +307,7 @@ class SequenceDecoder {
   KvCache context_;  // the draft's keys of the target's hidden states
   TargetSeams target_seams_;
   DraftSeams draft_seams_;
-  std::vector<int64_t>
-      tokens_;  // prompt and everything decided; the last one is certain, not yet run
+  std::vector<int64_t> tokens_;  // prompt and what is decided; the last one is not yet an input
   int64_t round_ = 0;
   int64_t observer_ns_ = 0;
   DecodeOutcome outcome_;
@@ -314,8 +320,9 @@ std::vector<DecodeOutcome> decode_drafted(const DraftedRun& run,
                                           int64_t& next_pass, const DecodeCallbacks& callbacks) {
   std::vector<DecodeOutcome> outcomes;
   for (const DecodeRequest& request : requests) {
-    if (request.replayed)
+    if (request.replayed) {
       throw UsageError("--replay: is not there for drafted runs. HINT: leave --draft out");
+    }
     if (!outcomes.empty() && outcomes.back().reason == FinishReason::interrupted) {
       outcomes.emplace_back();
       outcomes.back().sequence = request.sequence;

@@ -10,7 +10,7 @@ import unittest
 
 import h5py
 import numpy as np
-from capture_harness import (CONFIG, assert_same_trajectories, capture, require_binary,
+from capture_harness import (CONFIG, assert_same_trajectories, capture, require_binary, run,
                              start, tensor_shapes, trajectories, write_checkpoint, write_prompts)
 from capture_refusal import FAILED, USAGE, RefusalCase
 
@@ -192,6 +192,10 @@ class Drafts(RefusalCase):
             rows = int(file["/steps/committed"][0])
             accepted = file["/draft/accepted"][:rows][file["/steps/kind"][:rows] == 1]
         self.assertEqual((len(accepted), accepted.max()), (5 * 19 + 5, 0))
+        code, out, err = run("info", self.root / "drafted.h5", "--json")
+        self.assertEqual((code, json.loads(out)["tokens_per_round"]), (0, 1.0), err)
+        code, out, err = run("info", self.root / "drafted.h5")
+        self.assertIn("100 rounds, 1.00 tokens a round", out)
 
     def test_a_run_that_was_cut_goes_on_to_the_same_trace(self):
         prompts = write_prompts(self.root / "many.jsonl", 12, gen_length=200)
