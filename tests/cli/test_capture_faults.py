@@ -256,8 +256,9 @@ class Faults(CheckpointCase):
 
     def test_a_full_disk_ends_with_an_error_and_keeps_what_was_committed(self):
         def limit():
+            # A quarter of the file: more than an idle machine writes before its first commit, 50 ms after the first row.
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (3 << 20, 3 << 20))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (16 << 20, 16 << 20))
 
         output = self.root / "full.h5"
         code, out, err = capture(*self.arguments(output, 1, "full"), "--no-space-check",
