@@ -142,6 +142,22 @@ def test_forbidden_tokens_and_kept_logits(tmp_path, monkeypatch):
         np.testing.assert_allclose(found[True][name], values, rtol=2e-5, atol=2e-6, err_msg=name)
 
 
+def test_queries_in_any_layout(tmp_path, monkeypatch):
+    """A model that hands over queries whose channels don't lie side by side."""
+    own = torch.nn.functional.scaled_dot_product_attention
+
+    def scattered(q, k, v, *args, **kwargs):
+        return own(q.transpose(-1, -2).contiguous().transpose(-1, -2), k, v, *args, **kwargs)
+
+    model, prompt = models.qwen3(), torch.tensor([[5 * i % 90 for i in range(16)]])
+    for name, function in (("plain", own), ("scattered", scattered)):
+        monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", function)
+        with blockscope.record(model, tmp_path / f"{name}.h5", block_length=8, mask_token_id=MASK, gen_length=8,
+                               array_type="f32", set_size=5):
+            models.decode_qwen_blocks(model, prompt, 8, 8, MASK)
+    compare_with_capture(tmp_path / "scattered.h5", tmp_path / "plain.h5")
+
+
 def test_the_trace_says_what_it_was_computed_with(tmp_path):
     model = models.qwen3()
     with blockscope.record(model, tmp_path / "run.h5", block_length=8, mask_token_id=MASK, level="trajectory"):

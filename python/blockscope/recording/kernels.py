@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import OperatorsUnavailable, UsageError
-from .split import Part, Sets
 from . import statistics
+from .split import Part, Sets
 from .statistics import TAUS, FirstPrediction, History, LayerValues, Predictions, recall
 
 if TYPE_CHECKING:  # pragma: no cover
@@ -59,6 +59,11 @@ def attend_both(q: torch.Tensor, external: tuple[torch.Tensor, torch.Tensor],
     whole, out, lse, inner, inner_lse, *sets = ops.split_attention_sets(
         q, *external, length, *internal, scale, set_size, with_block)
     return whole, Part(out, lse), Part(inner, inner_lse), Sets(*sets)
+
+
+def _gaps(now: torch.Tensor, first: torch.Tensor, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of [S, H, B, D], which a model may have laid out as it likes."""
+    return torch.ops.blockscope.step_gaps(*(x if x.stride(-1) == 1 else x.contiguous() for x in (now, first)), slot)
 
 
 @dataclass
@@ -109,14 +114,13 @@ class KernelHistory:
             self.first_query = [layer.query.clone() for layer in now.layers]  # the model may write over it
             self.first_hidden, self.first_set = now.inputs, topk
             return
-        gaps_of = torch.ops.blockscope.step_gaps
         if self.first_query is not None:
-            gaps = [gaps_of(layer.query, first, now.slot) for layer, first in zip(now.layers, self.first_query)]
+            gaps = [_gaps(layer.query, first, now.slot) for layer, first in zip(now.layers, self.first_query)]
             values["/summary/query_gap"] = torch.stack([gap for gap, _ in gaps])
             values["/summary/query_block_gap"] = torch.stack([gap for _, gap in gaps])
         if now.inputs is not None and self.first_hidden is not None:
             values["/summary/hidden_gap"] = torch.cat([
-                gaps_of(hidden.unsqueeze(1), first.unsqueeze(1), now.slot)[0]
+                _gaps(hidden.unsqueeze(1), first.unsqueeze(1), now.slot)[0]
                 for hidden, first in zip(now.inputs, self.first_hidden)])
         if self.first_set is not None and topk is not None and context_length > topk.shape[-1]:
             values["/sets/recall"] = recall(self.first_set, topk)
