@@ -131,10 +131,12 @@ std::shared_ptr<const Trajectory> read_trajectory(const TraceReader& trace, std:
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (i % 64 == 0) control.report(static_cast<double>(i), static_cast<double>(rows.size()));
     const StepColumns steps = trace.steps(rows[i], 1);
-    if (static_cast<PassKind>(steps.kind[0]) != PassKind::denoise) continue;
-    const auto t = static_cast<std::int32_t>(result->rows.size());
-    result->rows.push_back(
-        {rows[i], steps.block[0], steps.step[0], steps.block_start[0] - prompt_length});
+    if (static_cast<PassKind>(steps.kind[0]) == PassKind::denoise) {
+      result->rows.push_back(
+          {rows[i], steps.block[0], steps.step[0], steps.block_start[0] - prompt_length});
+    }
+    // What a prefill or a commit tells (sub-blocks, drafts) belongs to the step before it.
+    const auto t = static_cast<std::int32_t>(std::max<std::size_t>(result->rows.size(), 1) - 1);
     for (const SequenceDelta& delta : trace.delta(rows[i]).rows) {
       for (std::size_t k = 0; k < delta.transfer_index.size(); ++k) {
         const std::int64_t position = delta.transfer_index[k];

@@ -1,0 +1,84 @@
+// Tokens that no denoising step decides: those that a prefill or a commit tells.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "decode_record/frame_delta.h"
+#include "decode_record/trace_reader.h"
+#include "decode_record/trace_writer.h"
+#include "tests/decode_record/trace_fixture.h"
+#include "viewer/data_service.h"
+#include "viewer/queries.h"
+
+namespace blockscope::testing {
+namespace {
+
+struct Told {
+  PassKind kind;
+  std::vector<std::int64_t> positions, tokens;
+};
+
+/// As a run with a draft, or with sub-blocks, has them.
+const std::vector<Told> kRows = {
+    {PassKind::prefill, {0}, {5}}, {PassKind::denoise, {1, 2}, {6, 7}},
+    {PassKind::commit, {3}, {8}},  {PassKind::denoise, {}, {}},
+    {PassKind::commit, {4}, {5}},  {PassKind::denoise, {5}, {9}},
+    {PassKind::commit, {}, {}},
+};
+
+void write_trace(const std::string& path) {
+  TraceMeta meta;
+  meta.num_layers = meta.num_heads = meta.num_kv_heads = 1;
+  meta.head_dim = meta.hidden_size = 2;
+  meta.vocab_size = 11;
+  meta.mask_token_id = 10;
+  meta.softmax_scale = 1.0;
+  meta.block_length = 4;
+  meta.record_everything();
+  TraceWriter writer(path, meta);
+  SequenceStart start;
+  start.prompt = {1, 2};
+  start.gen_length = 7;
+  const std::int64_t sequence = writer.begin_sequence(std::move(start));
+  for (std::size_t i = 0; i < kRows.size(); ++i) {
+    TraceRow row;
+    row.sequence = sequence;
+    row.pass = static_cast<std::int64_t>(i);
+    row.kind = kRows[i].kind;
+    row.block = row.kind == PassKind::prefill ? -1 : static_cast<std::int64_t>(i) / 2;
+    row.step = row.kind == PassKind::denoise ? 1 : 0;
+    if (!kRows[i].positions.empty()) {
+      row.delta = make_transfer(kRows[i].positions, kRows[i].tokens,
+                                std::vector<float>(kRows[i].positions.size(), 0.5F));
+    }
+    writer.append_row(std::move(row));
+  }
+  writer.end_sequence(sequence, {});
+  writer.finish();
+}
+
+TEST(Trajectory, ShowsWhatPrefillsAndCommitsTellAfterTheStepBeforeThem) {
+  const fixture::TempDir folder;
+  write_trace(folder.file("told.h5"));
+  const TraceReader trace(folder.file("told.h5"));
+  JobControl control;
+  const auto trajectory = read_trajectory(trace, 0, control);
+  const DecodeRecord record = trace.decode_record(0);
+  ASSERT_EQ(trajectory->rows.size(), 3U);
+  ASSERT_EQ(trajectory->cells.size(), 6U);
+  for (std::size_t t = 0; t < 3; ++t) {
+    const Frame after = record.frame(t + 1);
+    for (std::int64_t p = 0; p < 7; ++p) {
+      const std::int64_t token = after.tokens_of(0)[static_cast<std::size_t>(p)];
+      EXPECT_EQ(trajectory->shown(p, static_cast<std::int32_t>(t)).has_value(), token != 10)
+          << "step " << t << ", position " << p;
+    }
+  }
+  EXPECT_FALSE(trajectory->shown(3, -1));
+}
+
+}  // namespace
+}  // namespace blockscope::testing
