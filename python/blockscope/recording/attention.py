@@ -7,12 +7,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
+from . import operators
+from .calls import AttentionCall, Maker, scale_of
 from .spelled_out import SpelledOut
 
 LOOKED_FOR = ("torch.nn.functional.scaled_dot_product_attention", "flash_attn_func and flash_attn_varlen_func of "
@@ -20,28 +21,8 @@ LOOKED_FOR = ("torch.nn.functional.scaled_dot_product_attention", "flash_attn_fu
               "torch.nn.attention.varlen.varlen_attn", "torch.nn.attention.flex_attention.flex_attention",
               "transformers' eager attention", "matmul, softmax and matmul")
 
-
-@dataclass
-class AttentionCall:
-    """One call, in one layout. Nothing is copied."""
-
-    function: str
-    q: torch.Tensor  # [S, H, T, D]
-    k: torch.Tensor  # [S, K, N, D]
-    v: torch.Tensor  # [S, K, N, D]
-    mask: Any  # [S or 1, H or 1, T or 1, N], a tensor or flex.LazyMask: True where seen, or added to the scores
-    causal: str  # "" , "top" or "bottom": which corner the triangle is aligned to
-    window: tuple[int, int]  # keys before and behind a query that it sees, -1: all
-    scale: float
-    softcap: float
-    dropout: float
-    out: torch.Tensor | None  # [S, H, T, D]; None: not computed yet
-    score_mod: Any = None  # flex.ScoreMod: what becomes of the scaled scores before the mask
-
-
 Watcher = Callable[[AttentionCall], None]
 Giver = Callable[[AttentionCall], "torch.Tensor | None"]  # the call's result, or None: its own function has to
-Maker = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], AttentionCall]  # function, result, args, kwargs
 _local = threading.local()
 
 
@@ -62,10 +43,6 @@ def _of_sdpa(out: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor, v
                          scale_of(query, scale), 0.0, dropout_p, out)
 
 
-def scale_of(q: torch.Tensor, scale: float | None) -> float:
-    return float(scale) if scale is not None else q.shape[-1] ** -0.5
-
-
 _SDPA = torch._C._nn.scaled_dot_product_attention  # itself, whatever stands for it in torch.nn.functional
 _OPERATOR_TYPES = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
@@ -75,11 +52,9 @@ def _maker_of(function: Any) -> Maker | None:
     if function is _SDPA:
         return lambda function, result, args, kwargs: _of_sdpa(result, *args, **kwargs)
     if type(function) in _OPERATOR_TYPES:
-        from .operators import maker_of
-
-        return maker_of(getattr(function, "overloadpacket", function)._qualified_op_name)
+        return operators.maker_of(getattr(function, "overloadpacket", function)._qualified_op_name)
     if isinstance(function, torch._ops.HigherOrderOperator) and function.name() == "flex_attention":
-        from .flex import of_operator
+        from .flex import of_operator  # of torch 2.5 and later
 
         return of_operator
     return None

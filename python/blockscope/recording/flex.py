@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from ..errors import UsageError
-from .attention import AttentionCall, scale_of
+from .calls import AttentionCall, scale_of
 
 
 def _blocks(number: torch.Tensor, index: torch.Tensor, columns: int) -> torch.Tensor:

@@ -8,8 +8,9 @@ import weakref
 import torch
 
 from ..errors import UsageError
-from .passes import LayerAttention, RunningPass
+from .passes import RunningPass
 from .settings import Settings
+from .split import LayerAttention
 from .steps import Kind, Pass, Sequence
 
 

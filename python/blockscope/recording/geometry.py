@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import UsageError
-from .attention import AttentionCall
+from .calls import AttentionCall
 from .caches import layer_rows, selected_rows
 from .steps import Pass, PassInput, Sequence
 

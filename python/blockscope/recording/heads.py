@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import UsageError
-from .attention import AttentionCall
+from .calls import AttentionCall
 from .geometry import Biases
 from .split import Part
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from ..errors import UsageError
-from .attention import AttentionCall, scale_of, unseen, watchers
+from .attention import unseen, watchers
+from .calls import AttentionCall, scale_of
 
 
 def _of_eager(module: torch.nn.Module, result: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,

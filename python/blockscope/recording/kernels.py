@@ -5,17 +5,13 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..errors import OperatorsUnavailable, UsageError
 from . import statistics
-from .split import Part, Sets
+from .split import LayerAttention, Part, Sets
 from .statistics import TAUS, FirstPrediction, History, LayerValues, Predictions, recall
-
-if TYPE_CHECKING:  # pragma: no cover
-    from .passes import LayerAttention
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -163,10 +159,8 @@ class KernelPredictions(Predictions):
 
 
 class KernelFirstPrediction(FirstPrediction):
-    """`distribution` holds the logits, `mean_log` their LSE in float64."""
-
     def divergence(self, now: Predictions, wanted: torch.Tensor) -> torch.Tensor:
-        return torch.ops.blockscope.row_divergence(self.distribution, self.mean_log, now.logits, wanted)
+        return torch.ops.blockscope.row_divergence(self.logits, self.lse, now.logits, wanted)
 
 
 def predictions(logits: torch.Tensor, first: int, computed: list[int] | None, spare: SpareRows) -> Predictions:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import UsageError
-from .attention import AttentionCall, Maker, scale_of
+from .calls import AttentionCall, Maker, scale_of
 
 # What would change which keys a query sees, or what they are.
 _REFUSED = {

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..errors import UsageError
 from . import kernels
-from .attention import LOOKED_FOR, AttentionCall
+from .attention import LOOKED_FOR
 from .caches import LayerRows, layer_rows, selected_rows, selects_by_layer
+from .calls import AttentionCall
 from .geometry import Biases, BlockRows, Geometry, KeyRanges
 from .heads import HeadChoice
 from .settings import Settings
-from .split import Part, Sets, attend, merge, scaled_scores, topk_sets, topk_sets_of
+from .split import LayerAttention, Part, Sets, attend, merge, scaled_scores, topk_sets, topk_sets_of
 from .steps import Kind, Pass, PassInput
-
-
-@dataclass
-class LayerAttention:
-    external: Part
-    internal: Part
-    query: torch.Tensor  # [S, H, B, D]
-    sets: Sets | None
-    num_heads: int  # of the model; H are the recorded ones
-    key: torch.Tensor  # [S, K, B, D], of the block
-    value: torch.Tensor
 
 
 class RunningPass:

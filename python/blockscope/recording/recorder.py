@@ -15,7 +15,9 @@ import torch
 
 from .. import _core
 from ..errors import UsageError
-from .attention import AttentionCall, Watch
+from . import kernels
+from .attention import Watch
+from .calls import AttentionCall
 from .compiled import run_as_compiled, run_eagerly, uncompiled
 from .entrances import Entrances
 from .geometry import Geometry
@@ -39,6 +41,8 @@ class Recorder:
             raise UsageError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
         self._model, self._path, self._settings = model, path, settings  # as it is called
         model = uncompiled(model)
+        if settings.attention == "replace":
+            kernels.require(model)
         self._force = force
         self._entrances = Entrances(self._model)
         self._looks_inside = settings.at_least("summary")

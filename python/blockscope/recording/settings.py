@@ -103,10 +103,6 @@ class Settings:
             raise UsageError(f"compiled: expected {' or '.join(COMPILED)}, got {compiled!r}")
         if attention not in ATTENTION:
             raise UsageError(f"attention: expected {' or '.join(ATTENTION)}, got {attention!r}")
-        if attention == "replace":
-            from .kernels import require
-
-            require(model)
         if logit_shift not in (None, 0, 1):
             raise UsageError(f"logit_shift: expected 0 or 1, got {logit_shift!r}")
         return cls(

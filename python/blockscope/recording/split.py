@@ -85,6 +85,17 @@ class Sets:
     token_index: torch.Tensor | None = None  # [S, K, B, k] int32, each token's own set, ordered as index is
 
 
+@dataclass
+class LayerAttention:
+    external: Part
+    internal: Part
+    query: torch.Tensor  # [S, H, B, D]
+    sets: Sets | None
+    num_heads: int  # of the model; H are the recorded ones
+    key: torch.Tensor  # [S, K, B, D], of the block
+    value: torch.Tensor
+
+
 def _exact_topk(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The k largest along the last axis, and of equal ones those of the lowest index: values, indices, sorted."""
     kth = values.topk(k, -1).values[..., -1:]

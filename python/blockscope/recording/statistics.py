@@ -8,15 +8,11 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..errors import UsageError
-from .split import Part, merge
-
-if TYPE_CHECKING:  # pragma: no cover
-    from .passes import LayerAttention
+from .split import LayerAttention, Part, merge
 
 TAUS = (2.0, 3.0, 4.0, math.inf)
 
@@ -161,7 +157,7 @@ class Predictions:
         return best.indices.int(), (best.values - self.all_lses).exp_()
 
     def as_first(self) -> FirstPrediction:
-        return FirstPrediction.of(self)
+        return FirstPrediction(self.logits, self.all_lses, self.first, self.missing)
 
     def top1(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Token, probability: [R]."""
@@ -211,20 +207,22 @@ def gathered(logits: torch.Tensor, positions: list[int], begin: int, count: int)
 class FirstPrediction:
     """A block's first step, which KL is measured from."""
 
-    distribution: torch.Tensor  # [R, V]
-    mean_log: torch.Tensor  # [R]: sum p log p
+    logits: torch.Tensor  # [R, V], as in Predictions
+    lse: torch.Tensor  # [R]
     first: int
     missing: torch.Tensor | None = None  # [R]
 
-    @classmethod
-    def of(cls, now: Predictions) -> FirstPrediction:
-        log = now.logits - now.all_lses.unsqueeze(-1)
+    @functools.cached_property
+    def _distribution(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """[R, V], and sum p log p of each row."""
+        log = self.logits - self.lse.unsqueeze(-1)
         distribution = log.exp()
-        return cls(distribution, torch.linalg.vecdot(distribution, log), now.first, now.missing)
+        return distribution, torch.linalg.vecdot(distribution, log)
 
     def divergence(self, now: Predictions, wanted: torch.Tensor) -> torch.Tensor:
-        cross = torch.linalg.vecdot(self.distribution, now.logits) - now.all_lses
-        return (self.mean_log - cross).clamp_min_(0.0).masked_fill(~wanted, math.nan)
+        distribution, mean_log = self._distribution
+        cross = torch.linalg.vecdot(distribution, now.logits) - now.all_lses
+        return (mean_log - cross).clamp_min_(0.0).masked_fill(~wanted, math.nan)
 
     def kl(self, now: Predictions, wanted: torch.Tensor) -> torch.Tensor:
         """KL(first || now) in nats of the rows that are wanted [R] and that both steps computed, NaN of others: [R]."""
