@@ -12,20 +12,6 @@ namespace {
 constexpr std::int64_t kMostLayers = 4096;
 constexpr std::int64_t kMostBlock = 4096;
 
-/// Of which layers of the target, where the file doesn't say (`build_target_layer_ids`).
-std::vector<std::int64_t> default_target_layers(std::int64_t num_target_layers,
-                                                std::int64_t num_layers) {
-  if (num_layers == 1) return {num_target_layers / 2};
-  std::vector<std::int64_t> layers;
-  const double span = static_cast<double>(num_target_layers - 4);
-  for (std::int64_t i = 0; i < num_layers; ++i) {
-    // Python's round: halves go to the even neighbour, as nearbyint's do.
-    layers.push_back(static_cast<std::int64_t>(
-        std::nearbyint(1.0 + static_cast<double>(i) * span / static_cast<double>(num_layers - 1))));
-  }
-  return layers;
-}
-
 /// A list of layer numbers, `shift` less than they stand in the file.
 std::vector<std::int64_t> layer_list(const JsonObject& file, const std::string& key,
                                      std::int64_t shift) {
@@ -61,6 +47,19 @@ DraftConfig parse_speculators(const JsonObject& file, std::int64_t vocab_size) {
 
 }  // namespace
 
+std::vector<std::int64_t> default_target_layers(std::int64_t num_target_layers,
+                                                std::int64_t num_layers) {
+  if (num_layers == 1) return {num_target_layers / 2};
+  std::vector<std::int64_t> layers;
+  const double span = static_cast<double>(num_target_layers - 4);
+  for (std::int64_t i = 0; i < num_layers; ++i) {
+    // Python's round: halves go to the even neighbour, as nearbyint's do.
+    layers.push_back(static_cast<std::int64_t>(
+        std::nearbyint(1.0 + static_cast<double>(i) * span / static_cast<double>(num_layers - 1))));
+  }
+  return layers;
+}
+
 bool is_draft(const JsonObject& file) {
   return file.has("dflash_config") ||
          file.optional_string("speculators_model_type").value_or("") == "dflash";
@@ -91,6 +90,7 @@ DraftConfig parse_draft_config(const JsonObject& file, std::int64_t num_layers,
     keys.fail("target_layer_ids", "a list of layer numbers",
               "without it num_target_layers decides, which isn't there either");
   }
+  draft.target_digest = keys.optional_string("target_digest").value_or("");
   for (const std::int64_t layer : draft.target_layers) {
     if (draft.num_target_layers > 0 && (layer < 0 || layer >= draft.num_target_layers)) {
       keys.fail("target_layer_ids",

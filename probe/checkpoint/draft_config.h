@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "probe/checkpoint/json_object.h"
@@ -23,10 +24,18 @@ struct DraftConfig {
   bool own_vocabulary = false;         // embed_tokens and lm_head of its own; else the target's
   std::int64_t draft_vocab_size = 0;   // rows of its lm_head; less than vocab_size: d2t maps them
   bool speculators = false;            // the layout
+  // Checkpoint::digest() of the target it was trained for; empty: the file doesn't say. A key of
+  // our own, `dflash_config.target_digest`.
+  std::string target_digest;
 
   /// d2t and t2d tensors are there.
   bool maps_vocabulary(std::int64_t vocab_size) const { return draft_vocab_size < vocab_size; }
 };
+
+/// The layers of a target that a draft of `num_layers` reads where nothing says which: evenly from
+/// layer 1 to the third from the end (`build_target_layer_ids`).
+std::vector<std::int64_t> default_target_layers(std::int64_t num_target_layers,
+                                                std::int64_t num_layers);
 
 /// Whether a config.json is that of a DFlash draft.
 bool is_draft(const JsonObject& file);

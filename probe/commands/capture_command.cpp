@@ -31,6 +31,7 @@ namespace {
 struct CaptureFlags {
   ModelFlags model;
   std::string draft;
+  std::string recorded_model = "draft";
   PromptFlags prompts;
   DecodingFlags decoding;
   PolicyFlags policy;
@@ -125,10 +126,9 @@ void print_totals(const CaptureTotals& totals, const ResumeState& resumed, size_
 
 /// Options that mean nothing where a draft fills a block in one pass.
 void check_draft_flags(const CLI::App& command) {
-  for (const char* option :
-       {"--strategy", "--denoising-steps", "--rank-by", "--quota", "--threshold", "--density-sigma",
-        "--cache", "--policy", "--shadow", "--replay", "--mask-token-id", "--no-graphs",
-        "--predictions", "--steps", "--batch-size"}) {
+  for (const char* option : {"--strategy", "--denoising-steps", "--rank-by", "--quota",
+                             "--threshold", "--density-sigma", "--cache", "--policy", "--shadow",
+                             "--mask-token-id", "--no-graphs", "--predictions", "--steps"}) {
     if (command.get_option(option)->count() == 0) continue;
     throw UsageError(
         fmt::format("{}: does nothing with --draft, whose rounds are one pass of the draft and one "
@@ -148,6 +148,7 @@ void check_flags(const CLI::App& command, const CaptureFlags& flags) {
       "a policy other than exact, which is its own shadow, or a --cache that keeps entries");
   check_record_flags(command, flags.record);
   if (!flags.draft.empty()) check_draft_flags(command);
+  refuse_idle(command, "--recorded-model", !flags.draft.empty(), "--draft");
   if (flags.replay.empty()) {
     check_decoding_flags(command, flags.decoding);
     check_prompt_flags(command, flags.prompts);
@@ -192,7 +193,9 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   for (const std::string& name : {output, output + ".partial"}) files.reserve(name, true);
   ReplaySource replay;
   if (!flags.replay.empty()) {
-    replay = read_replay(flags.replay);
+    replay = read_replay(flags.replay, !flags.draft.empty());
+  }
+  if (!flags.replay.empty() && flags.draft.empty()) {
     ModelOverrides& overrides = flags.model.overrides;
     if (!overrides.mask_token_id) {
       overrides.mask_token_id = replay.mask_token_id;
@@ -208,8 +211,10 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   const LoadedModel model = load_model(of_target, environment);
   std::optional<LoadedDraft> draft;
   if (!flags.draft.empty()) draft = load_draft(flags.draft, flags.model, model, environment);
-  const LoadedModel& recorded = draft ? draft->recorded : model;
-  DecodeOptions decode = draft ? drafted_options(flags.decoding, recorded, model)
+  const RecordedModel which =
+      flags.recorded_model == "target" ? RecordedModel::target : RecordedModel::draft;
+  const LoadedModel& recorded = draft && which == RecordedModel::draft ? draft->recorded : model;
+  DecodeOptions decode = draft ? drafted_options(flags.decoding, draft->recorded, model)
                                : decode_options(flags.decoding, model);
   decode.shadow = flags.shadow;
   if (flags.replay.empty()) check_decoding_fits(command, decode);
@@ -236,7 +241,7 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
 
   RecorderOptions recorder =
       recorder_options(flags.record, *policy.policy, longest, recorded, decode);
-  if (draft) recorder.meta.model_json = drafted_model_json(recorded, model);
+  if (draft) recorder.meta.model_json = drafted_model_json(draft->recorded, model, which);
   recorder.meta.has_revocations = revokes;
   check_filter(recorder, decode, prompts);
   recorder.meta.run_json = run_json({decode, flags.decoding, policy, recorder.filter, prompts,
@@ -270,7 +275,8 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
                        *policy.policy,
                        flags.decoding.batch_size,
                        flags.quiet,
-                       draft ? draft->draft.get() : nullptr};
+                       draft ? draft->draft.get() : nullptr,
+                       which};
   CaptureTotals totals;
   try {
     totals = run_capture(run, recorder, prompts, state, writer, [&](const CaptureOutcome& result) {
@@ -305,8 +311,13 @@ void add_capture_command(CLI::App& app, const Environment& environment,
   add_model_flags(*command, flags->model);
   command->add_option(
       "--draft", flags->draft,
-      "DFlash draft of the model (folder or hub id): it drafts, the model verifies, and "
-      "the trace is the draft's");
+      "DFlash draft of the model (folder or hub id): it drafts, the model verifies");
+  command
+      ->add_option(
+          "--recorded-model", flags->recorded_model,
+          "Of the two, whose attention, queries and keys the trace has; rounds are the same")
+      ->check(CLI::IsMember({"draft", "target"}))
+      ->capture_default_str();
   add_prompt_flags(*command, flags->prompts);
   command->add_option("--replay", flags->replay,
                       "Feed the trajectories of this trace instead of own choices");

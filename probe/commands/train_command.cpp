@@ -25,6 +25,8 @@
 namespace blockscope {
 namespace {
 
+constexpr std::int64_t kDraftLayers = 2;
+
 struct TrainFlags {
   TrainRunOptions run;
   std::string stage = "all";
@@ -100,6 +102,13 @@ void check_mode(const CLI::App& command, const TrainFlags& flags) {
 /// Options of a stage that does not run, and others that this run would ignore.
 void check_training(const CLI::App& command, const TrainFlags& flags) {
   const TrainRunOptions& run = flags.run;
+  for (const char* option : {"--draft-steps", "--draft-learning-rate", "--draft-advance-below",
+                             "--block-size", "--target", "--target-layers"}) {
+    refuse_idle(command, option, run.draft, "--stage draft");
+  }
+  for (const char* option : {"--hidden", "--family", "--tokenizer"}) {
+    refuse_idle(command, option, !run.draft, "another --stage: a draft has its target's");
+  }
   for (const char* option : {"--backbone-steps", "--learning-rate", "--advance-below"}) {
     refuse_idle(command, option, run.backbone, "the backbone stage");
   }
@@ -107,7 +116,9 @@ void check_training(const CLI::App& command, const TrainFlags& flags) {
        {"--diffusion-steps", "--diffusion-learning-rate", "--diffusion-advance-below"}) {
     refuse_idle(command, option, run.diffusion, "the diffusion stage");
   }
-  const TrainStage first = run.backbone ? TrainStage::kBackbone : TrainStage::kDiffusion;
+  const TrainStage first = run.draft      ? TrainStage::kDraft
+                           : run.backbone ? TrainStage::kBackbone
+                                          : TrainStage::kDiffusion;
   refuse_idle(command, "--init", !run.resume || !std::filesystem::exists(state_file(run, first)),
               "a stage to start: --resume goes on from the state in --work");
   refuse_idle(command, "--evaluate-every", run.evaluate_every == 0 || run.evaluate_documents > 0,
@@ -115,6 +126,7 @@ void check_training(const CLI::App& command, const TrainFlags& flags) {
   constexpr const char* kCurriculum = "a --last-context beyond the first one";
   const int last = run.train.last_level;
   refuse_idle(command, "--advance-below", last > run.train.first_level, kCurriculum);
+  refuse_idle(command, "--draft-advance-below", last > run.train.first_level, kCurriculum);
   refuse_idle(command, "--diffusion-advance-below", last > std::max(run.train.first_level, 1),
               kCurriculum);
   refuse_idle(command, "--drill-share", run.train.last_level > 0, "a --last-context beyond 64");
@@ -132,8 +144,9 @@ void run_command(const CLI::App& command, TrainFlags& flags) {
   }
   open_device(flags.run.train.device);
   TrainRunOptions& run = flags.run;
-  run.backbone = flags.stage != "diffusion";
-  run.diffusion = flags.stage != "backbone";
+  run.draft = flags.stage == "draft";
+  run.backbone = flags.stage == "backbone" || flags.stage == "all";
+  run.diffusion = flags.stage == "diffusion" || flags.stage == "all";
   const auto given = [&command](const std::string& option) {
     return command.get_option(option)->count() > 0;
   };
@@ -144,14 +157,27 @@ void run_command(const CLI::App& command, TrainFlags& flags) {
           "--steps: expected one stage, got --stage all. HINT: use --backbone-steps "
           "and --diffusion-steps");
     }
-    (run.backbone ? run.backbone_steps : run.diffusion_steps) = flags.steps;
+    (run.draft      ? run.draft_steps
+     : run.backbone ? run.backbone_steps
+                    : run.diffusion_steps) = flags.steps;
+  }
+  if (run.draft) {
+    if (run.train.target.empty()) {
+      throw UsageError(
+          "--stage draft: expected the model it drafts for, got no --target. HINT: --target "
+          "models/needle/backbone");
+    }
+    run.tokenizer = run.train.target;
+    if (!given("--layers")) run.model.num_layers = kDraftLayers;
   }
   run.train.first_level = curriculum_level(flags.first_context, "--first-context");
   run.train.last_level = curriculum_level(flags.last_context, "--last-context");
   run.train.bfloat16 = flags.precision == "bfloat16";
   if (run.resume) {
     take_settings(run, [&](const std::string& option) {
-      const bool steps = option == (run.backbone ? "--backbone-steps" : "--diffusion-steps");
+      const bool steps = option == (run.draft      ? "--draft-steps"
+                                    : run.backbone ? "--backbone-steps"
+                                                   : "--diffusion-steps");
       return given(option) || (steps && given("--steps"));
     });
   }
@@ -175,7 +201,7 @@ void add_shape_options(CLI::App& command, ModelConfig& model) {
   const auto add = [&](const char* flag, std::int64_t& value, const char* text) {
     command.add_option(flag, value, text)->check(positive)->capture_default_str()->group(group);
   };
-  add("--layers", model.num_layers, "Number of layers");
+  add("--layers", model.num_layers, "Number of layers (draft: 2)");
   add("--hidden", model.hidden_size, "Hidden size");
   add("--ffn", model.intermediate_size, "SwiGLU inner size");
   add("--heads", model.num_heads, "Query heads");
@@ -194,9 +220,11 @@ void add_optimiser_options(CLI::App& command, TrainFlags& flags) {
   add("--steps", flags.steps, "Steps of the one stage that runs")->check(count);
   add("--backbone-steps", run.backbone_steps, "Steps of the backbone stage")->check(count);
   add("--diffusion-steps", run.diffusion_steps, "Steps of the diffusion stage")->check(count);
+  add("--draft-steps", run.draft_steps, "Steps of the draft stage")->check(count);
   add("--learning-rate", run.train.learning_rate, "Peak, backbone stage")->check(positive);
   add("--diffusion-learning-rate", run.diffusion_learning_rate, "Peak, diffusion stage")
       ->check(positive);
+  add("--draft-learning-rate", run.draft_learning_rate, "Peak, draft stage")->check(positive);
   add("--decay", run.train.decay_fraction, "Last share of the steps in which the rate falls to 2 %")
       ->check(real_number(0.0, 1.0));
   add("--warmup", run.train.warmup, "Steps of linear warm-up")->check(count);
@@ -209,6 +237,7 @@ void add_optimiser_options(CLI::App& command, TrainFlags& flags) {
       ->check(positive);
   add("--diffusion-advance-below", run.diffusion_advance_below, "The same, diffusion stage")
       ->check(positive);
+  add("--draft-advance-below", run.draft_advance_below, "The same, draft stage")->check(positive);
   add("--drill-share", run.train.drill_share,
       "Share of batches with short contexts and many sums and sorts, after context 64")
       ->check(real_number(0.0, 1.0));
@@ -220,13 +249,27 @@ void add_optimiser_options(CLI::App& command, TrainFlags& flags) {
 
 void add_train_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
-      "train", "Train a small model on generated tasks: AR backbone, then block diffusion");
+      "train",
+      "Train a small model on generated tasks: AR backbone, block diffusion, DFlash draft");
   auto flags = std::make_shared<TrainFlags>();
   TrainRunOptions& run = flags->run;
   run.model = needle_model_config();
-  command->add_option("--stage", flags->stage, "Which stages run")
-      ->check(CLI::IsMember({"backbone", "diffusion", "all"}))
+  command
+      ->add_option(
+          "--stage", flags->stage,
+          "Which stages run; all: backbone and diffusion; draft: a DFlash draft for --target")
+      ->check(CLI::IsMember({"backbone", "diffusion", "draft", "all"}))
       ->capture_default_str();
+  command->add_option("--target", run.train.target, "Checkpoint folder of the draft's target");
+  command->add_option("--block-size", run.draft_block, "Positions of a draft's block")
+      ->check(whole_number(2, 256))
+      ->capture_default_str();
+  command
+      ->add_option(
+          "--target-layers", run.target_layers,
+          "Layers of the target, from 0, whose hidden states a draft reads (default: evenly "
+          "from 1 to the third from the end)")
+      ->delimiter(',');
   command
       ->add_option(
           "--family", run.family,
@@ -289,6 +332,7 @@ void add_train_command(CLI::App& app) {
   command->footer(
       "Examples:\n"
       "  blockscope train --stage all --out my-model --work build/training --threads 2\n"
+      "  blockscope train --stage draft --target models/needle/backbone --out my-draft\n"
       "  blockscope train --resume --out my-model --work build/training --threads 2\n"
       "  blockscope train --dump-prompts 20 --tasks needle,sort --context 1024 > prompts.jsonl\n"
       "Interrupt it (Ctrl-C, SIGTERM) at any time: the state is saved, --resume goes on.");

@@ -195,6 +195,19 @@ void check_replay(const DecodeRequest& request, const DecodeOptions& options, in
   }
 }
 
+/// Of a drafted run, whose rounds a replay doesn't say: it gives the answer.
+void check_given_answer(const DecodeRequest& request, int64_t vocab_size) {
+  for (const ReplayStep& step : request.replay) {
+    for (const int64_t token : step.tokens) {
+      if (token >= 0 && token < vocab_size) continue;
+      throw PromptError(
+          fmt::format("--replay: sequence {}, block {}, step {}: token {} is not in this model's "
+                      "vocabulary of {}. HINT: replay answers of a model with the same tokenizer",
+                      request.sequence, step.block, step.step, token, vocab_size));
+    }
+  }
+}
+
 }  // namespace
 
 void check_request(const DecodeRequest& request, const DecodeOptions& options,
@@ -224,7 +237,9 @@ void check_request(const DecodeRequest& request, const DecodeOptions& options,
         where, length, request.gen_length, total, largest_position_count(config),
         dynamic ? " times the factor of its dynamic RoPE scaling" : ""));
   }
-  if (request.replayed) check_replay(request, options, config.vocab_size);
+  if (!request.replayed) return;
+  if (options.drafted) return check_given_answer(request, config.vocab_size);
+  check_replay(request, options, config.vocab_size);
 }
 
 }  // namespace blockscope

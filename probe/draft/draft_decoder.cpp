@@ -5,10 +5,9 @@
 
 #include <algorithm>
 #include <limits>
-#include <optional>
+#include <tuple>
 #include <utility>
 
-#include "decode_record/error.h"
 #include "probe/draft/draft_seams.h"
 #include "probe/draft/draft_verdict.h"
 #include "probe/model/device.h"
@@ -19,298 +18,481 @@ namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-KvCacheShape shape_of(const ModelConfig& config, int64_t capacity) {
-  return {config.num_layers, 1, config.num_kv_heads, capacity, config.head_dim};
+KvCacheShape shape_of(const ModelConfig& config, int64_t slots, int64_t capacity) {
+  return {config.num_layers, slots, config.num_kv_heads, capacity, config.head_dim};
 }
 
-at::Tensor row_of(const std::vector<int64_t>& tokens) {
-  return at::tensor(tokens, at::kLong).unsqueeze(0);
+struct SequenceState {
+  const DecodeRequest* request = nullptr;
+  int64_t prompt_length = 0;
+  int64_t end = 0;              // position behind the answer
+  std::vector<int64_t> tokens;  // prompt and what is decided; the last one is not yet an input
+  std::vector<int64_t> answer;  // of a replay: its tokens behind the prompt
+  int64_t round = 0;
+  DecodeOutcome outcome;
+
+  int64_t start() const { return std::ssize(tokens) - 1; }  // of the block: the certain token
+  bool finished() const { return outcome.reason != FinishReason::unfinished; }
+};
+
+/// The tokens that a replay decided, from the first one to the last that has none missing before
+/// it.
+std::vector<int64_t> replayed_answer(const DecodeRequest& request, int64_t mask_token_id) {
+  std::vector<int64_t> answer(static_cast<size_t>(request.gen_length), mask_token_id);
+  const int64_t prompt_length = std::ssize(request.prompt);
+  for (const ReplayStep& step : request.replay) {
+    for (size_t i = 0; i < step.positions.size(); ++i) {
+      const int64_t at = step.positions[i] - prompt_length;
+      if (at >= 0 && at < request.gen_length) answer[static_cast<size_t>(at)] = step.tokens[i];
+    }
+  }
+  answer.erase(std::find(answer.begin(), answer.end(), mask_token_id), answer.end());
+  return answer;
 }
 
-at::Tensor positions(int64_t start, int64_t count) {
-  return at::arange(start, start + count, at::kLong).unsqueeze(0);
+int64_t longest_end(const std::vector<DecodeRequest>& requests) {
+  int64_t longest = 0;
+  for (const DecodeRequest& request : requests) {
+    longest = std::max(longest, std::ssize(request.prompt) + request.gen_length);
+  }
+  return longest;
 }
 
-class SequenceDecoder {
+/// What a draft made of the blocks of all active sequences.
+struct Drafted {
+  std::vector<std::vector<int64_t>> tokens;    // [S][B - 1], ids of the target
+  std::vector<std::vector<float>> confidence;  // [S][B - 1]
+  at::Tensor logits;                           // [S, B - 1, draft vocabulary]
+  int64_t ns = 0;
+};
+
+class DraftedBatch {
  public:
-  SequenceDecoder(const DraftedRun& run, const DecodeRequest& request, int64_t& next_pass,
-                  const DecodeCallbacks& callbacks)
+  DraftedBatch(const DraftedRun& run, const std::vector<DecodeRequest>& requests,
+               int64_t& next_pass, const DecodeCallbacks& callbacks)
       : run_(run),
-        request_(request),
         next_pass_(next_pass),
         callbacks_(callbacks),
-        prompt_length_(std::ssize(request.prompt)),
-        end_(prompt_length_ + request.gen_length),
         block_(run.block_length),
-        target_(run.target.for_longest_sequence(end_ + block_)),
-        draft_(run.draft.for_longest_sequence(end_ + block_)),
-        target_cache_(shape_of(target_.config(), end_ + block_), target_.dtype(), target_.device()),
-        context_(shape_of(draft_.config(), end_ + block_), target_.dtype(), target_.device()),
-        target_seams_(target_cache_, draft_.draft().target_layers, target_.config().num_layers),
-        draft_seams_(context_, callbacks.observer),
-        tokens_(request.prompt) {}
-
-  DecodeOutcome decode() {
-    const c10::InferenceMode guard;
-    outcome_.sequence = request_.sequence;
-    prefill();
-    while (outcome_.reason == FinishReason::unfinished) {
-      if (callbacks_.interrupted && callbacks_.interrupted()) {
-        outcome_.reason = FinishReason::interrupted;
-      } else {
-        round();
-      }
+        capacity_(longest_end(requests) + block_),
+        target_(run.target.for_longest_sequence(capacity_)),
+        draft_(run.draft.for_longest_sequence(capacity_)),
+        target_cache_(shape_of(target_.config(), std::ssize(requests), capacity_), target_.dtype(),
+                      target_.device()),
+        context_(shape_of(draft_.config(), std::ssize(requests), capacity_), target_.dtype(),
+                 target_.device()),
+        target_seams_(target_cache_, draft_.draft().target_layers, target_.config().num_layers,
+                      records_target() ? callbacks.observer : nullptr),
+        draft_seams_(context_, records_target() ? nullptr : callbacks.observer) {
+    for (const DecodeRequest& request : requests) {
+      SequenceState& state = active_.emplace_back();
+      state.request = &request;
+      state.prompt_length = std::ssize(request.prompt);
+      state.end = state.prompt_length + request.gen_length;
+      state.tokens = request.prompt;
+      state.outcome.sequence = request.sequence;
+      if (!request.replayed) continue;
+      state.answer = replayed_answer(request, mask());
+      state.end = state.prompt_length + std::ssize(state.answer);
+      if (state.answer.empty()) state.outcome.reason = FinishReason::replayed;
     }
-    const auto decided = std::min(std::ssize(tokens_), end_);
-    outcome_.generated.assign(tokens_.begin() + prompt_length_, tokens_.begin() + decided);
-    outcome_.generated.resize(static_cast<size_t>(request_.gen_length), mask());
-    return std::move(outcome_);
+  }
+
+  /// In the order in which they end.
+  std::vector<DecodeOutcome> decode() {
+    const c10::InferenceMode guard;
+    for (int64_t slot = 0; slot < std::ssize(active_) && !interrupted_; ++slot) {
+      if (!active_[static_cast<size_t>(slot)].finished()) prefill(slot);
+    }
+    if (!interrupted_) retire();
+    while (!active_.empty() && !interrupted_) {
+      interrupted_ = callbacks_.interrupted && callbacks_.interrupted();
+      if (interrupted_) break;
+      round();
+      retire();
+    }
+    for (SequenceState& state : active_) {
+      state.outcome.reason = FinishReason::interrupted;
+      finish(state);
+    }
+    return std::move(finished_);
   }
 
  private:
+  bool records_target() const { return run_.recorded == RecordedModel::target; }
   int64_t mask() const { return draft_.draft().mask_token_id; }
-  int64_t start() const { return std::ssize(tokens_) - 1; }  // of the block: the certain token
 
-  SequencePass pass_of(PassKind kind, int64_t block_start) const {
+  SequencePass pass_of(const SequenceState& state, PassKind kind, int64_t block_start) const {
     SequencePass pass;
-    pass.sequence = request_.sequence;
+    pass.sequence = state.request->sequence;
     pass.kind = kind;
-    pass.block = round_;
+    pass.block = state.round;
     pass.block_start = block_start;
     pass.context_length = block_start;
-    pass.prompt_hash = request_.prompt_hash;
+    pass.prompt_hash = state.request->prompt_hash;
     return pass;
   }
 
-  /// The target's choice behind each of the rows: logits [R, V]. `draws`: 0 in the prefill, then
-  /// another one in each round, so that no two tokens hang on the same random numbers.
-  BlockPrediction choose(const at::Tensor& logits, int64_t draws) const {
-    const StreamId stream{request_.prompt_hash, draws, 0};
-    return std::move(predict_tokens(logits.unsqueeze(0), run_.sampling, {stream}).front());
+  /// A round's passes of all active sequences.
+  PassContext round_context(PassKind kind) {
+    PassContext context{next_pass_++, {}};
+    for (const SequenceState& state : active_) {
+      SequencePass pass = pass_of(state, kind, state.start());
+      if (kind == PassKind::denoise) {
+        pass.step = 1;
+        pass.masks_left = block_ - 1;
+        pass.masked.assign(static_cast<size_t>(block_), true);
+        pass.masked.front() = false;
+        pass.run_step = state.round + 1;
+      }
+      context.sequences.push_back(std::move(pass));
+    }
+    return context;
   }
 
-  /// What of the pass's keys and hidden states belongs to tokens that stay.
-  void keep(const PassContext& context, const at::Tensor& hidden, int64_t count) {
-    target_cache_.commit(0, count);
+  /// [S, count]: `count` positions of every active sequence from its block's start on.
+  at::Tensor block_positions(int64_t count) const {
+    std::vector<int64_t> positions;
+    for (const SequenceState& state : active_) {
+      for (int64_t p = 0; p < count; ++p) positions.push_back(state.start() + p);
+    }
+    return at::tensor(positions, at::kLong).view({-1, count});
+  }
+
+  /// What an answer that is given decides in place of the target, from position `first` on, with
+  /// the target's probability of it; logits [T, V].
+  void replay(const SequenceState& state, int64_t first, const at::Tensor& logits,
+              BlockPrediction& chosen) const {
+    for (size_t i = 0; i < chosen.token.size(); ++i) {
+      const auto row = static_cast<int64_t>(i);
+      const int64_t at = first + row - state.prompt_length;
+      if (at >= std::ssize(state.answer)) return;
+      const int64_t token = state.answer[static_cast<size_t>(at)];
+      if (chosen.token[i] == token) continue;
+      chosen.token[i] = token;
+      chosen.confidence[i] = logits[row].to(at::kFloat).softmax(-1)[token].item<float>();
+    }
+  }
+
+  NextToken next_of(const SequenceState& state, const BlockPrediction& choices, int64_t row) const {
+    const auto at = static_cast<size_t>(row);
+    return {choices.token[at], choices.confidence[at], std::ssize(state.tokens)};
+  }
+
+  /// What of the pass's keys and hidden states [S, T, hidden_size] belongs to tokens that stay: the
+  /// first counts[s] of the sequences from `slot` on, which stand at `positions` [S, T].
+  void keep(const PassContext& context, int64_t slot, const at::Tensor& hidden,
+            const at::Tensor& positions, const std::vector<int64_t>& counts) {
+    const int64_t most = *std::max_element(counts.begin(), counts.end());
+    for (size_t s = 0; s < counts.size() && records_target() && watched(); ++s) {
+      show_target_keys(context.sequences[s], slot + static_cast<int64_t>(s), counts[s]);
+    }
     const at::Tensor features =
-        draft_.context_features(target_seams_.taps(hidden).narrow(1, 0, count));
-    const int64_t begin = context_.length(0);
-    const RotaryRows rotary = draft_.body().rotary_rows(positions(begin, count));
+        draft_.context_features(target_seams_.taps().side_by_side(hidden).narrow(1, 0, most));
+    const RotaryRows rotary = draft_.body().rotary_rows(positions.narrow(1, 0, most));
     for (int64_t layer = 0; layer < draft_.config().num_layers; ++layer) {
       const AttentionLayer& weights = draft_.body().attention_layer(layer);
       const at::Tensor key = weights.key(features, rotary);
       const at::Tensor value = weights.value(features);
-      context_.store(layer, 0, key, value);
-      if (callbacks_.observer == nullptr) continue;
-      const Stopwatch watch(observer_ns_);
-      callbacks_.observer->on_committed_keys(
-          {context.sequences.front().sequence, layer, begin, key.select(0, 0), value.select(0, 0)});
+      context_.store(layer, slot, key, value);
+      for (size_t s = 0; s < counts.size() && !records_target() && watched(); ++s) {
+        show_keys(context.sequences[s], layer, key[static_cast<int64_t>(s)],
+                  value[static_cast<int64_t>(s)], counts[s]);
+      }
     }
-    context_.commit(0, count);
+    for (size_t s = 0; s < counts.size(); ++s) {
+      target_cache_.commit(slot + static_cast<int64_t>(s), counts[s]);
+      context_.commit(slot + static_cast<int64_t>(s), counts[s]);
+    }
   }
 
-  void prefill() {
+  bool watched() const { return callbacks_.observer != nullptr; }
+
+  /// key, value [K, T or more, D].
+  void show_keys(const SequencePass& pass, int64_t layer, const at::Tensor& key,
+                 const at::Tensor& value, int64_t count) {
+    const Stopwatch watch(observer_ns_);
+    callbacks_.observer->on_committed_keys({pass.sequence, layer, pass.block_start,
+                                            key.narrow(1, 0, count), value.narrow(1, 0, count)});
+  }
+
+  void show_target_keys(const SequencePass& pass, int64_t slot, int64_t count) {
+    for (int64_t layer = 0; layer < target_.config().num_layers; ++layer) {
+      const auto stored = [&](const at::Tensor& all) {
+        return all[0].narrow(1, target_cache_.length(slot), count);
+      };
+      show_keys(pass, layer, stored(target_cache_.stored_key(layer, slot, count)),
+                stored(target_cache_.stored_value(layer, slot, count)), count);
+    }
+  }
+
+  void prefill(int64_t slot) {
+    SequenceState& state = active_[static_cast<size_t>(slot)];
     const int64_t chunk = std::max<int64_t>(run_.prefill_chunk, 1);
-    for (int64_t begin = 0; begin < prompt_length_; begin += chunk) {
-      const int64_t length = std::min(chunk, prompt_length_ - begin);
-      const PassContext context{next_pass_++, {pass_of(PassKind::prefill, begin)}};
-      StepDecision known;
+    for (int64_t begin = 0; begin < state.prompt_length && !interrupted_; begin += chunk) {
+      const int64_t length = std::min(chunk, state.prompt_length - begin);
+      const PassContext context{next_pass_++, {pass_of(state, PassKind::prefill, begin)}};
+      std::vector<StepDecision> decisions;
       int64_t elapsed = 0;
       observer_ns_ = 0;
       {
         const Stopwatch watch(elapsed);
-        target_seams_.begin_pass(length);
-        const std::vector<int64_t> ids(tokens_.begin() + begin, tokens_.begin() + begin + length);
+        target_seams_.begin_prefill(slot, length);
+        const std::vector<int64_t> ids(state.tokens.begin() + begin,
+                                       state.tokens.begin() + begin + length);
+        const at::Tensor positions = at::arange(begin, begin + length, at::kLong).unsqueeze(0);
         const at::Tensor hidden =
-            target_.forward(row_of(ids), positions(begin, length), target_seams_);
-        keep(context, hidden, length);
-        if (begin + length == prompt_length_) {
-          known.next =
-              next_of(choose(target_.logits(hidden[0].narrow(0, length - 1, 1)), /*draws=*/0), 0);
-          take(*known.next);
+            target_.forward(at::tensor(ids, at::kLong).unsqueeze(0), positions, target_seams_);
+        keep(context, slot, hidden, positions, {length});
+        if (begin + length == state.prompt_length) {
+          const at::Tensor logits = target_.logits(hidden.narrow(1, length - 1, 1));
+          BlockPrediction choice = std::move(
+              predict_tokens(logits, run_.sampling, {{state.request->prompt_hash, 0, 0}}).front());
+          replay(state, state.prompt_length, logits[0], choice);
+          decisions.emplace_back().next = next_of(state, choice, 0);
+          state.tokens.push_back(choice.token.front());
         }
       }
-      std::vector<StepDecision> decisions;
-      if (known.next) decisions.push_back(std::move(known));
       report({context, length, begin, static_cast<double>(length), elapsed - observer_ns_,
               target_seams_.attention_ns(), std::move(decisions)});
-      if (begin + length < prompt_length_ && callbacks_.interrupted && callbacks_.interrupted()) {
-        outcome_.reason = FinishReason::interrupted;
-        return;
+      if (begin + length < state.prompt_length) {
+        interrupted_ = callbacks_.interrupted && callbacks_.interrupted();
       }
     }
-    find_end();
+    if (!interrupted_) find_end(state);
   }
 
-  NextToken next_of(const BlockPrediction& choices, int64_t row) const {
-    const auto at = static_cast<size_t>(row);
-    return {choices.token[at], choices.confidence[at], std::ssize(tokens_)};
-  }
-
-  void take(const NextToken& next) { tokens_.push_back(next.token); }
-
-  struct Drafted {
-    std::vector<int64_t> tokens;    // [B - 1], ids of the target
-    std::vector<float> confidence;  // [B - 1]
-    at::Tensor logits;              // [B - 1, draft vocabulary]
-    int64_t ns = 0, observer_ns = 0;
-  };
-
-  Drafted draft_block(const PassContext& context) {
-    int64_t elapsed = 0;
-    Drafted drafted = timed_draft(context, elapsed);
-    drafted.ns = elapsed;
-    return drafted;
-  }
-
-  Drafted timed_draft(const PassContext& context, int64_t& elapsed) {
-    const Stopwatch watch(elapsed);
+  Drafted draft_blocks(const PassContext& context) {
     Drafted drafted;
-    std::vector<int64_t> block(static_cast<size_t>(block_), mask());
-    block.front() = tokens_.back();
-    draft_seams_.begin_pass(context);
-    const at::Tensor hidden = draft_.body().forward_embedded(
-        draft_.embed(row_of(block), target_), positions(start(), block_), draft_seams_);
-    drafted.logits = draft_.logits(hidden[0].narrow(0, 1, block_ - 1), target_);
-    const BestTokens best = best_tokens(drafted.logits);
-    drafted.tokens = best.token;
-    drafted.confidence = best.probability;
-    if (draft_.target_ids().defined()) {
-      const auto* ids = draft_.target_ids().const_data_ptr<int64_t>();
-      for (int64_t& token : drafted.tokens) token = ids[token];
+    if (block_ == 1) {
+      drafted.tokens.resize(active_.size());
+      return drafted;
     }
-    drafted.observer_ns = draft_seams_.observer_ns();
+    {
+      const Stopwatch watch(drafted.ns);
+      at::Tensor block = at::full({std::ssize(active_), block_}, mask(), at::kLong);
+      auto* token = block.mutable_data_ptr<int64_t>();
+      for (size_t s = 0; s < active_.size(); ++s) {
+        token[static_cast<int64_t>(s) * block_] = active_[s].tokens.back();
+      }
+      draft_seams_.begin_round(context);
+      const at::Tensor hidden = draft_.body().forward_embedded(
+          draft_.embed(block, target_), block_positions(block_), draft_seams_);
+      drafted.logits = draft_.logits(hidden.narrow(1, 1, block_ - 1), target_);
+      const BestTokens best = best_tokens(drafted.logits.flatten(0, 1));
+      for (size_t s = 0; s < active_.size(); ++s) {
+        const auto begin = static_cast<std::ptrdiff_t>(s) * (block_ - 1);
+        drafted.tokens.emplace_back(best.token.begin() + begin,
+                                    best.token.begin() + begin + block_ - 1);
+        drafted.confidence.emplace_back(best.probability.begin() + begin,
+                                        best.probability.begin() + begin + block_ - 1);
+      }
+      if (draft_.target_ids().defined()) {
+        const auto* ids = draft_.target_ids().const_data_ptr<int64_t>();
+        for (std::vector<int64_t>& tokens : drafted.tokens) {
+          for (int64_t& id : tokens) id = ids[id];
+        }
+      }
+    }
+    drafted.ns -= draft_seams_.observer_ns();
     return drafted;
   }
 
-  SequencePass draft_pass() const {
-    SequencePass pass = pass_of(PassKind::denoise, start());
-    pass.step = 1;
-    pass.masks_left = block_ - 1;
-    pass.masked.assign(static_cast<size_t>(block_), true);
-    pass.masked.front() = false;
-    pass.run_step = round_ + 1;
-    return pass;
+  /// The target's logits [S, B, V] over certain tokens and drafts, and its final hidden states.
+  std::pair<at::Tensor, at::Tensor> verify(const PassContext& context, const Drafted& drafted) {
+    std::vector<int64_t> ids;
+    for (size_t s = 0; s < active_.size(); ++s) {
+      ids.push_back(active_[s].tokens.back());
+      ids.insert(ids.end(), drafted.tokens[s].begin(), drafted.tokens[s].end());
+    }
+    // Without drafts a round has no step for observers, whose commit alone nobody looks into.
+    target_seams_.begin_round(block_ > 1 ? &context : nullptr, block_);
+    at::Tensor hidden = target_.forward(at::tensor(ids, at::kLong).view({-1, block_}),
+                                        block_positions(block_), target_seams_);
+    at::Tensor logits = target_.logits(hidden);
+    return {std::move(logits), std::move(hidden)};
   }
 
-  /// The draft's row, once the target has judged it.
-  void report_draft(const PassContext& drafting, const Drafted& drafted, int64_t accepted,
-                    const BlockPrediction& chosen, const at::Tensor& target_logits) const {
-    if (callbacks_.observer == nullptr || block_ == 1) return;
-    StepDecision decision = decision_of(drafted, accepted);
-    decision.verdict = judge_draft(drafted.logits, target_logits, drafted.tokens,
-                                   {chosen.token.begin(), chosen.token.begin() + (block_ - 1)},
-                                   draft_.target_ids());
-    if (callbacks_.observer->wants_logits()) {
-      callbacks_.observer->on_masked_logits(drafting, {0}, {drafting.sequences.front().masked},
-                                            drafted.logits);
+  /// The target's choice behind each row. Draw 0 is the prefill's, then comes another one in each
+  /// round, so that no two tokens hang on the same random numbers.
+  std::vector<BlockPrediction> choose(const at::Tensor& logits) const {
+    std::vector<StreamId> streams;
+    for (const SequenceState& state : active_) {
+      streams.push_back({state.request->prompt_hash, state.round + 1, 0});
     }
-    report({drafting,
-            block_,
-            start(),
-            static_cast<double>(block_),
-            drafted.ns - drafted.observer_ns,
-            draft_seams_.attention_ns(),
-            {std::move(decision)}});
+    std::vector<BlockPrediction> chosen = predict_tokens(logits, run_.sampling, streams);
+    for (size_t s = 0; s < active_.size(); ++s) {
+      replay(active_[s], active_[s].start() + 1, logits[static_cast<int64_t>(s)], chosen[s]);
+    }
+    return chosen;
   }
 
   void round() {
-    const int64_t first = start();
-    const PassContext drafting{next_pass_, {draft_pass()}};
-    if (block_ > 1) ++next_pass_;
-    const Drafted drafted = block_ > 1 ? draft_block(drafting) : Drafted{};
-    const PassContext verifying{next_pass_++, {pass_of(PassKind::commit, first)}};
-    int64_t elapsed = 0;
-    at::Tensor hidden;
+    // The numbers of a round's passes are the same whichever model is recorded.
+    const PassContext denoising = round_context(PassKind::denoise);
+    if (block_ == 1) --next_pass_;  // nothing is drafted
+    const PassContext committing = round_context(PassKind::commit);
+    const Drafted drafted = draft_blocks(denoising);
+    int64_t verifying_ns = 0;
+    int64_t keeping_ns = 0;
     at::Tensor logits;
-    BlockPrediction chosen;
-    int64_t accepted = 0;
+    at::Tensor hidden;
+    std::vector<BlockPrediction> chosen;
+    std::vector<int64_t> kept;  // the certain token and the accepted ones
     {
-      const Stopwatch watch(elapsed);
-      std::vector<int64_t> block{tokens_.back()};
-      block.insert(block.end(), drafted.tokens.begin(), drafted.tokens.end());
-      target_seams_.begin_pass(block_);
-      hidden = target_.forward(row_of(block), positions(first, block_), target_seams_);
-      logits = target_.logits(hidden[0]);
-      chosen = choose(logits, round_ + 1);
-      while (accepted + 1 < block_ && drafted.tokens[static_cast<size_t>(accepted)] ==
-                                          chosen.token[static_cast<size_t>(accepted)]) {
-        ++accepted;
+      const Stopwatch watch(verifying_ns);
+      std::tie(logits, hidden) = verify(denoising, drafted);
+      chosen = choose(logits);
+      for (size_t s = 0; s < active_.size(); ++s) {
+        const std::vector<int64_t>& own = drafted.tokens[s];
+        const auto differ = std::mismatch(own.begin(), own.end(), chosen[s].token.begin());
+        kept.push_back(1 + (differ.first - own.begin()));
       }
     }
+    verifying_ns -= target_seams_.observer_ns();
     // Before the pass stores keys: a trace's row has those that it stored itself.
-    report_draft(drafting, drafted, accepted, chosen, logits);
-    StepDecision committed;
+    if (watched() && block_ > 1) {
+      report_drafts(denoising, drafted, kept, chosen, logits,
+                    records_target() ? verifying_ns : drafted.ns);
+    }
+    std::vector<StepDecision> decisions(active_.size());
     observer_ns_ = 0;
     {
-      const Stopwatch watch(elapsed);
-      keep(verifying, hidden, accepted + 1);
-      tokens_.insert(tokens_.end(), drafted.tokens.begin(), drafted.tokens.begin() + accepted);
-      const NextToken next = next_of(chosen, accepted);
-      if (std::ssize(tokens_) < end_) committed.next = next;
-      take(next);
+      const Stopwatch watch(keeping_ns);
+      keep(committing, 0, hidden, block_positions(block_), kept);
+      for (size_t s = 0; s < active_.size(); ++s) {
+        SequenceState& state = active_[s];
+        const std::vector<int64_t>& own = drafted.tokens[s];
+        state.tokens.insert(state.tokens.end(), own.begin(), own.begin() + (kept[s] - 1));
+        const NextToken next = next_of(state, chosen[s], kept[s] - 1);
+        if (std::ssize(state.tokens) < state.end) decisions[s].next = next;
+        state.tokens.push_back(next.token);
+        ++state.outcome.denoising_steps;
+        ++state.round;
+        find_end(state);
+      }
     }
-    ++outcome_.denoising_steps;
-    report({verifying,
-            block_,
-            first,
-            static_cast<double>(block_),
-            elapsed - observer_ns_,
-            target_seams_.attention_ns(),
-            {committed}});
-    ++round_;
-    find_end();
+    keeping_ns -= observer_ns_;
+    const bool drafts_here =
+        records_target() && block_ > 1;  // the other pass has no row of its own
+    report({committing, block_, 0, drafts_here ? 0.0 : rows_of_round(),
+            keeping_ns + (drafts_here ? drafted.ns : verifying_ns),
+            drafts_here ? 0 : target_seams_.attention_ns(), std::move(decisions)});
   }
 
-  StepDecision decision_of(const Drafted& drafted, int64_t accepted) const {
+  double rows_of_round() const { return static_cast<double>(std::ssize(active_) * block_); }
+
+  /// The denoising rows, once the target has judged the drafts.
+  void report_drafts(const PassContext& context, const Drafted& drafted,
+                     const std::vector<int64_t>& kept, const std::vector<BlockPrediction>& chosen,
+                     const at::Tensor& logits, int64_t pass_ns) {
+    DecodeObserver& observer = *callbacks_.observer;
+    std::vector<StepDecision> decisions;
+    std::vector<int64_t> slots;
+    std::vector<std::vector<bool>> masked;
+    for (size_t s = 0; s < active_.size(); ++s) {
+      decisions.push_back(decision_of(active_[s], drafted.tokens[s], drafted.confidence[s],
+                                      chosen[s], kept[s] - 1));
+      const auto slot = static_cast<int64_t>(s);
+      decisions.back().verdict = judge_draft(
+          drafted.logits[slot], logits[slot], drafted.tokens[s],
+          {chosen[s].token.begin(), chosen[s].token.begin() + (block_ - 1)}, draft_.target_ids());
+      slots.push_back(slot);
+      masked.push_back(context.sequences[s].masked);
+    }
+    if (observer.wants_logits()) {
+      const at::Tensor shown = records_target() ? logits.narrow(1, 0, block_ - 1) : drafted.logits;
+      observer.on_masked_logits(context, slots, masked, shown.flatten(0, 1));
+    }
+    report({context, block_, 0, rows_of_round(), pass_ns,
+            records_target() ? target_seams_.attention_ns() : draft_seams_.attention_ns(),
+            std::move(decisions)});
+  }
+
+  /// What the recorded model predicts for the block's positions, and which of them were accepted.
+  StepDecision decision_of(const SequenceState& state, const std::vector<int64_t>& drafted,
+                           const std::vector<float>& confidence, const BlockPrediction& chosen,
+                           int64_t accepted) const {
+    const std::vector<int64_t>& tokens = records_target() ? chosen.token : drafted;
+    const std::vector<float>& sure = records_target() ? chosen.confidence : confidence;
     StepDecision decision;
     BlockPrediction& prediction = decision.prediction;
     prediction.token = {-1};
     prediction.confidence = {kNaN};
-    prediction.token.insert(prediction.token.end(), drafted.tokens.begin(), drafted.tokens.end());
-    prediction.confidence.insert(prediction.confidence.end(), drafted.confidence.begin(),
-                                 drafted.confidence.end());
+    prediction.token.insert(prediction.token.end(), tokens.begin(), tokens.begin() + (block_ - 1));
+    prediction.confidence.insert(prediction.confidence.end(), sure.begin(),
+                                 sure.begin() + (block_ - 1));
     prediction.top1 = prediction.token;
     prediction.top1_confidence = prediction.confidence;
     // What lies behind the answer's end was accepted too, and is no part of it.
-    for (int64_t p = 1; p <= accepted && start() + p < end_; ++p) decision.transferred.push_back(p);
+    for (int64_t p = 1; p <= accepted && state.start() + p < state.end; ++p) {
+      decision.transferred.push_back(p);
+    }
     return decision;
   }
 
-  /// As dflash_generate ends: at a stop token in anything behind the prompt, or at the length.
-  void find_end() {
+  /// As dflash_generate ends: at a stop token in anything behind the prompt, or at the length; a
+  /// replay where its answer ends.
+  void find_end(SequenceState& state) const {
+    if (state.request->replayed) {
+      if (std::ssize(state.tokens) >= state.end) state.outcome.reason = FinishReason::replayed;
+      return;
+    }
     const auto stops = [this](int64_t token) {
       return std::find(run_.stop_ids.begin(), run_.stop_ids.end(), token) != run_.stop_ids.end();
     };
-    const auto decided = std::min(std::ssize(tokens_), end_);
-    if (std::any_of(tokens_.begin() + prompt_length_, tokens_.begin() + decided, stops)) {
-      outcome_.reason = FinishReason::stop;
-    } else if (start() >= end_) {
-      outcome_.reason = FinishReason::length;
+    const auto decided = std::min(std::ssize(state.tokens), state.end);
+    if (std::any_of(state.tokens.begin() + state.prompt_length, state.tokens.begin() + decided,
+                    stops)) {
+      state.outcome.reason = FinishReason::stop;
+    } else if (state.start() >= state.end) {
+      state.outcome.reason = FinishReason::length;
     }
   }
 
+  /// Takes finished sequences out of the batch, last slot first so that moves stay valid.
+  void retire() {
+    for (int64_t slot = std::ssize(active_) - 1; slot >= 0; --slot) {
+      SequenceState& state = active_[static_cast<size_t>(slot)];
+      if (!state.finished()) continue;
+      finish(state);
+      target_cache_.remove(slot);
+      context_.remove(slot);
+      if (watched()) callbacks_.observer->on_remove(slot);
+      if (slot + 1 < std::ssize(active_)) state = std::move(active_.back());
+      active_.pop_back();
+    }
+  }
+
+  void finish(SequenceState& state) {
+    DecodeOutcome& outcome = state.outcome;
+    const auto decided = std::min(std::ssize(state.tokens), state.end);
+    outcome.generated.assign(state.tokens.begin() + state.prompt_length,
+                             state.tokens.begin() + decided);
+    outcome.generated.resize(static_cast<size_t>(state.request->gen_length), mask());
+    if (callbacks_.on_finished) callbacks_.on_finished(outcome);
+    finished_.push_back(std::move(outcome));
+  }
+
   void report(const PassResult& result) const {
-    if (callbacks_.observer != nullptr) callbacks_.observer->on_pass(result);
+    if (watched()) callbacks_.observer->on_pass(result);
   }
 
   const DraftedRun& run_;
-  const DecodeRequest& request_;
   int64_t& next_pass_;
   const DecodeCallbacks& callbacks_;
-  const int64_t prompt_length_;
-  const int64_t end_;  // position behind the answer
   const int64_t block_;
+  const int64_t capacity_;
   const BlockDiffusionModel target_;
   const DraftModel draft_;
   KvCache target_cache_;
   KvCache context_;  // the draft's keys of the target's hidden states
   TargetSeams target_seams_;
   DraftSeams draft_seams_;
-  std::vector<int64_t> tokens_;  // prompt and what is decided; the last one is not yet an input
-  int64_t round_ = 0;
+  std::vector<SequenceState> active_;  // by slot
+  std::vector<DecodeOutcome> finished_;
   int64_t observer_ns_ = 0;
-  DecodeOutcome outcome_;
+  bool interrupted_ = false;
 };
 
 }  // namespace
@@ -318,22 +500,16 @@ class SequenceDecoder {
 std::vector<DecodeOutcome> decode_drafted(const DraftedRun& run,
                                           const std::vector<DecodeRequest>& requests,
                                           int64_t& next_pass, const DecodeCallbacks& callbacks) {
-  std::vector<DecodeOutcome> outcomes;
+  std::vector<DecodeOutcome> ended = DraftedBatch(run, requests, next_pass, callbacks).decode();
+  // Sequences end in any order; the caller gets them in the order of the requests.
+  std::vector<DecodeOutcome> ordered;
   for (const DecodeRequest& request : requests) {
-    if (request.replayed) {
-      throw UsageError("--replay: is not there for drafted runs. HINT: leave --draft out");
-    }
-    if (!outcomes.empty() && outcomes.back().reason == FinishReason::interrupted) {
-      outcomes.emplace_back();
-      outcomes.back().sequence = request.sequence;
-      outcomes.back().reason = FinishReason::interrupted;
-      continue;
-    }
-    outcomes.push_back(SequenceDecoder(run, request, next_pass, callbacks).decode());
-    if (callbacks.on_finished) callbacks.on_finished(outcomes.back());
-    if (callbacks.observer != nullptr) callbacks.observer->on_remove(0);
+    const auto found = std::find_if(ended.begin(), ended.end(), [&](const auto& outcome) {
+      return outcome.sequence == request.sequence;
+    });
+    ordered.push_back(std::move(*found));
   }
-  return outcomes;
+  return ordered;
 }
 
 }  // namespace blockscope

@@ -52,12 +52,15 @@ DraftModel::DraftModel(BlockDiffusionModel body, Linear fc, RmsNorm hidden_norm,
       hidden_norm_(std::move(hidden_norm)),
       target_ids_(std::move(target_ids)) {}
 
+DraftModel::DraftModel(BlockDiffusionModel body)
+    : body_(std::move(body)),
+      fc_(body_.weights().at("fc.weight")),
+      hidden_norm_{body_.weights().at("hidden_norm.weight"), body_.config().rms_norm_eps, false} {}
+
 DraftModel DraftModel::load(const Checkpoint& checkpoint, at::ScalarType dtype, at::Device device) {
-  BlockDiffusionModel body = BlockDiffusionModel::load(checkpoint, dtype, device);
-  Linear fc(body.weights().at("fc.weight"));
-  RmsNorm hidden_norm{body.weights().at("hidden_norm.weight"), checkpoint.config().rms_norm_eps,
-                      false};
-  return {std::move(body), std::move(fc), std::move(hidden_norm), read_target_ids(checkpoint)};
+  DraftModel model(BlockDiffusionModel::load(checkpoint, dtype, device));
+  model.target_ids_ = read_target_ids(checkpoint);
+  return model;
 }
 
 DraftModel DraftModel::packed() && {
@@ -70,7 +73,7 @@ DraftModel DraftModel::for_longest_sequence(int64_t length) const {
   return {body_.for_longest_sequence(length), fc_, hidden_norm_, target_ids_};
 }
 
-void DraftModel::check_target(const ModelConfig& target) const {
+void DraftModel::check_target(const ModelConfig& target, const std::string& digest) const {
   const auto refuse = [](const std::string& what, int64_t expected, int64_t got) {
     throw CheckpointError(fmt::format(
         "--draft: was made for a target of {} {}, got one of {}. HINT: the draft's page "
@@ -95,6 +98,13 @@ void DraftModel::check_target(const ModelConfig& target) const {
                       "draft's page names its target",
                       layer, target.num_layers - 1));
     }
+  }
+  if (!draft().target_digest.empty() && draft().target_digest != digest) {
+    throw CheckpointError(
+        fmt::format("--draft: was trained for a target with the digest {}, got one with {}. HINT: "
+                    "take target_digest out of its config.json to run it all the same: answers are "
+                    "the target's own, and fewer drafts accepted",
+                    draft().target_digest, digest));
   }
 }
 

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 
 #include "probe/checkpoint/checkpoint.h"
 #include "probe/model/block_diffusion_model.h"
@@ -19,6 +20,9 @@ class DraftModel {
   /// vocabulary.
   static DraftModel load(const Checkpoint& checkpoint, at::ScalarType dtype,
                          at::Device device = at::kCPU);
+  /// Of a model that holds the draft's weights, which are used as they are; for a draft with its
+  /// target's vocabulary.
+  explicit DraftModel(BlockDiffusionModel body);
   DraftModel packed() &&;
 
   const ModelConfig& config() const { return body_.config(); }
@@ -27,8 +31,8 @@ class DraftModel {
   int64_t weight_bytes() const { return body_.weight_bytes(); }
 
   /// Throws CheckpointError naming what differs where the draft was not made for this target:
-  /// hidden size, vocabulary, number of layers.
-  void check_target(const ModelConfig& target) const;
+  /// hidden size, vocabulary, number of layers, and the digest, where the draft says which.
+  void check_target(const ModelConfig& target, const std::string& digest) const;
 
   /// taps [1, T, layers * hidden_size], the target's hidden states behind the draft's target
   /// layers -> context features [1, T, hidden_size], which every layer takes keys and values of.

@@ -18,11 +18,16 @@ namespace {
 
 constexpr std::chrono::seconds kLockPatience{5};
 
-/// Of a drafted run's model_json, as a JSON object of its own; "" where there is no target.
-std::string target_digest(const std::string& model_json) {
+/// Of the models beside the recorded one in a drafted run's model_json, as a JSON object of its
+/// own; "" where there is none.
+std::string other_digests(const std::string& model_json) {
   const auto model = nlohmann::json::parse(model_json, nullptr, /*allow_exceptions=*/false);
-  if (!model.is_object() || !model.contains("target")) return R"({"target_digest": ""})";
-  return nlohmann::json{{"target_digest", model["target"].value("digest", "")}}.dump();
+  nlohmann::json digests;
+  for (const std::string other : {"target", "draft"}) {
+    const bool there = model.is_object() && model.contains(other);
+    digests[other + "_digest"] = there ? model[other].value("digest", "") : "";
+  }
+  return digests.dump();
 }
 
 }  // namespace
@@ -66,7 +71,8 @@ void check_same_run(const std::string& partial, const TraceMeta& meta) {
                     partial, to_string(before.level), to_string(meta.level)));
   }
   compare(before.model_json, meta.model_json, {"digest", "compute_dtype"});
-  compare(target_digest(before.model_json), target_digest(meta.model_json), {"target_digest"});
+  compare(other_digests(before.model_json), other_digests(meta.model_json),
+          {"target_digest", "draft_digest"});
   compare(before.run_json, meta.run_json,
           {"decoding",       "policy",          "tau",
            "reuse_file",     "reuse_digest",    "k",

@@ -102,9 +102,10 @@ class CaptureLoop {
     const DecodeCallbacks callbacks{observer, [this] { return tick(); },
                                     [this](const DecodeOutcome& outcome) { finish(outcome); }};
     if (run_.draft != nullptr) {
-      decode_drafted({*run_.model.model, *run_.draft, run_.decode.block_length(),
-                      run_.decode.sampling, run_.decode.stop_ids, run_.decode.prefill_chunk},
-                     requests, next_pass_, callbacks);
+      decode_drafted(
+          {*run_.model.model, *run_.draft, run_.decode.block_length(), run_.decode.sampling,
+           run_.decode.stop_ids, run_.decode.prefill_chunk, run_.recorded},
+          requests, next_pass_, callbacks);
       return;
     }
     decode_batch(*run_.model.model, run_.policy, run_.decode, requests, next_pass_, callbacks);

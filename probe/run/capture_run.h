@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "decode_record/trace_writer.h"
+#include "probe/draft/draft_decoder.h"
 #include "probe/draft/draft_model.h"
 #include "probe/record/recorder.h"
 #include "probe/run/run_flags.h"
@@ -21,7 +22,8 @@ struct CaptureRun {
   AttentionPolicy& policy;
   int64_t batch_size = 1;
   bool quiet = false;
-  const DraftModel* draft = nullptr;  // of the model, which is its target then
+  const DraftModel* draft = nullptr;              // of the model, which is its target then
+  RecordedModel recorded = RecordedModel::draft;  // of the two
 };
 
 /// A sequence that ended, with its score (NaN: not scored).

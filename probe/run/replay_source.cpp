@@ -45,10 +45,10 @@ std::vector<ReplayStep> read_steps(const TraceReader& reader, int64_t sequence,
 
 }  // namespace
 
-ReplaySource read_replay(const std::string& path) {
+ReplaySource read_replay(const std::string& path, bool answers_alone) {
   const TraceReader reader(path);
   const TraceInfo& info = reader.info();
-  if (info.meta.mask_token_id < 0) {
+  if (info.meta.mask_token_id < 0 && !answers_alone) {
     throw PromptError(
         fmt::format("{}: expected a block-diffusion trace to replay, got an "
                     "autoregressive one",

@@ -17,7 +17,7 @@ struct ReplaySource {
 };
 
 /// Reads every sequence of a trace that was not aborted. Throws TraceError; PromptError when the
-/// trace is autoregressive (nothing to replay block by block).
-ReplaySource read_replay(const std::string& path);
+/// trace is autoregressive (nothing to replay block by block), unless answers alone are wanted.
+ReplaySource read_replay(const std::string& path, bool answers_alone = false);
 
 }  // namespace blockscope

@@ -100,7 +100,7 @@ LoadedDraft load_draft(const std::string& name, const ModelFlags& flags, const L
   recorded.checkpoint_bytes = checkpoint.total_bytes();
   loaded.draft = std::make_shared<DraftModel>(
       DraftModel::load(checkpoint, recorded.dtype, recorded.device).packed());
-  loaded.draft->check_target(target.config);
+  loaded.draft->check_target(target.config, target.digest);
   if (recorded.config.block_length->value > recorded.config.draft->block_size) {
     throw UsageError(fmt::format("--block-length: expected at most the draft's {}, got {}",
                                  recorded.config.draft->block_size,
@@ -329,9 +329,12 @@ DecodeOptions drafted_options(const DecodingFlags& flags, const LoadedModel& dra
   return options;
 }
 
-std::string drafted_model_json(const LoadedModel& draft, const LoadedModel& target) {
-  nlohmann::json json = nlohmann::json::parse(draft.model_json());
-  json["target"] = nlohmann::json::parse(target.model_json());
+std::string drafted_model_json(const LoadedModel& draft, const LoadedModel& target,
+                               RecordedModel recorded) {
+  const bool of_draft = recorded == RecordedModel::draft;
+  nlohmann::json json = nlohmann::json::parse((of_draft ? draft : target).model_json());
+  json[of_draft ? "target" : "draft"] =
+      nlohmann::json::parse((of_draft ? target : draft).model_json());
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "probe/decode/decoder.h"
+#include "probe/draft/draft_decoder.h"
 #include "probe/draft/draft_model.h"
 #include "probe/model/block_diffusion_model.h"
 #include "probe/run/environment.h"
@@ -92,7 +93,8 @@ DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& mode
 /// Of rounds of a draft and its target, whose stop tokens count.
 DecodeOptions drafted_options(const DecodingFlags& flags, const LoadedModel& draft,
                               const LoadedModel& target);
-/// The draft's model_json() with the target's under "target".
-std::string drafted_model_json(const LoadedModel& draft, const LoadedModel& target);
+/// The recorded model's model_json() with the other's under "target" or "draft".
+std::string drafted_model_json(const LoadedModel& draft, const LoadedModel& target,
+                               RecordedModel recorded);
 
 }  // namespace blockscope

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "probe/train/draft_batch.h"
 #include "probe/train/masked_attention.h"
 
 namespace blockscope {
@@ -195,6 +196,28 @@ void evaluate_diffusion(const Trainer& trainer, const TaskDocument& document, st
   judge(tokens, open, document, report);
 }
 
+void evaluate_draft(const Trainer& trainer, const TaskDocument& document, std::int64_t block,
+                    EvaluationReport& report) {
+  TaskRandom unused(TaskSplit::kTest, 0, 0);  // every token of an answer is an anchor
+  const TrainingBatch batch = make_draft_batch({document}, trainer.tokens(), {block, 0}, unused);
+  const at::Tensor hits = trainer.forward(batch).argmax(-1).cpu().eq(batch.targets);
+  const bool* hit = hits.const_data_ptr<bool>();
+  for (const TaskQuestion& question : document.questions) {
+    const auto task = static_cast<std::size_t>(question.task);
+    const std::int64_t length = std::ssize(question.answer);
+    report.tokens[task] += length;  // with the end token, without the first one
+    std::int64_t next = 0;          // anchor of the next round
+    for (std::int64_t anchor = 0; anchor < length; ++anchor) {
+      const std::int64_t rows = std::min(block - 1, length - anchor);
+      if (anchor == next) {
+        ++report.rounds[task];
+        next += 1 + (std::find(hit, hit + rows, false) - hit);
+      }
+      hit += rows;
+    }
+  }
+}
+
 }  // namespace
 
 EvaluationReport evaluate(const Trainer& trainer, const EvaluationSpec& spec) {
@@ -213,6 +236,8 @@ EvaluationReport evaluate(const Trainer& trainer, const EvaluationSpec& spec) {
     const TaskDocument written = make_document(document, random);
     if (trainer.options().stage == TrainStage::kBackbone) {
       evaluate_backbone(trainer, written, report);
+    } else if (trainer.options().stage == TrainStage::kDraft) {
+      evaluate_draft(trainer, written, spec.block_length, report);
     } else if (trainer.model().config().attention_bidirectional) {
       evaluate_bidirectional(trainer, written, static_cast<std::size_t>(spec.block_length), report);
     } else {

@@ -14,18 +14,23 @@ namespace blockscope {
 struct EvaluationSpec {
   std::size_t context_length = 1024;
   std::size_t documents = 4;
-  std::int64_t block_length = 16;  // diffusion only
+  std::int64_t block_length = 16;  // not the backbone
   std::uint64_t seed = 0;
 };
 
 struct EvaluationReport {
   std::array<std::int64_t, kNumTasks> asked{};
   std::array<std::int64_t, kNumTasks> right{};
+  // Drafts instead: tokens of the true answers behind their first ones, and the rounds that they
+  // take.
+  std::array<std::int64_t, kNumTasks> tokens{};
+  std::array<std::int64_t, kNumTasks> rounds{};
   double seconds = 0.0;
 };
 
 /// Backbone: greedy decoding, known from one pass: the answer is right exactly when every argmax on
 /// the true prefix is. Diffusion: greedy, the most confident masked position at every step.
+/// Draft: blocks of `block_length` on the true answers, which the target would nearly always give.
 EvaluationReport evaluate(const Trainer& trainer, const EvaluationSpec& spec);
 
 }  // namespace blockscope

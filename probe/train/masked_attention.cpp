@@ -59,9 +59,9 @@ at::Tensor MaskedAttention::attention(const AttentionInput& input) {
   const at::Tensor q = input.q.to(dtype_);
   const int64_t sequences = q.size(0);
   const int64_t heads = q.size(1);
-  const int64_t length = q.size(2);
   const auto per_query_head = [&](const at::Tensor& x) {  // KV head h / G for query head h
     const int64_t kv_heads = x.size(1);
+    const int64_t length = x.size(2);
     return x.to(dtype_)
         .unsqueeze(2)
         .expand({sequences, kv_heads, heads / kv_heads, length, x.size(3)})

@@ -13,7 +13,7 @@ namespace blockscope {
 
 class MaskedAttention final : public ForwardSeams {
  public:
-  /// mask [S, 1, T, T], 0 or -inf; `chunks` cover the T rows.
+  /// mask [S, 1, T, C], 0 or -inf, of T rows and C columns; `chunks` cover the T rows.
   MaskedAttention(const at::Tensor& mask, const std::vector<RowChunk>& chunks,
                   at::ScalarType dtype);
   at::Tensor attention(const AttentionInput& input) override;

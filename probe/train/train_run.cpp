@@ -109,6 +109,7 @@ struct Progress {
 };
 
 void print_evaluation(const Trainer& trainer, const TrainRunOptions& options) {
+  const bool draft = trainer.options().stage == TrainStage::kDraft;
   const bool diffusion = trainer.options().stage == TrainStage::kDiffusion;
   const std::size_t longest = std::size_t{64} << trainer.options().last_level;
   for (std::size_t context = std::size_t{64} << trainer.level(); context <= longest; context *= 4) {
@@ -117,12 +118,17 @@ void print_evaluation(const Trainer& trainer, const TrainRunOptions& options) {
     spec.documents = options.evaluate_documents;
     spec.block_length = std::array<std::int64_t, 3>{8, 16, 32}[static_cast<std::size_t>(
         trainer.steps_done() / std::max<std::int64_t>(options.evaluate_every, 1) % 3)];
+    if (draft) spec.block_length = options.draft_block;
     const EvaluationReport report = evaluate(trainer, spec);
-    say("  answers right on fresh documents, context {}", context);
-    if (diffusion) say(", block {}", spec.block_length);
+    say("  {} on fresh documents, context {}", draft ? "tokens a round" : "answers right", context);
+    if (diffusion || draft) say(", block {}", spec.block_length);
     say(":");
     for (std::size_t t = 0; t < kNumTasks; ++t) {
-      say(" {} {}/{}", kTaskNames[t], report.right[t], report.asked[t]);
+      if (draft) {
+        say(" {} {:.2f}", kTaskNames[t], share(report.tokens[t], report.rounds[t]));
+      } else {
+        say(" {} {}/{}", kTaskNames[t], report.right[t], report.asked[t]);
+      }
     }
     say(" ({:.0f} s)\n", report.seconds);
     std::fflush(stdout);
@@ -134,6 +140,7 @@ std::vector<std::pair<TrainStage, fs::path>> stages_of(const TrainRunOptions& op
   std::vector<std::pair<TrainStage, fs::path>> stages;
   if (options.backbone) stages.emplace_back(TrainStage::kBackbone, options.out / "backbone");
   if (options.diffusion) stages.emplace_back(TrainStage::kDiffusion, options.out);
+  if (options.draft) stages.emplace_back(TrainStage::kDraft, options.out);
   return stages;
 }
 
@@ -176,6 +183,7 @@ void check_outputs(const TrainRunOptions& options) {
   CommandFiles files;
   if (!options.init.empty()) files.reads_checkpoint(options.init.string());
   std::error_code error;
+  if (options.draft) files.reads_checkpoint(options.train.target.string());
   const bool shares_tokenizer = fs::equivalent(options.out, options.tokenizer, error);
   if (!shares_tokenizer) {
     for (const char* name : kTokenizerFiles) files.reads((options.tokenizer / name).string());
@@ -204,11 +212,19 @@ bool run_stage(const TrainRunOptions& options, TrainStage stage, const fs::path&
     train.advance_below = options.diffusion_advance_below;
     // The backbone retrieves already; contexts of 64 would only leave the other tasks out.
     train.first_level = std::min(std::max(train.first_level, 1), train.last_level);
+  } else if (stage == TrainStage::kDraft) {
+    train.steps = options.draft_steps;
+    train.learning_rate = options.draft_learning_rate;
+    train.advance_below = options.draft_advance_below;
   }
-  Trainer trainer(options.model, train,
-                  load_task_tokens((options.tokenizer / "tokenizer.json").string()));
+  const TaskTokens tokens = load_task_tokens((options.tokenizer / "tokenizer.json").string());
+  const bool draft = stage == TrainStage::kDraft;
+  Trainer trainer(draft ? draft_config_for(Checkpoint::open(train.target), options.model,
+                                           options.draft_block, tokens.mask, options.target_layers)
+                        : options.model,
+                  train, tokens);
   const fs::path state = state_file(options, stage);
-  const fs::path folder = diffusion ? options.out : options.out / "backbone";
+  const fs::path folder = diffusion || draft ? options.out : options.out / "backbone";
   if (options.resume && fs::exists(state)) {
     trainer.load_state(state);
     say("{}: resumed {} at step {}\n", train_stage_name(stage), state.string(),
@@ -225,7 +241,8 @@ bool run_stage(const TrainRunOptions& options, TrainStage stage, const fs::path&
   if (trainer.steps_done() == 0) {
     // --resume must not take what another run left for a state of this one.
     fs::remove(state);
-    if (!diffusion && options.diffusion) fs::remove(state_file(options, TrainStage::kDiffusion));
+    if (stage == TrainStage::kBackbone && options.diffusion)
+      fs::remove(state_file(options, TrainStage::kDiffusion));
   }
   OutputFile owner(owner_file(options, stage).string(), true);
   owner.write(fs::absolute(folder).string() + "\n");
@@ -313,6 +330,7 @@ void run_training(const TrainRunOptions& options) {
   check_outputs(options);
   fs::create_directories(options.work);
   if (options.backbone && !run_stage(options, TrainStage::kBackbone, options.init, start)) return;
+  if (options.draft) run_stage(options, TrainStage::kDraft, options.init, start);
   if (!options.diffusion) return;
   const fs::path init = options.backbone ? options.out / "backbone" : options.init;
   run_stage(options, TrainStage::kDiffusion, init, start);

@@ -14,13 +14,18 @@ struct TrainRunOptions {
   TrainOptions train;           // `stage` and `steps` are set per stage
   ModelConfig model;            // shapes
   std::string family = "sdar";  // or "llada": weight names and what the diffusion stage learns
-  bool backbone = true, diffusion = true;
+  bool backbone = true, diffusion = true, draft = false;
   std::int64_t backbone_steps = 4000;
   std::int64_t diffusion_steps = 1100;
+  std::int64_t draft_steps = 3000;
   double diffusion_learning_rate = 1.5e-3;
+  double draft_learning_rate = 2e-3;
   double diffusion_advance_below = 0.5;               // all-mask blocks keep the mean loss higher
+  double draft_advance_below = 0.7;                   // as do a draft's later positions
+  std::int64_t draft_block = 16;                      // block_size of the draft
+  std::vector<std::int64_t> target_layers;            // empty: default_target_layers()
   std::filesystem::path out;                          // the backbone goes to out/backbone
-  std::filesystem::path tokenizer = "models/needle";  // folder with tokenizer.json
+  std::filesystem::path tokenizer = "models/needle";  // folder with tokenizer.json; draft: target's
   std::filesystem::path work = "build/training";      // states and logs
   std::filesystem::path init;                         // starting weights of the first stage
   bool resume = false;

@@ -7,6 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "decode_record/error.h"
@@ -19,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-enum class Part { kBoth, kBackbone, kDiffusion };  // of the run that a setting decides
+enum class Part { kAll, kBackbone, kDiffusion, kDraft };  // of the run that a setting decides
 
 struct Setting {
   const char* name;  // of the option, without dashes
@@ -37,7 +38,7 @@ Setting plain(const char* name, Part part, Access access) {
 
 template <typename Access>
 Setting context(const char* name, Access access) {
-  return {name, Part::kBoth,
+  return {name, Part::kAll,
           [access](const TrainRunOptions& options) {
             return json(std::int64_t{64} << access(options));
           },
@@ -54,38 +55,38 @@ Setting context(const char* name, Access access) {
 const std::vector<Setting>& settings() {
   static const std::vector<Setting> all{
       plain(
-          "seed", Part::kBoth, [](auto& o) -> auto& { return o.train.seed; }),
+          "seed", Part::kAll, [](auto& o) -> auto& { return o.train.seed; }),
       plain(
-          "warmup", Part::kBoth, [](auto& o) -> auto& { return o.train.warmup; }),
+          "warmup", Part::kAll, [](auto& o) -> auto& { return o.train.warmup; }),
       plain(
-          "decay", Part::kBoth, [](auto& o) -> auto& { return o.train.decay_fraction; }),
+          "decay", Part::kAll, [](auto& o) -> auto& { return o.train.decay_fraction; }),
       plain(
-          "batch-tokens", Part::kBoth, [](auto& o) -> auto& { return o.train.batch_rows; }),
+          "batch-tokens", Part::kAll, [](auto& o) -> auto& { return o.train.batch_rows; }),
       plain(
-          "drill-share", Part::kBoth, [](auto& o) -> auto& { return o.train.drill_share; }),
+          "drill-share", Part::kAll, [](auto& o) -> auto& { return o.train.drill_share; }),
       plain(
-          "device", Part::kBoth, [](auto& o) -> auto& { return o.train.device; }),
+          "device", Part::kAll, [](auto& o) -> auto& { return o.train.device; }),
       context(
           "first-context", [](auto& o) -> auto& { return o.train.first_level; }),
       context(
           "last-context", [](auto& o) -> auto& { return o.train.last_level; }),
-      {"precision", Part::kBoth,
+      {"precision", Part::kAll,
        [](const TrainRunOptions& o) { return json(o.train.bfloat16 ? "bfloat16" : "float32"); },
        [](TrainRunOptions& o, const json& value) { o.train.bfloat16 = value == "bfloat16"; }},
       plain(
-          "family", Part::kBoth, [](auto& o) -> auto& { return o.family; }),
+          "family", Part::kAll, [](auto& o) -> auto& { return o.family; }),
       plain(
-          "layers", Part::kBoth, [](auto& o) -> auto& { return o.model.num_layers; }),
+          "layers", Part::kAll, [](auto& o) -> auto& { return o.model.num_layers; }),
       plain(
-          "hidden", Part::kBoth, [](auto& o) -> auto& { return o.model.hidden_size; }),
+          "hidden", Part::kAll, [](auto& o) -> auto& { return o.model.hidden_size; }),
       plain(
-          "ffn", Part::kBoth, [](auto& o) -> auto& { return o.model.intermediate_size; }),
+          "ffn", Part::kAll, [](auto& o) -> auto& { return o.model.intermediate_size; }),
       plain(
-          "heads", Part::kBoth, [](auto& o) -> auto& { return o.model.num_heads; }),
+          "heads", Part::kAll, [](auto& o) -> auto& { return o.model.num_heads; }),
       plain(
-          "kv-heads", Part::kBoth, [](auto& o) -> auto& { return o.model.num_kv_heads; }),
+          "kv-heads", Part::kAll, [](auto& o) -> auto& { return o.model.num_kv_heads; }),
       plain(
-          "head-dim", Part::kBoth, [](auto& o) -> auto& { return o.model.head_dim; }),
+          "head-dim", Part::kAll, [](auto& o) -> auto& { return o.model.head_dim; }),
       plain(
           "backbone-steps", Part::kBackbone, [](auto& o) -> auto& { return o.backbone_steps; }),
       plain(
@@ -100,12 +101,34 @@ const std::vector<Setting>& settings() {
       plain(
           "diffusion-advance-below", Part::kDiffusion,
           [](auto& o) -> auto& { return o.diffusion_advance_below; }),
+      plain(
+          "draft-steps", Part::kDraft, [](auto& o) -> auto& { return o.draft_steps; }),
+      plain(
+          "draft-learning-rate", Part::kDraft,
+          [](auto& o) -> auto& { return o.draft_learning_rate; }),
+      plain(
+          "draft-advance-below", Part::kDraft,
+          [](auto& o) -> auto& { return o.draft_advance_below; }),
+      plain(
+          "block-size", Part::kDraft, [](auto& o) -> auto& { return o.draft_block; }),
+      plain(
+          "target-layers", Part::kDraft, [](auto& o) -> auto& { return o.target_layers; }),
   };
   return all;
 }
 
 bool runs(const TrainRunOptions& options, Part part) {
-  return part == Part::kBoth || (part == Part::kBackbone ? options.backbone : options.diffusion);
+  switch (part) {
+    case Part::kAll:
+      return true;
+    case Part::kBackbone:
+      return options.backbone;
+    case Part::kDiffusion:
+      return options.diffusion;
+    case Part::kDraft:
+      return options.draft;
+  }
+  return false;
 }
 
 /// The settings in a state; null when there is no state.
@@ -142,28 +165,36 @@ std::string settings_json(const TrainRunOptions& options) {
   for (const Setting& setting : settings()) {
     if (runs(options, setting.part)) all[setting.name] = setting.get(options);
   }
-  all["stage"] = options.backbone && options.diffusion ? "all"
-                 : options.backbone                    ? "backbone"
-                                                       : "diffusion";
+  all["stage"] = options.draft                           ? "draft"
+                 : options.backbone && options.diffusion ? "all"
+                 : options.backbone                      ? "backbone"
+                                                         : "diffusion";
   all["tokenizer"] = tokenizer_digest(options.tokenizer);
+  if (options.draft) all["target"] = Checkpoint::open(options.train.target).digest();
   return all.dump();
 }
 
 void take_stage(TrainRunOptions& options) {
-  for (const TrainStage stage : {TrainStage::kDiffusion, TrainStage::kBackbone}) {
+  for (const TrainStage stage :
+       {TrainStage::kDraft, TrainStage::kDiffusion, TrainStage::kBackbone}) {
     const json record = recorded(state_file(options, stage));
     if (record.is_null()) continue;
     const std::string name = record.value("stage", "all");
-    options.backbone = name != "diffusion";
-    options.diffusion = name != "backbone";
+    options.draft = name == "draft";
+    options.backbone = name == "backbone" || name == "all";
+    options.diffusion = name == "diffusion" || name == "all";
     return;
   }
 }
 
 void take_settings(TrainRunOptions& options, const GivenOptions& given) {
   std::map<std::string, bool> decided;  // by a state before
-  for (const TrainStage stage : {TrainStage::kBackbone, TrainStage::kDiffusion}) {
-    if (!(stage == TrainStage::kBackbone ? options.backbone : options.diffusion)) continue;
+  const std::array<std::pair<TrainStage, bool>, 3> stages{
+      {{TrainStage::kBackbone, options.backbone},
+       {TrainStage::kDiffusion, options.diffusion},
+       {TrainStage::kDraft, options.draft}}};
+  for (const auto& [stage, runs] : stages) {
+    if (!runs) continue;
     const fs::path state = state_file(options, stage);
     const json record = recorded(state);
     if (record.is_null()) continue;
@@ -188,6 +219,12 @@ void take_settings(TrainRunOptions& options, const GivenOptions& given) {
         is != record.value("tokenizer", json())) {
       refuse(state, "the sha256 of tokenizer.json", record.value("tokenizer", json()), is,
              "--tokenizer names the folder of the first run");
+    }
+    if (stage != TrainStage::kDraft) continue;
+    if (const json is = Checkpoint::open(options.train.target).digest();
+        is != record.value("target", json())) {
+      refuse(state, "the digest of --target", record.value("target", json()), is,
+             "--target names the checkpoint of the first run");
     }
   }
 }

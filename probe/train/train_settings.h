@@ -10,9 +10,9 @@
 
 namespace blockscope {
 
-/// JSON text of the settings by option, without the dashes: those of both stages and of the stages
-/// that run, "stage", and the digest of the tokenizer. Threads, times and evaluations decide
-/// nothing.
+/// JSON text of the settings by option, without the dashes: those of all stages and of the stages
+/// that run, "stage", and the digests of the tokenizer and of a draft's target. Threads, times and
+/// evaluations decide nothing.
 std::string settings_json(const TrainRunOptions& options);
 
 /// Whether an option, with its dashes, was given.

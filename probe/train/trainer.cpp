@@ -12,6 +12,7 @@
 
 #include "decode_record/error.h"
 #include "probe/checkpoint/weight_names.h"
+#include "probe/train/draft_batch.h"
 #include "probe/train/masked_attention.h"
 
 namespace blockscope {
@@ -84,7 +85,15 @@ WeightMap leaf_views(const FlatLayout& layout, const at::Tensor& flat, const at:
 }  // namespace
 
 const char* train_stage_name(TrainStage stage) {
-  return stage == TrainStage::kBackbone ? "backbone" : "diffusion";
+  switch (stage) {
+    case TrainStage::kBackbone:
+      return "backbone";
+    case TrainStage::kDiffusion:
+      return "diffusion";
+    case TrainStage::kDraft:
+      return "draft";
+  }
+  return "";
 }
 
 DocumentSpec training_spec(int level, TaskRandom& random) {
@@ -141,6 +150,9 @@ Trainer::Trainer(ModelConfig config, TrainOptions options, TaskTokens tokens)
       weights_(leaf_views(flat_layout(config_), flat_, gradient_)),
       model_(config_, weights_),
       level_(options_.first_level) {
+  if (options_.stage == TrainStage::kDraft) {
+    target_.emplace(Checkpoint::open(options_.target), at::Device(options_.device));
+  }
   const FlatLayout layout = flat_layout(config_);
   for (std::size_t i = 0; i < layout.tensors.size(); ++i) {
     if (layout.tensors[i].shape.size() < 2) continue;
@@ -177,10 +189,12 @@ double Trainer::learning_rate() const {
 
 TrainingBatch Trainer::next_batch(StepReport& report) const {
   const bool diffusion = options_.stage == TrainStage::kDiffusion;
-  // The two stages read different streams of the training split.
-  TaskRandom random(TaskSplit::kTrain,
-                    (options_.seed & 0xffff) * 2 + (diffusion ? 1 : 0) + (1U << 20),
-                    static_cast<std::uint64_t>(step_));
+  const bool draft = options_.stage == TrainStage::kDraft;
+  // The stages read different streams of the training split.
+  const std::uint64_t stream =
+      draft ? (options_.seed & 0xffff) + (1U << 21)
+            : (options_.seed & 0xffff) * 2 + (diffusion ? 1 : 0) + (1U << 20);
+  TaskRandom random(TaskSplit::kTrain, stream, static_cast<std::uint64_t>(step_));
   int level = level_;
   const double share = level == options_.last_level ? kLastLevelShare : kClimbingShare;
   const bool drill = level > 0 && random.uniform() < options_.drill_share;
@@ -192,6 +206,7 @@ TrainingBatch Trainer::next_batch(StepReport& report) const {
   }
   report.level = level;
   report.context_length = std::int64_t{64} << level;
+  if (draft) return next_draft_batch(report, drill, random);
   if (diffusion && config_.attention_bidirectional) {
     return next_bidirectional_batch(drill, level, random);
   }
@@ -203,14 +218,35 @@ TrainingBatch Trainer::next_batch(StepReport& report) const {
   // About the rows of a document's questions; a drill has twice as many.
   const std::int64_t per_document =
       report.context_length + (diffusion ? 800 : 160) * (drill ? 3 : 2) / 2;
-  const std::int64_t count = std::clamp<std::int64_t>(options_.batch_rows / per_document, 2, 16);
+  const std::vector<TaskDocument> documents = next_documents(per_document, drill, level, random);
+  return diffusion ? make_diffusion_batch(documents, tokens_, noise, random)
+                   : make_backbone_batch(documents, tokens_);
+}
+
+std::vector<TaskDocument> Trainer::next_documents(std::int64_t rows_per_document, bool drill,
+                                                  int level, TaskRandom& random) const {
+  const std::int64_t count =
+      std::clamp<std::int64_t>(options_.batch_rows / rows_per_document, 2, 16);
   std::vector<TaskDocument> documents;
   for (std::int64_t i = 0; i < count; ++i) {
     documents.push_back(
         make_document(drill ? drill_spec(random) : training_spec(level, random), random));
   }
-  return diffusion ? make_diffusion_batch(documents, tokens_, noise, random)
-                   : make_backbone_batch(documents, tokens_);
+  return documents;
+}
+
+TrainingBatch Trainer::next_draft_batch(StepReport& report, bool drill, TaskRandom& random) const {
+  DraftBatchSpec spec;
+  const auto longest = static_cast<std::size_t>(config_.draft->block_size);
+  // Shorter blocks too, so that --block-length may shorten them when it decodes.
+  spec.block_length = static_cast<std::int64_t>(
+      random.below(2) == 0 ? longest : random.between(std::min<std::size_t>(4, longest), longest));
+  report.block_length = spec.block_length;
+  constexpr std::int64_t kQuestions = 12;  // about, of a document
+  return make_draft_batch(
+      next_documents(report.context_length + kQuestions * spec.anchors * spec.block_length, drill,
+                     report.level, random),
+      tokens_, spec, random);
 }
 
 TrainingBatch Trainer::next_bidirectional_batch(bool drill, int level, TaskRandom& random) const {
@@ -219,19 +255,15 @@ TrainingBatch Trainer::next_bidirectional_batch(bool drill, int level, TaskRando
   const std::size_t questions = single ? 1 : random.between(2, 12);
   const std::int64_t per_document =
       (std::int64_t{64} << level) + 30 * static_cast<std::int64_t>(questions);
-  const std::int64_t count = std::clamp<std::int64_t>(options_.batch_rows / per_document, 2, 16);
-  std::vector<TaskDocument> documents;
-  for (std::int64_t i = 0; i < count; ++i) {
-    documents.push_back(
-        make_document(drill ? drill_spec(random) : training_spec(level, random), random));
-  }
+  const std::vector<TaskDocument> documents = next_documents(per_document, drill, level, random);
   return make_bidirectional_batch(documents, tokens_, questions, random);
 }
 
 at::Tensor Trainer::forward(const TrainingBatch& batch) const {
   const at::Device device(options_.device);
-  MaskedAttention seams(batch.mask.to(device), batch.chunks,
-                        options_.bfloat16 ? at::kBFloat16 : at::kFloat);
+  const at::ScalarType attention = options_.bfloat16 ? at::kBFloat16 : at::kFloat;
+  if (target_) return target_->forward(DraftModel(model_), batch, attention);
+  MaskedAttention seams(batch.mask.to(device), batch.chunks, attention);
   const at::Tensor hidden =
       model_.forward(batch.tokens.to(device), batch.positions.to(device), seams);
   return model_.logits(hidden.flatten(0, 1).index_select(0, batch.rows.to(device)));

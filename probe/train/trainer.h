@@ -9,10 +9,12 @@
 #include <cstdint>
 #include <deque>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "probe/model/block_diffusion_model.h"
+#include "probe/train/draft_objective.h"
 #include "probe/train/training_batch.h"
 
 namespace blockscope {
@@ -21,7 +23,7 @@ namespace blockscope {
 inline constexpr int kMostLevel = 6;
 inline constexpr std::int64_t kLongestContext = std::int64_t{64} << kMostLevel;
 
-enum class TrainStage { kBackbone, kDiffusion };
+enum class TrainStage { kBackbone, kDiffusion, kDraft };
 const char* train_stage_name(TrainStage stage);
 
 struct TrainOptions {
@@ -38,9 +40,10 @@ struct TrainOptions {
   double drill_share = 0.4;        // share of drill batches once the curriculum is past level 0
   int first_level = 0;             // curriculum level to start at: context 64 << level
   int last_level = 4;
-  bool bfloat16 = false;        // autocast; parameters and optimiser stay float32
-  std::string device = "cpu";   // or cuda:N, opened
-  std::string settings = "{}";  // JSON text of the run's settings, for its state
+  bool bfloat16 = false;         // autocast; parameters and optimiser stay float32
+  std::string device = "cpu";    // or cuda:N, opened
+  std::filesystem::path target;  // of a draft: the checkpoint it drafts for
+  std::string settings = "{}";   // JSON text of the run's settings, for its state
 };
 
 /// What a step reports. Losses are means in nats.
@@ -48,7 +51,7 @@ struct StepReport {
   std::int64_t step = 0;
   int level = 0;  // curriculum level of this batch
   std::int64_t context_length = 0;
-  std::int64_t block_length = 0;  // 0 for the backbone and for LLaDA's objective
+  std::int64_t block_length = 0;  // 0 for the backbone and for LLaDA's objective; a draft's block
   std::int64_t rows = 0;          // tokens that went through the model
   double loss = 0.0;              // what was minimised
   double answer_loss = 0.0;
@@ -60,11 +63,13 @@ struct StepReport {
 
 class Trainer {
  public:
+  /// A draft's config is draft_config_for()'s.
   Trainer(ModelConfig config, TrainOptions options, TaskTokens tokens);
 
   /// Fresh weights: normal(0, 0.02), output projections scaled by 1/sqrt(2 * layers), norms 1.
   void initialise();
-  /// Weights of a checkpoint folder (the backbone, to be turned into the diffusion model).
+  /// Weights of a checkpoint folder (the backbone, to be turned into the diffusion model; a draft,
+  /// to be trained on).
   void load_weights(const std::filesystem::path& folder);
 
   StepReport step();
@@ -73,7 +78,8 @@ class Trainer {
   void save_state(const std::filesystem::path& path) const;
   void load_state(const std::filesystem::path& path);
   /// model.safetensors (bfloat16) and config.json, generation_config.json into `folder`; the
-  /// tokenizer's files are copied from `tokenizer_folder`.
+  /// tokenizer's files are copied from `tokenizer_folder`, but not to a draft, which has its
+  /// target's.
   void export_checkpoint(const std::filesystem::path& folder,
                          const std::filesystem::path& tokenizer_folder) const;
 
@@ -89,6 +95,9 @@ class Trainer {
 
  private:
   TrainingBatch next_batch(StepReport& report) const;
+  std::vector<TaskDocument> next_documents(std::int64_t rows_per_document, bool drill, int level,
+                                           TaskRandom& random) const;
+  TrainingBatch next_draft_batch(StepReport& report, bool drill, TaskRandom& random) const;
   TrainingBatch next_bidirectional_batch(bool drill, int level, TaskRandom& random) const;
   double learning_rate() const;
   double apply_gradient(double learning_rate);
@@ -100,6 +109,7 @@ class Trainer {
   at::Tensor decay_;                                           // 1 where weight decay applies
   WeightMap weights_;                                          // views of flat_, leaves
   BlockDiffusionModel model_;
+  std::optional<DraftObjective> target_;  // of a draft
   std::int64_t step_ = 0;
   std::int64_t tokens_seen_ = 0;
   int level_ = 0;

@@ -100,11 +100,29 @@ nlohmann::ordered_json llada_config_json(const ModelConfig& config, const TaskTo
   return json;
 }
 
+/// config.json as z-lab's drafts have it.
+nlohmann::ordered_json draft_config_json(const ModelConfig& config, const TaskTokens& tokens) {
+  nlohmann::ordered_json json = config_json(config, TrainStage::kBackbone, tokens);
+  const DraftConfig& draft = *config.draft;
+  json["architectures"] = {"DFlashDraftModel"};
+  json["block_size"] = draft.block_size;
+  json["dflash_config"] = {{"mask_token_id", draft.mask_token_id},
+                           {"target_layer_ids", draft.target_layers},
+                           {"target_digest", draft.target_digest}};
+  json["num_target_layers"] = draft.num_target_layers;
+  return json;
+}
+
 }  // namespace
 
 void Trainer::load_weights(const std::filesystem::path& folder) {
   const Checkpoint checkpoint = Checkpoint::open(folder);
   const bool llada = config_.model_type == "llada";
+  if (checkpoint.config().draft.has_value() != config_.draft.has_value()) {
+    throw CheckpointError(folder.string() + ": expected weights of " +
+                          (config_.draft ? "a draft" : "a model, got those of a draft") +
+                          ". HINT: --init names what the first stage starts from");
+  }
   if ((checkpoint.config().model_type == "llada") != llada) {
     throw CheckpointError(folder.string() + ": expected weights of the family " +
                           (llada ? "llada" : "sdar (or its backbone)") + ", got model_type " +
@@ -192,6 +210,7 @@ void Trainer::export_checkpoint(const std::filesystem::path& folder,
   namespace fs = std::filesystem;
   fs::create_directories(folder);
   for (const char* name : kTokenizerFiles) {
+    if (config_.draft) break;
     if (fs::equivalent(folder, tokenizer_folder)) break;
     fs::copy_file(tokenizer_folder / name, folder / name, fs::copy_options::overwrite_existing);
   }
@@ -206,9 +225,11 @@ void Trainer::export_checkpoint(const std::filesystem::path& folder,
     writer.write(tensor.name, host.const_data_ptr(), static_cast<std::size_t>(host.nbytes()));
   }
   writer.finish();
-  write_json(folder / "config.json", config_.model_type == "llada"
-                                         ? llada_config_json(config_, tokens_)
-                                         : config_json(config_, options_.stage, tokens_));
+  const bool llada = config_.model_type == "llada";
+  write_json(folder / "config.json", config_.draft ? draft_config_json(config_, tokens_)
+                                     : llada       ? llada_config_json(config_, tokens_)
+                                                   : config_json(config_, options_.stage, tokens_));
+  if (config_.draft) return;
   nlohmann::ordered_json generation;
   generation["eos_token_id"] = {tokens_.end};
   generation["pad_token_id"] = tokens_.end;

@@ -9,6 +9,8 @@
 // that take no part in the loss have no noisy copy, which leaves out terms of eq. 4 and changes
 // none.
 //
+// DFlash (stage draft): draft_batch.h.
+//
 // LLaDA (stage diffusion of the family llada; arXiv 2502.09992, SFT): everything sees everything.
 // The questions of a document stand one after another behind its context, all of them visible, and
 // the answers are masked.
@@ -18,7 +20,7 @@
 
 #include <array>
 #include <cstdint>
-#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -56,6 +58,9 @@ struct TrainingBatch {
   std::vector<int> questions;    // [M], running number of the question, -1 elsewhere
   std::vector<RowChunk> chunks;  // cover all rows; what attention needs to look at
   std::int64_t num_questions = 0;
+  // Of a draft: the rows of its target, without rows for the loss. They are the first columns of
+  // `mask` and of the chunks.
+  std::shared_ptr<const TrainingBatch> context{};
 };
 
 /// Collects rows and writes the tensors; the mask rules above live here.
