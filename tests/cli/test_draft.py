@@ -159,7 +159,7 @@ class Drafts(RefusalCase):
         for option in (("--strategy", "sequential"), ("--denoising-steps", 2), ("--rank-by", "margin"),
                        ("--quota", "linear"), ("--threshold", 0.5), ("--density-sigma", 1), ("--cache", "commit"),
                        ("--policy", "mage"), ("--shadow",), ("--mask-token-id", 3), ("--no-graphs",),
-                       ("--predictions", "masked"), ("--steps", "1"), ("--batch-size", 2)):
+                       ("--predictions", "masked"), ("--steps", "1")):
             self.refuses([option[0]], self.draft, *option, code=USAGE)
         self.refuses(["--block-length", "at most the draft's 4", "got 5"], self.draft, "--block-length", 5, code=USAGE)
 
