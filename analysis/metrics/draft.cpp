@@ -66,6 +66,7 @@ class DraftMetric final : public StepMetric {
       positions_.resize(lengths_.size() - 1);
     }
     trace_ = &trace;
+    if (!trace.info().meta.draft_cost.empty()) speedup_.expect(shape.block_length);
     rounds_.emplace(trace);
     first_sequence_ += sequences_of_last_;
     sequences_of_last_ = trace.info().num_sequences;

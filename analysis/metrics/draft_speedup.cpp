@@ -26,11 +26,16 @@ RoundTimes round_times(const std::vector<DraftCost>& costs) {
   return times;
 }
 
+void DraftSpeedup::expect(std::int64_t block_length) {
+  for (auto* sums : {&tokens_, &draft_ns_, &target_ns_, &alone_ns_}) {
+    sums->resize(static_cast<std::size_t>(block_length), 0.0);
+  }
+}
+
 void DraftSpeedup::add(const std::vector<std::int64_t>& rounds_of_length,
                        const std::vector<DraftCost>& costs) {
   const RoundTimes times = round_times(costs);
   const std::size_t lengths = rounds_of_length.size();
-  for (auto* sums : {&tokens_, &draft_ns_, &target_ns_, &alone_ns_}) sums->resize(lengths, 0.0);
   for (std::size_t i = 0; i < lengths; ++i) {  // blocks of i + 1 positions
     std::int64_t tokens = 0;
     std::int64_t rounds = 0;

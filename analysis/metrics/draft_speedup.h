@@ -20,9 +20,11 @@ RoundTimes round_times(const std::vector<DraftCost>& costs);
 /// Sums over traces: of several, each round counts with the times of its own trace.
 class DraftSpeedup {
  public:
-  /// rounds_of_length[l - 1]: rounds of a trace that added l tokens, [B].
+  /// There will be rounds with times, so arrays() has something to be about.
+  void expect(std::int64_t block_length);
+  /// rounds_of_length[l - 1]: rounds of a trace that added l tokens, [B] as expected.
   void add(const std::vector<std::int64_t>& rounds_of_length, const std::vector<DraftCost>& costs);
-  bool empty() const { return rounds_ == 0; }
+  bool empty() const { return tokens_.empty(); }
   /// tokens_per_round, draft_time, target_time, speedup [block_length]; terms: rounds.
   std::vector<ResultArray> arrays() const;
 
