@@ -59,6 +59,7 @@ class DraftMetric final : public StepMetric {
     finish_trace();
     if (layers_.empty()) {
       shape_ = shape;
+      vocab_size_ = trace.info().meta.vocab_size;
       layers_.resize(shape.layers.size());
       for (LayerMass& layer : layers_) layer.heads.resize(shape.heads.size());
       counts_ = LayerCounts(shape.layers.size());
@@ -78,13 +79,12 @@ class DraftMetric final : public StepMetric {
   void add_block(const BlockSteps& block) override {
     for (const StepRef& step : block.steps) add_round(block.sequence, step);
     if (!has_mass_) return;
-    count_rows_without_prefix(block, left_out_);
     left_out_[kFiltered] +=
         std::ranges::count_if(block.steps, [](const StepRef& step) { return !step.recorded; });
   }
 
   void add(const StepView& step) override {
-    if (!has_mass_ || step.now().context_length == 0) return;
+    if (!has_mass_) return;
     const Reached& reached = reached_.at(step.now().row);
     const auto positions = static_cast<std::size_t>(shape_.block_length);
     const auto external = step.now(Field::attention_lse_external).floats();
@@ -122,7 +122,8 @@ class DraftMetric final : public StepMetric {
 
   TraceShape shape_;
   const TraceReader* trace_ = nullptr;
-  std::optional<DraftRounds> rounds_;           // of the current trace
+  std::optional<DraftRounds> rounds_;  // of the current trace
+  std::int64_t vocab_size_ = 0;
   std::vector<std::int64_t> lengths_;           // [length - 1] rounds
   std::vector<std::int64_t> lengths_of_trace_;  // likewise, of the current one
   std::vector<AcceptedShare> positions_;        // [position - 1]
@@ -238,20 +239,22 @@ std::vector<ResultArray> DraftMetric::by_position() const {
   return {lengths, survival, acceptance};
 }
 
-/// Bins of ranks begin at powers of two, so their sums are those of the best 1, 2, 4, ...
+/// Bins of ranks begin at powers of two, so their sums are those of the best 1, 2, 4, ...; up to
+/// the whole vocabulary, whatever the rounds need, so that results of several traces add up.
 ResultArray DraftMetric::within_best() const {
   ResultArray array = array_of("within_best", "share",
                                "reached positions whose target's token is among the draft's best",
                                {"candidates", {}, {}});
   const std::vector<AcceptedShare>& bins = by_target_rank_.shares();
+  const std::vector<double>& edges = by_target_rank_.edges().edges;
   std::int64_t reached = 0;
   for (const AcceptedShare& bin : bins) reached += bin.reached;
   std::int64_t within = 0;
   for (std::size_t i = 1; i + 1 < bins.size(); ++i) {  // the first one: not in its vocabulary
     within += bins[i].reached;
-    array.axes[0].index.push_back(by_target_rank_.edges().edges[i + 1]);
+    array.axes[0].index.push_back(edges[i + 1]);
     append(array, AcceptedShare{within, reached});
-    if (within + bins[0].reached == reached) break;
+    if (edges[i + 1] >= static_cast<double>(vocab_size_)) break;
   }
   return array;
 }

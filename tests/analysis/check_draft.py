@@ -26,7 +26,7 @@ checked = cells_with_terms = 0
 
 def write_prompts(path, vocab, lengths, gen_lengths, seed=0):
     random = np.random.default_rng(seed)
-    lines = [{"id": f"{('copy', 'sum-2')[i % 2]}-{i:03d}", "gen_length": gen_lengths[i % len(gen_lengths)],
+    lines = [{"id": f"{('copy', 'sum-2', '')[i % 3]}-{i:03d}", "gen_length": gen_lengths[i % len(gen_lengths)],
               "input_ids": random.integers(0, vocab - 1, length).tolist()} for i, length in enumerate(lengths)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path

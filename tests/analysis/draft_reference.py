@@ -137,9 +137,6 @@ class Reference:
         if not trace.recorded[row]:
             self.left_out["rows that the recorder's filters left out: no external mass"] += 1
             return
-        if trace.context[row] == 0:
-            self.left_out["rows without a prefix"] += 1
-            return
         masses = mass_of(trace.file["/attention/lse_external"][row], trace.file["/attention/lse_internal"][row])
         heads = [str(h) for h in trace.file["/head"][:]]
         for slot, layer in enumerate(str(n) for n in trace.file["/layer"][:]):
