@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <span>
@@ -46,6 +47,19 @@ constexpr std::array<Mark, 4> kMarks{{{"has_cache", &TraceMeta::has_cache},
                                       {"has_kl", &TraceMeta::has_kl},
                                       {"has_draft", &TraceMeta::has_draft}}};
 
+// Likewise, a column of meta.draft_cost each; their length is the attribute kDraftCosts.
+constexpr const char* kDraftCosts = "draft_costs";
+// One for each block length, of which nobody tries as many; more come from a damaged file.
+constexpr std::int64_t kMostDraftCosts = 65536;
+struct CostField {
+  Field field;
+  std::int64_t DraftCost::*member;
+};
+constexpr std::array<CostField, 4> kCosts{{{Field::cost_block_length, &DraftCost::block_length},
+                                           {Field::cost_context_length, &DraftCost::context_length},
+                                           {Field::cost_draft_ns, &DraftCost::draft_ns},
+                                           {Field::cost_target_ns, &DraftCost::target_ns}}};
+
 struct SelectionField {
   const char* name;
   Field field;
@@ -73,6 +87,13 @@ std::vector<std::int64_t> piece_offsets(const TraceMeta& meta) {
     offsets.push_back(offsets.back() + static_cast<std::int64_t>(piece.size()));
   }
   return offsets;
+}
+
+std::vector<std::byte> cost_values(const DatasetSpec& spec, const TraceMeta& meta) {
+  const auto column = std::ranges::find(kCosts, spec.field, &CostField::field);
+  std::vector<std::int64_t> values;
+  for (const DraftCost& cost : meta.draft_cost) values.push_back(cost.*column->member);
+  return spec.type == ElementType::i32 ? to_bytes(to_int32(values)) : to_bytes(values);
 }
 
 [[noreturn]] void corrupt(const h5::File& file, std::string_view what) {
@@ -114,6 +135,38 @@ std::vector<std::int64_t> read_coordinate(const h5::File& file, Field field) {
   const std::array<hsize_t, 1> start{0};
   if (!values.empty()) h5::read(dataset, start, dataset.extent, values.data());
   return {values.begin(), values.end()};
+}
+
+std::vector<std::int64_t> read_cost(const h5::File& file, Field field, std::size_t count) {
+  const DatasetSpec& spec = spec_of(field);
+  const auto read = [&]<typename Value>(h5::Element element) -> std::vector<std::int64_t> {
+    const h5::Dataset dataset = h5::open_dataset(file, std::string(spec.path), element, spec.rank);
+    if (dataset.extent[0] != count) {
+      corrupt(file, fmt::format("{}: expected [{}], as attribute {} of / says, got [{}]", spec.path,
+                                count, kDraftCosts, dataset.extent[0]));
+    }
+    std::vector<Value> values(count);
+    const std::array<hsize_t, 1> start{0};
+    h5::read(dataset, start, dataset.extent, values.data());
+    return {values.begin(), values.end()};
+  };
+  if (spec.type == ElementType::i32) return read.operator()<std::int32_t>(h5::Element::i32);
+  return read.operator()<std::int64_t>(h5::Element::i64);
+}
+
+std::vector<DraftCost> read_costs(const h5::File& file) {
+  const std::int64_t count = h5::read_int_attribute(file, "/", kDraftCosts).value_or(0);
+  if (count < 0 || count > kMostDraftCosts) {
+    corrupt(file, fmt::format("attribute {} of /: expected 0 to {}, got {}", kDraftCosts,
+                              kMostDraftCosts, count));
+  }
+  std::vector<DraftCost> costs(static_cast<std::size_t>(count));
+  for (const CostField& column : kCosts) {
+    if (count == 0) break;
+    const std::vector<std::int64_t> values = read_cost(file, column.field, costs.size());
+    for (std::size_t i = 0; i < costs.size(); ++i) costs[i].*column.member = values[i];
+  }
+  return costs;
 }
 
 std::string read_text(const h5::File& file, Field field) {
@@ -188,6 +241,9 @@ void write_header_attributes(const h5::File& file, const TraceMeta& meta) {
   for (const Mark& mark : kMarks) {
     if (meta.*mark.member) h5::write_attribute(file, "/", mark.name, std::int64_t{1});
   }
+  if (!meta.draft_cost.empty()) {
+    h5::write_attribute(file, "/", kDraftCosts, static_cast<std::int64_t>(meta.draft_cost.size()));
+  }
   for (const IntField& field : kModelInts) {
     h5::write_attribute(file, "/model", field.name, meta.*field.member);
   }
@@ -214,6 +270,11 @@ std::vector<std::byte> fixed_values(const DatasetSpec& spec, const TraceMeta& me
       return to_bytes(piece_offsets(meta));
     case Field::token_bytes:
       return text(std::accumulate(meta.pieces.begin(), meta.pieces.end(), std::string()));
+    case Field::cost_block_length:
+    case Field::cost_context_length:
+    case Field::cost_draft_ns:
+    case Field::cost_target_ns:
+      return cost_values(spec, meta);
     default:
       break;
   }
@@ -257,6 +318,7 @@ TraceMeta read_header(const h5::File& file) {
   for (const SelectionField& selection : kSelections) {
     meta.*selection.member = read_coordinate(file, selection.field);
   }
+  meta.draft_cost = read_costs(file);
   meta.model_json = read_text(file, Field::model_json);
   meta.run_json = read_text(file, Field::run_json);
   try {

@@ -38,7 +38,8 @@ constexpr std::array<std::string_view, static_cast<std::size_t>(Axis::count)> kA
     "revocation",
     "query_range",
     "key_range",
-    "value_range"};
+    "value_range",
+    "draft_cost"};
 
 constexpr bool table_is_in_field_order() {
   for (std::size_t i = 0; i < kNumFields; ++i) {
@@ -94,6 +95,8 @@ bool exists_in(const DatasetSpec& spec, const TraceMeta& meta) {
       return meta.has_kl;
     case Exists::draft:
       return meta.has_draft;
+    case Exists::draft_cost:
+      return !meta.draft_cost.empty();
     case Exists::staleness:
       return at_least(RecordLevel::summary) && meta.has_cache && meta.has_shadow;
   }
@@ -142,6 +145,8 @@ std::int64_t axis_length(Axis axis, const TraceMeta& meta) {
     }
     case Axis::hash_byte:
       return size(PromptHash{});
+    case Axis::draft_cost:
+      return size(meta.draft_cost);
     default:
       throw std::logic_error("axis_length: the axis grows");
   }

@@ -21,6 +21,8 @@ constexpr std::array<std::string_view, 5> kReasonNames{"unfinished", "length", "
                                                        "interrupted"};
 // No model comes near; keeps products of sizes in range when they come from a damaged file.
 constexpr std::int64_t kLargestSize = std::int64_t{1} << 24;
+// A day: of no pass, and exact in a double.
+constexpr std::int64_t kLongestPassNs = std::int64_t{86'400} * 1'000'000'000;
 
 void check_size(std::string_view name, std::int64_t value, std::int64_t smallest) {
   if (value < smallest || value > kLargestSize) {
@@ -36,6 +38,31 @@ void check_selection(std::string_view name, const std::vector<std::int64_t>& cho
     throw UsageError(
         fmt::format("trace meta: {}: expected at least one index, rising, in [0, {}), got [{}]",
                     name, limit, fmt::join(chosen, ", ")));
+  }
+}
+
+void check_draft_cost(const TraceMeta& meta) {
+  const std::vector<DraftCost>& costs = meta.draft_cost;
+  if (costs.empty()) return;
+  if (!meta.has_draft) throw UsageError("trace meta: draft_cost: expected none without a draft");
+  for (std::size_t i = 0; i < costs.size(); ++i) {
+    const auto check = [i](const char* what, std::int64_t value, std::int64_t least,
+                           std::int64_t most) {
+      if (value >= least && value <= most) return;
+      throw UsageError(
+          fmt::format("trace meta: draft_cost: entry {}: {}: expected {} to {}, got {}", i, what,
+                      least, most, value));
+    };
+    const bool last = i + 1 == costs.size();
+    const std::int64_t least = i == 0 ? 1 : costs[i - 1].block_length + 1;
+    check("block_length", costs[i].block_length, last ? std::max(least, meta.block_length) : least,
+          i == 0 && !last ? 1 : meta.block_length);
+    const std::int64_t context = costs.front().context_length;
+    check("context_length", costs[i].context_length, i == 0 ? 0 : context,
+          i == 0 ? kLargestSize : context);
+    const std::int64_t drafts = costs[i].block_length > 1 ? 1 : 0;
+    check("draft_ns", costs[i].draft_ns, drafts, drafts * kLongestPassNs);
+    check("target_ns", costs[i].target_ns, 1, kLongestPassNs);
   }
 }
 
@@ -108,6 +135,7 @@ void check_meta(const TraceMeta& meta) {
     throw UsageError(fmt::format("trace meta: softmax_scale: expected a positive number, got {}",
                                  meta.softmax_scale));
   }
+  check_draft_cost(meta);
   check_selection("layers", meta.layers, meta.num_layers);
   check_selection("heads", meta.heads, meta.num_heads);
   check_selection("kv_heads", meta.kv_heads, meta.num_kv_heads);

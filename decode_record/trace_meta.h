@@ -28,6 +28,14 @@ enum class ArrayType : std::uint8_t { bf16, f32 };
 /// Over which keys the probabilities behind the top-k sets are normalised (MAGE eq. 3: prefix).
 enum class SetNormaliser : std::uint8_t { prefix, prefix_and_block };
 
+/// What a round of drafted decoding costs with blocks of this length: median times.
+struct DraftCost {
+  std::int64_t block_length = 1;
+  std::int64_t context_length = 0;  ///< keys before the block
+  std::int64_t draft_ns = 0;        ///< what the draft adds to a round; 0 where nothing is drafted
+  std::int64_t target_ns = 0;       ///< the target's pass over the block
+};
+
 struct TraceMeta {
   // The model.
   std::int64_t num_layers = 0;
@@ -56,6 +64,7 @@ struct TraceMeta {
   bool has_revocations = false;        ///< the strategy can take tokens back
   bool has_kl = false;                 ///< the strategy measures /prediction/kl
   bool has_draft = false;              ///< the model drafts for a target: /draft
+  std::vector<DraftCost> draft_cost;   ///< rising block lengths 1 to B; empty: no /draft/cost
   std::int64_t experts_per_token = 0;  ///< of recorded router choices; 0: no /router
   std::int64_t num_experts = 0;        ///< that a router chooses from; 0 without /router
   ArrayType array_type = ArrayType::bf16;

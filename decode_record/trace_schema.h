@@ -49,6 +49,8 @@ enum class Field : std::uint8_t {
   // what a target made of a draft's block
   draft_accepted, draft_target_token, draft_target_rank, draft_target_probability,
   draft_token_rank, draft_token_probability, draft_entropy, draft_target_entropy,
+  // how long passes of a draft and of its target take
+  cost_block_length, cost_context_length, cost_draft_ns, cost_target_ns,
   // attention as it was used
   attention_external, attention_internal, attention_lse_external, attention_lse_internal,
   attention_residual, attention_lse_residual, attention_reused, attention_selected,
@@ -79,7 +81,7 @@ enum class Axis : std::uint8_t {
   row, layer, head, kv_head, block_position, channel, hidden_channel, rank, selected_rank, tau,
   error_sum, per_token, model_layer, model_byte, run_byte, one, piece_boundary, piece_byte, sequence, hash_byte,
   prompt_element, text_byte, delta, insertion, deletion, keyframe, keyframe_element,
-  prefix_element, revocation, query_range, key_range, value_range,
+  prefix_element, revocation, query_range, key_range, value_range, draft_cost,
   count
 };
 // clang-format on
@@ -111,6 +113,7 @@ enum class Exists : std::uint8_t {
   revocations,     ///< has_revocations
   kl,              ///< has_kl
   draft,           ///< has_draft
+  draft_cost,      ///< draft_costs > 0
   staleness        ///< level summary, has_cache and has_shadow
 };
 
@@ -336,6 +339,15 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      S::column, E::draft, "of the draft's distribution, nats"},
     {F::draft_target_entropy, "/draft/target_entropy", f32, 2, {A::row, A::block_position},
      S::column, E::draft, "of the target's distribution, nats"},
+    // how long passes of a draft and of its target take
+    {F::cost_block_length, "/draft/cost/block_length", i32, 1, {A::draft_cost}, S::fixed,
+     E::draft_cost, "positions of the block, rising from 1 to B"},
+    {F::cost_context_length, "/draft/cost/context_length", i32, 1, {A::draft_cost}, S::fixed,
+     E::draft_cost, "keys before it"},
+    {F::cost_draft_ns, "/draft/cost/draft_ns", i64, 1, {A::draft_cost}, S::fixed, E::draft_cost,
+     "median time of what the draft adds to a round; 0 where nothing is drafted"},
+    {F::cost_target_ns, "/draft/cost/target_ns", i64, 1, {A::draft_cost}, S::fixed, E::draft_cost,
+     "median time of the target's pass over the block"},
     // attention as it was used
     {F::attention_external, "/attention/external", array, 5, rlhbd, S::row_layer, E::outputs,
      "A_out"},

@@ -27,6 +27,12 @@ std::optional<ValueBounds> bounds_of(Field field, const TraceMeta& meta, std::in
       return ValueBounds{-1, positions};
     case Field::router_expert:
       return ValueBounds{-1, meta.num_experts - 1};
+    case Field::draft_accepted:
+      return ValueBounds{-1, meta.block_length - 1};
+    case Field::draft_target_token:
+    case Field::draft_target_rank:
+    case Field::draft_token_rank:
+      return ValueBounds{-1, meta.vocab_size - 1};
     case Field::attention_reused:
       return ValueBounds{0, 1};
     default:

@@ -78,6 +78,11 @@ std::vector<Figure> figures_of(const MetricResult& result) {
   } else if (metric == "router") {
     add(router_usage_map(result));
     add(router_agreement(result));
+  } else if (metric == "draft") {
+    add(draft_lengths(result));
+    add(draft_positions(result));
+    add(draft_reasons(result));
+    add(draft_speedup(result));
   } else if (metric == "decoding") {
     add(decoding_over_steps(result));
     add(settled_map(result));

@@ -1,6 +1,7 @@
 // Bars beside each other, from 0: the length of a bar is its value.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -18,9 +19,14 @@ struct BarChart {
   double y_upper = 1.0;
   std::vector<std::string> groups = {};  ///< plain text below each group of bars
   std::vector<BarSeries> series = {};
+  std::size_t most_labels = 24;  ///< of groups; where there are more, every n-th has one
 };
 
-/// Fills script, data and size.
+/// Commands of one plot; the data file is `file`, a line per group.
+std::string bar_commands(const BarChart& chart, const std::string& file);
+std::string bar_data(const BarChart& chart);
+
+/// Fills script, data and size of a figure of one plot.
 void draw_bars(const BarChart& chart, Figure& figure);
 
 }  // namespace blockscope

@@ -72,6 +72,16 @@ std::optional<ReportFigure> router_usage_map(const MetricResult& result);
 std::optional<ReportTable> router_by_layer(const MetricResult& result);
 std::optional<ReportFigure> router_agreement(const MetricResult& result);
 
+/// What of a draft its target accepted, and what other block lengths would be worth. `result`:
+/// `draft`.
+std::optional<ReportTable> draft_means(const MetricResult& result);
+std::optional<ReportFigure> draft_lengths(const MetricResult& result);
+std::optional<ReportFigure> draft_positions(const MetricResult& result);
+/// Acceptance by entropies, external mass and depth, and what more candidates would have held.
+std::optional<ReportFigure> draft_reasons(const MetricResult& result);
+/// Needs /draft/cost.
+std::optional<ReportFigure> draft_speedup(const MetricResult& result);
+
 /// How the run decoded. `result`: `decoding`.
 std::optional<ReportTable> decoding_means(const MetricResult& result);
 std::optional<ReportFigure> decoding_over_steps(const MetricResult& result);

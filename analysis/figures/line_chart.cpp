@@ -45,10 +45,12 @@ std::string chart_commands(const LineChart& chart, const std::string& file) {
         curve.color.empty() ? kLineColors[i % kLineColors.size()] : std::string_view(curve.color);
     // More curves than colours: the second round is dashed.
     const int dash = i < kLineColors.size() ? 1 : 2;
+    const std::string markers =
+        curve.point_size > 0.0 ? fmt::format(" pointtype 7 pointsize {}", curve.point_size) : "";
     script += fmt::format(
-        "{}'{}' index {} using 1:2 with {} dashtype {} linecolor rgb '{}' "
-        "linewidth 2 pointtype 7 pointsize 0.45 title '{}'",
-        i == 0 ? "" : ", \\\n  ", file, i, "linespoints", dash, color, curve.title);
+        "{}'{}' index {} using 1:2 with {} dashtype {} linecolor rgb '{}' linewidth 2{} title '{}'",
+        i == 0 ? "" : ", \\\n  ", file, i, markers.empty() ? "lines" : "linespoints", dash, color,
+        markers, curve.title);
   }
   return script + "\n";
 }

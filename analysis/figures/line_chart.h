@@ -12,10 +12,11 @@
 namespace blockscope {
 
 struct Curve {
-  std::string title;       ///< enhanced text: "A_{out}", "k = 32"
-  std::vector<double> x;   ///< ascending
-  std::vector<double> y;   ///< NaN: no terms
-  std::string color = "";  ///< empty: the next of kLineColors
+  std::string title;         ///< enhanced text: "A_{out}", "k = 32"
+  std::vector<double> x;     ///< ascending
+  std::vector<double> y;     ///< NaN: no terms
+  std::string color = "";    ///< empty: the next of kLineColors
+  double point_size = 0.45;  ///< 0: a line without markers
 };
 
 struct LineChart {

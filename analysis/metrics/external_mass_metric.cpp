@@ -16,17 +16,6 @@ namespace {
 
 constexpr const char* kName = "external_mass";
 
-/// Never overflows: the exponent is that of a difference, and 1 / (1 + inf) is 0. L_out = -inf
-/// where N > 0 would mean that no key can be seen: mass 0. NaN otherwise where a value is not
-/// finite.
-double mass(float lse_external, float lse_internal) {
-  const bool empty = lse_external == -std::numeric_limits<float>::infinity();
-  if ((!empty && !std::isfinite(lse_external)) || !std::isfinite(lse_internal)) {
-    return std::numeric_limits<double>::quiet_NaN();
-  }
-  return 1.0 / (1.0 + std::exp(double{lse_internal} - double{lse_external}));
-}
-
 class ExternalMassMetric final : public StepMetric {
  public:
   explicit ExternalMassMetric(bool from_summary) : from_summary_(from_summary) {}
@@ -93,7 +82,7 @@ class ExternalMassMetric final : public StepMetric {
     std::int64_t terms = 0;
     for (std::size_t i = 0; i < positions; ++i) {
       if (step.valid()[i] == 0) continue;
-      const double share = mass(external[i], internal[i]);
+      const double share = external_mass_of(external[i], internal[i]);
       if (std::isnan(share)) {
         ++non_finite_.at(step.layer());
       } else {
@@ -114,6 +103,15 @@ class ExternalMassMetric final : public StepMetric {
 };
 
 }  // namespace
+
+/// Never overflows: the exponent is that of a difference, and 1 / (1 + inf) is 0.
+double external_mass_of(float lse_external, float lse_internal) {
+  const bool empty = lse_external == -std::numeric_limits<float>::infinity();
+  if ((!empty && !std::isfinite(lse_external)) || !std::isfinite(lse_internal)) {
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  return 1.0 / (1.0 + std::exp(double{lse_internal} - double{lse_external}));
+}
 
 std::unique_ptr<StepMetric> make_external_mass_metric(const MetricOptions& options) {
   return std::make_unique<ExternalMassMetric>(options.from_summary);

@@ -8,6 +8,10 @@
 
 namespace blockscope {
 
+/// Of one query. L_out = -inf where there are keys would mean that none can be seen: mass 0. NaN
+/// otherwise where a value is not finite.
+double external_mass_of(float lse_external, float lse_internal);
+
 /// `external_mass` [layer, head, step], mean over valid positions, of exact values. Rows with N = 0
 /// have no mass to speak of and are counted apart. From the LSEs (level summary and above), or from
 /// /summary/external_mass when options ask for it.

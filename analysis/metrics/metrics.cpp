@@ -6,6 +6,7 @@
 
 #include "analysis/metrics/cache.h"
 #include "analysis/metrics/decoding.h"
+#include "analysis/metrics/draft.h"
 #include "analysis/metrics/estimation_accuracy.h"
 #include "analysis/metrics/external_mass_metric.h"
 #include "analysis/metrics/query_statistics.h"
@@ -73,6 +74,13 @@ const std::vector<MetricInfo>& all_metrics() {
        {},
        [](const MetricOptions&) { return make_cache_metric(); },
        Field::query_end},
+      {"draft",
+       "what of a draft its target accepted, why, and the speed-up of every block length",
+       "trajectory",
+       true,
+       {},
+       [](const MetricOptions&) { return make_draft_metric(); },
+       Field::draft_accepted},
       {"query_statistics",
        "five stages from predictions to top-k sets, against step 1",
        "summary",

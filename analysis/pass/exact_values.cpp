@@ -36,6 +36,9 @@ std::string_view level_of(Exists exists) {
       return "trajectory --strategy wino";
     case Exists::kl:
       return "trajectory --strategy klass";
+    case Exists::draft:
+    case Exists::draft_cost:
+      return "trajectory --draft DRAFT";
     case Exists::staleness:
       return "summary --shadow, of a bidirectional model";
     case Exists::sets:

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -101,6 +102,23 @@ std::string mass_finding(const MetricResult& result) {
       count_text(total_terms(all)));
 }
 
+std::string draft_finding(const MetricResult& result) {
+  const ResultArray& means = result.array("means");
+  if (!std::isfinite(means.values[0])) return "";
+  std::string text = fmt::format(
+      "A round adds {} tokens: the target accepts {:.0f} % of the drafted positions that it "
+      "reaches "
+      "(n = {} rounds).",
+      report_number(means.values[0], 2), 100.0 * means.values[1], count_text(means.terms[0]));
+  const ResultArray* speedup = result.find("speedup");
+  if (speedup == nullptr || range_of(*speedup).empty()) return text;
+  const auto best = std::ranges::max_element(speedup->values) - speedup->values.begin();
+  if (best == 0) return text + " No block length would be faster than the target alone.";
+  return text + fmt::format(" Blocks of {} would give {} times the target\u2019s own tokens/s.",
+                            speedup->axes[0].label(static_cast<std::size_t>(best)),
+                            report_number(speedup->values[static_cast<std::size_t>(best)], 2));
+}
+
 }  // namespace
 
 TraceCounts count_trace(const std::vector<std::vector<BlockSteps>>& blocks) {
@@ -179,6 +197,7 @@ std::vector<std::string> find_findings(const ReportMetrics& metrics) {
     std::string text = sentence(*result);
     if (!text.empty()) findings.push_back(std::move(text));
   };
+  add("draft", draft_finding);
   add("similarity", similarity_finding);
   add("external_mass", mass_finding);
   return findings;

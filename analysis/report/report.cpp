@@ -133,8 +133,14 @@ ReportPage build_page(const TraceGroup& traces, const ReportOptions& options) {
   if (!reuse.finding.empty()) page.findings.push_back(reuse.finding);
   page.facts = run_facts(traces, counts, options.backbone);
   page.sections.push_back(trajectory_section(traces, choice));
+  if (metrics.find("draft") != nullptr || metrics.missing.count("draft") > 0) {
+    page.sections.push_back(draft_section(metrics));
+  }
   page.sections.push_back(stability_section(traces, choice, metrics));
-  page.sections.push_back(reuse_section(metrics, reuse));
+  // A draft's block has one step: there is none to take A_out of.
+  if (!traces.trace(0).info().meta.has_draft) {
+    page.sections.push_back(reuse_section(metrics, reuse));
+  }
   page.sections.push_back(sets_section(metrics));
   if (metrics.find("selection") != nullptr || metrics.missing.count("selection") > 0) {
     page.sections.push_back(selection_section(metrics));

@@ -15,7 +15,7 @@ namespace {
 /// What the page shows; other metrics would only cost time.
 constexpr std::array kShown{
     "similarity",       "external_mass", "reuse_error", "recall", "union_size", "est_acc",
-    "query_statistics", "decoding",      "selection",   "router", "cache"};
+    "query_statistics", "decoding",      "selection",   "router", "cache",      "draft"};
 
 /// Why the metric can't be computed from these traces; empty: it can.
 std::string obstacle(const MetricInfo& metric, const TraceGroup& traces) {

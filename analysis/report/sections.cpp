@@ -166,6 +166,26 @@ ReportSection router_section(const ReportMetrics& metrics) {
   return section.take();
 }
 
+ReportSection draft_section(const ReportMetrics& metrics) {
+  SectionBuilder section(metrics, "draft", "What the target accepted",
+                         "The model of this trace drafts blocks for another one, which keeps the "
+                         "longest front of each that it would have chosen itself. How much that "
+                         "is, when it is more, and which block length would pay best.");
+  section.add_from("draft", draft_means);
+  section.add_from("draft", draft_lengths);
+  section.add_from("draft", draft_positions);
+  section.add_from("draft", draft_reasons);
+  const MetricResult* result = metrics.find("draft");
+  if (result == nullptr || result->find("speedup") != nullptr) {
+    section.add_from("draft", draft_speedup);
+  } else {
+    section.note(
+        "No speed-up is predicted: the trace has no /draft/cost, which a run without "
+        "--no-draft-cost measures.");
+  }
+  return section.take();
+}
+
 ReportSection decoding_section(const ReportMetrics& metrics) {
   SectionBuilder section(metrics, "decoding", "How it decoded",
                          "Tokens decided per step, how sure the model was, and when each position "

@@ -37,6 +37,8 @@ ReportSection cache_section(const TraceGroup& traces, const PictureChoice& choic
                             const ReportMetrics& metrics);
 /// Which experts the routers chose, for traces that recorded it.
 ReportSection router_section(const ReportMetrics& metrics);
+/// What of a draft its target accepted, for drafted traces.
+ReportSection draft_section(const ReportMetrics& metrics);
 ReportSection decoding_section(const ReportMetrics& metrics);
 /// Definitions, sources and what was left out, for every metric on the page.
 ReportSection methods_section(const ReportMetrics& metrics);

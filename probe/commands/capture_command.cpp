@@ -18,6 +18,7 @@
 #include "decode_record/command_files.h"
 #include "decode_record/error.h"
 #include "decode_record/text.h"
+#include "probe/draft/draft_cost.h"
 #include "probe/run/capture_plan.h"
 #include "probe/run/capture_resume.h"
 #include "probe/run/capture_run.h"
@@ -31,7 +32,11 @@ namespace {
 struct CaptureFlags {
   ModelFlags model;
   std::string draft;
+<<<<<<< HEAD
   std::string recorded_model = "draft";
+=======
+  bool no_draft_cost = false;
+>>>>>>> analysis17
   PromptFlags prompts;
   DecodingFlags decoding;
   PolicyFlags policy;
@@ -138,6 +143,16 @@ void check_draft_flags(const CLI::App& command) {
   }
 }
 
+/// Where a round of these prompts stands in the middle, if their answers are as long as they may
+/// be.
+int64_t mean_context(const std::vector<RunPrompt>& prompts) {
+  int64_t sum = 0;
+  for (const RunPrompt& prompt : prompts) {
+    sum += std::ssize(prompt.request.prompt) + prompt.request.gen_length / 2;
+  }
+  return sum / std::max<int64_t>(std::ssize(prompts), 1);
+}
+
 /// Options that this run would ignore.
 void check_flags(const CLI::App& command, const CaptureFlags& flags) {
   check_policy_flags(command, flags.policy);
@@ -148,7 +163,11 @@ void check_flags(const CLI::App& command, const CaptureFlags& flags) {
       "a policy other than exact, which is its own shadow, or a --cache that keeps entries");
   check_record_flags(command, flags.record);
   if (!flags.draft.empty()) check_draft_flags(command);
+<<<<<<< HEAD
   refuse_idle(command, "--recorded-model", !flags.draft.empty(), "--draft");
+=======
+  refuse_idle(command, "--no-draft-cost", !flags.draft.empty(), "--draft");
+>>>>>>> analysis17
   if (flags.replay.empty()) {
     check_decoding_flags(command, flags.decoding);
     check_prompt_flags(command, flags.prompts);
@@ -241,7 +260,16 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
 
   RecorderOptions recorder =
       recorder_options(flags.record, *policy.policy, longest, recorded, decode);
+<<<<<<< HEAD
   if (draft) recorder.meta.model_json = drafted_model_json(draft->recorded, model, which);
+=======
+  if (draft) {
+    recorder.meta.model_json = drafted_model_json(recorded, model);
+    if (!flags.no_draft_cost) {
+      recorder.meta.draft_cost = draft_cost_plan(decode.block_length(), mean_context(prompts));
+    }
+  }
+>>>>>>> analysis17
   recorder.meta.has_revocations = revokes;
   check_filter(recorder, decode, prompts);
   recorder.meta.run_json = run_json({decode, flags.decoding, policy, recorder.filter, prompts,
@@ -265,6 +293,13 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
     check_memory_of(model.device, cost, weight_bytes);
   }
 
+  if (!recorder.meta.draft_cost.empty() && !resumes(target)) {
+    if (!flags.quiet) {
+      note("measuring passes of target and draft behind {} keys (--no-draft-cost leaves it out)\n",
+           recorder.meta.draft_cost.front().context_length);
+    }
+    measure_draft_cost(*model.model, *draft->draft, recorder.meta.draft_cost);
+  }
   // From here to the end of the file: a signal must not cut the writer short.
   const InterruptGuard guard;
   ResumeState state;
@@ -311,6 +346,7 @@ void add_capture_command(CLI::App& app, const Environment& environment,
   add_model_flags(*command, flags->model);
   command->add_option(
       "--draft", flags->draft,
+<<<<<<< HEAD
       "DFlash draft of the model (folder or hub id): it drafts, the model verifies");
   command
       ->add_option(
@@ -318,6 +354,13 @@ void add_capture_command(CLI::App& app, const Environment& environment,
           "Of the two, whose attention, queries and keys the trace has; rounds are the same")
       ->check(CLI::IsMember({"draft", "target"}))
       ->capture_default_str();
+=======
+      "DFlash draft of the model (folder or hub id): it drafts, the model verifies, and "
+      "the trace is the draft's");
+  command->add_flag("--no-draft-cost", flags->no_draft_cost,
+                    "Don't measure how long passes of draft and target take, which predicts the "
+                    "speed-up of every block length");
+>>>>>>> analysis17
   add_prompt_flags(*command, flags->prompts);
   command->add_option("--replay", flags->replay,
                       "Feed the trajectories of this trace instead of own choices");

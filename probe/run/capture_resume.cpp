@@ -106,7 +106,9 @@ TraceWriter resume_when_unlocked(const std::string& output, const TraceMeta& met
   while (true) {
     try {
       check_same_run(output + ".partial", meta);
-      return TraceWriter::resume(output, meta, state);
+      TraceMeta resumed = meta;  // what a draft costs was measured once
+      resumed.draft_cost = TraceReader(output + ".partial").info().meta.draft_cost;
+      return TraceWriter::resume(output, resumed, state);
     } catch (const TraceLocked&) {
       if (Clock::now() >= deadline || InterruptGuard::signal() != 0) throw;
     }

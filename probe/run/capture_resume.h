@@ -26,7 +26,8 @@ void discard_empty_partial(const CaptureTarget& target);
 /// Throws UsageError naming the field.
 void check_same_run(const std::string& trace, const TraceMeta& meta);
 
-/// A new trace, or the one that was cut and what is in it. Waits a little for a reader's lock.
+/// A new trace, or the one that was cut and what is in it, whose draft_cost stays. Waits a little
+/// for a reader's lock.
 /// Throws what check_same_run throws.
 TraceWriter open_writer(const CaptureTarget& target, const TraceMeta& meta, ResumeState& state);
 

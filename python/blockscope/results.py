@@ -17,6 +17,7 @@ PLACES = ("layer", "head", "kv_head", "step", "sequence", "block", "position")
 # Arrays with terms that are no means of them: quantiles, entropies, and ratios of sums. What they are of
 # two traces together can't be told from what they are of each.
 _NO_MEANS = {
+    "draft": ("speedup", "length_by_sequence"),
     "reuse_error": ("relative_l2", "cosine"),
     "router": ("entropy",),
     "union_size": ("union_quantiles",),

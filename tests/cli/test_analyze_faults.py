@@ -13,6 +13,7 @@ import time
 import h5py
 
 from capture_harness import cached_trace, require_binary, run, sparse_trace, start, temporary_folder
+from drafted_trace import drafted_trace
 from test_analyze import analyze, check_exports_agree, make
 
 LEVEL_OF = {"recall": "sets", "est_acc": "full"}
@@ -157,7 +158,8 @@ def test_a_wrong_axis_is_told_before_the_pass(folder):
     for name in [line.split()[0] for line in analyze("--list").splitlines()[1:]]:
         if name == "router":  # no shipped model has experts: probe.parity.router asks for each of its axes
             continue
-        path = {"selection": sparse_trace, "cache": cached_trace}.get(name, lambda _: made)(folder)
+        path = {"selection": sparse_trace, "cache": cached_trace,
+                "draft": drafted_trace}.get(name, lambda _: made)(folder)
         if path is None:
             continue
         full = metric(json.loads(analyze(path, "--metric", name, "--json", "-")), name)

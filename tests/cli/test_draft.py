@@ -261,6 +261,8 @@ class Drafts(RefusalCase):
             self.assertEqual(len(theirs), 12)
             self.assertEqual(mine.keys(), theirs.keys())
             for name in [*(f"/draft/{n}" for n in b["/draft"]), "/attention/external", "/sets/topk", "/query/query"]:
+                if isinstance(b[name], h5py.Group):
+                    continue  # /draft/cost, which is of the run
                 for key, rows in theirs.items():
                     np.testing.assert_array_equal(a[name][mine[key]], b[name][rows], err_msg=name)
 

@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 
 from capture_harness import BINARY, require_binary, run, sparse_trace, temporary_folder
+from drafted_trace import drafted_trace
 
 USAGE = 2
 OF_RUN = {"--layer": "1", "--head": "0", "--step": "2", "--from-summary": None, "--set-sizes": "2",
@@ -21,6 +22,7 @@ METRICS = {
     "union_size": ("--layer", "--head", "--step", "--from-summary"),
     "est_acc": ("--layer", "--head", "--step"),
     "selection": ("--layer", "--head", "--step"),
+    "draft": ("--layer", "--head"),
     "query_statistics": ("--layer", "--head", "--step", "--from-summary"),
     "decoding": ("--step", "--taus"),
     "similarity_states": ("--layer", "--head", "--step"),
@@ -84,7 +86,7 @@ def refused(folder, command, *words):
 def test_an_idle_option_is_refused_with_every_metric(folder):
     with temporary_folder() as place:
         sparse = sparse_trace(place)  # what `selection` is about
-        check_every_metric(folder, {"selection": sparse})
+        check_every_metric(folder, {"selection": sparse, "draft": drafted_trace(place)})
 
 
 def check_every_metric(folder, trace_of):

@@ -1,6 +1,7 @@
 """analyze(): every number against `blockscope analyze --json`, bit for bit, and against NumPy."""
 
 import os
+import pathlib
 import pickle
 import signal
 import subprocess
@@ -14,6 +15,8 @@ import xarray as xr
 
 import blockscope
 from conftest import FROZEN, analyze_json, check_equal, command, make
+
+ABSENT = ("selection", "router", "cache", "draft")  # what these metrics are about is in no trace of MAKE_TRACE
 
 
 def check_all(found, root):
@@ -31,11 +34,35 @@ def test_every_metric_by_name_equals_the_command(plain):
     from_list = [line.split()[0] for line in command("analyze", "--list").splitlines()[1:]]
     assert list(blockscope.metrics()) == from_list
     for name in from_list:
-        if name in ("selection", "router", "cache"):  # this trace has no such data
+        if name in ABSENT:
             with pytest.raises(blockscope.TraceError, match="plain.h5"):
                 blockscope.analyze(plain, name)
             continue
         check_equal(blockscope.analyze(plain, name), analyze_json(plain, "--metric", name)["metrics"][0])
+
+
+@pytest.fixture(scope="module")
+def drafted(tmp_path_factory):
+    sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "cli"))
+    from drafted_trace import drafted_trace
+    paths = [drafted_trace(tmp_path_factory.mktemp("drafted"), seed) for seed in range(2)]
+    if None in paths:
+        pytest.skip("this build can't decode")
+    return paths
+
+
+def test_a_drafted_trace_equals_the_command(drafted):
+    check_all(blockscope.open(drafted[0]).analyze(), analyze_json(drafted[0]))
+    found = blockscope.analyze(drafted[0], "draft")
+    assert found.speedup.dims == ("block_length",) and float(found.speedup[0]) == 1.0
+    assert {"draft-lengths", "draft-positions", "draft-reasons", "draft-speedup"} == set(found.figures())
+
+
+def test_drafted_results_add_up_but_for_ratios(drafted):
+    together, parts = blockscope.analyze(drafted, "draft"), [blockscope.analyze(path, "draft") for path in drafted]
+    total = sum(parts)
+    same(total, together)
+    assert set(together.arrays()) - set(total.arrays()) == {"speedup", "length_by_sequence"}
 
 
 def test_choices_equal_the_command(plain):
@@ -105,7 +132,7 @@ def test_results_of_traces_add_up(tmp_path):
     paths = [make(tmp_path / f"{i}.h5", "--seed", 10 + i, "--sequences", i + 1, "--steps", 3 + i)
              for i in range(3)]
     traces = [blockscope.open(path) for path in paths]
-    every = [name for name in blockscope.metrics() if name not in ("selection", "router", "cache")]
+    every = [name for name in blockscope.metrics() if name not in ABSENT]
     together = blockscope.analyze(paths, every)
     apart = [trace.analyze(every) for trace in traces]
     added = 0

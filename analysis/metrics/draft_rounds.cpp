@@ -1,0 +1,75 @@
+#include "analysis/metrics/draft_rounds.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "decode_record/error.h"
+
+namespace blockscope {
+namespace {
+
+constexpr std::int64_t kRowsAtATime = 1024;
+
+}  // namespace
+
+DraftRounds::DraftRounds(const TraceReader& trace)
+    : trace_(trace),
+      block_length_(static_cast<std::size_t>(trace.info().meta.block_length)),
+      ends_(static_cast<std::size_t>(trace.info().num_sequences), -1) {}
+
+void DraftRounds::load(std::int64_t row) {
+  first_ = row;
+  count_ = std::min(kRowsAtATime, trace_.info().num_rows - row);
+  accepted_ = trace_.read_ints(Field::draft_accepted, first_, count_);
+  draft_rank_ = trace_.read_ints(Field::draft_token_rank, first_, count_);
+  target_rank_ = trace_.read_ints(Field::draft_target_rank, first_, count_);
+  draft_entropy_ = trace_.read_floats(Field::draft_entropy, first_, count_);
+  target_entropy_ = trace_.read_floats(Field::draft_target_entropy, first_, count_);
+}
+
+std::int64_t DraftRounds::end_of(std::int64_t sequence) {
+  std::int64_t& end = ends_.at(static_cast<std::size_t>(sequence));
+  if (end < 0) {
+    const SequenceInfo info = trace_.sequence(sequence);
+    end = std::ssize(info.prompt) + info.gen_length;
+  }
+  return end;
+}
+
+DraftRound DraftRounds::at(const StepRef& step) {
+  if (step.row < first_ || step.row >= first_ + count_) load(step.row);
+  const auto i = static_cast<std::size_t>(step.row - first_);
+  DraftRound round;
+  round.accepted = accepted_[i];
+  if (round.accepted < 0) {
+    throw CorruptTrace(fmt::format(
+        "{}:/draft/accepted: row {}: expected 0 to {} in a denoising row, got {}. HINT: the file "
+        "is damaged.",
+        trace_.info().path, step.row, block_length_ - 1, round.accepted));
+  }
+  const std::int64_t behind = end_of(step.sequence) - 1 - step.block_start;
+  round.inside = std::clamp<std::int64_t>(behind, 0, static_cast<std::int64_t>(block_length_) - 1);
+  const std::size_t from = i * block_length_;
+  round.draft_rank = std::span(draft_rank_).subspan(from, block_length_);
+  round.target_rank = std::span(target_rank_).subspan(from, block_length_);
+  round.draft_entropy = std::span(draft_entropy_).subspan(from, block_length_);
+  round.target_entropy = std::span(target_entropy_).subspan(from, block_length_);
+  return round;
+}
+
+std::string task_of(const std::string& name) {
+  constexpr std::string_view kDigits = "0123456789";
+  constexpr std::string_view kBetween = "-_./:# ";
+  std::string_view task = name;
+  while (true) {
+    const std::size_t last = task.find_last_not_of(kDigits);
+    const bool number = last != std::string_view::npos && last + 1 < task.size();
+    if (!number || kBetween.find(task[last]) == std::string_view::npos || last == 0) break;
+    task = task.substr(0, last);
+  }
+  return std::string(task);
+}
+
+}  // namespace blockscope
