@@ -285,8 +285,8 @@ class RoundsReader {
   }
 
   void note_others(const JsonNode& line, const std::set<std::string>& known) {
-    if (run_.notes.size() >= kMostNotes) return;
     for (const std::string& key : line.keys()) {
+      if (run_.notes.size() >= kMostNotes) return;
       if (!known.contains(key)) note(fmt::format("{}: not kept", key));
     }
   }
