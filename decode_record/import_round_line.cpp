@@ -18,7 +18,7 @@ std::int64_t count_accepted(const JsonNode& line, const std::vector<std::int64_t
   std::size_t count = 0;
   while (count < drafted.size() && drafted[count] == target[count]) ++count;
   if (count < drafted.size() && target[count] == kUnknown) {
-    line.member("accepted").refuse("a number, which `target` does not tell");
+    line.complain("accepted: expected a number, because `target` does not tell it, got none");
   }
   return static_cast<std::int64_t>(count);
 }

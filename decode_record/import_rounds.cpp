@@ -197,7 +197,10 @@ class RoundsReader {
     }
     std::int64_t& before = open.certain();
     if (!given(line, "token")) {
-      if (before == kUnknown) line.member("token").refuse("a token, which no line before it says");
+      if (before == kUnknown) {
+        line.complain(
+            "token: expected the certain token, because no line before it says it, got none");
+      }
       round.token = before;
       return;
     }

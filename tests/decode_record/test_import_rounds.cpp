@@ -92,7 +92,9 @@ TEST(ImportRounds, FillsInWhatTheLinesLeaveOut) {
 TEST(ImportRounds, TheNextRoundTellsTheTokenBeforeIt) {
   std::vector<json> all = lines();
   all[2].erase("next");
-  EXPECT_THAT(refusal_of(text_of(all)), HasSubstr("in.jsonl:4: token: expected a value, got none"));
+  EXPECT_THAT(
+      refusal_of(text_of(all)),
+      HasSubstr("in.jsonl:4: file: token: expected the certain token, because no line before"));
   all[3]["token"] = 9;
   const ImportedRounds run = parse(all);
   EXPECT_EQ(run.sequences[0].rounds[0].next, 9);
@@ -120,8 +122,9 @@ TEST(ImportRounds, KeepsRanksProbabilitiesAndTimes) {
 
 TEST(ImportRounds, SequencesMayComeInEachOther) {
   std::vector<json> all = lines();
-  all.insert(all.begin() + 3, {{"sequence", 1}, {"prompt_ids", {3}}, {"first_token", 8}});
-  all.insert(all.begin() + 5, {{"sequence", 1}, {"drafted", {8}}, {"accepted", 0}, {"next", 1}});
+  all.insert(all.begin() + 3, json({{"sequence", 1}, {"prompt_ids", {3}}, {"first_token", 8}}));
+  all.insert(all.begin() + 5,
+             json({{"sequence", 1}, {"drafted", {8}}, {"accepted", 0}, {"next", 1}}));
   all.push_back({{"sequence", 1}, {"finish_reason", "stop"}, {"text", "ha"}});
   const ImportedRounds run = parse(all);
   ASSERT_EQ(run.sequences.size(), 2U);
@@ -172,7 +175,8 @@ TEST(ImportRounds, SaysWhereAFileLies) {
                         "the draft on 1"));
   EXPECT_THAT(refusal(3, "next", 6), HasSubstr("in.jsonl:4: next: expected 4, as target has"));
   EXPECT_THAT(refusal(3, "target", {4, 2}), HasSubstr("target: expected an array of 3, or of 4"));
-  EXPECT_THAT(refusal(3, "target", {1, nullptr, 3}), HasSubstr("accepted: expected a number"));
+  EXPECT_THAT(refusal(3, "target", {1, nullptr, 3}),
+              HasSubstr("accepted: expected a number, because `target` does not tell it"));
   EXPECT_THAT(refusal(2, "target_rank", {1, 2}), HasSubstr("target_rank: expected an array of 3"));
   EXPECT_THAT(refusal(2, "target_rank", {1, 2, 50}), HasSubstr("target_rank[2]: expected an"));
   EXPECT_THAT(refusal(2, "confidence", {1, 2, 0}), HasSubstr("confidence[1]: expected a number"));
