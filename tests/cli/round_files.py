@@ -11,8 +11,8 @@ VOCAB, MASK, BLOCK = 60, 59, 6
 
 
 def play(seed, prompt, gen_length, block=BLOCK, drafted_at_most=None):
-    """Rounds as the definitions have them: the target's answer is random, a draft guesses it with a chance of 0.7 and is
-    cut where it first differs. -> the answer's tokens, rounds."""
+    """Rounds as the definitions have them: the target's answer is random, a draft guesses it with a chance of 0.7 and
+    is cut where it first differs. -> the answer's tokens, rounds."""
     chance = random.Random(seed)
     answer = [chance.randrange(VOCAB) for _ in range(gen_length + 2 * block)]
     rounds, at = [], 0

@@ -8,7 +8,7 @@ import unittest
 import h5py
 import numpy as np
 
-from capture_harness import require_binary, run
+from capture_harness import require_binary
 from round_files import BLOCK, HEADER, VOCAB, RoundCase, play, written
 
 INTEGERS = ("target_token", "target_rank", "draft_rank")
@@ -32,12 +32,14 @@ class Rounds(RoundCase):
                 inside = lambda tokens: {p: t for p, t in tokens.items() if p < len(answer)}
                 if r["drafted"]:
                     expected.append((1, number, r["position"],
-                                     inside({at + 1 + i: r["drafted"][i] for i in range(r["accepted"])}), len(r["drafted"])))
+                                     inside({at + 1 + i: r["drafted"][i] for i in range(r["accepted"])}),
+                                     len(r["drafted"])))
                 expected.append((2, number, r["position"], inside({at + r["accepted"] + 1: r["next"]}), 0))
             columns = zip(*(trace[f"/steps/{n}"][:rows].tolist() for n in ("kind", "block", "block_start")), decided,
                           trace["/steps/masks_left"][:rows].tolist())
             self.assertEqual(list(columns), expected)
-            self.assertEqual(trace["/steps/context_length"][1:rows].tolist(), trace["/steps/block_start"][1:rows].tolist())
+            self.assertEqual(trace["/steps/context_length"][1:rows].tolist(),
+                             trace["/steps/block_start"][1:rows].tolist())
             drafting = np.flatnonzero(trace["/steps/kind"][:rows] == 1)
             self.assertTrue((trace["/draft/accepted"][:rows][trace["/steps/kind"][:rows] != 1] == -1).all())
             for row, r in zip(drafting, (r for r in rounds if r["drafted"]), strict=True):
@@ -47,7 +49,8 @@ class Rounds(RoundCase):
                 self.assertEqual(trace["/prediction/token"][row].tolist(), spread(r["drafted"]))
                 self.assertEqual(trace["/steps/valid"][row].tolist(), [1] * (count + 1) + [0] * (BLOCK - 1 - count))
                 self.assertEqual(int(trace["/steps/valid"][row + 1].sum()), count + 1)
-                told = r["target"] if known_target else r["target"][:r["accepted"] + 1] + [-1] * (count - r["accepted"] - 1)
+                follows = r["accepted"] + 1  # from accepted and next, without the target's own list
+                told = r["target"] if known_target else r["target"][:follows] + [-1] * (count - follows)
                 self.assertEqual(trace["/draft/target_token"][row].tolist(), spread(told))
                 self.assertTrue((trace["/draft/target_rank"][row] == -1).all())
                 for name in FLOATS:
@@ -136,7 +139,8 @@ class Rounds(RoundCase):
 
     def test_every_command_reads_it(self):
         answer, rounds = play(1, [1, 2], 20)
-        path = self.imported([HEADER, {"sequence": "a", "prompt_ids": [1, 2]}, *written(rounds, rounds[0], "a")], "read")
+        start = {"sequence": "a", "prompt_ids": [1, 2]}
+        path = self.imported([HEADER, start, *written(rounds, rounds[0], "a")], "read")
         table = self.must("info", path)
         self.assertIn("not in the file that it was imported from", table)
         lengths = [r["accepted"] + 1 for r in rounds]

@@ -1,4 +1,4 @@
-"""`blockscope diff` of drafted traces: rounds are lined up by their place in the answer, and the first that differs is named."""
+"""`blockscope diff` of drafted traces: rounds lined up by their place in the answer, the first that differs named."""
 
 import json
 import unittest
@@ -20,7 +20,8 @@ class RoundsDiff(RoundCase):
             change(runs)
             lines = [HEADER]
             for i in order:
-                lines += [{"sequence": f"s{i}", "prompt_ids": prompts[i], "gen_length": 40}, *written(runs[i], runs[i][0], f"s{i}")]
+                lines += [{"sequence": f"s{i}", "prompt_ids": prompts[i], "gen_length": 40},
+                          *written(runs[i], runs[i][0], f"s{i}")]
             return self.imported(lines, name)
 
         a = trace("a")
@@ -35,8 +36,8 @@ class RoundsDiff(RoundCase):
 
         code, out, err = run("diff", a, trace("b", change))
         self.assertEqual(code, 1, err)
-        self.assertIn(f"sequence 1 ('s1'), round {wrong}, at position {r['position'] - 2} of the answer: drafted token at "
-                      f"block position {at + 1}: {r['drafted'][at]} in A, {value} in B\n", out)
+        self.assertIn(f"sequence 1 ('s1'), round {wrong}, at position {r['position'] - 2} of the answer: drafted "
+                      f"token at block position {at + 1}: {r['drafted'][at]} in A, {value} in B\n", out)
         total = sum(len(rounds) for _, rounds in played)
         self.assertIn(f"{total} rounds at the same positions, {total - 1} of them equal; the rounds are different", out)
         self.assertEqual(out.count("of the answer"), 1)

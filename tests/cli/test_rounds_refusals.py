@@ -15,13 +15,18 @@ class RoundsRefusals(RoundCase):
         _, rounds = play(3, [1, 2], 20)
         lines = [HEADER, start, *written(rounds, rounds[0])]
         for number, change, words in (
-                (4, {"position": 99}, ":5: position: expected"), (4, {"token": VOCAB}, ":5: token: expected an integer from"),
-                (4, {"drafted": "1"}, ":5: drafted: expected an array"), (4, {"drafted": [0] * BLOCK}, "expected at most 5"),
+                (4, {"position": 99}, ":5: position: expected"),
+                (4, {"token": VOCAB}, ":5: token: expected an integer from"),
+                (4, {"drafted": "1"}, ":5: drafted: expected an array"),
+                (4, {"drafted": [0] * BLOCK}, "expected at most 5"),
                 (4, {"accepted": True}, ":5: accepted: expected an integer"), (4, {"accepted": 2**70}, ":5: accepted"),
-                (4, {"accepted": -1}, ":5: accepted"), (4, {"next": 1.5}, ":5: next"), (4, {"target": {}}, ":5: target"),
-                (4, {"sequence": None}, ":5: sequence"), (4, {"sequence": "R"}, ":5: sequence"), (4, {"round": 9}, ":5: round"),
+                (4, {"accepted": -1}, ":5: accepted"), (4, {"next": 1.5}, ":5: next"),
+                (4, {"target": {}}, ":5: target"),
+                (4, {"sequence": None}, ":5: sequence"), (4, {"sequence": "R"}, ":5: sequence"),
+                (4, {"round": 9}, ":5: round"),
                 (4, {"drafted": None}, ":5: drafted"), (1, {"prompt_ids": None}, ":2: prompt_ids"),
-                (1, {"name": 7}, ":2: name"), (1, {"gen_length": 2**31}, ":2: gen_length"), (0, {"engine": None}, ":1: engine"),
+                (1, {"name": 7}, ":2: name"), (1, {"gen_length": 2**31}, ":2: gen_length"),
+                (0, {"engine": None}, ":1: engine"),
                 (0, {"format": "x"}, ":1: format"), (0, {"stop_token_ids": 3}, ":1: stop_token_ids"),
                 (0, {"stop_token_ids": [VOCAB]}, ":1: stop_token_ids[0]"), (0, {"vocab_size": 0}, ":1: vocab_size"),
                 (0, {"block_size": "6"}, ":1: block_size"), (4, {"confidence": [2.0] * 5}, ":5: confidence[0]"),
@@ -77,8 +82,8 @@ class RoundsRefusals(RoundCase):
             self.refused(option[0], *facts, *option, code=2)
         self.must("import", self.source, "-o", self.output, *facts)
         self.assertIn("none", self.must("info", self.output).split("mask token")[1].splitlines()[0])
-        self.assertEqual(json.loads(self.must("export", self.output, "--format", "rounds").splitlines()[0])["mask_token_id"],
-                         None)
+        header = json.loads(self.must("export", self.output, "--format", "rounds").splitlines()[0])
+        self.assertIsNone(header["mask_token_id"])
         self.must("import", self.source, "-o", self.output, "--force", *facts, "--mask-token-id", MASK)
         for option in ("--tol", "--rtol"):
             code, _, err = run("diff", self.output, self.output, option, 1)

@@ -1,5 +1,5 @@
-"""Rounds of dflash_oracle.py, written as another engine would dump them, against `capture`'s: `import` and `diff` find no
-difference; with one token of the dump changed, `diff` names that round and no other. The lines of Python that
+"""Rounds of dflash_oracle.py, written as another engine would dump them, against `capture`'s: `import` and `diff` find
+no difference; with one token of the dump changed, `diff` names that round and no other. The lines of Python that
 docs/interchange.md gives to users of vLLM and SGLang run here on stand-ins that hold the judge's rounds."""
 
 import json
@@ -18,6 +18,7 @@ from dflash_oracle import COMMIT, DENOISE, decode
 DOCUMENT = pathlib.Path(__file__).parents[3] / "docs" / "interchange.md"
 SHAPES = [Shape(vocab=5, seed=1), Shape(vocab=5, block_size=2, draft_layers=3, layers=9, seed=29),
           Shape(vocab=9, draft_vocab=5, target_layers=(0, 2, 4), seed=44), Shape(vocab=7, block_size=1, seed=5)]
+EQUAL = "{} rounds at the same positions, {} of them equal; the rounds are equal"
 LENGTHS, GEN_LENGTHS = (1, 7, 30), (23, 11, 40)
 
 
@@ -30,7 +31,8 @@ def rounds_of(run, prompt, lengthwise):
             drafting = row
         elif row.kind == COMMIT:
             drafted, accepted = (drafting.drafted, drafting.accepted) if drafting else ([], 0)
-            line = {"position": row.block_start, "token": tokens[row.block_start], "drafted": drafted, "accepted": accepted}
+            line = {"position": row.block_start, "token": tokens[row.block_start], "drafted": drafted,
+                    "accepted": accepted}
             if row.decided:
                 line["next"] = row.decided[0][1]
             if drafting and not lengthwise:
@@ -110,10 +112,11 @@ def dump_sglang(path, shape, prompts, rounds, greedy):
     dump_rounds, block = documented("sglang_rounds"), shape.block_size
     worker = SimpleNamespace(ps=SimpleNamespace(tp_rank=0), block_size=block, _mask_token_id=shape.vocab - 1,
                              model_runner=SimpleNamespace(model_config=SimpleNamespace(vocab_size=shape.vocab)))
-    requests = [SimpleNamespace(rid=f"p{i}", origin_input_ids=prompt, sampling_params=SimpleNamespace(max_new_tokens=count))
+    requests = [SimpleNamespace(rid=f"p{i}", origin_input_ids=prompt,
+                                sampling_params=SimpleNamespace(max_new_tokens=count))
                 for i, (prompt, count) in enumerate(prompts)]
-    behind = [{"position": mine[-1]["position"] + mine[-1]["accepted"] + 1, "token": token_after(mine[-1]), "accepted": 0,
-               "drafted": [0] * (block - 1), "next": 1, "target": [1] * (block - 1)} for mine in rounds]
+    behind = [{"position": mine[-1]["position"] + mine[-1]["accepted"] + 1, "token": token_after(mine[-1]),
+               "accepted": 0, "drafted": [0] * (block - 1), "next": 1, "target": [1] * (block - 1)} for mine in rounds]
     for number in range(max(map(len, rounds)) + 1):
         active = [(request, (mine + [end])[number]) for request, mine, end in zip(requests, rounds, behind)
                   if number <= len(mine)]
@@ -136,7 +139,7 @@ def check_dumps(folder, shape, prompts, rounds):
         write(path)
         harness.run("import", path, "-o", path.with_suffix(".h5"))
         out = harness.run("diff", path.with_suffix(".h5"), folder / "ours.h5")
-        harness.require(f"{total} rounds at the same positions, {total} of them equal; the rounds are equal" in out, out)
+        harness.require(EQUAL.format(total, total) in out, out)
 
 
 def compare_export(trace, rounds):
@@ -151,7 +154,8 @@ def compare_export(trace, rounds):
 
 
 def change_one(rounds, vocab, chance):
-    """Changes a drafted token behind the first rejected one of some round. -> sequence, round, block position, values."""
+    """Changes a drafted token behind the first rejected one of some round. -> sequence, round, block position, both
+    values."""
     places = [(i, n, p) for i, mine in enumerate(rounds) for n, line in enumerate(mine)
               for p in range(line["accepted"] + 1, len(line["drafted"]))]
     i, n, p = chance.choice(places)
@@ -173,8 +177,9 @@ def check(folder, shape, chance):
     for lengthwise in (False, True):
         rounds = [rounds_of(run, prompt, lengthwise) for run, (prompt, _) in zip(runs, prompts)]
         total = sum(map(len, rounds))
-        out = harness.run("diff", folder / "ours.h5", dump(folder / "theirs.jsonl", shape, prompts, rounds, shape.block_size))
-        harness.require(f"{total} rounds at the same positions, {total} of them equal; the rounds are equal" in out, out)
+        theirs = dump(folder / "theirs.jsonl", shape, prompts, rounds, shape.block_size)
+        out = harness.run("diff", folder / "ours.h5", theirs)
+        harness.require(EQUAL.format(total, total) in out, out)
         if not lengthwise:
             compare_export(folder / "ours.h5", rounds)
             check_dumps(folder, shape, prompts, rounds)
@@ -187,8 +192,8 @@ def check(folder, shape, chance):
             at = changed[i][n]["position"] - len(prompts[i][0])
             out = harness.run("diff", folder / "ours.h5",
                               dump(folder / "changed.jsonl", shape, prompts, changed, shape.block_size), expect=1)
-            told = (f"sequence {i} ('p{i}'), round {n}, at position {at} of the answer: drafted token at block position {p}: "
-                    f"{before} in A, {after} in B\n")
+            told = (f"sequence {i} ('p{i}'), round {n}, at position {at} of the answer: drafted token at block "
+                    f"position {p}: {before} in A, {after} in B\n")
             harness.require(told in out and out.count("of the answer") == 1, f"expected {told}{out}")
             harness.require(f"{total - 1} of them equal; the rounds are different" in out, out)
     return total

@@ -1,9 +1,9 @@
-"""Rounds of z-lab's dflash_generate, through the lines of docs/interchange.md, `blockscope import` and `diff` with our capture.
+"""Rounds of z-lab's dflash_generate, through the lines of docs/interchange.md and `import`, against our capture.
 
 python dflash_rounds.py BLOCKSCOPE DFLASH [--pairs N] [--seed S]
 
-BLOCKSCOPE is the binary, DFLASH a work tree of z-lab/dflash. Random pairs, prompts and stop tokens, float32, greedily. No
-round may differ; then one drafted token of the dump is changed, and diff must name that round and no other."""
+BLOCKSCOPE is the binary, DFLASH a work tree of z-lab/dflash. Random pairs, prompts and stop tokens, float32, greedily.
+No round may differ; then one drafted token of the dump is changed, and diff must name that round and no other."""
 
 import argparse
 import importlib.util
@@ -17,7 +17,8 @@ import tempfile
 import time
 
 import torch
-from transformers import DynamicCache
+from safetensors.torch import load_file
+from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from dflash_checkpoints import Shape, write_pair  # noqa: E402
@@ -62,11 +63,10 @@ def run(binary, *arguments, expect=0):
 
 
 def load(module, folder):
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-    target = Qwen3ForCausalLM.from_pretrained(folder / "target", dtype=torch.float32, attn_implementation="eager").eval()
-    config = Qwen3Config(**json.loads((folder / "draft" / "config.json").read_text()), attn_implementation="eager")
+    eager = {"attn_implementation": "eager"}
+    target = Qwen3ForCausalLM.from_pretrained(folder / "target", dtype=torch.float32, **eager).eval()
+    config = Qwen3Config(**json.loads((folder / "draft" / "config.json").read_text()), **eager)
     draft = module.DFlashDraftModel(config).float().eval()
-    from safetensors.torch import load_file
     draft.load_state_dict(load_file(folder / "draft" / "model.safetensors"))
     return draft, target
 
@@ -88,8 +88,8 @@ def check(a, module, chance, seed, folder):
     stop_ids = [chance.randrange(shape.vocab - 1)] if chance.random() < 0.5 else []
     (folder / "prompts.jsonl").write_text("".join(json.dumps({"id": f"p{i}", "input_ids": ids, "gen_length": n}) + "\n"
                                                   for i, (ids, n) in enumerate(prompts)))
-    run(a.binary, "capture", folder / "target", "--draft", folder / "draft", "--prompts", folder / "prompts.jsonl", "-o",
-        folder / "ours.h5", "--record", "trajectory", "--dtype", "float32", "--threads", 1, "-q",
+    run(a.binary, "capture", folder / "target", "--draft", folder / "draft", "--prompts", folder / "prompts.jsonl",
+        "-o", folder / "ours.h5", "--record", "trajectory", "--dtype", "float32", "--threads", 1, "-q",
         *([x for i in stop_ids for x in ("--stop-id", i)] or ["--no-stop"]))
     lines_of = documented("dflash_rounds")
     lines = [line for i, (ids, n) in enumerate(prompts)
@@ -136,8 +136,8 @@ def main():
         for seed in range(a.seed, a.seed + a.pairs):
             found = check(a, module, random.Random(seed), seed, pathlib.Path(name) / str(seed))
             totals = [x + y for x, y in zip(totals, found)]
-    print(f"{a.pairs} pairs, {totals[0]} rounds, {totals[1]} drafts accepted: no difference; {totals[2]} behind a stop token "
-          f"left out; {totals[3]} changed tokens, each named")
+    print(f"{a.pairs} pairs, {totals[0]} rounds, {totals[1]} drafts accepted: no difference; {totals[2]} behind a stop "
+          f"token left out; {totals[3]} changed tokens, each named")
 
 
 if __name__ == "__main__":
