@@ -48,12 +48,15 @@ ordered_json header(const TraceReader& reader) {
   const ordered_json run = parse(meta.run_json);
   const ordered_json kept = member(member(run, "imported"), "kept");
   const bool imported = member(model, "imported_from").is_string();
+  const bool of_target = is_of_target(meta);
   ordered_json line = {{"format", kRoundsFormat}, {"format_version", kRoundsVersion}};
   line["engine"] = imported ? member(model, "imported_from") : ordered_json("Blockscope");
   const std::pair<const char*, ordered_json> names[] = {
       {"engine_version", imported ? member(kept, "engine_version") : member(run, "version")},
-      {"target", imported ? member(kept, "target") : member(member(model, "target"), "requested")},
-      {"draft", imported ? member(kept, "draft") : member(model, "requested")}};
+      {"target", imported ? member(kept, "target")
+                          : member(of_target ? model : member(model, "target"), "requested")},
+      {"draft", imported ? member(kept, "draft")
+                         : member(of_target ? member(model, "draft") : model, "requested")}};
   for (const auto& [name, value] : names) {
     if (value.is_string()) line[name] = value;
   }
@@ -74,10 +77,12 @@ ordered_json start_line(std::int64_t index, const DraftedSequence& sequence) {
   return line;
 }
 
-ordered_json round_line(std::int64_t index, std::size_t number, const DraftRound& round) {
+ordered_json round_line(std::int64_t index, std::size_t number, const RoundRecord& round) {
+  auto drafted = ordered_json::array();
+  for (const std::int64_t token : round.drafted) drafted.push_back(or_null(token));
   ordered_json line = {{"sequence", index},          {"round", number},
                        {"position", round.position}, {"token", or_null(round.token)},
-                       {"drafted", round.drafted},   {"accepted", round.accepted},
+                       {"drafted", drafted},         {"accepted", round.accepted},
                        {"next", or_null(round.next)}};
   add_column(line, "target", round.target, or_null);
   for (std::size_t i = 0; i < kRoundRanks.size(); ++i) {

@@ -16,9 +16,12 @@ constexpr double kMostEntropy = 1e6;                          // nats
 std::int64_t count_accepted(const JsonNode& line, const std::vector<std::int64_t>& drafted,
                             const std::vector<std::int64_t>& target) {
   std::size_t count = 0;
-  while (count < drafted.size() && drafted[count] == target[count]) ++count;
-  if (count < drafted.size() && target[count] == kUnknown) {
-    line.complain("accepted: expected a number, because `target` does not tell it, got none");
+  while (count < drafted.size() && drafted[count] != kUnknown && drafted[count] == target[count]) {
+    ++count;
+  }
+  if (count < drafted.size() && (target[count] == kUnknown || drafted[count] == kUnknown)) {
+    line.complain(
+        "accepted: expected a number, because drafted and target do not tell it, got none");
   }
   return static_cast<std::int64_t>(count);
 }
@@ -60,7 +63,7 @@ float read_probability(const JsonNode& line, const char* name) {
   return static_cast<float>(line.member(name).number(0.0, kMostProbability));
 }
 
-void read_decision(const JsonNode& line, std::int64_t vocab_size, DraftRound& round) {
+void read_decision(const JsonNode& line, std::int64_t vocab_size, RoundRecord& round) {
   const std::size_t count = round.drafted.size();
   std::vector<std::int64_t> target(count + 1, kUnknown);
   if (given(line, "target")) {
@@ -80,6 +83,9 @@ void read_decision(const JsonNode& line, std::int64_t vocab_size, DraftRound& ro
   }
   const auto accepted = static_cast<std::size_t>(round.accepted);
   for (std::size_t i = 0; i < accepted; ++i) {
+    if (round.drafted[i] == kUnknown) {
+      line.member("drafted").elements()[i].refuse("a token, because it was accepted");
+    }
     if (target[i] == kUnknown) target[i] = round.drafted[i];
     if (target[i] == round.drafted[i]) continue;
     line.member("accepted")
@@ -99,7 +105,7 @@ void read_decision(const JsonNode& line, std::int64_t vocab_size, DraftRound& ro
   round.target = std::move(target);
 }
 
-void read_columns(const JsonNode& line, std::int64_t vocab_size, DraftRound& round) {
+void read_columns(const JsonNode& line, std::int64_t vocab_size, RoundRecord& round) {
   const std::size_t count = round.drafted.size();
   for (std::size_t i = 0; i < kRoundRanks.size(); ++i) {
     round.ranks[i] = read_ranks(line, kRoundRanks[i].name, count, vocab_size);

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "decode_record/draft_rounds.h"
 #include "decode_record/json_node.h"
+#include "decode_record/round_records.h"
 
 namespace blockscope {
 
@@ -15,9 +15,9 @@ std::int64_t read_known_token(const JsonNode& node, std::int64_t vocab_size);
 float read_probability(const JsonNode& line, const char* name);
 
 /// accepted, next and target, each of which may follow from the others; `drafted` is there already.
-void read_decision(const JsonNode& line, std::int64_t vocab_size, DraftRound& round);
+void read_decision(const JsonNode& line, std::int64_t vocab_size, RoundRecord& round);
 
 /// Ranks, probabilities, entropies and times.
-void read_columns(const JsonNode& line, std::int64_t vocab_size, DraftRound& round);
+void read_columns(const JsonNode& line, std::int64_t vocab_size, RoundRecord& round);
 
 }  // namespace blockscope

@@ -152,14 +152,15 @@ class RoundsReader {
   void read_round(const JsonNode& line) {
     OpenSequence& open = sequence_of(line);
     if (open.over()) return note(kBehind);
-    DraftRound round;
+    RoundRecord round;
     read_place(line, open, round);
     if (stops(round.token)) {
       open.stopped = true;
       return note(kBehind);
     }
-    for (const JsonNode& id : line.member("drafted").elements())
-      round.drafted.push_back(read_id(id));
+    for (const JsonNode& id : line.member("drafted").elements()) {
+      round.drafted.push_back(id.is_null() ? kUnknown : read_id(id));
+    }
     const std::size_t count = round.drafted.size();
     if (std::cmp_greater_equal(count, run_.block_length)) {
       line.member("drafted").complain(
@@ -183,7 +184,7 @@ class RoundsReader {
   }
 
   /// Where the round begins, and with which token.
-  void read_place(const JsonNode& line, OpenSequence& open, DraftRound& round) const {
+  void read_place(const JsonNode& line, OpenSequence& open, RoundRecord& round) const {
     const auto number = static_cast<std::int64_t>(open.sequence.rounds.size());
     if (given(line, "round") && line.member("round").integer(0) != number) {
       line.member("round").refuse(fmt::format("{}, the sequence's next one", number));
@@ -261,7 +262,7 @@ class RoundsReader {
   }
 
   /// As a capture ends: at a stop token in anything that the round made certain, within the answer.
-  bool stops_in(const OpenSequence& open, const DraftRound& round) const {
+  bool stops_in(const OpenSequence& open, const RoundRecord& round) const {
     const auto inside = [&](std::int64_t position) {
       return !open.gen_length || position < open.prompt_length + *open.gen_length;
     };

@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
-#include "decode_record/draft_rounds.h"
 #include "decode_record/imported_trajectory.h"
+#include "decode_record/round_records.h"
 
 namespace blockscope {
 

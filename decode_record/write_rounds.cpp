@@ -1,10 +1,10 @@
-// Writes rounds of another engine as a trace: see draft_rounds.h.
+// Writes rounds of another engine as a trace: see round_records.h.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "decode_record/draft_rounds.h"
 #include "decode_record/imported_trajectory.h"
+#include "decode_record/round_records.h"
 
 namespace blockscope {
 namespace {
@@ -26,7 +26,7 @@ class RoundWriter {
 
   void write() {
     first();
-    for (const DraftRound& round : sequence_.rounds) {
+    for (const RoundRecord& round : sequence_.rounds) {
       if (!round.drafted.empty()) draft(round);
       verify(round);
       ++number_;
@@ -43,7 +43,7 @@ class RoundWriter {
     append(std::move(row));
   }
 
-  TraceRow row_of(const DraftRound& round, PassKind kind) const {
+  TraceRow row_of(const RoundRecord& round, PassKind kind) const {
     TraceRow row;
     row.kind = kind;
     row.block = number_;
@@ -53,7 +53,7 @@ class RoundWriter {
     return row;
   }
 
-  void draft(const DraftRound& round) {
+  void draft(const RoundRecord& round) {
     TraceRow row = row_of(round, PassKind::denoise);
     row.step = 1;
     row.masks_left = static_cast<std::int64_t>(round.drafted.size());
@@ -72,6 +72,7 @@ class RoundWriter {
     std::vector<std::int64_t> positions;
     std::vector<std::int64_t> tokens;
     std::vector<float> confidence;
+    const std::vector<float>& sure = round.values[kDraftConfidence];
     for (std::int64_t i = 0; i < round.accepted; ++i) {
       // What lies behind the answer's end was accepted too, and is no part of it.
       const std::int64_t at = round.position + 1 + i - prompt_length_;
@@ -79,13 +80,13 @@ class RoundWriter {
       const auto k = static_cast<std::size_t>(i);
       positions.push_back(at);
       tokens.push_back(round.drafted[k]);
-      confidence.push_back(round.values[0].empty() ? kNaN : round.values[0][k]);
+      confidence.push_back(sure.empty() ? kNaN : sure[k]);
     }
     decide(row, std::move(positions), std::move(tokens), std::move(confidence));
     append(std::move(row));
   }
 
-  void verify(const DraftRound& round) {
+  void verify(const RoundRecord& round) {
     TraceRow row = row_of(round, PassKind::commit);
     row.pass_time_ns = round.target_ns;
     const std::int64_t at = round.after() - prompt_length_;

@@ -23,7 +23,7 @@ std::int64_t first_apart(const std::vector<std::int64_t>& a, const std::vector<s
 }
 
 /// What is different in a round of both; empty: nothing that both know.
-std::vector<std::string> reasons_of(const DraftRound& a, const DraftRound& b) {
+std::vector<std::string> reasons_of(const RoundRecord& a, const RoundRecord& b) {
   std::vector<std::string> reasons;
   const auto number = [&](const char* what, std::int64_t in_a, std::int64_t in_b) {
     if (in_a != kUnknown && in_b != kUnknown && in_a != in_b) {
@@ -53,7 +53,7 @@ class Walk {
   explicit Walk(const DraftedSequence& sequence)
       : rounds_(sequence.rounds), origin_(std::ssize(sequence.start.prompt)) {}
   bool done() const { return at_ == rounds_.size(); }
-  const DraftRound& round() const { return rounds_[at_]; }
+  const RoundRecord& round() const { return rounds_[at_]; }
   std::int64_t number() const { return static_cast<std::int64_t>(at_); }
   std::int64_t position() const {
     return done() ? std::numeric_limits<std::int64_t>::max() : round().position - origin_;
@@ -61,7 +61,7 @@ class Walk {
   void advance() { ++at_; }
 
  private:
-  const std::vector<DraftRound>& rounds_;
+  const std::vector<RoundRecord>& rounds_;
   std::int64_t origin_;
   std::size_t at_ = 0;
 };
@@ -99,7 +99,7 @@ RoundPairs pair_rounds(const DraftedSequence& a, const DraftedSequence& b) {
 }
 
 void AcceptanceMean::add(const DraftedSequence& sequence) {
-  for (const DraftRound& round : sequence.rounds) {
+  for (const RoundRecord& round : sequence.rounds) {
     if (round.drafted.empty()) continue;
     ++rounds;
     tokens += round.accepted + 1;

@@ -14,9 +14,9 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-DraftRound round(std::int64_t position, std::int64_t token, std::vector<std::int64_t> drafted,
-                 std::vector<std::int64_t> target, std::int64_t accepted, std::int64_t next) {
-  DraftRound result;
+RoundRecord round(std::int64_t position, std::int64_t token, std::vector<std::int64_t> drafted,
+                  std::vector<std::int64_t> target, std::int64_t accepted, std::int64_t next) {
+  RoundRecord result;
   result.position = position;
   result.token = token;
   result.drafted = std::move(drafted);

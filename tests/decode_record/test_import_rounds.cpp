@@ -104,6 +104,19 @@ TEST(ImportRounds, TheNextRoundTellsTheTokenBeforeIt) {
   EXPECT_EQ(parse(all).sequences[0].rounds[1].next, 3);
 }
 
+TEST(ImportRounds, RejectedDraftsNeedNotBeKnown) {
+  std::vector<json> all = lines();
+  all[2]["drafted"] = {6, 7, nullptr};
+  EXPECT_THAT(parse(all).sequences[0].rounds[0].drafted, ElementsAre(6, 7, kUnknown));
+  all[2]["drafted"] = {6, nullptr, 8};
+  EXPECT_THAT(
+      refusal_of(text_of(all)),
+      HasSubstr("in.jsonl:3: drafted[1]: expected a token, because it was accepted, got null"));
+  all = lines();
+  all[3]["drafted"] = {nullptr, 2, 3};
+  EXPECT_THAT(refusal_of(text_of(all)), HasSubstr("accepted: expected a number"));
+}
+
 TEST(ImportRounds, KeepsRanksProbabilitiesAndTimes) {
   std::vector<json> all = lines();
   all[2]["target_rank"] = {0, nullptr, 3};
@@ -111,7 +124,7 @@ TEST(ImportRounds, KeepsRanksProbabilitiesAndTimes) {
   all[2]["next_confidence"] = 0.25;
   all[2]["target_ns"] = 77;
   const ImportedRounds run = parse(all);
-  const DraftRound& round = run.sequences[0].rounds[0];
+  const RoundRecord& round = run.sequences[0].rounds[0];
   EXPECT_THAT(round.ranks[0], ElementsAre(0, kUnknown, 3));
   EXPECT_EQ(round.values[3][0], 2.5F);
   EXPECT_TRUE(std::isnan(round.values[3][2]));
@@ -176,7 +189,7 @@ TEST(ImportRounds, SaysWhereAFileLies) {
   EXPECT_THAT(refusal(3, "next", 6), HasSubstr("in.jsonl:4: next: expected 4, as target has"));
   EXPECT_THAT(refusal(3, "target", {4, 2}), HasSubstr("target: expected an array of 3, or of 4"));
   EXPECT_THAT(refusal(3, "target", {1, nullptr, 3}),
-              HasSubstr("accepted: expected a number, because `target` does not tell it"));
+              HasSubstr("accepted: expected a number, because drafted and target do not"));
   EXPECT_THAT(refusal(2, "target_rank", {1, 2}), HasSubstr("target_rank: expected an array of 3"));
   EXPECT_THAT(refusal(2, "target_rank", {1, 2, 50}), HasSubstr("target_rank[2]: expected an"));
   EXPECT_THAT(refusal(2, "confidence", {1, 2, 0}), HasSubstr("confidence[1]: expected a number"));

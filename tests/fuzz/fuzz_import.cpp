@@ -50,14 +50,14 @@ void check(const ImportedRounds& run) {
     auto position = static_cast<std::int64_t>(sequence.start.prompt.size());
     const std::int64_t end = position + sequence.start.gen_length;
     std::int64_t token = sequence.first_token;
-    for (const DraftRound& round : sequence.rounds) {
+    for (const RoundRecord& round : sequence.rounds) {
       require(round.position == position && position < end && known(token));
       require(round.token == token && std::ssize(round.drafted) < run.block_length);
       require(round.accepted >= 0 && round.accepted <= std::ssize(round.drafted));
       require(round.target.size() == round.drafted.size());
       for (std::size_t i = 0; i < round.drafted.size(); ++i) {
-        require(known(round.drafted[i]));
         const bool accepted = std::cmp_less(i, round.accepted);
+        require(known(round.drafted[i]) || (!accepted && round.drafted[i] == kUnknown));
         require(!accepted || round.target[i] == round.drafted[i]);
       }
       position = round.after();

@@ -142,11 +142,40 @@ def check_dumps(folder, shape, prompts, rounds):
         harness.require(EQUAL.format(total, total) in out, out)
 
 
+def exported(trace):
+    """The lines of our own rounds, by the sequences' names."""
+    lines = [json.loads(line) for line in harness.run("export", trace, "--format", "rounds").splitlines()]
+    names = {line["sequence"]: line["name"] for line in lines if "name" in line}
+    return {name: [line for line in lines if line.get("sequence") == i and "drafted" in line]
+            for i, name in names.items()}
+
+
+def check_recordings(folder, prompts):
+    """The rounds of a trace of the target, and of a batch, are those of the draft's one by one."""
+    for name, flags in (("target", ["--recorded-model", "target"]), ("batch", ["--batch-size", len(prompts)])):
+        path = folder / f"{name}.h5"
+        capture(folder, path, prompts, "--record", "trajectory", "--no-stop", *flags).file.close()
+        out = harness.run("diff", folder / "ours.h5", path, "--rounds")
+        harness.require("the rounds are equal" in out, out)
+        known = exported(folder / "ours.h5")
+        if name == "target":  # which does not see what was rejected
+            for line in (line for mine in known.values() for line in mine):
+                cut = line["accepted"]
+                line["drafted"][cut:] = [None] * (len(line["drafted"]) - cut)
+        for sequence, mine in exported(path).items():
+            got, expected = ([{k: line[k] for k in ("position", "token", "drafted", "accepted", "next")}
+                              | {k: line.get(k) for k in ("target", "target_rank", "draft_rank")} for line in part]
+                             for part in (mine, known[sequence]))
+            harness.require(got == expected, f"{name}, {sequence}: {got}, expected {expected}")
+        (folder / f"{name}.jsonl").write_text(harness.run("export", path, "--format", "rounds"))
+        harness.run("import", folder / f"{name}.jsonl", "-o", folder / f"{name}-again.h5")
+        out = harness.run("diff", folder / "ours.h5", folder / f"{name}-again.h5")
+        harness.require("the rounds are equal" in out, out)
+
+
 def compare_export(trace, rounds):
     """Our own capture in that form, beside the judge's rounds."""
-    lines = [json.loads(line) for line in harness.run("export", trace, "--format", "rounds").splitlines()]
-    ours = [[line for line in lines if line.get("sequence") == i and "drafted" in line] for i in range(len(rounds))]
-    for i, (mine, theirs) in enumerate(zip(ours, rounds, strict=True)):
+    for i, (mine, theirs) in enumerate(zip(exported(trace).values(), rounds, strict=True)):
         harness.require(len(mine) == len(theirs), f"p{i}: {len(mine)} rounds, expected {len(theirs)}")
         for line, expected in zip(mine, theirs):
             got = {name: line.get(name) for name in expected}
@@ -174,6 +203,7 @@ def check(folder, shape, chance):
     for run in runs:
         harness.require(run.margin > NEAR_TIE, f"a near tie of {run.margin:.1e}; choose another seed")
     capture(folder, folder / "ours.h5", prompts, "--record", "trajectory", "--no-stop").file.close()
+    check_recordings(folder, prompts)
     for lengthwise in (False, True):
         rounds = [rounds_of(run, prompt, lengthwise) for run, (prompt, _) in zip(runs, prompts)]
         total = sum(map(len, rounds))

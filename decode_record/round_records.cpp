@@ -1,9 +1,10 @@
-// Reads the rounds of a trace: see draft_rounds.h.
-#include "decode_record/draft_rounds.h"
+// Reads the rounds of a trace: see round_records.h.
+#include "decode_record/round_records.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
@@ -14,7 +15,7 @@ namespace {
 
 constexpr std::int64_t kRowsAtATime = 1024;
 
-/// Some rows of a trace that lie one behind the other.
+/// Some rows of a trace, of whichever sequences.
 struct Slab {
   StepColumns steps;
   std::vector<std::int32_t> valid, drafted, accepted, target;
@@ -41,7 +42,9 @@ Slab read_slab(const TraceReader& trace, std::int64_t first, std::int64_t count)
 class RoundReader {
  public:
   RoundReader(const TraceReader& trace, std::int64_t sequence)
-      : trace_(trace), block_(static_cast<std::size_t>(trace.info().meta.block_length)) {
+      : trace_(trace),
+        block_(static_cast<std::size_t>(trace.info().meta.block_length)),
+        of_target_(is_of_target(trace.info().meta)) {
     const SequenceInfo info = trace.sequence(sequence);
     result_.start = {info.name, info.prompt, info.gen_length, info.answer, info.metric};
     result_.end = {info.finish_reason, info.text, info.score};
@@ -52,14 +55,12 @@ class RoundReader {
   DraftedSequence read(const std::vector<std::int64_t>& rows) {
     for (std::size_t begin = 0; begin < rows.size();) {
       std::size_t end = begin + 1;
-      while (end < rows.size() && rows[end] == rows[end - 1] + 1 &&
-             rows[end] - rows[begin] < kRowsAtATime) {
-        ++end;
+      // Those of a batch lie between each other: what is read has other sequences' rows in it.
+      while (end < rows.size() && rows[end] - rows[begin] < kRowsAtATime) ++end;
+      const Slab slab = read_slab(trace_, rows[begin], rows[end - 1] - rows[begin] + 1);
+      for (; begin < end; ++begin) {
+        take(slab, static_cast<std::size_t>(rows[begin] - slab.steps.first_row));
       }
-      const auto count = static_cast<std::int64_t>(end - begin);
-      const Slab slab = read_slab(trace_, rows[begin], count);
-      for (std::size_t i = 0; i < end - begin; ++i) take(slab, i);
-      begin = end;
     }
     close();
     return std::move(result_);
@@ -68,6 +69,7 @@ class RoundReader {
  private:
   void take(const Slab& slab, std::size_t i) {
     row_ = slab.steps.first_row + static_cast<std::int64_t>(i);
+    pass_ns_ = std::max<std::int64_t>(slab.steps.pass_time_ns[i], 0);
     const FrameDelta delta = trace_.delta(row_);
     switch (static_cast<PassKind>(slab.steps.kind[i])) {
       case PassKind::prefill:
@@ -108,7 +110,7 @@ class RoundReader {
     round_.emplace();
     round_->position = slab.steps.block_start[i];
     round_->token = decided(round_->position);
-    round_->draft_ns = std::max<std::int64_t>(slab.steps.pass_time_ns[i], 0);
+    (of_target_ ? round_->target_ns : round_->draft_ns) = pass_ns_;
     const std::size_t begin = i * block_;
     std::size_t count = 0;
     while (count + 1 < block_ && slab.valid[begin + count + 1] != 0) ++count;
@@ -127,12 +129,23 @@ class RoundReader {
     round_->accepted = slab.accepted[i];
     const std::int64_t vocabulary = trace_.info().meta.vocab_size;
     check(Field::draft_accepted, round_->accepted, 0, static_cast<std::int64_t>(count));
-    for (const std::int64_t token : round_->drafted) {
-      check(Field::prediction_token, token, 0, vocabulary - 1);
+    if (of_target_) forget_drafts();
+    for (std::size_t k = 0; k < count; ++k) {
+      const bool accepted = std::cmp_less(k, round_->accepted);
+      check(Field::prediction_token, round_->drafted[k], accepted ? 0 : kUnknown, vocabulary - 1);
     }
     for (const std::int64_t token : round_->target) {
       check(Field::draft_target_token, token, kUnknown, vocabulary - 1);
     }
+  }
+
+  /// The row's predictions are the target's. Of the drafted tokens it has those that are the same.
+  void forget_drafts() {
+    for (std::size_t k = static_cast<std::size_t>(round_->accepted); k < round_->drafted.size();
+         ++k) {
+      round_->drafted[k] = kUnknown;
+    }
+    round_->values[kDraftConfidence].clear();
   }
 
   void verify(const Slab& slab, std::size_t i, const FrameDelta& delta) {
@@ -141,7 +154,8 @@ class RoundReader {
       round_->position = slab.steps.block_start[i];
       round_->token = decided(round_->position);
     }
-    round_->target_ns = std::max<std::int64_t>(slab.steps.pass_time_ns[i], 0);
+    const bool drafted = !round_->drafted.empty();
+    (of_target_ && drafted ? round_->draft_ns : round_->target_ns) = pass_ns_;
     keep(delta);
     for (const SequenceDelta& change : delta.rows) {
       for (std::size_t k = 0; k < change.transfer_index.size(); ++k) {
@@ -174,14 +188,21 @@ class RoundReader {
 
   const TraceReader& trace_;
   const std::size_t block_;
+  const bool of_target_;
   DraftedSequence result_;
   std::int64_t prompt_length_ = 0;
   std::vector<std::int64_t> answer_;  // by position after the prompt
-  std::optional<DraftRound> round_;   // whose target's pass is still to come
+  std::optional<RoundRecord> round_;  // whose target's pass is still to come
   std::int64_t row_ = 0;
+  std::int64_t pass_ns_ = 0;  // of the row
 };
 
 }  // namespace
+
+bool is_of_target(const TraceMeta& meta) {
+  const auto model = nlohmann::json::parse(meta.model_json, nullptr, /*allow_exceptions=*/false);
+  return meta.has_draft && model.is_object() && model.contains("draft");
+}
 
 DraftedSequence read_rounds(const TraceReader& trace, std::int64_t sequence) {
   return RoundReader(trace, sequence).read(trace.rows_of(sequence));

@@ -33,14 +33,17 @@ inline constexpr std::array<RoundColumn, 5> kRoundValues = {
      {"draft_entropy", Field::draft_entropy},
      {"target_entropy", Field::draft_target_entropy}}};
 
+inline constexpr std::size_t kDraftConfidence = 0;  ///< in kRoundValues
+
 /// One pass of the target over a certain token and n drafted ones (n = 0: nothing was drafted).
-struct DraftRound {
-  std::int64_t position = 0;          ///< of the certain token, from the prompt's first one
-  std::int64_t token = kUnknown;      ///< the certain token
-  std::vector<std::int64_t> drafted;  ///< [n], of positions position + 1 + i
-  std::int64_t accepted = 0;          ///< 0 to n
-  std::vector<std::int64_t> target;   ///< [n], what the target decided on there, or kUnknown
-  std::int64_t next = kUnknown;       ///< the target's token behind the accepted ones
+struct RoundRecord {
+  std::int64_t position = 0;      ///< of the certain token, from the prompt's first one
+  std::int64_t token = kUnknown;  ///< the certain token
+  std::vector<std::int64_t>
+      drafted;                ///< [n], of position + 1 + i; kUnknown only behind the accepted
+  std::int64_t accepted = 0;  ///< 0 to n
+  std::vector<std::int64_t> target;  ///< [n], what the target decided on there, or kUnknown
+  std::int64_t next = kUnknown;      ///< the target's token behind the accepted ones
   float next_confidence = std::numeric_limits<float>::quiet_NaN();  ///< NaN: unknown
   std::array<std::vector<std::int64_t>, kRoundRanks.size()> ranks;  ///< each [n], or empty
   std::array<std::vector<float>, kRoundValues.size()> values;       ///< each [n], or empty
@@ -54,7 +57,7 @@ struct DraftedSequence {
   SequenceStart start;
   std::int64_t first_token = kUnknown;  ///< of the answer, the prefill's
   float first_confidence = std::numeric_limits<float>::quiet_NaN();
-  std::vector<DraftRound> rounds;  ///< by position; each begins where the one before it ended
+  std::vector<RoundRecord> rounds;  ///< by position; each begins where the one before it ended
   SequenceEnd end;
 };
 
@@ -69,7 +72,11 @@ struct ImportedRounds {
   std::vector<std::string> notes;  ///< what of the file is not kept, one sentence each
 };
 
-/// The rounds of one sequence of a trace with drafts; the last one of a run that was cut may lack
+/// Whether a trace with drafts has the target's predictions and attention, not the draft's.
+bool is_of_target(const TraceMeta& meta);
+
+/// The rounds of one sequence of a trace with drafts, of which that of a target does not know the
+/// rejected ones; the last one of a run that was cut may lack
 /// its target's pass, and `next` behind the answer's end is not in a trace where all drafts were
 /// accepted. Throws CorruptTrace for tokens outside the vocabulary and impossible counts.
 DraftedSequence read_rounds(const TraceReader& trace, std::int64_t sequence);
