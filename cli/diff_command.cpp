@@ -1,5 +1,5 @@
-// `blockscope diff`: compares two traces within a tolerance. Exit code 0 equal, 1 different, 2
-// usage.
+// `blockscope diff`: compares two traces within a tolerance, and the rounds of two drafted ones
+// where they lie in the answer. Exit code 0 equal, 1 different, 2 usage.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -7,10 +7,12 @@
 #include <memory>
 #include <string>
 
+#include "analysis/metrics/round_comparison.h"
 #include "cli/commands.h"
 #include "command_line/options.h"
 #include "command_line/printable.h"
 #include "decode_record/compare_traces.h"
+#include "decode_record/imported_trajectory.h"
 #include "decode_record/text.h"
 
 namespace blockscope {
@@ -21,7 +23,10 @@ struct DiffFlags {
   std::string second;
   CompareOptions options;
   bool all = false;
+  bool rounds = false;
 };
+
+constexpr std::size_t kShownSequences = 5;
 
 std::string verdict(const DatasetDifference& difference) {
   if (!difference.problem.empty()) return difference.problem;
@@ -59,11 +64,87 @@ void print_aborted(const TraceDifference& report, bool ignored) {
   }
 }
 
-void run_diff(const DiffFlags& flags) {
-  const TraceDifference report = compare_traces(flags.first, flags.second, flags.options);
-  print_report(report, flags.all);
-  print_aborted(report, flags.options.ignore_aborted);
-  if (!report.equal) throw CLI::RuntimeError(1);
+std::string place_of(const SequenceRounds& pair) {
+  const RoundPairs& rounds = pair.rounds;
+  const auto number = [](std::int64_t round) {
+    return round < 0 ? std::string("none") : std::to_string(round);
+  };
+  const std::string name =
+      pair.name.empty() ? std::string() : fmt::format(" ('{}')", printable(pair.name));
+  const std::string round =
+      rounds.first_a == rounds.first_b
+          ? number(rounds.first_a)
+          : fmt::format("{} of A, {} of B", number(rounds.first_a), number(rounds.first_b));
+  return fmt::format("sequence {}{}, round {}, at position {} of the answer", pair.sequences.a,
+                     name, round, rounds.position);
+}
+
+/// Of each sequence the first round that differs, and in what.
+void print_first_rounds(const RoundsComparison& rounds, bool all) {
+  std::size_t differing = 0;
+  for (const SequenceRounds& pair : rounds.pairs) {
+    if (pair.sequences.same_prompt && pair.rounds.same()) continue;
+    if (++differing > kShownSequences && !all) continue;
+    if (!pair.sequences.same_prompt) {
+      fmt::print("sequence {} ('{}'): the prompts differ\n", pair.sequences.a,
+                 printable(pair.name));
+      continue;
+    }
+    fmt::print("{}: {}\n", place_of(pair), fmt::join(pair.rounds.reasons, "; "));
+  }
+  if (differing > kShownSequences && !all) {
+    fmt::print("{} more. HINT: --all lists them\n",
+               plural(static_cast<std::int64_t>(differing - kShownSequences), "sequence"));
+  }
+}
+
+void print_rounds(const RoundsComparison& rounds, bool all) {
+  const auto line = [](const char* name, const auto& a, const auto& b) {
+    fmt::print("{:<32} {:>14} {:>14}\n", name, a, b);
+  };
+  const auto mean = [](const AcceptanceMean& accepted) {
+    return accepted.rounds == 0 ? std::string("-") : fmt::format("{:.4f}", accepted.value());
+  };
+  line("rounds", "A", "B");
+  line("sequences", rounds.pairs.size() + rounds.only_a.size(),
+       rounds.pairs.size() + rounds.only_b.size());
+  line("only there", rounds.only_a.size(), rounds.only_b.size());
+  line("rounds of those in both", rounds.rounds_a, rounds.rounds_b);
+  line("mean acceptance length", mean(rounds.accepted_a), mean(rounds.accepted_b));
+  print_first_rounds(rounds, all);
+  fmt::print("{} at the same positions, {} of them equal; the rounds are {}\n",
+             plural(rounds.lined_up, "round"), rounds.equal, rounds.same() ? "equal" : "different");
+}
+
+bool imported(const TraceMeta& meta) { return !knows_model_shape(meta); }
+
+/// What was imported holds rounds and nothing else, so there are no datasets to compare.
+bool rounds_alone(const DiffFlags& flags, const TraceMeta& a, const TraceMeta& b) {
+  return flags.rounds || (a.has_draft && b.has_draft && (imported(a) || imported(b)));
+}
+
+void run_diff(const CLI::App& command, const DiffFlags& flags) {
+  const TraceMeta a = read_trace_meta(flags.first);
+  const TraceMeta b = read_trace_meta(flags.second);
+  bool equal = true;
+  if (rounds_alone(flags, a, b)) {
+    for (const char* option : {"--tol", "--rtol", "--ignore-timing", "--ignore-aborted"}) {
+      refuse_idle(command, option, false, "datasets to compare (two captured traces, no --rounds)");
+    }
+  } else {
+    const TraceDifference report = compare_traces(flags.first, flags.second, flags.options);
+    print_report(report, flags.all);
+    print_aborted(report, flags.options.ignore_aborted);
+    equal = report.equal;
+    if (!rounds_obstacle(a, b).empty()) {
+      if (!equal) throw CLI::RuntimeError(1);
+      return;
+    }
+  }
+  const RoundsComparison rounds =
+      compare_rounds(TraceReader(flags.first), TraceReader(flags.second));
+  print_rounds(rounds, flags.all);
+  if (!equal || !rounds.same()) throw CLI::RuntimeError(1);
 }
 
 }  // namespace
@@ -84,13 +165,18 @@ void add_diff_command(CLI::App& app) {
   command->add_flag("--ignore-aborted", flags->options.ignore_aborted,
                     "Leave out sequences that a kill cut and a resume decoded again: compare the "
                     "others by name and prompt, not where they lie");
-  command->add_flag("--all", flags->all, "List equal datasets too");
+  command->add_flag("--rounds", flags->rounds,
+                    "Of drafted traces the rounds alone (default where one was imported)");
+  command->add_flag("--all", flags->all, "List equal datasets, and every sequence that differs");
   command->footer(
       "Tokens, steps and every other integer must be equal.\n"
+      "Rounds of drafted traces are lined up by their place in the answer; what one of the two\n"
+      "does not know is not compared.\n"
       "Exit codes: 0 equal, 1 different or unreadable, 2 usage.\n"
       "Example: blockscope diff a.h5 b.h5 --tol 1e-3 --ignore-timing\n"
-      "Example: blockscope diff resumed.h5 whole.h5 --ignore-timing --ignore-aborted");
-  command->callback([flags] { run_diff(*flags); });
+      "Example: blockscope diff resumed.h5 whole.h5 --ignore-timing --ignore-aborted\n"
+      "Example: blockscope diff ours.h5 engine.h5 --rounds");
+  command->callback([flags, command] { run_diff(*command, *flags); });
 }
 
 }  // namespace blockscope

@@ -1,6 +1,6 @@
 // `blockscope export`: the decoding trajectory of a trace for other tools. One sequence at a time
 // is in memory. Numbers JSON has no word for (a confidence of -inf: never touched) become null.
-// The forms of other tools are in export_frames.cpp and export_klass.cpp.
+// The forms of other tools are in export_frames.cpp, export_klass.cpp and export_rounds.cpp.
 #include <fmt/format.h>
 
 #include <CLI/App.hpp>
@@ -236,6 +236,8 @@ void write_format(const TraceReader& reader, const ExportFlags& flags, std::ostr
     write_csv(reader, sequences, out);
   } else if (flags.format == "klass") {
     write_klass(reader, sequences, out);
+  } else if (flags.format == "rounds") {
+    write_rounds_lines(reader, sequences, out);
   } else {
     const std::string name = flags.format == "json" ? "trajectory" : flags.format;
     write_json(reader, sequences, name, writers.at(name), out);
@@ -265,8 +267,8 @@ void add_export_command(CLI::App& app) {
       ->add_option("--format", flags->format,
                    "csv, json: what each pass decided; frames: d2Cache's initial frame and deltas; "
                    "step_map: TraDo's step per generated token; klass: KLASS's --save_steps of one "
-                   "sequence")
-      ->check(CLI::IsMember({"csv", "json", "frames", "step_map", "klass"}))
+                   "sequence; rounds: those of a draft, as JSON lines")
+      ->check(CLI::IsMember({"csv", "json", "frames", "step_map", "klass", "rounds"}))
       ->capture_default_str();
   command->add_option("--sequence", flags->sequences, "Only these: 0-3,7");
   command
@@ -278,7 +280,7 @@ void add_export_command(CLI::App& app) {
   command->add_flag("--force", flags->force, "Replace an existing output");
   command->footer(
       "Example: blockscope export run.h5 --format step_map -o run.json\n"
-      "`blockscope import` reads frames and klass again.");
+      "`blockscope import` reads frames, klass and rounds again.");
   command->callback([flags, command] {
     const bool file = !flags->output.empty() && flags->output != kStandardOutput;
     refuse_idle(*command, "--force", file, "a file as --output");

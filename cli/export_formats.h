@@ -4,7 +4,10 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <ostream>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "decode_record/trace_reader.h"
 
@@ -26,5 +29,13 @@ nlohmann::ordered_json step_map_json(const TraceReader& reader, std::int64_t ind
 /// KLASS's array of steps. Throws TraceError for a sequence that its form has no words for: tokens
 /// taken back, inserted or deleted, or decided outside of a denoising step, or no mask token.
 nlohmann::ordered_json klass_json(const TraceReader& reader, std::int64_t index);
+
+/// The stop tokens of the run, where the trace says them.
+std::set<std::int64_t> stop_ids(const TraceReader& reader);
+
+/// Rounds of a draft as JSON lines, which parse_rounds() reads: a header, then each sequence with
+/// its rounds. Throws UsageError for a trace without a draft, CorruptTrace for impossible rounds.
+void write_rounds_lines(const TraceReader& reader, const std::vector<std::int64_t>& sequences,
+                        std::ostream& out);
 
 }  // namespace blockscope

@@ -114,12 +114,7 @@ std::size_t response_length(const TraceReader& reader, const SequenceInfo& info,
   std::size_t length = last.gen_length;
   while (length > 0 && last.generated_tokens[length - 1] == last.mask_token_id) --length;
   if (info.finish_reason != FinishReason::stop) return length;
-  const auto run = nlohmann::json::parse(reader.info().meta.run_json, nullptr, false);
-  if (!run.is_object() || !run.contains("stop_ids") || !run["stop_ids"].is_array()) return length;
-  std::set<std::int64_t> stops;
-  for (const auto& id : run["stop_ids"]) {
-    if (id.is_number_integer()) stops.insert(id.get<std::int64_t>());
-  }
+  const std::set<std::int64_t> stops = stop_ids(reader);
   for (std::size_t i = 0; i < length; ++i) {
     if (stops.count(last.generated_tokens[i]) != 0) return i + 1;
   }
@@ -127,6 +122,16 @@ std::size_t response_length(const TraceReader& reader, const SequenceInfo& info,
 }
 
 }  // namespace
+
+std::set<std::int64_t> stop_ids(const TraceReader& reader) {
+  std::set<std::int64_t> ids;
+  const auto run = nlohmann::json::parse(reader.info().meta.run_json, nullptr, false);
+  if (!run.is_object() || !run.contains("stop_ids") || !run["stop_ids"].is_array()) return ids;
+  for (const auto& id : run["stop_ids"]) {
+    if (id.is_number_integer()) ids.insert(id.get<std::int64_t>());
+  }
+  return ids;
+}
 
 ordered_json frames_json(const TraceReader& reader, std::int64_t index) {
   const DecodeRecord record = reader.decode_record(index);

@@ -1,5 +1,6 @@
-// `blockscope import`: a decoding trajectory that another tool wrote becomes a trace of level
-// `trajectory`. The whole file is read and checked before the trace is begun.
+// `blockscope import`: a decoding trajectory that another tool wrote, or rounds of a draft that
+// another engine ran, becomes a trace of level `trajectory`. The whole file is read and checked
+// before the trace is begun.
 #include <fmt/format.h>
 
 #include <CLI/App.hpp>
@@ -20,6 +21,7 @@
 #include "decode_record/error.h"
 #include "decode_record/import_frames.h"
 #include "decode_record/import_klass.h"
+#include "decode_record/import_rounds.h"
 #include "decode_record/imported_trajectory.h"
 #include "decode_record/json_document.h"
 #include "decode_record/sha256.h"
@@ -76,28 +78,27 @@ ImportedTrajectory parse(const CLI::App& command, const ImportFlags& flags,
   return parse_frames(text, flags.input, flags.facts);
 }
 
-TraceMeta meta_of(const ImportedTrajectory& trajectory, const ImportFlags& flags,
-                  const std::string& text) {
-  TraceMeta meta = imported_meta(trajectory);
-  const nlohmann::ordered_json run = {
-      {"version", build_info().version},
-      {"imported",
-       {{"tool", trajectory.tool},
-        {"file", std::filesystem::path(flags.input).filename().string()},
-        {"sha256", sha256_hex(text)},
-        {"kept", nlohmann::ordered_json::parse(trajectory.kept)}}}};
+/// What was imported, as /run/json says it.
+nlohmann::ordered_json run_of(const ImportFlags& flags, const std::string& text,
+                              const std::string& tool, const std::string& kept) {
+  return {{"version", build_info().version},
+          {"imported",
+           {{"tool", tool},
+            {"file", std::filesystem::path(flags.input).filename().string()},
+            {"sha256", sha256_hex(text)},
+            {"kept", nlohmann::ordered_json::parse(kept)}}}};
+}
+
+/// The whole trace or nothing: unlike a run, an import has nothing to go on with.
+template <typename WriteRows>
+void write_trace(TraceMeta meta, const nlohmann::ordered_json& run, const ImportFlags& flags,
+                 const WriteRows& write_rows) {
   meta.run_json = run.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   if (const auto tokenizer = load_tokenizer(flags.tokenizer)) {
     for (std::int64_t id = 0; id < meta.vocab_size; ++id) {
       meta.pieces.push_back(tokenizer->token_bytes(static_cast<TokenId>(id)));
     }
   }
-  return meta;
-}
-
-/// The whole trace or nothing: unlike a run, an import has nothing to go on with.
-void write_trace(const ImportedTrajectory& trajectory, const TraceMeta& meta,
-                 const ImportFlags& flags) {
   const InterruptGuard guard;
   std::string partial;
   try {
@@ -105,7 +106,7 @@ void write_trace(const ImportedTrajectory& trajectory, const TraceMeta& meta,
     options.force = flags.force;
     TraceWriter writer(flags.output, meta, options);
     partial = writer.partial_path();
-    write_imported(trajectory, writer, [] { InterruptGuard::check(); });
+    write_rows(writer);
     InterruptGuard::check();
     writer.finish();
   } catch (...) {
@@ -113,6 +114,42 @@ void write_trace(const ImportedTrajectory& trajectory, const TraceMeta& meta,
     if (!partial.empty()) std::filesystem::remove(partial, ignored);
     throw;
   }
+}
+
+void say_done(const ImportFlags& flags, const std::vector<std::string>& notes,
+              std::size_t sequences, const std::string& tool, const std::string& count) {
+  for (const std::string& what : notes) note("note: {}: {}\n", flags.input, what);
+  say("{}: {} of {}, {}\n", flags.output, plural(static_cast<std::int64_t>(sequences), "sequence"),
+      printable(tool), count);
+}
+
+void import_rounds(const CLI::App& command, const ImportFlags& flags, const std::string& text) {
+  for (const char* option : {"--prompt-length", "--input-ids", "--block-causal"}) {
+    refuse_idle(command, option, false, "a trajectory: rounds of a draft say it themselves");
+  }
+  const ImportedRounds run = parse_rounds(text, flags.input, flags.facts);
+  nlohmann::ordered_json json = run_of(flags, text, run.engine, run.kept);
+  json["stop_ids"] = run.stop_ids;
+  write_trace(rounds_meta(run), json, flags, [&](TraceWriter& writer) {
+    write_rounds(run, writer, [] { InterruptGuard::check(); });
+  });
+  std::int64_t rounds = 0;
+  for (const DraftedSequence& sequence : run.sequences) rounds += std::ssize(sequence.rounds);
+  say_done(flags, run.notes, run.sequences.size(), run.engine, plural(rounds, "round"));
+}
+
+void import_trajectory(const CLI::App& command, const ImportFlags& flags, const std::string& text) {
+  const ImportedTrajectory trajectory = parse(command, flags, text);
+  write_trace(imported_meta(trajectory), run_of(flags, text, trajectory.tool, trajectory.kept),
+              flags, [&](TraceWriter& writer) {
+                write_imported(trajectory, writer, [] { InterruptGuard::check(); });
+              });
+  std::int64_t steps = 0;
+  for (const ImportedSequence& sequence : trajectory.sequences) {
+    steps += std::ssize(sequence.steps);
+  }
+  say_done(flags, trajectory.notes, trajectory.sequences.size(), trajectory.tool,
+           plural(steps, "denoising step"));
 }
 
 void run_import(const CLI::App& command, ImportFlags flags) {
@@ -138,27 +175,18 @@ void run_import(const CLI::App& command, ImportFlags flags) {
     }
   }
   const std::string text = read_document(flags.input);
-  const ImportedTrajectory trajectory = parse(command, flags, text);
-  write_trace(trajectory, meta_of(trajectory, flags, text), flags);
-  for (const std::string& what : trajectory.notes) note("note: {}: {}\n", flags.input, what);
-  std::int64_t steps = 0;
-  for (const ImportedSequence& sequence : trajectory.sequences) {
-    steps += static_cast<std::int64_t>(sequence.steps.size());
-  }
-  say("{}: {} of {}, {}\n", flags.output,
-      plural(static_cast<std::int64_t>(trajectory.sequences.size()), "sequence"), trajectory.tool,
-      plural(steps, "denoising step"));
+  is_rounds(text) ? import_rounds(command, flags, text) : import_trajectory(command, flags, text);
 }
 
 }  // namespace
 
 void add_import_command(CLI::App& app) {
-  auto* command =
-      app.add_subcommand("import", "Make a trace of a trajectory that another tool wrote");
+  auto* command = app.add_subcommand("import", "Make a trace of what another tool or engine wrote");
   auto flags = std::make_shared<ImportFlags>();
   command
       ->add_option("file", flags->input,
-                   "JSON: KLASS's --save_steps, or d2Cache's record (docs/interchange.md)")
+                   "JSON: KLASS's --save_steps, d2Cache's record, or rounds of a draft as JSON "
+                   "lines (docs/interchange.md)")
       ->required();
   command->add_option("-o,--output", flags->output, "Trace to write")->required();
   const auto number = [&](const char* name, std::optional<std::int64_t>& value, const char* text,
@@ -169,7 +197,9 @@ void add_import_command(CLI::App& app) {
          1);
   number("--mask-token-id", flags->facts.mask_token_id, "The mask, where the file is silent", 0);
   number("--block-length", flags->facts.block_length,
-         "Positions of a block (default: the file's; KLASS: those of its first step)", 1);
+         "Positions of a block (default: the file's; KLASS: those of its first step; rounds: "
+         "the certain token and what is drafted at most)",
+         1);
   number("--prompt-length", flags->facts.prompt_length,
          "KLASS: tokens of the prompt, to be compared with the file's first position", 0);
   command->add_option("--input-ids", flags->input_ids,
@@ -181,7 +211,8 @@ void add_import_command(CLI::App& app) {
   command->add_flag("--force", flags->force, "Replace an existing trace");
   command->footer(
       "Example: blockscope import all_steps_q0_s0.json --vocab-size 126464 \\\n"
-      "           --mask-token-id 126336 -o run.h5");
+      "           --mask-token-id 126336 -o run.h5\n"
+      "Example: blockscope import rounds.jsonl -o engine.h5 && blockscope diff ours.h5 engine.h5");
   command->callback([flags, command] {
     refuse_idle_beside(*command, "--prompt-length", "--input-ids");
     run_import(*command, *flags);

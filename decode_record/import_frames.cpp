@@ -18,10 +18,6 @@ constexpr std::size_t kDepth = 16;
 constexpr std::int64_t kFormatVersion = 2;
 constexpr float kRevokedConfidence = 1.0F;  // what WINO's deltas say of a mask that comes back
 
-bool given(const JsonNode& node, const char* key) {
-  return node.has(key) && !node.member(key).is_null();
-}
-
 std::vector<std::int64_t> read_tokens(const JsonNode& node, const ImportedTrajectory& facts) {
   std::vector<std::int64_t> tokens;
   for (const JsonNode& element : node.elements()) tokens.push_back(read_token(element, facts));

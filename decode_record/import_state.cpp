@@ -28,6 +28,10 @@ auto blame(const JsonNode& node, const Work& work) {
 
 }  // namespace
 
+bool given(const JsonNode& node, const char* key) {
+  return node.has(key) && !node.member(key).is_null();
+}
+
 float read_confidence(const JsonNode& node, float missing) {
   if (node.is_null()) return missing;
   return static_cast<float>(node.number(kSmallestConfidence, kLargestConfidence));
@@ -43,7 +47,7 @@ std::int64_t read_token(const JsonNode& node, const ImportedTrajectory& facts) {
 std::int64_t agreed(const std::optional<std::int64_t>& flag, const char* option,
                     const JsonNode& holder, const char* member, std::int64_t least,
                     std::int64_t most) {
-  if (!holder.has(member) || holder.member(member).is_null()) {
+  if (!given(holder, member)) {
     if (flag) return *flag;
     throw UsageError(fmt::format(
         "{}: needed, because the file does not say it. HINT: give the model's", option));

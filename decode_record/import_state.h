@@ -12,6 +12,9 @@
 
 namespace blockscope {
 
+/// Whether the member is there and not null; refuses what is no object.
+bool given(const JsonNode& node, const char* key);
+
 /// A probability, with room for the rounding of a sum, or a smaller measure; null: `missing`.
 float read_confidence(const JsonNode& node, float missing);
 

@@ -108,13 +108,23 @@ class RowWriter {
 
 }  // namespace
 
-TraceMeta imported_meta(const ImportedTrajectory& trajectory) {
+TraceMeta imported_model(const std::string& tool, std::int64_t vocab_size,
+                         std::int64_t mask_token_id) {
   TraceMeta meta;
   // A trace must have a shape; knows_model_shape() says that this one means nothing.
   meta.num_layers = meta.num_heads = meta.num_kv_heads = meta.head_dim = meta.hidden_size = 1;
   meta.softmax_scale = 1.0;
-  meta.vocab_size = trajectory.vocab_size;
-  meta.mask_token_id = trajectory.mask_token_id;
+  meta.vocab_size = vocab_size;
+  meta.mask_token_id = mask_token_id;
+  meta.level = RecordLevel::trajectory;
+  meta.record_everything();
+  const nlohmann::ordered_json model = {{kImportedKey, tool}};
+  meta.model_json = model.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return meta;
+}
+
+TraceMeta imported_meta(const ImportedTrajectory& trajectory) {
+  TraceMeta meta = imported_model(trajectory.tool, trajectory.vocab_size, trajectory.mask_token_id);
   meta.bidirectional = !trajectory.block_causal;
   meta.block_length = trajectory.block_length;
   for (const ImportedSequence& sequence : trajectory.sequences) {
@@ -122,10 +132,6 @@ TraceMeta imported_meta(const ImportedTrajectory& trajectory) {
       meta.has_revocations = meta.has_revocations || !step.revoked.empty();
     }
   }
-  meta.level = RecordLevel::trajectory;
-  meta.record_everything();
-  const nlohmann::ordered_json model = {{kImportedKey, trajectory.tool}};
-  meta.model_json = model.dump();
   return meta;
 }
 

@@ -56,6 +56,11 @@ struct ImportFacts {
   bool block_causal = false;         ///< --block-causal
 };
 
+/// The metadata of a trace of level `trajectory` whose model nobody knows, but for these; blocks,
+/// run_json and pieces are the caller's.
+TraceMeta imported_model(const std::string& tool, std::int64_t vocab_size,
+                         std::int64_t mask_token_id);
+
 /// The metadata of its trace; run_json and pieces are the caller's.
 TraceMeta imported_meta(const ImportedTrajectory& trajectory);
 

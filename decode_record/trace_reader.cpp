@@ -8,6 +8,7 @@
 #include <map>
 #include <utility>
 
+#include "decode_record/trace_header.h"
 #include "decode_record/trace_reader_impl.h"
 
 namespace blockscope {
@@ -128,6 +129,10 @@ std::string TraceReader::Impl::text(Field start, Field length, std::int64_t sequ
   const auto bytes = raw.column<char>(Field::sequence_bytes, value<std::int64_t>(start, sequence),
                                       value<std::int32_t>(length, sequence));
   return {bytes.begin(), bytes.end()};
+}
+
+TraceMeta read_trace_meta(const std::string& path) {
+  return read_header(open_trace(existing_trace(path), Writer::maybe));
 }
 
 TraceReader::TraceReader(const std::string& path) : impl_(std::make_unique<Impl>(path)) {}

@@ -53,6 +53,10 @@ struct StepColumns {
   std::vector<std::uint8_t> kind, recorded;
 };
 
+/// What is fixed for a trace, finished or `.partial`, without `pieces`; nothing else in it is read
+/// or checked. Throws as TraceReader does.
+TraceMeta read_trace_meta(const std::string& path);
+
 class TraceReader {
  public:
   /// Opens `path`; when it doesn't exist, `<path>.partial`. Throws NotATrace, UnsupportedVersion,

@@ -2,11 +2,14 @@
 // promises.
 #include <cstdint>
 #include <cstdlib>
+#include <iterator>
 #include <string_view>
+#include <utility>
 
 #include "decode_record/error.h"
 #include "decode_record/import_frames.h"
 #include "decode_record/import_klass.h"
+#include "decode_record/import_rounds.h"
 
 namespace {
 
@@ -36,6 +39,33 @@ void check(const ImportedTrajectory& trajectory) {
   }
 }
 
+/// Every round begins where the one before it ended, with the token that came there, and the target
+/// decided on what was accepted.
+void check(const ImportedRounds& run) {
+  const auto require = [](bool holds) {
+    if (!holds) std::abort();
+  };
+  const auto known = [&](std::int64_t token) { return token >= 0 && token < run.vocab_size; };
+  for (const DraftedSequence& sequence : run.sequences) {
+    auto position = static_cast<std::int64_t>(sequence.start.prompt.size());
+    const std::int64_t end = position + sequence.start.gen_length;
+    std::int64_t token = sequence.first_token;
+    for (const RoundRecord& round : sequence.rounds) {
+      require(round.position == position && position < end && known(token));
+      require(round.token == token && std::ssize(round.drafted) < run.block_length);
+      require(round.accepted >= 0 && round.accepted <= std::ssize(round.drafted));
+      require(round.target.size() == round.drafted.size());
+      for (std::size_t i = 0; i < round.drafted.size(); ++i) {
+        const bool accepted = std::cmp_less(i, round.accepted);
+        require(known(round.drafted[i]) || (!accepted && round.drafted[i] == kUnknown));
+        require(!accepted || round.target[i] == round.drafted[i]);
+      }
+      position = round.after();
+      token = round.next;
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -49,6 +79,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     } catch (const TrajectoryError&) {
     } catch (const UsageError&) {
     }
+  }
+  try {
+    facts.block_length = 4;
+    check(parse_rounds(input, "fuzz", facts));
+  } catch (const TrajectoryError&) {
+  } catch (const UsageError&) {
   }
   return 0;
 }

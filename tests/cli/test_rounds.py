@@ -1,0 +1,161 @@
+"""Rounds of other engines through `import` and `export --format rounds`, judged by h5py and by a model of drafting that
+round_files.py plays. Nothing here runs a model; tests/probe/parity/check_rounds.py does."""
+
+import json
+import random
+import unittest
+
+import h5py
+import numpy as np
+
+from capture_harness import require_binary
+from round_files import BLOCK, HEADER, VOCAB, RoundCase, play, written
+
+INTEGERS = ("target_token", "target_rank", "draft_rank")
+FLOATS = ("target_probability", "draft_probability", "draft_entropy", "target_entropy")
+
+
+class Rounds(RoundCase):
+    def check_rows(self, path, prompt, answer, rounds, known_target):
+        """The rows as docs/trace_format.md describes a capture's."""
+        with h5py.File(path) as trace:
+            self.assertEqual(int(trace.attrs["has_draft"]), 1)
+            rows = int(trace["/steps/committed"][0])
+            self.assertEqual(list(trace["/sequences/prompt_token"][:]), prompt)
+            self.assertEqual(int(trace["/sequences/gen_length"][0]), len(answer))
+            ends = [0, *trace["/frames/delta_end"][:rows]]
+            decided = [dict(zip(trace["/frames/position"][a:b].tolist(), trace["/frames/token"][a:b].tolist()))
+                       for a, b in zip(ends, ends[1:])]
+            expected = [(0, -1, 0, {0: answer[0]}, 0)]
+            for number, r in enumerate(rounds):
+                at = r["position"] - len(prompt)
+                inside = lambda tokens: {p: t for p, t in tokens.items() if p < len(answer)}
+                if r["drafted"]:
+                    expected.append((1, number, r["position"],
+                                     inside({at + 1 + i: r["drafted"][i] for i in range(r["accepted"])}),
+                                     len(r["drafted"])))
+                expected.append((2, number, r["position"], inside({at + r["accepted"] + 1: r["next"]}), 0))
+            columns = zip(*(trace[f"/steps/{n}"][:rows].tolist() for n in ("kind", "block", "block_start")), decided,
+                          trace["/steps/masks_left"][:rows].tolist())
+            self.assertEqual(list(columns), expected)
+            self.assertEqual(trace["/steps/context_length"][1:rows].tolist(),
+                             trace["/steps/block_start"][1:rows].tolist())
+            drafting = np.flatnonzero(trace["/steps/kind"][:rows] == 1)
+            self.assertTrue((trace["/draft/accepted"][:rows][trace["/steps/kind"][:rows] != 1] == -1).all())
+            for row, r in zip(drafting, (r for r in rounds if r["drafted"]), strict=True):
+                count = len(r["drafted"])
+                spread = lambda values: [-1, *values, *[-1] * (BLOCK - 1 - len(values))]
+                self.assertEqual(int(trace["/draft/accepted"][row]), r["accepted"])
+                self.assertEqual(trace["/prediction/token"][row].tolist(), spread(r["drafted"]))
+                self.assertEqual(trace["/steps/valid"][row].tolist(), [1] * (count + 1) + [0] * (BLOCK - 1 - count))
+                self.assertEqual(int(trace["/steps/valid"][row + 1].sum()), count + 1)
+                follows = r["accepted"] + 1  # from accepted and next, without the target's own list
+                told = r["target"] if known_target else r["target"][:follows] + [-1] * (count - follows)
+                self.assertEqual(trace["/draft/target_token"][row].tolist(), spread(told))
+                self.assertTrue((trace["/draft/target_rank"][row] == -1).all())
+                for name in FLOATS:
+                    self.assertTrue(np.isnan(trace[f"/draft/{name}"][row]).all(), name)
+
+    def test_every_way_to_say_it_gives_the_same_rows(self):
+        prompt = [3, 1, 4]
+        for seed, at_most in ((1, None), (2, None), (3, BLOCK - 1), (4, 1)):
+            answer, rounds = play(seed, prompt, 30, drafted_at_most=at_most)
+            start = {"sequence": "r", "prompt_ids": prompt, "gen_length": 30}
+            whole = written(rounds, rounds[0])
+            self.check_rows(self.imported([HEADER, start, *whole], "whole"), prompt, answer, rounds, True)
+            for keep, known in ((("accepted", "next", "position"), False), (("accepted", "token", "next"), False),
+                                (("target", "token", "next"), True)):
+                lines = written(rounds, keep)
+                lines[0]["token"] = answer[0]
+                self.check_rows(self.imported([HEADER, start, *lines], "part"), prompt, answer, rounds, known)
+                self.assertIn("the rounds are equal", self.must("diff", self.root / "whole.h5", self.root / "part.h5"))
+
+    def test_sequences_of_a_batch_come_in_each_other(self):
+        lines, expected = [HEADER], []
+        for i in range(4):
+            prompt = [i + 1] * (i + 1)
+            answer, rounds = play(10 + i, prompt, 20 + i)
+            expected.append((prompt, answer, rounds))
+            lines.append({"sequence": i, "name": f"q{i}", "prompt_ids": prompt, "gen_length": 20 + i})
+        for number in range(max(len(rounds) for _, _, rounds in expected)):
+            for i, (_, _, rounds) in enumerate(expected):
+                if number < len(rounds):
+                    lines.append({"sequence": i, "round": number} | rounds[number])
+        path = self.imported(lines, "batch")
+        for i, (prompt, answer, rounds) in enumerate(expected):
+            one = self.imported([HEADER, {"sequence": 0, "prompt_ids": prompt, "gen_length": len(answer)},
+                                 *({"sequence": 0} | r for r in rounds)], "one")
+            self.check_rows(one, prompt, answer, rounds, True)
+        info = json.loads(self.must("info", path, "--json"))
+        drafted = sum(len(rounds) for _, _, rounds in expected)
+        self.assertEqual((info["sequences"], info["rows"]["denoise"], info["rows"]["commit"]), (4, drafted, drafted))
+        self.assertEqual(info["model"], {"imported_from": "vLLM"})
+        self.assertEqual(info["run"]["imported"]["kept"], {"engine_version": "0.0", "target": "t", "draft": "d"})
+
+    def test_what_was_exported_comes_back(self):
+        chance = random.Random(5)
+        prompt, number = [9, 8], lambda: float(np.float32(chance.random()))
+        answer, rounds = play(7, prompt, 25, drafted_at_most=BLOCK - 1)
+        for i, r in enumerate(rounds):
+            count = len(r["drafted"])
+            r |= {name: [number() for _ in range(count)] for name in ("confidence", *FLOATS)}
+            r |= {name: [chance.randrange(VOCAB) for _ in range(count)] for name in INTEGERS[1:]}
+            r |= {"next_confidence": number(), "target_ns": 20 + i} | ({"draft_ns": 10 + i} if count else {})
+            if count > 1:
+                r["target_rank"][0] = r["draft_entropy"][count - 1] = None
+        lines = [HEADER, {"sequence": 0, "name": "n", "prompt_ids": prompt, "gen_length": 25, "first_token": answer[0],
+                          "first_confidence": 0.5},
+                 *({"sequence": 0, "round": i} | r for i, r in enumerate(rounds)),
+                 {"sequence": 0, "finish_reason": "length", "text": "é\n"}]
+        path = self.imported(lines, "first")
+        with h5py.File(path) as trace:
+            rows = np.flatnonzero(trace["/steps/kind"][:] == 1)
+            for row, r in zip(rows, (r for r in rounds if r["drafted"]), strict=True):
+                count = len(r["drafted"])
+                for name in (*INTEGERS[1:], *FLOATS):
+                    values = [(-1 if name in INTEGERS else np.nan) if v is None else v for v in r[name]]
+                    np.testing.assert_array_equal(trace[f"/draft/{name}"][row][1:count + 1],
+                                                  np.array(values, trace[f"/draft/{name}"].dtype))
+                np.testing.assert_array_equal(trace["/prediction/confidence"][row][1:count + 1],
+                                              np.float32(r["confidence"]))
+                self.assertEqual(trace["/steps/pass_time_ns"][row:row + 2].tolist(), [r["draft_ns"], r["target_ns"]])
+        text = self.must("export", path, "--format", "rounds")
+        back = [json.loads(line) for line in text.splitlines()]
+        last = dict(lines[-2])  # what lies behind the answer's end is in no frame
+        if last["position"] + last["accepted"] + 1 >= len(prompt) + 25:
+            del last["next_confidence"]
+            if last["accepted"] == len(last["drafted"]):
+                last["next"] = None
+        expected = [{k: v for k, v in line.items() if v != [] or k == "drafted"} for line in [*lines[2:-2], last]]
+        self.assertEqual(back[:2] + back[-1:], lines[:2] + lines[-1:])
+        self.assertEqual(back[2:-1], expected)
+        again = self.root / "again.jsonl"
+        again.write_text(text)
+        self.must("import", again, "-o", again.with_suffix(".h5"))
+        with h5py.File(path) as one, h5py.File(again.with_suffix(".h5")) as two:
+            names = [f"/{group}/{n}" for group in ("draft", "steps", "frames", "prediction") for n in one[group]]
+            for name in names:
+                np.testing.assert_array_equal(one[name][:], two[name][:], err_msg=name)
+
+    def test_every_command_reads_it(self):
+        answer, rounds = play(1, [1, 2], 20)
+        start = {"sequence": "a", "prompt_ids": [1, 2]}
+        path = self.imported([HEADER, start, *written(rounds, rounds[0], "a")], "read")
+        table = self.must("info", path)
+        self.assertIn("not in the file that it was imported from", table)
+        lengths = [r["accepted"] + 1 for r in rounds]
+        self.assertIn(f"{len(rounds)} rounds", table)
+        self.must("analyze", path)
+        self.must("report", path, "-o", self.root / "r.html")
+        self.must("repack", path, "-o", self.root / "packed.h5", "--compress", "deflate", "-q")
+        for name in ("csv", "json", "frames", "step_map", "rounds"):
+            self.must("export", path, "--format", name)
+        self.assertIn(f"mean acceptance length           {np.mean(lengths):14.4f} {np.mean(lengths):14.4f}",
+                      self.must("diff", path, self.root / "packed.h5"))
+        with h5py.File(path) as trace:  # without gen_length the answer is what the rounds decided
+            self.assertEqual(int(trace["/sequences/gen_length"][0]), rounds[-1]["position"] + lengths[-1] + 1 - 2)
+
+
+if __name__ == "__main__":
+    require_binary()
+    unittest.main()
