@@ -130,7 +130,7 @@ void draw_rounds_legend(const PanelContext& context, const DraftValues& values) 
     case Scale::outcome:
       swatch("accepted", kAcceptedColour, scale);
       swatch("rejected", kRejectedColour, scale);
-      swatch("behind it", ImGui::GetColorU32(ImGuiCol_FrameBg), scale);
+      swatch("behind the first rejected", behind_colour(), scale);
       break;
     case Scale::rank:
       for (std::size_t i = 0; i < kRankClasses; ++i) {
@@ -193,6 +193,8 @@ void draw_survival(const PanelContext& context, const DraftTotals& totals, ImVec
     ImPlot::SetupAxesLimits(0.5, last + 0.5, 0.0, 1.05, ImPlotCond_Always);
     ImPlot::SetupLegend(ImPlotLocation_NorthEast);
     whole_numbers(ImAxis_X1);
+    constexpr std::array<double, 3> kShares = {0.0, 0.5, 1.0};
+    ImPlot::SetupAxisTicks(ImAxis_Y1, kShares.data(), static_cast<int>(kShares.size()));
     const auto sequence = static_cast<std::size_t>(context.model.block()->sequence);
     const bool both = context.model.overview()->info.num_sequences > 1;
     plot_survival("trace", totals.trace, both ? kNoValueColour : kAcceptedColour, context.scale);
@@ -258,6 +260,8 @@ std::string nothing_to_show(const ViewModel& model) {
 }
 
 }  // namespace
+
+Colour behind_colour() { return ImGui::GetColorU32(ImGuiCol_Text, 0.13F); }
 
 Colour colour_of_rank_class(std::size_t index, const Colormap& map) {
   return map.at(static_cast<float>(kRankClasses - 1 - index), 0.0F,

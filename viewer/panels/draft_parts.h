@@ -16,6 +16,8 @@ inline constexpr Colour kRejectedColour = kVermilion;
 /// The target's token is not in the draft's vocabulary.
 inline constexpr Colour kLackingColour = kPurple;
 
+/// Behind a round's first rejected token.
+Colour behind_colour();
 /// Of an accepted token, by its position in a block of `block_length`: darker further behind.
 Colour colour_of_position(std::int32_t position, std::int32_t block_length);
 /// Of rank_class(): the first one is the map's high end.

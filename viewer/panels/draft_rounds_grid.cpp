@@ -77,7 +77,7 @@ Look look_of(const PanelContext& context, const DraftRounds::Cell& cell, DraftOu
       case DraftOutcome::rejected:
         return {kRejectedColour, readable_on(kRejectedColour)};
       case DraftOutcome::behind:
-        return {ImGui::GetColorU32(ImGuiCol_FrameBg), ImGui::GetColorU32(ImGuiCol_TextDisabled)};
+        return {behind_colour(), ImGui::GetColorU32(ImGuiCol_Text, 0.62F)};
       case DraftOutcome::unknown:
         return {kNoValueColour, readable_on(kNoValueColour)};
     }
@@ -104,12 +104,12 @@ void draw_drafted(const PanelContext& context, const Grid& grid, std::size_t ind
   const bool values = context.state.draft.colour != DraftColour::outcome;
   if (values && outcome == DraftOutcome::behind) {
     // A bar below: it did not decide anything.
-    draw->AddRectFilled(low, high, ImGui::GetColorU32(ImGuiCol_FrameBg), 3.0F);
-    draw->AddRectFilled(ImVec2(low.x, high.y - grid.cell.y * 0.28F), high, look.fill, 3.0F);
-    look.text = ImGui::GetColorU32(ImGuiCol_TextDisabled);
+    draw->AddRectFilled(low, high, behind_colour(), 3.0F);
+    draw->AddRectFilled(ImVec2(low.x, high.y - grid.cell.y * 0.25F), high, look.fill, 3.0F);
+    look.text = ImGui::GetColorU32(ImGuiCol_Text, 0.62F);
   } else if (round.first_position + position >= grid.rounds.gen_length) {
     draw->AddRectFilled(low, high, faded(look.fill), 3.0F);  // no part of the answer
-    look.text = ImGui::GetColorU32(ImGuiCol_TextDisabled);
+    look.text = ImGui::GetColorU32(ImGuiCol_Text, 0.62F);
   } else {
     draw->AddRectFilled(low, high, look.fill, 3.0F);
   }
@@ -154,7 +154,7 @@ void draw_margins(const PanelContext& context, const Grid& grid) {
     const ImVec2 at(grid.corner.x, grid.top(index));
     if (here) {
       draw->AddRectFilled(ImVec2(at.x, at.y - 2.0F), ImVec2(right, at.y + grid.pitch - 3.0F),
-                          ImGui::GetColorU32(ImGuiCol_HeaderActive, 0.45F));
+                          ImGui::GetColorU32(ImGuiCol_HeaderActive, 0.35F));
     }
     const float above = (grid.cell.y - ImGui::GetTextLineHeight()) / 2;
     draw->AddText(ImVec2(at.x + 4.0F, at.y + above),
@@ -170,7 +170,7 @@ void draw_margins(const PanelContext& context, const Grid& grid) {
   draw->AddRectFilled(grid.corner, ImVec2(grid.corner.x + grid.size.x, grid.corner.y + grid.header),
                       back);
   for (std::int32_t p = 0; p <= grid.rounds.block_length; ++p) {
-    const std::string label = p < grid.rounds.block_length ? fmt::format("{}", p) : "behind";
+    const std::string label = p < grid.rounds.block_length ? fmt::format("{}", p) : "next";
     const float wide = ImGui::CalcTextSize(label.c_str()).x;
     const float x = grid.left(p) + (grid.cell.x - 2.0F - wide) / 2;
     if (x < right) continue;
@@ -239,7 +239,7 @@ void draw_draft_rounds(PanelContext& context, const DraftRounds& rounds) {
     ImGui::GetWindowDrawList()->AddRectFilled(
         ImVec2(grid.corner.x, grid.top(here) - 2.0F),
         ImVec2(grid.corner.x + grid.size.x, grid.top(here) + pitch - 3.0F),
-        ImGui::GetColorU32(ImGuiCol_HeaderActive, 0.45F));
+        ImGui::GetColorU32(ImGuiCol_HeaderActive, 0.35F));
   }
   for (std::size_t index = grid.seen.first; index < grid.seen.last; ++index) {
     draw_round(context, grid, index);
