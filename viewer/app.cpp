@@ -19,12 +19,13 @@
 namespace blockscope {
 namespace {
 
-const std::array<Panel, 8> kPanels = {
+const std::array<Panel, 9> kPanels = {
     {{"Trajectory", draw_trajectory_panel, trajectory_panel_table},
      {"Heads", draw_heads_panel, heads_panel_table},
      {"Heatmap", draw_heatmap_panel, heatmap_panel_table},
      {"Curves", draw_curves_panel, curves_panel_table},
      {"Selection", draw_selection_panel, selection_panel_table},
+     {"Draft", draw_draft_panel, draft_panel_table, fits_draft_panel},
      {"Compare", draw_compare_panel, compare_panel_table},
      {"Calibration", draw_calibration_panel, calibration_panel_table},
      {"Run", draw_run_panel, run_panel_table}}};
@@ -152,6 +153,10 @@ Image App::picture(double patience) {
   return image;
 }
 
+bool App::fits(const Panel& panel) const {
+  return panel.fits == nullptr || !options_.panels.empty() || panel.fits(model_);
+}
+
 void App::load_reuse() {
   reuse_pending_ = false;
   try {
@@ -215,6 +220,7 @@ void App::default_layout(unsigned dockspace) {
   ImGui::DockBuilderDockWindow("Calibration", right);
   ImGui::DockBuilderDockWindow("Compare", right);
   ImGui::DockBuilderDockWindow("Selection", right);
+  ImGui::DockBuilderDockWindow("Draft", right);
   ImGui::DockBuilderDockWindow("Heatmap", right);
   ImGui::DockBuilderFinish(dockspace);
   front_pending_ = 2;
@@ -244,7 +250,7 @@ void App::draw() {
   const auto shown = std::ranges::count_if(panels_, &Panel::visible);
   PanelContext context{model_, appearance_, state_, textures_, *map_, window_.scale()};
   for (Panel& panel : panels_) {
-    if (!panel.visible) continue;
+    if (!panel.visible || !fits(panel)) continue;
     if (shown == 1) ImGui::SetNextWindowDockID(dockspace, ImGuiCond_Always);
     const bool menu = menus_ && !(export_ && export_->frames > 0);
     if (ImGui::Begin(panel.name, &panel.visible, menu ? ImGuiWindowFlags_MenuBar : 0)) {

@@ -61,6 +61,8 @@ class App {
 
  private:
   void draw();
+  /// The active trace is one that the panel is about, or somebody asked for the panel by name.
+  bool fits(const Panel& panel) const;
   void draw_menu();
   void draw_status();
   void draw_problem();

@@ -39,7 +39,9 @@ void App::draw_menu() {
     ImGui::EndMenu();
   }
   if (ImGui::BeginMenu("View")) {
-    for (Panel& panel : panels_) ImGui::MenuItem(panel.name, nullptr, &panel.visible);
+    for (Panel& panel : panels_) {
+      ImGui::MenuItem(panel.name, nullptr, &panel.visible, fits(panel));
+    }
     ImGui::Separator();
     ImGui::MenuItem("Dark", "D", &appearance_.dark);
     if (ImGui::MenuItem("Default layout")) layout_pending_ = true;

@@ -18,6 +18,12 @@ inline constexpr std::array<std::string_view, 5> kColormapNames = {"viridis", "m
 /// Cells without a value: not recorded, no such position, NaN. No map contains it.
 inline constexpr Colour kNoValueColour = 0xFF8A8A8A;
 
+/// Of Okabe and Ito: distinct for colour-blind eyes.
+inline constexpr Colour kGreen = 0xFF739E00;      // #009E73
+inline constexpr Colour kVermilion = 0xFF005ED5;  // #D55E00
+inline constexpr Colour kSkyBlue = 0xFFE9B456;    // #56B4E9
+inline constexpr Colour kPurple = 0xFFA779CC;     // #CC79A7
+
 class Colormap {
  public:
   /// "viridis", or "viridis_r" for the reverse. Throws UsageError listing the names.

@@ -15,9 +15,8 @@
 namespace blockscope {
 namespace {
 
-/// Of one sequence in the trajectory's grid; more comes from a damaged file.
+/// Of one sequence; more comes from a damaged file.
 constexpr std::int64_t kMostPositions = 1 << 20;
-constexpr const char* kMaskSymbol = "\u2591";  // light shade
 
 /// Length of the valid UTF-8 sequence at `at`; 0: none.
 std::size_t utf8_length(const std::string& text, std::size_t at) {
@@ -114,18 +113,22 @@ std::string Trajectory::text_after(std::int32_t t) const {
   return text;
 }
 
+std::int64_t answer_length(const TraceReader& trace, std::int64_t sequence,
+                           const SequenceInfo& info) {
+  if (info.gen_length > kMostPositions) {
+    throw CorruptTrace(fmt::format("{}: sequence {}: expected at most {} positions, got {}",
+                                   trace.info().path, sequence, kMostPositions, info.gen_length));
+  }
+  return std::max<std::int64_t>(0, info.gen_length);
+}
+
 std::shared_ptr<const Trajectory> read_trajectory(const TraceReader& trace, std::int64_t sequence,
                                                   JobControl& control) {
   auto result = std::make_shared<Trajectory>();
   const SequenceInfo info = trace.sequence(sequence);
   for (const std::int64_t token : info.prompt) result->prompt += token_text(trace, token);
-  if (info.gen_length > kMostPositions) {
-    throw CorruptTrace(fmt::format("{}: sequence {}: expected at most {} positions, got {}",
-                                   trace.info().path, sequence, kMostPositions, info.gen_length));
-  }
-  result->gen_length = std::max<std::int64_t>(0, info.gen_length);
-  result->cells_of_position.resize(
-      static_cast<std::size_t>(std::max<std::int64_t>(0, info.gen_length)));
+  result->gen_length = answer_length(trace, sequence, info);
+  result->cells_of_position.resize(static_cast<std::size_t>(result->gen_length));
   const auto prompt_length = static_cast<std::int32_t>(info.prompt.size());
   const std::vector<std::int64_t> rows = trace.rows_of(sequence);
   for (std::size_t i = 0; i < rows.size(); ++i) {

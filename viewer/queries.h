@@ -25,6 +25,10 @@ struct Overview : Payload {
 };
 std::shared_ptr<const Overview> read_overview(TraceReader& trace);
 
+/// Positions of a sequence's answer, at least 0. Throws CorruptTrace where no file could hold them.
+std::int64_t answer_length(const TraceReader& trace, std::int64_t sequence,
+                           const SequenceInfo& info);
+
 /// One sequence's trajectory as a grid positions x steps.
 struct Trajectory : Payload {
   struct Cell {
@@ -96,6 +100,8 @@ std::shared_ptr<const SetsPayload> read_sets(const TraceReader& trace, const Blo
 /// A byte-level BPE piece or any bytes as readable text: invalid UTF-8 and control characters
 /// escaped, spaces kept.
 std::string readable_piece(const std::string& bytes);
+
+inline constexpr const char* kMaskSymbol = "\u2591";  ///< light shade
 
 /// A token's readable piece, "#id" when the trace has no vocabulary; one symbol for -1, a mask.
 std::string readable_token(const TraceReader& trace, std::int64_t token);

@@ -268,6 +268,25 @@ Data<PrefixText> ViewModel::prefix_text() {
       });
 }
 
+Data<DraftRounds> ViewModel::draft_rounds() {
+  if (block() == nullptr) return {};
+  return data_.request<DraftRounds>("draft", fmt::format("{}/{}", key("draft"), block()->sequence),
+                                    [trace = selection_.trace, sequence = block()->sequence](
+                                        OpenTraces& traces, JobControl& control) {
+                                      return read_draft_rounds(open_trace(traces, trace), sequence,
+                                                               control);
+                                    });
+}
+
+Data<DraftTotals> ViewModel::draft_totals() {
+  if (overview() == nullptr) return {};
+  return data_.request<DraftTotals>(
+      "draft totals", key("draft totals"),
+      [trace = selection_.trace](OpenTraces& traces, JobControl& control) {
+        return read_draft_totals(open_trace(traces, trace), control);
+      });
+}
+
 Data<StepKeys> ViewModel::step_keys() {
   if (step() == nullptr) return {};
   const auto kv_head = kv_head_slot();

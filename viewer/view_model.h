@@ -12,6 +12,7 @@
 
 #include "decode_record/command_files.h"
 #include "viewer/data_service.h"
+#include "viewer/draft_rounds.h"
 #include "viewer/file_watch.h"
 #include "viewer/queries.h"
 #include "viewer/step_keys.h"
@@ -104,6 +105,9 @@ class ViewModel {
   Data<SetsPayload> sets();
   Data<PrefixText> prefix_text();  ///< of the block
   Data<StepKeys> step_keys();      ///< of the selected step, layer and head's KV head
+  /// Of a drafted trace (has_draft): the selected sequence's rounds, and the whole trace's counts.
+  Data<DraftRounds> draft_rounds();
+  Data<DraftTotals> draft_totals();
 
  private:
   struct News;

@@ -22,8 +22,8 @@ namespace {
 using Mode = PanelState::Curves::Mode;
 
 /// Of kept heads and set sizes: Okabe and Ito without the two colours of A_out and A_in.
-constexpr std::array<Colour, 6> kLineColours = {0xFF739E00, 0xFFA779CC, 0xFFE9B456,
-                                                0xFF005ED5, 0xFF42E4F0, 0xFF8C8C8C};
+constexpr std::array<Colour, 6> kLineColours = {kGreen,     kPurple,    kSkyBlue,
+                                                kVermilion, 0xFF42E4F0, 0xFF8C8C8C};
 
 ImVec4 colour4(Colour colour) { return ImGui::ColorConvertU32ToFloat4(colour); }
 

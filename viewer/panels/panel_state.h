@@ -13,6 +13,7 @@
 #include "viewer/calibration_edit.h"
 #include "viewer/comparison.h"
 #include "viewer/panel_metrics.h"
+#include "viewer/panels/draft_state.h"
 #include "viewer/panels/selection_state.h"
 #include "viewer/view_model.h"
 
@@ -84,6 +85,7 @@ struct PanelState {
     CompareScope scope = CompareScope::matched;
   } compare;
   SelectionState selection;
+  DraftState draft;
 };
 
 }  // namespace blockscope

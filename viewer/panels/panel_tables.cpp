@@ -2,6 +2,7 @@
 // in the cache.
 #include <nlohmann/json.hpp>
 
+#include "viewer/draft_view.h"
 #include "viewer/panels/calibration_parts.h"
 #include "viewer/panels/panels.h"
 #include "viewer/tables.h"
@@ -94,6 +95,14 @@ std::optional<CsvTable> selection_panel_table(PanelContext& context) {
   const KeyView view = compare_keys(*keys.value, state.against, static_cast<std::size_t>(state.k));
   if (view.sets.keys.empty()) return std::nullopt;
   return step_keys_table(*keys.value, view, *text.value);
+}
+
+std::optional<CsvTable> draft_panel_table(PanelContext& context) {
+  if (!fits_draft_panel(context.model) || context.model.step() == nullptr) return std::nullopt;
+  const auto data = context.model.draft_rounds();
+  if (!data.value || data.value->rounds.empty()) return std::nullopt;
+  return context.state.draft.answer ? draft_answer_table(*data.value)
+                                    : draft_rounds_table(*data.value);
 }
 
 std::optional<CsvTable> compare_panel_table(PanelContext& context) {

@@ -27,9 +27,14 @@ struct Panel {
   void (*draw)(PanelContext&);
   /// The numbers shown; nullopt while there are none. nullptr: the panel has none.
   std::optional<CsvTable> (*table)(PanelContext&) = nullptr;
+  /// Whether the active trace is of the kind that the panel is about; nullptr: every trace is.
+  /// Others don't show it, unless it was asked for by name.
+  bool (*fits)(const ViewModel&) = nullptr;
   bool visible = true;
   float left = 0.0F, top = 0.0F, width = 0.0F, height = 0.0F;  ///< in the last frame
 };
+/// The trace was captured with a draft.
+bool fits_draft_panel(const ViewModel& model);
 /// The name in lower case.
 std::string panel_key(const Panel& panel);
 void draw_trajectory_panel(PanelContext& context);
@@ -37,6 +42,7 @@ void draw_heads_panel(PanelContext& context);
 void draw_heatmap_panel(PanelContext& context);
 void draw_curves_panel(PanelContext& context);
 void draw_selection_panel(PanelContext& context);
+void draw_draft_panel(PanelContext& context);
 void draw_compare_panel(PanelContext& context);
 void draw_run_panel(PanelContext& context);
 void draw_calibration_panel(PanelContext& context);
@@ -46,6 +52,7 @@ std::optional<CsvTable> heads_panel_table(PanelContext& context);
 std::optional<CsvTable> heatmap_panel_table(PanelContext& context);
 std::optional<CsvTable> curves_panel_table(PanelContext& context);
 std::optional<CsvTable> selection_panel_table(PanelContext& context);
+std::optional<CsvTable> draft_panel_table(PanelContext& context);
 std::optional<CsvTable> compare_panel_table(PanelContext& context);
 std::optional<CsvTable> calibration_panel_table(PanelContext& context);
 std::optional<CsvTable> run_panel_table(PanelContext& context);

@@ -9,11 +9,10 @@
 #include <cmath>
 
 #include "viewer/panels/selection_parts.h"
+#include "viewer/panels/token_lines.h"
 
 namespace blockscope {
 namespace {
-
-constexpr const char* kLineEnd = "\u23CE";  // as readable_piece writes it
 
 const ComparedKey* key_at(const KeyView& view, std::int64_t position) {
   const auto found = std::ranges::lower_bound(view.sets.keys, position, {}, &ComparedKey::position);
@@ -51,46 +50,11 @@ void tooltip(const StepKeys& keys, const KeyView& view, const PrefixText& text,
   ImGui::SetTooltip("%s", lines.c_str());
 }
 
-/// Lays the tokens out in lines of `width` pixels; once for each text and width.
-const PrefixLines& lines_of(PrefixLines& lines, const std::shared_ptr<const PrefixText>& text,
-                            float width) {
-  const float size = ImGui::GetFontSize();
-  if (lines.of == text && lines.width == width && lines.font_size == size) return lines;
-  lines = {text, width, size, {}, {}, {}};
-  const float space = ImGui::CalcTextSize(" ").x;
-  float x = 0.0F;
-  bool line_ends = true;
-  for (std::size_t i = 0; i < text->tokens.size(); ++i) {
-    const std::string label = label_of(*text, i);
-    // Spaces before a word are no part of its mark.
-    const std::size_t word = std::min(label.find_first_not_of(' '), label.size());
-    const float before = word < label.size() ? static_cast<float>(word) * space : 0.0F;
-    const float wide = std::max(ImGui::CalcTextSize(label.c_str()).x - before, 0.4F * size);
-    if (line_ends || x + before + wide > width || i == text->prompt_length) {
-      lines.first.push_back(i);
-      x = 0.0F;
-    } else {
-      x += text->has_pieces ? before : space;
-    }
-    lines.left.push_back(x);
-    lines.wide.push_back(wide);
-    x += wide;
-    line_ends = text->has_pieces && label.ends_with(kLineEnd);
-  }
-  lines.first.push_back(text->tokens.size());
-  return lines;
-}
-
-std::size_t line_of(const PrefixLines& lines, std::size_t position) {
-  const auto after = std::ranges::upper_bound(lines.first, position);
-  return static_cast<std::size_t>(std::max<std::ptrdiff_t>(0, after - lines.first.begin() - 1));
-}
-
 struct TextArea {
-  const PrefixLines& lines;
+  const TokenLines& lines;
   ImVec2 origin;
   float gutter, line_height;
-  std::size_t first_line, last_line;  // that can be seen
+  SeenLines seen;
 };
 
 void draw_token(const TextArea& area, const ComparedKey* key, bool here, ImVec2 low, float wide,
@@ -113,17 +77,17 @@ void draw_token(const TextArea& area, const ComparedKey* key, bool here, ImVec2 
                           above ? ImVec2(high.x, low.y + bar) : high, mark);
     }
   }
-  while (label[0] == ' ' && label[1] != '\0') ++label;
-  draw->AddText(ImVec2(low.x, low.y + (area.line_height - height) / 2), colour, label);
+  draw->AddText(ImVec2(low.x, low.y + (area.line_height - height) / 2), colour,
+                without_spaces(label));
   if (here) draw->AddRect(low, high, ImGui::GetColorU32(ImGuiCol_Text), 2.0F, 0, 2.0F);
 }
 
-void draw_lines(const PanelContext& context, const KeyView& view, const TextArea& area) {
-  const PrefixText& text = *area.lines.of;
+void draw_lines(const PanelContext& context, const KeyView& view, const PrefixText& text,
+                const TextArea& area) {
   ImDrawList* draw = ImGui::GetWindowDrawList();
   const Colour faint = ImGui::GetColorU32(ImGuiCol_TextDisabled);
   const float inset = (area.line_height - ImGui::GetTextLineHeight()) / 2;
-  for (std::size_t line = area.first_line; line < area.last_line; ++line) {
+  for (std::size_t line = area.seen.first; line < area.seen.last; ++line) {
     const float y = area.origin.y + static_cast<float>(line) * area.line_height;
     const std::string number = fmt::format("{}", area.lines.first[line]);
     const float right = area.origin.x + area.gutter - ImGui::GetFontSize() * 0.7F;
@@ -141,20 +105,6 @@ void draw_lines(const PanelContext& context, const KeyView& view, const TextArea
                  label_of(text, i).c_str());
     }
   }
-}
-
-/// The token under the mouse.
-std::int64_t token_at(const TextArea& area, ImVec2 mouse) {
-  const float line = std::floor((mouse.y - area.origin.y) / area.line_height);
-  if (line < 0.0F || line + 1.0F >= static_cast<float>(area.lines.first.size())) return -1;
-  const auto row = static_cast<std::size_t>(line);
-  const float x = mouse.x - area.origin.x - area.gutter;
-  for (std::size_t i = area.lines.first[row]; i < area.lines.first[row + 1]; ++i) {
-    if (x >= area.lines.left[i] && x < area.lines.left[i] + area.lines.wide[i]) {
-      return static_cast<std::int64_t>(i);
-    }
-  }
-  return -1;
 }
 
 struct Strip {
@@ -235,9 +185,7 @@ std::pair<std::int64_t, bool> draw_strip(PanelContext& context, const KeyView& v
 }  // namespace
 
 Colour colour_of(KeyMark mark) {
-  constexpr std::array<Colour, 3> kColours = {0xFF739E00,   // #009E73
-                                              0xFF005ED5,   // #D55E00
-                                              0xFFE9B456};  // #56B4E9
+  constexpr std::array<Colour, 3> kColours = {kGreen, kVermilion, kSkyBlue};
   return kColours.at(static_cast<std::size_t>(mark));
 }
 
@@ -249,21 +197,9 @@ void draw_mark(ImDrawList* draw, ImVec2 low, ImVec2 high, KeyMark mark) {
 }
 
 void draw_legend_entry(KeyMark mark, const std::string& text, float scale) {
-  const float height = ImGui::GetTextLineHeight();
-  const float swatch = height * 0.9F;
-  const float gap = 6.0F * scale;
-  if (ImGui::GetContentRegionAvail().x < swatch + gap + ImGui::CalcTextSize(text.c_str()).x) {
-    ImGui::NewLine();
-  }
-  const ImVec2 at = ImGui::GetCursorScreenPos();
-  const ImVec2 low(at.x, at.y + height * 0.08F);
-  const ImVec2 high(at.x + swatch, at.y + height * 0.92F);
-  ImDrawList* draw = ImGui::GetWindowDrawList();
-  draw->AddRectFilled(low, high, ImGui::GetColorU32(ImGuiCol_FrameBg));
-  draw_mark(draw, low, high, mark);
-  ImGui::SetCursorScreenPos(ImVec2(at.x + swatch + gap, at.y));
-  ImGui::TextUnformatted(text.c_str());
-  ImGui::SameLine(0.0F, 18.0F * scale);
+  legend_entry(text, scale, [mark](ImDrawList* draw, ImVec2 low, ImVec2 high) {
+    draw_mark(draw, low, high, mark);
+  });
 }
 
 void draw_prefix(PanelContext& context, const StepKeys& keys, const KeyView& view,
@@ -281,34 +217,31 @@ void draw_prefix(PanelContext& context, const StepKeys& keys, const KeyView& vie
                     ImGuiWindowFlags_AlwaysVerticalScrollbar);
   const float gutter = ImGui::CalcTextSize("000000").x;
   const float line_height = ImGui::GetTextLineHeight() * 1.35F;
-  const PrefixLines& lines = lines_of(
-      state.lines, text, std::max(60.0F, ImGui::GetContentRegionAvail().x - gutter - 2.0F));
-  const std::size_t count = lines.first.size() - 1;
+  const TokenLines& lines = state.lines;
+  lay_out(state.lines, text, std::max(60.0F, ImGui::GetContentRegionAvail().x - gutter - 2.0F),
+          {text->tokens.size(), [&](std::size_t i) { return label_of(*text, i); }, text->has_pieces,
+           text->prompt_length});
+  const std::size_t count = lines.count();
   if (state.scroll_to) {
-    const auto line = line_of(lines, static_cast<std::size_t>(*state.scroll_to));
+    const auto line = lines.line_of(static_cast<std::size_t>(*state.scroll_to));
     ImGui::SetScrollY(static_cast<float>(line) * line_height - ImGui::GetWindowHeight() / 2);
     state.scroll_to.reset();
   }
   const ImVec2 origin = ImGui::GetCursorScreenPos();
   ImGui::InvisibleButton("tokens", ImVec2(gutter + lines.width,
                                           std::max(1.0F, line_height * static_cast<float>(count))));
-  const float above = ImGui::GetScrollY() / line_height;
-  const float end = above + ImGui::GetWindowHeight() / line_height;
-  const TextArea area{lines,
-                      origin,
-                      gutter,
-                      line_height,
-                      std::min(count, static_cast<std::size_t>(std::max(0.0F, above))),
-                      std::min(count, static_cast<std::size_t>(std::max(0.0F, end)) + 1)};
-  draw_lines(context, view, area);
+  const TextArea area{lines, origin, gutter, line_height, seen_lines(count, line_height)};
+  draw_lines(context, view, *text, area);
   if (ImGui::IsItemHovered()) {
-    tooltip(keys, view, *text, token_at(area, ImGui::GetMousePos()));
+    const ImVec2 mouse = ImGui::GetMousePos();
+    tooltip(keys, view, *text,
+            lines.token_at(ImVec2(mouse.x - origin.x - gutter, mouse.y - origin.y), line_height));
   }
   ImGui::EndChild();
-  if (count > 0 && area.last_line - area.first_line < count) {  // the part that is on the screen
+  if (count > 0 && area.seen.last - area.seen.first < count) {  // the part that is on the screen
     outside->AddRect(
-        ImVec2(strip.x_of(static_cast<double>(lines.first[area.first_line])), strip.low.y - 1.0F),
-        ImVec2(strip.x_of(static_cast<double>(lines.first[area.last_line])), strip.high.y + 1.0F),
+        ImVec2(strip.x_of(static_cast<double>(lines.first[area.seen.first])), strip.low.y - 1.0F),
+        ImVec2(strip.x_of(static_cast<double>(lines.first[area.seen.last])), strip.high.y + 1.0F),
         ImGui::GetColorU32(ImGuiCol_Text), 0.0F, 0, 1.5F);
   }
 }

@@ -7,17 +7,10 @@
 #include <optional>
 #include <vector>
 
+#include "viewer/panels/token_lines.h"
 #include "viewer/step_keys.h"
 
 namespace blockscope {
-
-/// The prefix's tokens in lines, as wide as the panel.
-struct PrefixLines {
-  std::shared_ptr<const PrefixText> of;
-  float width = 0.0F, font_size = 0.0F;  ///< that it was made for
-  std::vector<float> left, wide;         ///< [N], in pixels; left counts from the line's start
-  std::vector<std::size_t> first;        ///< token that begins each line, and N at the end
-};
 
 struct SelectionState {
   KeysAgainst against = KeysAgainst::read;
@@ -30,7 +23,7 @@ struct SelectionState {
   KeysAgainst view_against = KeysAgainst::read;
   int view_k = 0;
   KeyView view;
-  PrefixLines lines;
+  TokenLines lines;  ///< of the prefix
 };
 
 }  // namespace blockscope

@@ -22,6 +22,9 @@ constexpr std::array<std::string_view, 2> kAgainst = {"read", "first"};
 /// Curves that are no metric over steps.
 constexpr std::array<std::string_view, 3> kCurveModes = {"heads", "recall-sizes", "unions"};
 
+/// The Draft panel's text instead of its rounds.
+constexpr std::string_view kDraftAnswer = "answer";
+
 template <typename Names>
 std::optional<std::size_t> index_in(const Names& names, std::string_view name) {
   const auto found = std::ranges::find(names, name);
@@ -33,6 +36,14 @@ std::optional<std::size_t> index_in(const Names& names, std::string_view name) {
 std::vector<std::string_view> metric_names() {
   std::vector<std::string_view> names;
   for (const PanelMetric& choice : kPanelMetrics) names.emplace_back(choice.array);
+  return names;
+}
+
+std::vector<std::string_view> draft_colour_names() {
+  std::vector<std::string_view> names;
+  for (std::size_t i = 0; i < kDraftColours; ++i) {
+    names.push_back(info_of(static_cast<DraftColour>(i)).name);
+  }
   return names;
 }
 
@@ -51,6 +62,12 @@ bool show(const std::string& what, const std::string& value, PanelState& state) 
     const auto against = index_in(kAgainst, value);
     if (against) state.selection.against = static_cast<KeysAgainst>(*against);
     return against.has_value();
+  }
+  if (what == "draft") {
+    const auto colour = index_in(draft_colour_names(), value);
+    if (colour) state.draft.colour = static_cast<DraftColour>(*colour);
+    state.draft.answer = value == kDraftAnswer;
+    return colour || state.draft.answer;
   }
   const auto metric = index_in(metric_names(), value);
   if (what == "compare") {
@@ -80,10 +97,12 @@ bool show(const std::string& what, const std::string& value, PanelState& state) 
 
 std::string show_text_help() {
   return fmt::format(
-      "heads=METRIC, curves=METRIC or {}, heatmap={}, selection={}, compare={}, scope={}; "
+      "heads=METRIC, curves=METRIC or {}, heatmap={}, selection={}, draft={}|{}, compare={}, "
+      "scope={}; "
       "METRIC: {}",
       fmt::join(kCurveModes, " or "), fmt::join(kHeatmaps, "|"), fmt::join(kAgainst, "|"),
-      fmt::join(kCompareModes, "|"), fmt::join(kScopes, "|"), fmt::join(metric_names(), ", "));
+      fmt::join(draft_colour_names(), "|"), kDraftAnswer, fmt::join(kCompareModes, "|"),
+      fmt::join(kScopes, "|"), fmt::join(metric_names(), ", "));
 }
 
 void show_from_text(const std::string& text, PanelState& state) {
