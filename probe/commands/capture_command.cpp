@@ -32,11 +32,8 @@ namespace {
 struct CaptureFlags {
   ModelFlags model;
   std::string draft;
-<<<<<<< HEAD
   std::string recorded_model = "draft";
-=======
   bool no_draft_cost = false;
->>>>>>> analysis17
   PromptFlags prompts;
   DecodingFlags decoding;
   PolicyFlags policy;
@@ -163,11 +160,8 @@ void check_flags(const CLI::App& command, const CaptureFlags& flags) {
       "a policy other than exact, which is its own shadow, or a --cache that keeps entries");
   check_record_flags(command, flags.record);
   if (!flags.draft.empty()) check_draft_flags(command);
-<<<<<<< HEAD
   refuse_idle(command, "--recorded-model", !flags.draft.empty(), "--draft");
-=======
   refuse_idle(command, "--no-draft-cost", !flags.draft.empty(), "--draft");
->>>>>>> analysis17
   if (flags.replay.empty()) {
     check_decoding_flags(command, flags.decoding);
     check_prompt_flags(command, flags.prompts);
@@ -260,16 +254,12 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
 
   RecorderOptions recorder =
       recorder_options(flags.record, *policy.policy, longest, recorded, decode);
-<<<<<<< HEAD
-  if (draft) recorder.meta.model_json = drafted_model_json(draft->recorded, model, which);
-=======
   if (draft) {
-    recorder.meta.model_json = drafted_model_json(recorded, model);
+    recorder.meta.model_json = drafted_model_json(draft->recorded, model, which);
     if (!flags.no_draft_cost) {
       recorder.meta.draft_cost = draft_cost_plan(decode.block_length(), mean_context(prompts));
     }
   }
->>>>>>> analysis17
   recorder.meta.has_revocations = revokes;
   check_filter(recorder, decode, prompts);
   recorder.meta.run_json = run_json({decode, flags.decoding, policy, recorder.filter, prompts,
@@ -346,7 +336,6 @@ void add_capture_command(CLI::App& app, const Environment& environment,
   add_model_flags(*command, flags->model);
   command->add_option(
       "--draft", flags->draft,
-<<<<<<< HEAD
       "DFlash draft of the model (folder or hub id): it drafts, the model verifies");
   command
       ->add_option(
@@ -354,13 +343,9 @@ void add_capture_command(CLI::App& app, const Environment& environment,
           "Of the two, whose attention, queries and keys the trace has; rounds are the same")
       ->check(CLI::IsMember({"draft", "target"}))
       ->capture_default_str();
-=======
-      "DFlash draft of the model (folder or hub id): it drafts, the model verifies, and "
-      "the trace is the draft's");
   command->add_flag("--no-draft-cost", flags->no_draft_cost,
                     "Don't measure how long passes of draft and target take, which predicts the "
                     "speed-up of every block length");
->>>>>>> analysis17
   add_prompt_flags(*command, flags->prompts);
   command->add_option("--replay", flags->replay,
                       "Feed the trajectories of this trace instead of own choices");

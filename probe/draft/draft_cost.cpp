@@ -38,7 +38,8 @@ class CostMeter {
         draft_(draft.for_longest_sequence(context + longest)),
         target_cache_(filled(target_.config())),
         context_(filled(draft_.config())),
-        target_seams_(target_cache_, draft_.draft().target_layers, target_.config().num_layers),
+        target_seams_(target_cache_, draft_.draft().target_layers, target_.config().num_layers,
+                      nullptr),
         draft_seams_(context_, nullptr) {}
 
   int64_t target_pass(int64_t length) {
@@ -47,7 +48,7 @@ class CostMeter {
         at::randint(target_.config().vocab_size, {1, length}, random_, at::kLong);
     {
       const Stopwatch watch(elapsed);
-      target_seams_.begin_pass(length);
+      target_seams_.begin_round(nullptr, length);
       hidden_ = target_.forward(tokens, positions(length), target_seams_);
       best_tokens(target_.logits(hidden_[0]));  // on the host, so that a device has ended, too
     }
@@ -61,13 +62,14 @@ class CostMeter {
     block[0][0] = 0;
     {
       const Stopwatch watch(elapsed);
-      const at::Tensor features = draft_.context_features(target_seams_.taps(hidden_));
+      const at::Tensor features =
+          draft_.context_features(target_seams_.taps().side_by_side(hidden_));
       const RotaryRows rotary = draft_.body().rotary_rows(positions(length));
       for (int64_t layer = 0; layer < draft_.config().num_layers; ++layer) {
         const AttentionLayer& weights = draft_.body().attention_layer(layer);
         context_.store(layer, 0, weights.key(features, rotary), weights.value(features));
       }
-      draft_seams_.begin_pass(pass_);
+      draft_seams_.begin_round(pass_);
       const at::Tensor hidden = draft_.body().forward_embedded(draft_.embed(block, target_),
                                                                positions(length), draft_seams_);
       best_tokens(draft_.logits(hidden[0].narrow(0, 1, length - 1), target_));
