@@ -41,7 +41,7 @@ inline constexpr std::array<ModuleCommand, 9> kModuleCommands{{
     {"train", "Train a small block-diffusion model from scratch", &kRuntimeModule},
     {"eval", "Score a checkpoint on generated tasks", &kRuntimeModule},
     {"study", "Make a table or figure of the papers", &kRuntimeModule},
-    {"verify", "Measure what an attention policy saves and what it costs", &kRuntimeModule},
+    {"verify", "Measure what an attention policy or a draft saves and costs", &kRuntimeModule},
     {"frequencies", "Count a vocabulary's tokens in texts, for pc_sampler", &kRuntimeModule},
     {"bench", "Time decoding, recording and the kernels", &kRuntimeModule},
     {"view", "Look at traces in a window, or make pictures of them", &kViewerModule},

@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <filesystem>
 #include <memory>
@@ -21,6 +22,7 @@
 #include "decode_record/error.h"
 #include "probe/checkpoint/rope.h"
 #include "probe/commands/bench_report.h"
+#include "probe/commands/draft_comparison.h"
 #include "probe/commands/timing_observer.h"
 #include "probe/decode/gen_length.h"
 #include "probe/decode/sampling.h"
@@ -35,6 +37,9 @@ namespace {
 
 struct BenchFlags {
   ModelFlags model;
+  std::string draft;
+  PromptFlags prompts;                 // --draft alone, as
+  std::vector<int64_t> block_lengths;  // empty: --block-length, or the draft's
   DecodingFlags decoding;
   RecordFlags record;  // --predictions alone
   std::vector<std::string> levels{"off", "trajectory", "summary", "sets", "outputs", "full"};
@@ -42,7 +47,12 @@ struct BenchFlags {
   int64_t runs = 3;
   std::string folder;  // where the traces go; empty: the system's temporary folder
   bool json = false;
+  bool quiet = false;
 };
+
+constexpr std::array kOfLevels{"--levels", "--context", "--folder", "--predictions"};
+constexpr std::array kOfDrafts{"--block-lengths", "--prompt", "--prompts",     "--input-ids",
+                               "--metric",        "--limit",  "--no-thinking", "--chat"};
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -185,14 +195,20 @@ void run_bench(const CLI::App& command, const BenchFlags& flags, const Environme
                                                             : std::filesystem::path(flags.folder);
   const std::string path = (folder / fmt::format("blockscope-bench-{}.h5", getpid())).string();
 
+  Progress progress(flags.quiet);
+  const double all = static_cast<double>(flags.runs) * static_cast<double>(flags.levels.size());
+  double done = 0.0;
   run_once("off", model, decode, requests, flags.record, path);  // warm-up, not counted
   std::vector<std::vector<Timing>> timings(flags.levels.size());
   // Level by level in turn, so that a drift of the machine's speed meets all of them.
   for (int64_t run = 0; run < flags.runs; ++run) {
     for (size_t i = 0; i < flags.levels.size(); ++i) {
       timings[i].push_back(run_once(flags.levels[i], model, decode, requests, flags.record, path));
+      progress.update(++done / all,
+                      fmt::format("level {} · run {}/{}", flags.levels[i], run + 1, flags.runs));
     }
   }
+  progress.clear();
   nlohmann::json json = nlohmann::json::array();
   if (!flags.json) {
     say("{}: context {}, gen length {}, B {}, batch {}, {} threads, median of {}\n",
@@ -212,6 +228,32 @@ void run_bench(const CLI::App& command, const BenchFlags& flags, const Environme
   if (flags.json) say("{}\n", json.dump(1));
 }
 
+void bench_draft(const CLI::App& command, const BenchFlags& flags, const Environment& environment) {
+  const InterruptGuard guard;
+  const DraftComparison run =
+      compare_with_draft({command, flags.model, flags.draft, flags.prompts, flags.decoding,
+                          flags.block_lengths, flags.runs, flags.quiet},
+                         environment);
+  const std::vector<DraftMeasured> measured = measured_of(run.runs, run.prompts, run.alone);
+  say("{}", flags.json ? draft_bench_json(measured, run.facts, run.prompts)
+                       : draft_bench_text(measured, run.facts, run.prompts));
+}
+
+void check_flags(const CLI::App& command, const BenchFlags& flags) {
+  const bool drafted = !flags.draft.empty();
+  for (const char* option : kOfDrafts) refuse_idle(command, option, drafted, "--draft");
+  if (drafted) {
+    for (const char* option : kOfLevels) refuse_idle_beside(command, option, "--draft");
+    refuse_idle_beside(command, "--block-length", "--block-lengths");
+    check_draft_flags(command);
+    check_prompt_flags(command, flags.prompts);
+  }
+  check_decoding_flags(command, flags.decoding, /*draws=*/!drafted);
+  refuse_idle(command, "--folder",
+              std::ranges::any_of(flags.levels, [](const auto& level) { return level != "off"; }),
+              "--levels that write a trace");
+}
+
 }  // namespace
 
 void add_bench_command(CLI::App& app, const Environment& environment) {
@@ -221,10 +263,20 @@ void add_bench_command(CLI::App& app, const Environment& environment) {
   CLI::App* command = app.add_subcommand("bench", "Time decoding and recording on this machine");
   command->footer(
       "Example: blockscope bench models/needle --context 1024 --gen-length 64\n"
+      "         blockscope bench TARGET --draft DRAFT --prompts prompts.jsonl --block-lengths "
+      "8,16\n"
       "Overhead is against the first level listed, each run against the one beside it: the "
       "median,\n"
       "and the least and most seen. The last column is MB written a second.");
   add_model_flags(*command, flags->model);
+  command->add_option("--draft", flags->draft,
+                      "DFlash draft of the model: time decoding with it beside the model alone");
+  command
+      ->add_option("--block-lengths", flags->block_lengths,
+                   "With --draft: rounds of each of these lengths, separated by commas")
+      ->delimiter(',')
+      ->check(whole_number(1));
+  add_prompt_flags(*command, flags->prompts);
   add_decoding_flags(*command, flags->decoding);
   command->add_option("--levels", flags->levels, "off and recorder levels, separated by commas")
       ->delimiter(',')
@@ -233,22 +285,27 @@ void add_bench_command(CLI::App& app, const Environment& environment) {
   command->add_option("--context", flags->context_length, "Prompt length in tokens")
       ->check(whole_number(1))
       ->capture_default_str();
-  command->add_option("--runs", flags->runs, "Runs of each level; the median is printed")
+  command
+      ->add_option("--runs", flags->runs,
+                   "Runs of each level, or with and without the draft; "
+                   "the median is printed")
       ->check(whole_number(1))
       ->capture_default_str();
   command->add_option("--folder", flags->folder, "Where traces are written (and removed)");
   command->add_flag("--json", flags->json, "Print JSON");
+  command->add_flag("-q,--quiet", flags->quiet, "No progress");
   command->callback([flags, command, environment] {
-    // Without stop tokens every run takes the same steps; whoever names some wants them.
+    // Without stop tokens every run takes the same steps; whoever names some, or brings prompts,
+    // wants them.
     if (command->get_option("--no-stop")->count() == 0) {
-      flags->decoding.no_stop = flags->decoding.stop_ids.empty();
+      flags->decoding.no_stop = flags->decoding.stop_ids.empty() && flags->draft.empty();
     }
-    check_decoding_flags(*command, flags->decoding, /*draws=*/true);
-    refuse_idle(
-        *command, "--folder",
-        std::ranges::any_of(flags->levels, [](const auto& level) { return level != "off"; }),
-        "--levels that write a trace");
-    run_bench(*command, *flags, environment);
+    check_flags(*command, *flags);
+    if (flags->draft.empty()) {
+      run_bench(*command, *flags, environment);
+    } else {
+      bench_draft(*command, *flags, environment);
+    }
   });
 }
 

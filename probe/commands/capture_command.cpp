@@ -126,20 +126,6 @@ void print_totals(const CaptureTotals& totals, const ResumeState& resumed, size_
   throw Error(failure.message());
 }
 
-/// Options that mean nothing where a draft fills a block in one pass.
-void check_draft_flags(const CLI::App& command) {
-  for (const char* option : {"--strategy", "--denoising-steps", "--rank-by", "--quota",
-                             "--threshold", "--density-sigma", "--cache", "--policy", "--shadow",
-                             "--mask-token-id", "--no-graphs", "--predictions", "--steps"}) {
-    if (command.get_option(option)->count() == 0) continue;
-    throw UsageError(
-        fmt::format("{}: does nothing with --draft, whose rounds are one pass of the draft and one "
-                    "of its target. "
-                    "HINT: leave it out",
-                    option));
-  }
-}
-
 /// Where a round of these prompts stands in the middle, if their answers are as long as they may
 /// be.
 int64_t mean_context(const std::vector<RunPrompt>& prompts) {
@@ -203,6 +189,7 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   files.reads_trace(flags.replay);
   files.reads_checkpoint(
       resolve_model(flags.model.model, flags.model.revision, environment.hub).folder);
+  if (!flags.draft.empty()) files.reads_checkpoint(draft_folder(flags.draft, environment));
   for (const std::string& name : {output, output + ".partial"}) files.reserve(name, true);
   ReplaySource replay;
   if (!flags.replay.empty()) {
@@ -219,9 +206,8 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
       overrides.block_source = "trace of --replay";
     }
   }
-  ModelFlags of_target = flags.model;
-  if (!flags.draft.empty()) of_target.overrides = {};  // they are the draft's
-  const LoadedModel model = load_model(of_target, environment);
+  const LoadedModel model =
+      load_model(flags.draft.empty() ? flags.model : flags_of_target(flags.model), environment);
   std::optional<LoadedDraft> draft;
   if (!flags.draft.empty()) draft = load_draft(flags.draft, flags.model, model, environment);
   const RecordedModel which =

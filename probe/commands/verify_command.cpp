@@ -1,14 +1,13 @@
 #include "probe/commands/verify_command.h"
 
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "command_line/interrupt.h"
@@ -17,7 +16,7 @@
 #include "command_line/standard_streams.h"
 #include "decode_record/command_files.h"
 #include "decode_record/error.h"
-#include "kernels/ops.h"
+#include "probe/commands/draft_comparison.h"
 #include "probe/run/run_description.h"
 #include "probe/verify/verify_figure.h"
 #include "probe/verify/verify_report.h"
@@ -31,6 +30,7 @@ namespace fs = std::filesystem;
 
 struct VerifyFlags {
   ModelFlags model;
+  std::string draft;
   PromptFlags prompts;
   DecodingFlags decoding;
   SettingFlags setting;
@@ -65,8 +65,22 @@ PolicyFlags policy_of(const CLI::App& command, PolicyFlags flags) {
   return flags;
 }
 
+/// Options of policies, which a drafted run has none of.
+void check_flags_with_draft(const CLI::App& command, const VerifyFlags& flags) {
+  for (const char* option :
+       {"--policy", "--k", "--density", "--exact-layers", "--page", "--per-block", "--policy-seed",
+        "--tau", "--reuse", "--against", "--sweep", "--taus", "--gammas", "--csv", "--figures"}) {
+    refuse_idle_beside(command, option, "--draft");
+  }
+  check_draft_flags(command);
+  check_decoding_flags(command, flags.decoding);
+  check_prompt_flags(command, flags.prompts);
+  refuse_idle(command, "--force", !flags.output.empty(), "-o");
+}
+
 /// Fills in what the options leave open, and refuses what makes no sense.
 void check_flags(const CLI::App& command, VerifyFlags& flags) {
+  if (!flags.draft.empty()) return check_flags_with_draft(command, flags);
   flags.setting.policy = policy_of(command, flags.setting.policy);
   refuse_idle(command, "--taus", flags.setting.sweep, "--sweep");
   refuse_idle(command, "--gammas", flags.setting.sweep, "--sweep");
@@ -139,41 +153,16 @@ std::string decoding_line(const DecodingFlags& flags, const DecodeOptions& decod
   return fmt::format("{}, B {}, at most {} steps a block, gen length {}, {}, seed {}",
                      strategy_text(decode.unmasking), decode.block_length(),
                      decode.unmasking.denoising_steps, flags.gen_length,
-                     flags.sampling.temperature == 0.0
-                         ? "greedy"
-                         : fmt::format("temperature {:g}", flags.sampling.temperature),
-                     flags.sampling.seed);
-}
-
-std::string dtype_name(at::ScalarType dtype) {
-  if (dtype == at::kHalf) return "float16";
-  return dtype == at::kBFloat16 ? "bfloat16" : "float32";
+                     sampling_text(flags.sampling), flags.sampling.seed);
 }
 
 VerifyFacts facts_of(const VerifyFlags& flags, const LoadedModel& model,
                      const DecodeOptions& decode, const std::vector<RunPrompt>& prompts) {
-  VerifyFacts facts;
-  facts.model = flags.model.model;
-  facts.digest = model.digest;
-  facts.dtype = dtype_name(model.dtype);
-  facts.prompts = flags.prompts.file;
+  VerifyFacts facts = facts_of(flags.prompts.file, model, prompts);
   facts.decoding = decoding_line(flags.decoding, decode);
-  facts.instruction_set = instruction_set();
-  std::set<std::string> metrics;
-  facts.shortest_prompt = static_cast<int64_t>(prompts.front().request.prompt.size());
-  for (const RunPrompt& prompt : prompts) {
-    const auto length = static_cast<int64_t>(prompt.request.prompt.size());
-    facts.shortest_prompt = std::min(facts.shortest_prompt, length);
-    facts.longest_prompt = std::max(facts.longest_prompt, length);
-    if (prompt.metric.has_value()) metrics.emplace(metric_name(*prompt.metric));
-  }
-  facts.metric = metrics.size() == 1 ? *metrics.begin() : "score";
-  facts.threads = at::get_num_threads();
   facts.batch_size = flags.decoding.batch_size;
   facts.repeats = flags.repeats();
   facts.block_length = decode.block_length();
-  facts.head_dim = model.config.head_dim;
-  facts.element_bytes = static_cast<int64_t>(at::elementSize(model.dtype));
   return facts;
 }
 
@@ -228,6 +217,57 @@ void verify(const VerifyFlags& flags, const Environment& environment, const Gnup
   }
 }
 
+std::vector<double> scores_of(const DraftSide& side, const DraftComparison& run) {
+  const Tokenizer* tokenizer = run.tokenizer ? &*run.tokenizer : nullptr;
+  std::vector<double> scores;
+  for (size_t i = 0; i < run.prompts.size(); ++i) {
+    const RunPrompt& prompt = run.prompts[i];
+    const std::string text = generated_text(side.prompts[i].generated, run.alone, tokenizer);
+    scores.push_back(prompt.metric ? score(*prompt.metric, text, prompt.answers)
+                                   : std::numeric_limits<double>::quiet_NaN());
+  }
+  return scores;
+}
+
+void verify_draft(const CLI::App& command, const VerifyFlags& flags,
+                  const Environment& environment) {
+  const InterruptGuard guard;  // before the output: a signal must not leave one behind
+  CommandFiles files;
+  files.reads(flags.prompts.file);
+  files.reads_checkpoint(
+      resolve_model(flags.model.model, flags.model.revision, environment.hub).folder);
+  files.reads_checkpoint(draft_folder(flags.draft, environment));
+  std::optional<OutputFile> output;
+  if (!flags.output.empty()) output = files.open(flags.output, flags.force);
+  const DraftComparison run = compare_with_draft({command,
+                                                  flags.model,
+                                                  flags.draft,
+                                                  flags.prompts,
+                                                  flags.decoding,
+                                                  {},
+                                                  flags.repeats(),
+                                                  flags.quiet},
+                                                 environment);
+  DraftVerification result;
+  result.measured = measured_of(run.runs, run.prompts, run.alone).front();
+  for (const TokenDifference& difference : result.measured.differences) {
+    const std::vector<int64_t>& alone = run.runs.alone.prompts[difference.prompt].generated;
+    result.ties.push_back(find_tie(run.target, run.alone, run.prompts[difference.prompt].request,
+                                   alone, difference,
+                                   [] { return InterruptGuard::signal() != 0; }));
+    InterruptGuard::check();
+  }
+  const DraftScores scores{scores_of(run.runs.alone, run),
+                           scores_of(run.runs.drafted.front(), run)};
+  result.scores = paired_scores(scores.alone, scores.drafted);
+  const std::string json =
+      draft_verify_json(result, run.runs, scores, run.facts, run.prompts, run.alone.stop_ids);
+  if (output) output->write(json);
+  InterruptGuard::check();
+  if (output) output->commit();
+  say("{}", flags.json ? json : draft_verify_text(result, run.facts, run.prompts));
+}
+
 }  // namespace
 
 void add_verify_command(CLI::App& app, const Environment& environment,
@@ -236,15 +276,18 @@ void add_verify_command(CLI::App& app, const Environment& environment,
   flags->decoding.gen_length = 32;
   flags->decoding.separate_commits = true;
   CLI::App* command =
-      app.add_subcommand("verify", "Measure what an attention policy saves and what it costs");
+      app.add_subcommand("verify", "Measure what an attention policy or a draft saves and costs");
   command->footer(
       "Example: blockscope verify models/needle --policy mage --k 16 \\\n"
       "           --prompts models/needle/demo.jsonl --threads 1\n"
       "--reuse reuse.json measures flashblock with a calibration file; with --sweep --figures DIR "
       "it\n"
       "draws the accuracy against the saving. --against quest,k=64,page=16 compares two policies.\n"
+      "verify TARGET --draft DRAFT compares decoding with a draft with the target alone.\n"
       "The exit code says that it was measured, not that it was good: read the last lines.");
   add_model_flags(*command, flags->model);
+  command->add_option("--draft", flags->draft,
+                      "DFlash draft of the model: measure decoding with it beside the model alone");
   flags->setting.policy.policy.clear();
   add_policy_flags(*command, flags->setting.policy);
   command
@@ -278,7 +321,11 @@ void add_verify_command(CLI::App& app, const Environment& environment,
   command->add_flag("-q,--quiet", flags->quiet, "No progress");
   command->callback([flags, command, environment, gnuplot_place] {
     check_flags(*command, *flags);
-    verify(*flags, environment, gnuplot_place);
+    if (flags->draft.empty()) {
+      verify(*flags, environment, gnuplot_place);
+    } else {
+      verify_draft(*command, *flags, environment);
+    }
   });
 }
 

@@ -19,6 +19,7 @@ namespace blockscope {
 namespace {
 
 constexpr int64_t kSubBlockLength = 8;  // as generate() of Fast-dLLM v2
+constexpr const char* kDraftRevision = "main";
 constexpr uint64_t kLargestSeed = std::numeric_limits<uint64_t>::max();
 
 at::ScalarType resolve_dtype(const std::string& flag, const std::string& config_dtype) {
@@ -74,6 +75,35 @@ LoadedModel load_model(const ModelFlags& flags, const Environment& environment) 
   return loaded;
 }
 
+void check_draft_flags(const CLI::App& app) {
+  for (const char* option : {"--strategy", "--denoising-steps", "--rank-by", "--quota",
+                             "--threshold", "--density-sigma", "--cache", "--policy", "--shadow",
+                             "--mask-token-id", "--no-graphs", "--predictions", "--steps"}) {
+    const CLI::Option* given = app.get_option_no_throw(option);
+    if (given == nullptr || given->count() == 0) continue;
+    throw UsageError(
+        fmt::format("{}: does nothing with --draft, whose rounds are one pass of the draft and one "
+                    "of its target. "
+                    "HINT: leave it out",
+                    option));
+  }
+}
+
+ModelFlags flags_of_target(ModelFlags flags) {
+  flags.overrides = {};
+  return flags;
+}
+
+std::filesystem::path draft_folder(const std::string& name, const Environment& environment) {
+  return resolve_model(name, kDraftRevision, environment.hub).folder;
+}
+
+void check_round_length(const std::string& option, int64_t length, const ModelConfig& draft) {
+  if (length <= draft.draft->block_size) return;
+  throw UsageError(fmt::format("{}: expected at most the draft's {}, got {}", option,
+                               draft.draft->block_size, length));
+}
+
 LoadedDraft load_draft(const std::string& name, const ModelFlags& flags, const LoadedModel& target,
                        const Environment& environment) {
   if (!target.config.attention_causal || target.config.mask_token_id) {
@@ -86,7 +116,7 @@ LoadedDraft load_draft(const std::string& name, const ModelFlags& flags, const L
   LoadedModel& recorded = loaded.recorded;
   recorded.device = target.device;
   recorded.dtype = target.dtype;
-  recorded.source = resolve_model(name, "main", environment.hub);
+  recorded.source = resolve_model(name, kDraftRevision, environment.hub);
   const Checkpoint checkpoint = Checkpoint::open(recorded.source.folder, flags.overrides);
   if (!checkpoint.config().draft) {
     throw CheckpointError(
@@ -101,11 +131,7 @@ LoadedDraft load_draft(const std::string& name, const ModelFlags& flags, const L
   loaded.draft = std::make_shared<DraftModel>(
       DraftModel::load(checkpoint, recorded.dtype, recorded.device).packed());
   loaded.draft->check_target(target.config, target.digest);
-  if (recorded.config.block_length->value > recorded.config.draft->block_size) {
-    throw UsageError(fmt::format("--block-length: expected at most the draft's {}, got {}",
-                                 recorded.config.draft->block_size,
-                                 recorded.config.block_length->value));
-  }
+  check_round_length("--block-length", recorded.config.block_length->value, recorded.config);
   return loaded;
 }
 

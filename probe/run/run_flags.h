@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/App.hpp>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -47,10 +48,17 @@ struct LoadedDraft {
   LoadedModel recorded;  // without `model`
   std::shared_ptr<DraftModel> draft;
 };
+/// Throws UsageError for an option that means nothing where a draft fills a block in one pass.
+void check_draft_flags(const CLI::App& app);
+/// The same flags for the target: what overrides the model's config is the draft's.
+ModelFlags flags_of_target(ModelFlags flags);
+std::filesystem::path draft_folder(const std::string& name, const Environment& environment);
 /// `name`: folder or hub id. Throws CheckpointError where the draft is not one, or not this
 /// target's.
 LoadedDraft load_draft(const std::string& name, const ModelFlags& flags, const LoadedModel& target,
                        const Environment& environment);
+/// Throws UsageError where rounds of this length would be longer than the draft's blocks.
+void check_round_length(const std::string& option, int64_t length, const ModelConfig& draft);
 
 struct DecodingFlags {
   std::string strategy = "low_confidence_static";

@@ -12,6 +12,7 @@
 #include "command_line/standard_streams.h"
 #include "decode_record/error.h"
 #include "probe/decode/gen_length.h"
+#include "probe/tasks/task_generator.h"
 #include "probe/text/prompts.h"
 
 namespace blockscope {
@@ -85,7 +86,7 @@ void add_prompt_flags(CLI::App& app, PromptFlags& flags) {
   flags.command = &app;
   app.add_option("--prompt", flags.prompts, "Prompt text (may be given more than once)");
   app.add_option("--prompts", flags.file,
-                 "JSONL file: prompt, messages or input_ids; id, answer, metric, gen_length");
+                 "JSONL file: prompt, messages or input_ids; id, task, answer, metric, gen_length");
   app.add_option("--input-ids", flags.input_ids, "Token ids separated by commas");
   app.add_option("--metric", flags.metric,
                  "Score of lines that name none: exact_match, contains, f1, rouge_l, "
@@ -141,6 +142,7 @@ std::vector<RunPrompt> load_prompts(const PromptFlags& flags, const LoadedModel&
   for (const Prompt& prompt : set.prompts) {
     RunPrompt run;
     run.name = prompt.id;
+    run.task = prompt.task.empty() ? task_in_id(prompt.id) : prompt.task;
     run.answers = prompt.answers;
     if (!run.answers.empty())
       run.metric = prompt.metric.has_value() ? prompt.metric : default_metric;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <fstream>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <unordered_map>
@@ -122,9 +123,9 @@ PromptInput read_input(const LineReader& line) {
   return text;
 }
 
-/// "id" or "doc_id"; empty if there is neither.
-std::string read_id(const LineReader& line) {
-  for (const char* key : {"id", "doc_id"}) {
+/// The first of these keys that is there; empty if none is.
+std::string read_name(const LineReader& line, std::initializer_list<const char*> keys) {
+  for (const char* key : keys) {
     const json* value = line.find(key);
     if (value == nullptr) continue;
     if (value->is_number_integer()) return value->dump();
@@ -151,7 +152,8 @@ std::vector<std::string> read_answers(const LineReader& line) {
 
 Prompt read_prompt(const LineReader& line) {
   Prompt prompt;
-  prompt.id = read_id(line);
+  prompt.id = read_name(line, {"id", "doc_id"});
+  prompt.task = read_name(line, {"task"});
   prompt.input = read_input(line);
   prompt.answers = read_answers(line);
   if (const json* metric = line.find("metric")) {
@@ -169,8 +171,8 @@ Prompt read_prompt(const LineReader& line) {
 json parse_line(std::string_view text, const std::string& place) {
   json object;
   try {
-    object = parse_json(text, place,
-                        "every line is one JSON object, such as {\"prompt\": \"...\"}");
+    object =
+        parse_json(text, place, "every line is one JSON object, such as {\"prompt\": \"...\"}");
   } catch (const CheckpointError& error) {
     throw PromptError(error.what());
   }
@@ -208,7 +210,8 @@ bool is_blank(std::string_view line) {
 
 PromptSet read_prompts(std::istream& stream, const std::string& where) {
   static const std::set<std::string, std::less<>> known = {
-      "prompt", "text", "messages", "input_ids", "id", "doc_id", "answer", "metric", "gen_length"};
+      "prompt", "text",   "messages", "input_ids",  "id",
+      "doc_id", "answer", "metric",   "gen_length", "task"};
   PromptSet set;
   std::unordered_map<std::string, std::size_t> line_of_id;
   std::set<std::string> unknown;

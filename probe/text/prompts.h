@@ -4,8 +4,9 @@
 //   {"messages": [{"role", "content"}, ...]} rendered with the checkpoint's chat template
 //   {"input_ids": [1, 2, 3]}                 token ids
 // Exactly one of them per line; optional: "id" or "doc_id" (string or integer), "answer" (string or
-// list of strings), "metric" (see metrics.h), "gen_length" (positive integer). Other keys are kept
-// out of the way with one warning per key.
+// list of strings), "metric" (see metrics.h), "gen_length" (positive integer), "task" (string or
+// integer: prompts of one task are counted together). Other keys are kept out of the way with one
+// warning per key.
 #pragma once
 
 #include <cstddef>
@@ -30,6 +31,7 @@ using PromptInput = std::variant<std::string, std::vector<ChatMessage>, std::vec
 struct Prompt {
   std::string id;  // as given, or "line-<n>" / "prompt-<n>"; unique within a set
   PromptInput input;
+  std::string task;                        // as given; empty: none
   std::vector<std::string> answers;        // empty: not scored
   std::optional<Metric> metric;            // nullopt: the run's default
   std::optional<std::int64_t> gen_length;  // nullopt: the run's default; else > 0

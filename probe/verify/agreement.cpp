@@ -11,13 +11,6 @@ double share(int64_t part, int64_t whole) {
   return whole == 0 ? 1.0 : static_cast<double>(part) / static_cast<double>(whole);
 }
 
-/// Tokens up to and including the first stop token.
-size_t answer_length(const std::vector<int64_t>& tokens, const std::vector<int64_t>& stop_ids) {
-  const auto stop =
-      std::find_first_of(tokens.begin(), tokens.end(), stop_ids.begin(), stop_ids.end());
-  return static_cast<size_t>(stop - tokens.begin()) + (stop == tokens.end() ? 0 : 1);
-}
-
 std::map<int64_t, int64_t> transfers(const ReplayStep& step) {
   std::map<int64_t, int64_t> tokens;
   for (size_t i = 0; i < step.positions.size(); ++i) tokens[step.positions[i]] = step.tokens[i];
@@ -61,6 +54,12 @@ double standard_error(double sum, double squares, int64_t count) {
 }
 
 }  // namespace
+
+size_t answer_length(const std::vector<int64_t>& tokens, const std::vector<int64_t>& stop_ids) {
+  const auto stop =
+      std::find_first_of(tokens.begin(), tokens.end(), stop_ids.begin(), stop_ids.end());
+  return static_cast<size_t>(stop - tokens.begin()) + (stop == tokens.end() ? 0 : 1);
+}
 
 double TokenAgreement::share_equal() const { return share(equal, positions); }
 double TokenAgreement::share_identical() const { return share(identical, sequences); }

@@ -2,6 +2,7 @@
 // scores, and how sure one can be of a difference in accuracy. Pure functions.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -9,6 +10,9 @@
 #include "probe/decode/decoder.h"
 
 namespace blockscope {
+
+/// Tokens up to and including the first stop token; without one, all of them.
+size_t answer_length(const std::vector<int64_t>& tokens, const std::vector<int64_t>& stop_ids);
 
 /// Generated tokens, compared up to and including the first stop token of either run: what lies
 /// behind it is filler. A position that only one run reached counts as different.

@@ -5,16 +5,13 @@
 #include <optional>
 #include <utility>
 
+#include "probe/verify/spread_json.h"
 #include "probe/verify/verify_report.h"
 
 namespace blockscope {
 namespace {
 
 using Json = nlohmann::ordered_json;  // keys in the order of the text
-
-Json to_json(const Spread& spread) {
-  return {{"median", spread.median}, {"low", spread.low}, {"high", spread.high}};
-}
 
 Json to_json(const KlSummary& kl) {
   Json json = {{"positions", kl.count}, {"mean", kl.mean}, {"p95", kl.p95}, {"max", kl.max}};
@@ -65,7 +62,7 @@ Json to_json(const FreeRun& run, const VerifyFacts& facts) {
     contexts.push_back({{"context_length", time.context_length},
                         {"keys_read", time.keys_read},
                         {"steps", time.steps},
-                        {"milliseconds", to_json(time.milliseconds)}});
+                        {"milliseconds", spread_json(time.milliseconds)}});
   }
   Json scores = Json::array();
   for (const double score : run.scores) scores.push_back(std::isnan(score) ? Json() : Json(score));
@@ -75,23 +72,9 @@ Json to_json(const FreeRun& run, const VerifyFacts& facts) {
           {"block_passes", run.times.block_passes},
           {"attention_seconds", run.times.attention},
           {"total_seconds", run.times.total},
-          {"attention_ms_per_pass", to_json(attention_per_pass(run))},
+          {"attention_ms_per_pass", spread_json(attention_per_pass(run))},
           {"attention_ms_per_step_and_sequence", std::move(contexts)},
           {"reads", to_json(run.reads, facts)}};
-}
-
-Json to_json(const PairedScores& scores) {
-  if (scores.count == 0) return {{"count", 0}};
-  return {{"count", scores.count},
-          {"reference", scores.mean_a},
-          {"policy", scores.mean_b},
-          {"reference_standard_error", scores.error_a},
-          {"policy_standard_error", scores.error_b},
-          {"difference_standard_error", scores.error_difference},
-          {"better", scores.better},
-          {"worse", scores.worse},
-          {"sign_test_p", scores.sign_test},
-          {"within_noise", scores.within_noise()}};
 }
 
 Json to_json(const Fidelity& fidelity, const VerifyFacts& facts) {
@@ -156,14 +139,14 @@ Json to_json(const SettingResult& result, const VerifyFacts& facts) {
   Json json;
   add_setting(result.setting, json);
   json["free_running"] = to_json(result.run, facts);
-  json["accuracy"] = to_json(result.scores);
+  json["accuracy"] = scores_json(result.scores, "reference", "policy");
   json["agreement"] = {{"positions", agreement.positions},
                        {"equal", agreement.equal},
                        {"share", agreement.share_equal()},
                        {"sequences", agreement.sequences},
                        {"identical", agreement.identical}};
   json["first_divergences"] = std::move(divergences);
-  json["attention_speedup"] = to_json(result.attention_speedup);
+  json["attention_speedup"] = spread_json(result.attention_speedup);
   add_replay(result, facts, json);
   return json;
 }

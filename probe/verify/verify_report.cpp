@@ -4,39 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <vector>
 
 #include "command_line/progress.h"
 #include "decode_record/text.h"
+#include "probe/verify/report_lines.h"
 
 namespace blockscope {
 namespace {
-
-/// 0.1234 -> "12.3 %".
-std::string percent(double share) { return fmt::format("{:.1f} %", share * 100.0); }
-
-std::string accuracy(const PairedScores& scores, double mean) {
-  return scores.count == 0 ? "n/a" : percent(mean);
-}
-
-/// Three columns: a name, the reference, the policy, and what is to be said about them.
-class Lines {
- public:
-  void title(const std::string& text) { fmt::format_to(out(), "\n{}\n", text); }
-  void row(const std::string& name, const std::string& reference, const std::string& policy,
-           const std::string& note = "") {
-    const std::string line =
-        fmt::format("  {:<24}{:>18}{:>18}   {}", name, reference, policy, note);
-    text_ += line.substr(0, line.find_last_not_of(' ') + 1) + '\n';
-  }
-  void line(const std::string& text) { text_ += "  " + text + '\n'; }
-  std::string take() { return std::move(text_); }
-  std::back_insert_iterator<std::string> out() { return std::back_inserter(text_); }
-
- private:
-  std::string text_;
-};
 
 std::string seconds(const std::vector<double>& repetitions) {
   const Spread spread = spread_of(repetitions);

@@ -1,39 +1,13 @@
 // What verify found, as text for people and as JSON and CSV for other tools.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 
+#include "probe/verify/verify_facts.h"
 #include "probe/verify/verify_result.h"
 
 namespace blockscope {
-
-/// What ran, for the heads of the outputs and for units.
-struct VerifyFacts {
-  std::string model;
-  std::string digest;
-  std::string dtype;
-  std::string prompts;
-  std::string decoding;  // one line: strategy, steps, lengths, seed
-  std::string metric;    // of the scored prompts; "score" when there are several
-  std::string instruction_set;
-  int64_t shortest_prompt = 0;  // tokens
-  int64_t longest_prompt = 0;
-  int64_t threads = 0;
-  int64_t batch_size = 0;
-  int64_t repeats = 0;
-  int64_t block_length = 0;
-  int64_t head_dim = 0;
-  int64_t element_bytes = 0;  // of a stored key
-
-  /// Bytes of key rows: K and V.
-  double bytes(int64_t rows) const {
-    return static_cast<double>(rows) * 2.0 * static_cast<double>(head_dim * element_bytes);
-  }
-  /// Bytes of ExternalReads::choice_rows: half as many each.
-  double choice_bytes(int64_t rows) const { return bytes(rows) / 2.0; }
-};
 
 /// The reference beside the policy, free-running and under replay.
 std::string detail_text(const VerifyResult& result, const VerifyFacts& facts);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "decode_record/text.h"
+#include "probe/verify/report_lines.h"
 #include "probe/verify/verify_report.h"
 
 namespace blockscope {
@@ -38,7 +39,18 @@ void add_whole_run(double reference, double policy, TimeVerdict& verdict) {
   }
 }
 
-std::string noise_verdict(const PairedScores& scores) {
+/// What was not read, and what choosing read instead: a policy must not look cheaper than it is.
+std::string saving_text(const ExternalReads& reads) {
+  const std::string text = fmt::format("{:.1f} %", reads.saving() * 100.0);
+  if (reads.choice_rows == 0) return text;
+  const double net = reads.saving_with_choice() * 100.0;
+  return text + (net < 0.0 ? fmt::format(" (with what choosing reads: {:.1f} % more read)", -net)
+                           : fmt::format(" (with what choosing reads: {:.1f} %)", net));
+}
+
+}  // namespace
+
+std::string noise_text(const PairedScores& scores) {
   if (scores.count == 0) {
     return "no prompt has an answer, so nothing is known about accuracy. HINT: JSONL lines with "
            "\"answer\"";
@@ -61,17 +73,6 @@ std::string noise_verdict(const PairedScores& scores) {
                     scores.sign_test)
               : fmt::format("; beyond sampling error (sign test p = {:.2g})", scores.sign_test));
 }
-
-/// What was not read, and what choosing read instead: a policy must not look cheaper than it is.
-std::string saving_text(const ExternalReads& reads) {
-  const std::string text = fmt::format("{:.1f} %", reads.saving() * 100.0);
-  if (reads.choice_rows == 0) return text;
-  const double net = reads.saving_with_choice() * 100.0;
-  return text + (net < 0.0 ? fmt::format(" (with what choosing reads: {:.1f} % more read)", -net)
-                           : fmt::format(" (with what choosing reads: {:.1f} %)", net));
-}
-
-}  // namespace
 
 std::string verdict_text(const VerifyResult& result) {
   const SettingResult& own = result.settings.front();
@@ -98,7 +99,7 @@ std::string verdict_text(const VerifyResult& result) {
       "Cost:  {}{}, {:.1f} % of the tokens equal, {}\n"
       "Noise: {}\n",
       pair, saved, time.saved, time.cost, accuracy, own.agreement.share_equal() * 100.0, kl,
-      noise_verdict(scores));
+      noise_text(scores));
 }
 
 }  // namespace blockscope

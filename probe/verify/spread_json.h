@@ -1,0 +1,31 @@
+// JSON of what several runs over the same prompts have in common.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "probe/verify/agreement.h"
+
+namespace blockscope {
+
+inline nlohmann::ordered_json spread_json(const Spread& spread) {
+  return {{"median", spread.median}, {"low", spread.low}, {"high", spread.high}};
+}
+
+/// `a`, `b`: what the two runs are called.
+inline nlohmann::ordered_json scores_json(const PairedScores& scores, const std::string& a,
+                                          const std::string& b) {
+  if (scores.count == 0) return {{"count", 0}};
+  return {{"count", scores.count},
+          {a, scores.mean_a},
+          {b, scores.mean_b},
+          {a + "_standard_error", scores.error_a},
+          {b + "_standard_error", scores.error_b},
+          {"difference_standard_error", scores.error_difference},
+          {"better", scores.better},
+          {"worse", scores.worse},
+          {"sign_test_p", scores.sign_test},
+          {"within_noise", scores.within_noise()}};
+}
+
+}  // namespace blockscope

@@ -1,0 +1,47 @@
+// What ran, for the heads of what verify and bench say.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "probe/run/run_flags.h"
+#include "probe/run/run_prompts.h"
+
+namespace blockscope {
+
+/// What ran, for the heads of the outputs and for units.
+struct VerifyFacts {
+  std::string model;
+  std::string digest;
+  std::string dtype;
+  std::string prompts;
+  std::string decoding;  // one line: strategy, steps, lengths, seed
+  std::string metric;    // of the scored prompts; "score" when there are several
+  std::string instruction_set;
+  int64_t shortest_prompt = 0;  // tokens
+  int64_t longest_prompt = 0;
+  int64_t threads = 0;
+  int64_t batch_size = 0;
+  int64_t repeats = 0;
+  int64_t block_length = 0;
+  int64_t head_dim = 0;
+  int64_t element_bytes = 0;  // of a stored key
+
+  /// Bytes of key rows: K and V.
+  double bytes(int64_t rows) const {
+    return static_cast<double>(rows) * 2.0 * static_cast<double>(head_dim * element_bytes);
+  }
+  /// Bytes of ExternalReads::choice_rows: half as many each.
+  double choice_bytes(int64_t rows) const { return bytes(rows) / 2.0; }
+};
+
+/// Of this model and these prompts; `decoding`, `batch_size`, `repeats` and `block_length` are left
+/// to the caller.
+VerifyFacts facts_of(const std::string& prompts_file, const LoadedModel& model,
+                     const std::vector<RunPrompt>& prompts);
+
+/// "greedy", "temperature 0.7".
+std::string sampling_text(const SamplingOptions& sampling);
+
+}  // namespace blockscope
