@@ -5,14 +5,16 @@ test_hostile_traces.py TRACE_TOOL [SEED [ROUNDS]]
 Whatever is in the file: no command dies of a signal, takes more than 30 s or 2 GB, or ends with
 another code than 0, 1 and 2; an error is one line that names the file; the file stays as it was."""
 
+import json
 import pathlib
 import random
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
 
-from capture_harness import require_binary, temporary_folder
+from capture_harness import require_binary, run, temporary_folder
 from hostile_trace import check, spoil
+from round_files import HEADER, play, written
 import test_trace_damage as damage
 
 
@@ -21,12 +23,26 @@ def commands(path, other, folder):
     yield "info", path, "--json"
     yield "export", path
     yield "export", path, "--format", "frames", "-o", folder / "out.json", "--force"
+    yield "export", path, "--format", "rounds", "-o", folder / "out.jsonl", "--force"
     yield "diff", path, other
     yield "diff", other, path, "--ignore-aborted"
     yield "analyze", path, "--threads", "1"
     yield "report", path, "-o", folder / "out.html", "--force", "--threads", "1"
     yield "repack", path, "-o", folder / "out.h5", "--force", "-q"
     yield "repack", path, "--repair", "-o", folder / "out.h5", "--force", "-q"
+
+
+def drafted(folder):
+    """A trace of rounds, which have an export and a comparison of their own."""
+    lines = [HEADER]
+    for i in range(3):
+        _, rounds = play(i, [1, 2], 40)
+        lines += [{"sequence": f"s{i}", "prompt_ids": [1, 2]}, *written(rounds, rounds[0], f"s{i}")]
+    source, path = folder / "rounds.jsonl", folder / "rounds.h5"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    code, _, err = run("import", source, "-o", path)
+    assert code == 0, err
+    return path
 
 
 def test_round(folder, sources, chance, number):
@@ -51,7 +67,7 @@ def main(tool, seed, rounds):
     slowest = 0.0
     with temporary_folder() as name:
         folder = pathlib.Path(name)
-        sources = [damage.fixture(folder), damage.killed(folder, 60)]
+        sources = [damage.fixture(folder), damage.killed(folder, 60), drafted(folder)]
         for number in range(rounds):
             results = test_round(folder, sources, chance, number)
             runs += len(results)
