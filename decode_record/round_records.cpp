@@ -14,6 +14,7 @@ namespace blockscope {
 namespace {
 
 constexpr std::int64_t kRowsAtATime = 1024;
+constexpr std::size_t kRowsBetweenReports = 64;
 
 /// Some rows of a trace, of whichever sequences.
 struct Slab {
@@ -52,13 +53,17 @@ class RoundReader {
     answer_.assign(static_cast<std::size_t>(info.gen_length), kUnknown);
   }
 
-  DraftedSequence read(const std::vector<std::int64_t>& rows) {
+  DraftedSequence read(const std::vector<std::int64_t>& rows,
+                       const std::function<void(std::int64_t, std::int64_t)>& report) {
     for (std::size_t begin = 0; begin < rows.size();) {
       std::size_t end = begin + 1;
       // Those of a batch lie between each other: what is read has other sequences' rows in it.
       while (end < rows.size() && rows[end] - rows[begin] < kRowsAtATime) ++end;
       const Slab slab = read_slab(trace_, rows[begin], rows[end - 1] - rows[begin] + 1);
       for (; begin < end; ++begin) {
+        if (report && begin % kRowsBetweenReports == 0) {
+          report(static_cast<std::int64_t>(begin), std::ssize(rows));
+        }
         take(slab, static_cast<std::size_t>(rows[begin] - slab.steps.first_row));
       }
     }
@@ -204,8 +209,9 @@ bool is_of_target(const TraceMeta& meta) {
   return meta.has_draft && model.is_object() && model.contains("draft");
 }
 
-DraftedSequence read_rounds(const TraceReader& trace, std::int64_t sequence) {
-  return RoundReader(trace, sequence).read(trace.rows_of(sequence));
+DraftedSequence read_rounds(const TraceReader& trace, std::int64_t sequence,
+                            const std::function<void(std::int64_t, std::int64_t)>& report) {
+  return RoundReader(trace, sequence).read(trace.rows_of(sequence), report);
 }
 
 }  // namespace blockscope

@@ -78,8 +78,11 @@ bool is_of_target(const TraceMeta& meta);
 /// The rounds of one sequence of a trace with drafts, of which that of a target does not know the
 /// rejected ones; the last one of a run that was cut may lack
 /// its target's pass, and `next` behind the answer's end is not in a trace where all drafts were
-/// accepted. Throws CorruptTrace for tokens outside the vocabulary and impossible counts.
-DraftedSequence read_rounds(const TraceReader& trace, std::int64_t sequence);
+/// accepted. `report` hears now and then how many of how many rows were read, and may throw. Throws
+/// CorruptTrace for tokens outside the vocabulary and impossible counts.
+DraftedSequence read_rounds(
+    const TraceReader& trace, std::int64_t sequence,
+    const std::function<void(std::int64_t done, std::int64_t all)>& report = {});
 
 /// The metadata of its trace, of level `trajectory`; run_json and pieces are the caller's.
 TraceMeta rounds_meta(const ImportedRounds& run);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-std::string quoted(const DraftRounds& rounds, std::int32_t token) {
+std::string quoted(const ShownRounds& rounds, std::int32_t token) {
   if (token < 0) return "not recorded";
   return rounds.has_pieces ? fmt::format("\"{}\" (#{})", rounds.text(token), token)
                            : fmt::format("#{}", token);
@@ -38,14 +38,13 @@ CsvTable::Cell number_or_nothing(std::int32_t value) {
 
 }  // namespace
 
-DraftOutcome outcome_of(const DraftRounds::Round& round, std::int32_t position) {
-  if (round.accepted < 0) return DraftOutcome::unknown;
+DraftOutcome outcome_of(const ShownRounds::Round& round, std::int32_t position) {
   if (position <= round.accepted) return DraftOutcome::accepted;
   return position == round.accepted + 1 ? DraftOutcome::rejected : DraftOutcome::behind;
 }
 
 const char* name_of(DraftOutcome outcome) {
-  constexpr std::array<const char*, 4> kNames = {"accepted", "rejected", "behind", "unknown"};
+  constexpr std::array<const char*, 3> kNames = {"accepted", "rejected", "behind"};
   return kNames[static_cast<std::size_t>(outcome)];
 }
 
@@ -65,7 +64,7 @@ const DraftColourInfo& info_of(DraftColour colour) {
   return kColours.at(static_cast<std::size_t>(colour));
 }
 
-float value_of(const DraftRounds::Cell& cell, DraftColour colour) {
+float value_of(const ShownRounds::Cell& cell, DraftColour colour) {
   const auto rank = [](std::int32_t value) { return value < 0 ? kNaN : static_cast<float>(value); };
   switch (colour) {
     case DraftColour::outcome:
@@ -88,7 +87,7 @@ float value_of(const DraftRounds::Cell& cell, DraftColour colour) {
   return kNaN;
 }
 
-bool lacks_token(const DraftRounds::Cell& cell) {
+bool lacks_token(const ShownRounds::Cell& cell) {
   // Both are missing, too, where nothing was recorded of the draft; its entropy tells.
   return cell.target >= 0 && cell.target_rank < 0 && std::isnan(cell.target_probability) &&
          !std::isnan(cell.draft_entropy);
@@ -98,11 +97,11 @@ bool of_targets_token(DraftColour colour) {
   return colour == DraftColour::target_rank || colour == DraftColour::target_probability;
 }
 
-DraftValues count_values(const DraftRounds& rounds, DraftColour colour) {
+DraftValues count_values(const ShownRounds& rounds, DraftColour colour) {
   DraftValues values;
   for (std::size_t round = 0; round < rounds.rounds.size(); ++round) {
-    for (std::int32_t p = 1; p < rounds.block_length; ++p) {
-      const DraftRounds::Cell& cell = rounds.cell(round, p);
+    for (std::int32_t p = 1; p <= rounds.rounds[round].drafted; ++p) {
+      const ShownRounds::Cell& cell = rounds.cell(round, p);
       const float value = value_of(cell, colour);
       if (!std::isnan(value)) {
         values.recorded += 1;
@@ -128,73 +127,74 @@ const char* name_of_rank_class(std::size_t index) {
   return kNames.at(index);
 }
 
-std::string describe(const DraftRounds& rounds, std::size_t round, std::int32_t position) {
-  const DraftRounds::Round& here = rounds.rounds.at(round);
+std::string describe(const ShownRounds& rounds, std::size_t round, std::int32_t position) {
+  const ShownRounds::Round& here = rounds.rounds.at(round);
   const std::int32_t at = here.first_position + position;
   std::string text =
-      fmt::format("round {}, block position {}, answer position {}", here.block, position, at);
+      fmt::format("round {}, block position {}, answer position {}", round, position, at);
   if (position == 0) {
     return text +
            fmt::format("\nthe certain token, decided before: {}", quoted(rounds, here.certain));
   }
-  const bool next = here.accepted >= 0 && position == here.accepted + 1;
-  if (position < rounds.block_length) {
-    constexpr std::array<const char*, 4> kSentences = {
-        "accepted", "rejected: the target chose another token",
-        "behind the first rejected token: the target saw other tokens before it",
-        "whether it was accepted was not recorded"};
-    const DraftRounds::Cell& cell = rounds.cell(round, position);
-    text += fmt::format("\n{}", kSentences[static_cast<std::size_t>(outcome_of(here, position))]);
-    if (at >= rounds.gen_length) text += "\nno part of the answer, which ends before it";
-    text += fmt::format("\ndrafted {}\n  under the draft: {}\n  under the target: {}",
-                        quoted(rounds, cell.drafted), judged(cell.confidence, -1),
-                        judged(cell.draft_probability, cell.draft_rank));
-    text += fmt::format("\nthe target's {}\n  under the draft: {}", quoted(rounds, cell.target),
-                        lacks_token(cell) ? "not in its vocabulary"
-                                          : judged(cell.target_probability, cell.target_rank));
-    if (next && !std::isnan(here.next_probability)) {
-      text += fmt::format("\n  under the target: p {:.4f}", here.next_probability);
-    }
-    return text + fmt::format("\nentropy in nats\n  of the draft: {}\n  of the target: {}",
-                              nats(cell.draft_entropy), nats(cell.target_entropy));
+  if (at >= rounds.gen_length) text += "\nno part of the answer, which ends before it";
+  if (position > here.drafted) {
+    if (position != here.accepted + 1) return text + "\nnothing was drafted here";
+    return text + fmt::format("\nthe target's {}, behind {}\n  under the target: {}",
+                              quoted(rounds, here.next),
+                              here.drafted == 0 ? "the certain token: nothing was drafted"
+                                                : "drafts that were all accepted",
+                              judged(here.next_probability, -1));
   }
-  return text + fmt::format(
-                    "\nthe target's {}, behind a block that was accepted whole\n  under the "
-                    "target: {}",
-                    quoted(rounds, here.next), judged(here.next_probability, -1));
+  constexpr std::array<const char*, 3> kSentences = {
+      "accepted", "rejected: the target chose another token",
+      "behind the first rejected token: the target saw other tokens before it"};
+  const ShownRounds::Cell& cell = rounds.cell(round, position);
+  const DraftOutcome outcome = outcome_of(here, position);
+  text += fmt::format("\n{}", kSentences[static_cast<std::size_t>(outcome)]);
+  text += fmt::format("\ndrafted {}\n  under the draft: {}\n  under the target: {}",
+                      quoted(rounds, cell.drafted), judged(cell.confidence, -1),
+                      judged(cell.draft_probability, cell.draft_rank));
+  text += fmt::format("\nthe target's {}\n  under the draft: {}", quoted(rounds, cell.target),
+                      lacks_token(cell) ? "not in its vocabulary"
+                                        : judged(cell.target_probability, cell.target_rank));
+  if (outcome == DraftOutcome::rejected && !std::isnan(here.next_probability)) {
+    text += fmt::format("\n  under the target: p {:.4f}", here.next_probability);
+  }
+  return text + fmt::format("\nentropy in nats\n  of the draft: {}\n  of the target: {}",
+                            nats(cell.draft_entropy), nats(cell.target_entropy));
 }
 
-std::string describe_told(const DraftRounds& rounds, std::size_t position) {
-  const DraftRounds::Told& told = rounds.answer.at(position);
+std::string describe_told(const ShownRounds& rounds, std::size_t position) {
+  const ShownRounds::Told& told = rounds.answer.at(position);
   const std::string token = fmt::format("answer position {}: {}", position,
                                         told.token < 0 ? "a mask" : quoted(rounds, told.token));
   if (told.token < 0) return token;
   if (told.round < 0) return token + "\nthe target's own, from the prefill";
-  const DraftRounds::Round& round = rounds.rounds.at(static_cast<std::size_t>(told.round));
+  const ShownRounds::Round& round = rounds.rounds.at(static_cast<std::size_t>(told.round));
   if (told.drafted_at == 0) {
     return token + fmt::format("\nthe target's own, at the end of round {}\n  under the target: {}",
-                               round.block, judged(round.next_probability, -1));
+                               told.round, judged(round.next_probability, -1));
   }
   return token + fmt::format("\ndrafted and accepted in round {} at block position {} of {}",
-                             round.block, told.drafted_at, rounds.block_length - 1);
+                             told.round, told.drafted_at, round.drafted);
 }
 
-CsvTable draft_rounds_table(const DraftRounds& rounds) {
+CsvTable draft_rounds_table(const ShownRounds& rounds) {
   CsvTable table({"round", "block position", "position", "outcome", "drafted token", "drafted text",
                   "target token", "target text", "rank of target's under draft",
                   "rank of drafted under target", "drafted probability under draft",
                   "target's probability under draft", "drafted probability under target",
                   "draft entropy [nats]", "target entropy [nats]"});
   for (std::size_t index = 0; index < rounds.rounds.size(); ++index) {
-    const DraftRounds::Round& round = rounds.rounds[index];
-    for (std::int32_t p = 1; p < rounds.block_length; ++p) {
-      const DraftRounds::Cell& cell = rounds.cell(index, p);
-      table.add({std::int64_t{round.block}, std::int64_t{p}, std::int64_t{round.first_position + p},
-                 std::string(name_of(outcome_of(round, p))), number_or_nothing(cell.drafted),
-                 rounds.text(cell.drafted), number_or_nothing(cell.target),
-                 rounds.text(cell.target), number_or_nothing(cell.target_rank),
-                 number_or_nothing(cell.draft_rank), number_or_nothing(cell.confidence),
-                 number_or_nothing(cell.target_probability),
+    const ShownRounds::Round& round = rounds.rounds[index];
+    for (std::int32_t p = 1; p <= round.drafted; ++p) {
+      const ShownRounds::Cell& cell = rounds.cell(index, p);
+      table.add({static_cast<std::int64_t>(index), std::int64_t{p},
+                 std::int64_t{round.first_position + p}, std::string(name_of(outcome_of(round, p))),
+                 number_or_nothing(cell.drafted), rounds.text(cell.drafted),
+                 number_or_nothing(cell.target), rounds.text(cell.target),
+                 number_or_nothing(cell.target_rank), number_or_nothing(cell.draft_rank),
+                 number_or_nothing(cell.confidence), number_or_nothing(cell.target_probability),
                  number_or_nothing(cell.draft_probability), number_or_nothing(cell.draft_entropy),
                  number_or_nothing(cell.target_entropy)});
     }
@@ -202,17 +202,14 @@ CsvTable draft_rounds_table(const DraftRounds& rounds) {
   return table;
 }
 
-CsvTable draft_answer_table(const DraftRounds& rounds) {
+CsvTable draft_answer_table(const ShownRounds& rounds) {
   CsvTable table({"position", "token", "text", "round", "drafted at"});
   for (std::size_t at = 0; at < rounds.answer.size(); ++at) {
-    const DraftRounds::Told& told = rounds.answer[at];
+    const ShownRounds::Told& told = rounds.answer[at];
     if (told.token < 0) continue;
-    const auto round = static_cast<std::size_t>(told.round);
-    table.add(
-        {static_cast<std::int64_t>(at), std::int64_t{told.token}, rounds.text(told.token),
-         told.round < 0 ? CsvTable::Cell{}
-                        : CsvTable::Cell{std::int64_t{rounds.rounds[round].block}},
-         told.drafted_at == 0 ? CsvTable::Cell{} : CsvTable::Cell{std::int64_t{told.drafted_at}}});
+    table.add({static_cast<std::int64_t>(at), std::int64_t{told.token}, rounds.text(told.token),
+               number_or_nothing(told.round),
+               number_or_nothing(told.drafted_at == 0 ? -1 : told.drafted_at)});
   }
   return table;
 }

@@ -268,22 +268,23 @@ Data<PrefixText> ViewModel::prefix_text() {
       });
 }
 
-Data<DraftRounds> ViewModel::draft_rounds() {
+Data<ShownRounds> ViewModel::draft_rounds() {
   if (block() == nullptr) return {};
-  return data_.request<DraftRounds>("draft", fmt::format("{}/{}", key("draft"), block()->sequence),
-                                    [trace = selection_.trace, sequence = block()->sequence](
-                                        OpenTraces& traces, JobControl& control) {
-                                      return read_draft_rounds(open_trace(traces, trace), sequence,
-                                                               control);
-                                    });
+  return data_.request<ShownRounds>(
+      "draft", fmt::format("{}/{}", key("draft"), block()->sequence),
+      [trace = selection_.trace, sequence = block()->sequence,
+       open = documents_[selection_.trace].overview](OpenTraces& traces, JobControl& control) {
+        return read_shown_rounds(open_trace(traces, trace), sequence, open->blocks, control);
+      });
 }
 
 Data<DraftTotals> ViewModel::draft_totals() {
   if (overview() == nullptr) return {};
   return data_.request<DraftTotals>(
       "draft totals", key("draft totals"),
-      [trace = selection_.trace](OpenTraces& traces, JobControl& control) {
-        return read_draft_totals(open_trace(traces, trace), control);
+      [trace = selection_.trace, open = documents_[selection_.trace].overview](
+          OpenTraces& traces, JobControl& control) {
+        return read_draft_totals(open_trace(traces, trace), open->blocks, control);
       });
 }
 

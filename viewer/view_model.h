@@ -12,9 +12,9 @@
 
 #include "decode_record/command_files.h"
 #include "viewer/data_service.h"
-#include "viewer/draft_rounds.h"
 #include "viewer/file_watch.h"
 #include "viewer/queries.h"
+#include "viewer/shown_rounds.h"
 #include "viewer/step_keys.h"
 
 namespace blockscope {
@@ -106,7 +106,7 @@ class ViewModel {
   Data<PrefixText> prefix_text();  ///< of the block
   Data<StepKeys> step_keys();      ///< of the selected step, layer and head's KV head
   /// Of a drafted trace (has_draft): the selected sequence's rounds, and the whole trace's counts.
-  Data<DraftRounds> draft_rounds();
+  Data<ShownRounds> draft_rounds();
   Data<DraftTotals> draft_totals();
 
  private:

@@ -1,4 +1,5 @@
-// Rounds of drafted decoding, row by row of a trace. Internal to the metric `draft`.
+// Rounds of drafted decoding, row by row of a trace: what the metric `draft` counts, and the viewer
+// with it.
 #pragma once
 
 #include <cstdint>

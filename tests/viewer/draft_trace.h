@@ -15,12 +15,13 @@ namespace blockscope::testing {
 
 inline constexpr std::int64_t kDraftPrompt = 3;  // tokens
 
-/// Tokens of block positions 1 to B - 1.
+/// Tokens of block positions 1 to `drafted`, up to B - 1; without any, the round is the target's
+/// pass alone.
 struct DraftedRound {
-  std::vector<std::int32_t> drafted, target;
-  std::int32_t accepted = 0;  ///< -1: not recorded
-  std::int64_t next = -1;     ///< behind the accepted ones; -1: none in the answer
-  bool judged = true;         ///< false: neither ranks nor probabilities nor entropies
+  std::vector<std::int32_t> drafted, target;  ///< -1: not recorded
+  std::int32_t accepted = 0;
+  std::int64_t next = -1;  ///< behind the accepted ones; -1: none in the answer
+  bool judged = true;      ///< false: neither ranks nor probabilities nor entropies
 };
 
 /// The numbers of position p in row `row`, as the trace has them.
@@ -54,21 +55,7 @@ class DraftTrace {
 
   /// The draft's pass and the target's.
   void add(const DraftedRound& round) {
-    TraceRow draft = make_row(PassKind::denoise);
-    draft.step = 1;
-    draft.masks_left = meta_.block_length - 1;
-    draft.recorded = true;
-    draft.pass_time_ns = 2'000'000;
-    std::vector<std::int64_t> positions;
-    std::vector<std::int64_t> tokens;
-    for (std::int64_t p = 1; p <= round.accepted && position_ + p < gen_length_; ++p) {
-      positions.push_back(position_ + p);
-      tokens.push_back(round.drafted[static_cast<std::size_t>(p - 1)]);
-    }
-    draft.delta = make_transfer(positions, tokens, std::vector(positions.size(), 0.5F));
-    add_judgement(draft, round);
-    append(std::move(draft));
-
+    if (!round.drafted.empty()) add_draft(round);
     TraceRow target = make_row(PassKind::commit);
     target.pass_time_ns = 5'000'000;
     if (round.next >= 0) {
@@ -86,6 +73,26 @@ class DraftTrace {
   }
 
  private:
+  void add_draft(const DraftedRound& round) {
+    TraceRow draft = make_row(PassKind::denoise);
+    draft.step = 1;
+    draft.masks_left = meta_.block_length - 1;
+    draft.recorded = true;
+    draft.pass_time_ns = 2'000'000;
+    for (std::int64_t p = 0; p < meta_.block_length; ++p) {
+      draft.valid.push_back(std::cmp_less_equal(p, round.drafted.size()) ? 1 : 0);
+    }
+    std::vector<std::int64_t> positions;
+    std::vector<std::int64_t> tokens;
+    for (std::int64_t p = 1; p <= round.accepted && position_ + p < gen_length_; ++p) {
+      positions.push_back(position_ + p);
+      tokens.push_back(round.drafted[static_cast<std::size_t>(p - 1)]);
+    }
+    draft.delta = make_transfer(positions, tokens, std::vector(positions.size(), 0.5F));
+    add_judgement(draft, round);
+    append(std::move(draft));
+  }
+
   static TraceMeta make_meta(std::int64_t block_length) {
     TraceMeta meta = fixture::small_meta(RecordLevel::trajectory, ArrayType::f32);
     meta.has_cache = meta.has_revocations = meta.has_kl = false;
@@ -126,7 +133,7 @@ class DraftTrace {
       row.arrays.push_back({field, kAllLayers, make_buffer(std::move(values))});
     };
     const auto at = [](const std::vector<std::int32_t>& tokens, std::int64_t p) {
-      return tokens[static_cast<std::size_t>(p - 1)];
+      return std::cmp_less_equal(p, tokens.size()) ? tokens[static_cast<std::size_t>(p - 1)] : -1;
     };
     ints(Field::draft_accepted, {round.accepted});
     per_position(Field::prediction_token, -1, [&](std::int64_t p) { return at(round.drafted, p); });
@@ -161,8 +168,10 @@ class DraftTrace {
 ///   0      5        16 17 18  16 19 0    1         19   (positions 0..3 of the answer)
 ///   1      19       21 22 23  21 22 23   3         10
 ///   2      10       25 26 27  25 26 28   2         none: the answer has 8 positions
-/// and a second sequence with a round that was judged by its tokens alone, and one of which
-/// nothing is known.
+/// and a second sequence, as another engine's, without ranks, probabilities and entropies:
+///   0      7        31 - 33    34 - -    0         34
+///   1      34       none                 0         35
+///   2      35       36         36        1         37
 inline std::string draft_trace(const std::string& path) {
   DraftTrace trace(path);
   trace.sequence(8, 5);
@@ -171,8 +180,9 @@ inline std::string draft_trace(const std::string& path) {
   trace.add({{25, 26, 27}, {25, 26, 28}, 2, -1});
   trace.end();
   trace.sequence(9, 7);
-  trace.add({{31, 32, 33}, {34, 35, 36}, 0, 34, false});
-  trace.add({{41, 42, 43}, {-1, -1, -1}, -1, -1, false});
+  trace.add({{31, -1, 33}, {34, -1, -1}, 0, 34, false});
+  trace.add({{}, {}, 0, 35});
+  trace.add({{36}, {36}, 1, 37, false});
   trace.end();
   return trace.finish();
 }

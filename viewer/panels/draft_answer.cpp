@@ -13,19 +13,19 @@ namespace blockscope {
 namespace {
 
 struct Area {
-  const DraftRounds& rounds;
+  const ShownRounds& rounds;
   const TokenLines& lines;
   ImVec2 origin;
   float gutter, line_height;
 };
 
-std::string label_of(const DraftRounds& rounds, std::size_t position) {
+std::string label_of(const ShownRounds& rounds, std::size_t position) {
   const std::int32_t token = rounds.answer[position].token;
   return token < 0 ? kMaskSymbol : rounds.text(token);
 }
 
 void draw_token(const Area& area, std::size_t position, float y, std::size_t selected) {
-  const DraftRounds::Told& told = area.rounds.answer[position];
+  const ShownRounds::Told& told = area.rounds.answer[position];
   const float left = area.origin.x + area.gutter + area.lines.left[position];
   const ImVec2 low(left, y);
   const ImVec2 high(left + area.lines.wide[position], y + area.line_height - 2.0F);
@@ -89,7 +89,7 @@ Colour colour_of_position(std::int32_t position, std::int32_t block_length) {
   return colour;
 }
 
-void draw_draft_answer(PanelContext& context, const std::shared_ptr<const DraftRounds>& rounds) {
+void draw_draft_answer(PanelContext& context, const std::shared_ptr<const ShownRounds>& rounds) {
   DraftState& state = context.state.draft;
   // Always with its scrollbar: one that comes and goes changes the wrapping, and with it itself.
   ImGui::BeginChild("answer", ImVec2(0, 0), ImGuiChildFlags_None,

@@ -19,7 +19,7 @@ namespace {
 
 using Scale = DraftColourInfo::Scale;
 
-const DraftValues& values_of(DraftState& state, const std::shared_ptr<const DraftRounds>& rounds) {
+const DraftValues& values_of(DraftState& state, const std::shared_ptr<const ShownRounds>& rounds) {
   if (state.values_of != rounds || state.values_colour != state.colour) {
     state.values_of = rounds;
     state.values_colour = state.colour;
@@ -49,17 +49,13 @@ void draw_controls(PanelContext& context) {
 }
 
 std::string counts_text(const DraftCounts& counts) {
-  if (counts.rounds == 0) return "no round whose acceptance was recorded";
-  std::string text = fmt::format("{}, {:.2f} tokens a round", plural(counts.rounds, "round"),
-                                 counts.tokens_per_round());
-  if (counts.unknown > 0) {
-    text += fmt::format(" ({} without a recorded acceptance left out)", counts.unknown);
-  }
-  return text;
+  if (counts.rounds == 0) return "no round with drafts";
+  return fmt::format("{}, {:.2f} tokens a round", plural(counts.rounds, "round"),
+                     counts.tokens_per_round());
 }
 
 void draw_summary(const PanelContext& context, const DraftTotals& totals,
-                  const DraftRounds& rounds) {
+                  const ShownRounds& rounds) {
   const ViewModel& model = context.model;
   const Overview& overview = *model.overview();
   const auto sequence = static_cast<std::size_t>(model.block()->sequence);
@@ -73,14 +69,9 @@ void draw_summary(const PanelContext& context, const DraftTotals& totals,
   ImGui::TextUnformatted(lines.c_str());
   const std::size_t here = rounds.round_of_row(model.step()->row);
   if (here < rounds.rounds.size()) {
-    const DraftRounds::Round& round = rounds.rounds[here];
-    std::string text = fmt::format("round {}: ", round.block);
-    if (round.accepted < 0) {
-      text += "acceptance not recorded";
-    } else {
-      text +=
-          fmt::format("{} of {} drafted tokens accepted", round.accepted, rounds.block_length - 1);
-    }
+    const ShownRounds::Round& round = rounds.rounds[here];
+    std::string text = fmt::format("round {}: {} of {} accepted", here, round.accepted,
+                                   plural(round.drafted, "drafted token"));
     if (round.draft_ns > 0 && round.target_ns > 0) {
       text += fmt::format("; draft {:.2f} ms, target {:.2f} ms",
                           static_cast<double>(round.draft_ns) / 1e6,
@@ -158,7 +149,7 @@ void draw_rounds_legend(const PanelContext& context, const DraftValues& values) 
   ImGui::NewLine();
 }
 
-void draw_answer_legend(const PanelContext& context, const DraftRounds& rounds) {
+void draw_answer_legend(const PanelContext& context, const ShownRounds& rounds) {
   swatch("the target's own", kTargetColour, context.scale);
   for (std::int32_t p = 1; p < rounds.block_length; ++p) {
     swatch(p == 1 ? "drafted and accepted at position 1" : fmt::format("{}", p),
@@ -206,7 +197,7 @@ void draw_survival(const PanelContext& context, const DraftTotals& totals, ImVec
   ImPlot::PopStyleVar();
 }
 
-void draw_head(PanelContext& context, const std::shared_ptr<const DraftRounds>& rounds) {
+void draw_head(PanelContext& context, const std::shared_ptr<const ShownRounds>& rounds) {
   DraftState& state = context.state.draft;
   draw_controls(context);
   const auto totals = context.model.draft_totals();
@@ -220,7 +211,7 @@ void draw_head(PanelContext& context, const std::shared_ptr<const DraftRounds>& 
 }
 
 /// Controls, numbers and legend, the plot of acceptance beside them or, in a narrow panel, below.
-void draw_head_and_plot(PanelContext& context, const std::shared_ptr<const DraftRounds>& rounds) {
+void draw_head_and_plot(PanelContext& context, const std::shared_ptr<const ShownRounds>& rounds) {
   const ImVec2 space = ImGui::GetContentRegionAvail();
   const float scale = context.scale;
   const auto totals = context.model.draft_totals();

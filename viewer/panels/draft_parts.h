@@ -27,9 +27,9 @@ Colour colour_of_value(float value, DraftColourInfo::Scale scale, float largest,
                        const Colormap& map);
 
 /// The rounds as lines, positions of the block as columns; a click selects.
-void draw_draft_rounds(PanelContext& context, const DraftRounds& rounds);
+void draw_draft_rounds(PanelContext& context, const ShownRounds& rounds);
 /// The answer's text, by who told each token; a click selects its round.
-void draw_draft_answer(PanelContext& context, const std::shared_ptr<const DraftRounds>& rounds);
+void draw_draft_answer(PanelContext& context, const std::shared_ptr<const ShownRounds>& rounds);
 
 /// Scrolls to a line of the child window being drawn when another row is selected than the panel
 /// showed last, and the line can't be seen. `covered`: pixels at the top that something lies over.

@@ -13,7 +13,7 @@ namespace blockscope {
 namespace {
 
 struct Grid {
-  const DraftRounds& rounds;
+  const ShownRounds& rounds;
   ImVec2 origin;  ///< of the first round's certain token, scrolled
   ImVec2 corner;  ///< upper left one of what can be seen
   ImVec2 size;    ///< of what can be seen
@@ -29,7 +29,7 @@ struct Grid {
 };
 
 /// With its spaces as dots: a cell shows where they are.
-std::string label_of(const DraftRounds& rounds, std::int32_t token) {
+std::string label_of(const ShownRounds& rounds, std::int32_t token) {
   std::string label;
   for (const char c : rounds.text(token)) {
     if (c == ' ') {
@@ -67,7 +67,7 @@ struct Look {
   Colour fill = 0, text = 0;
 };
 
-Look look_of(const PanelContext& context, const DraftRounds::Cell& cell, DraftOutcome outcome) {
+Look look_of(const PanelContext& context, const ShownRounds::Cell& cell, DraftOutcome outcome) {
   const DraftState& state = context.state.draft;
   const DraftColourInfo& info = info_of(state.colour);
   if (info.scale == DraftColourInfo::Scale::outcome) {
@@ -78,8 +78,6 @@ Look look_of(const PanelContext& context, const DraftRounds::Cell& cell, DraftOu
         return {kRejectedColour, readable_on(kRejectedColour)};
       case DraftOutcome::behind:
         return {behind_colour(), ImGui::GetColorU32(ImGuiCol_Text, 0.62F)};
-      case DraftOutcome::unknown:
-        return {kNoValueColour, readable_on(kNoValueColour)};
     }
   }
   const float value = value_of(cell, state.colour);
@@ -94,8 +92,8 @@ Look look_of(const PanelContext& context, const DraftRounds::Cell& cell, DraftOu
 
 void draw_drafted(const PanelContext& context, const Grid& grid, std::size_t index,
                   std::int32_t position) {
-  const DraftRounds::Round& round = grid.rounds.rounds[index];
-  const DraftRounds::Cell& cell = grid.rounds.cell(index, position);
+  const ShownRounds::Round& round = grid.rounds.rounds[index];
+  const ShownRounds::Cell& cell = grid.rounds.cell(index, position);
   const DraftOutcome outcome = outcome_of(round, position);
   Look look = look_of(context, cell, outcome);
   const ImVec2 low(grid.left(position), grid.top(index));
@@ -120,18 +118,15 @@ void draw_drafted(const PanelContext& context, const Grid& grid, std::size_t ind
 }
 
 void draw_round(const PanelContext& context, const Grid& grid, std::size_t index) {
-  const DraftRounds::Round& round = grid.rounds.rounds[index];
+  const ShownRounds::Round& round = grid.rounds.rounds[index];
   const std::int32_t block = grid.rounds.block_length;
   const ImVec2 first(grid.left(0), grid.top(index));
   draw_target(grid, first, round.certain);
-  for (std::int32_t p = 1; p < block; ++p) {
+  for (std::int32_t p = 1; p <= round.drafted; ++p) {
     if (grid.left(p + 1) < grid.corner.x || grid.left(p) > grid.corner.x + grid.size.x) continue;
     draw_drafted(context, grid, index, p);
   }
-  if (round.accepted >= 0) {
-    draw_target(grid, ImVec2(grid.left(round.accepted + 1), first.y + grid.cell.y),
-                grid.rounds.target_of(index));
-  }
+  draw_target(grid, ImVec2(grid.left(round.accepted + 1), first.y + grid.cell.y), round.next);
   const auto& token = context.model.selection().token;
   if (token && round.row == context.model.step()->row && *token < block) {  // the shared crosshair
     const ImVec2 low(grid.left(*token) - 1.0F, first.y - 1.0F);
@@ -149,7 +144,7 @@ void draw_margins(const PanelContext& context, const Grid& grid) {
   const float right = grid.corner.x + grid.gutter;
   draw->AddRectFilled(grid.corner, ImVec2(right, grid.corner.y + grid.size.y), back);
   for (std::size_t index = grid.seen.first; index < grid.seen.last; ++index) {
-    const DraftRounds::Round& round = grid.rounds.rounds[index];
+    const ShownRounds::Round& round = grid.rounds.rounds[index];
     const bool here = round.row == context.model.step()->row;
     const ImVec2 at(grid.corner.x, grid.top(index));
     if (here) {
@@ -159,10 +154,8 @@ void draw_margins(const PanelContext& context, const Grid& grid) {
     const float above = (grid.cell.y - ImGui::GetTextLineHeight()) / 2;
     draw->AddText(ImVec2(at.x + 4.0F, at.y + above),
                   here ? ImGui::GetColorU32(ImGuiCol_Text) : faint,
-                  fmt::format("{}", round.block).c_str());
-    const std::string accepted =
-        round.accepted < 0 ? "?"
-                           : fmt::format("{}/{}", round.accepted, grid.rounds.block_length - 1);
+                  fmt::format("{}", index).c_str());
+    const std::string accepted = fmt::format("{}/{}", round.accepted, round.drafted);
     const float wide = ImGui::CalcTextSize(accepted.c_str()).x;
     draw->AddText(ImVec2(right - wide - 8.0F * context.scale, at.y + above),
                   ImGui::GetColorU32(ImGuiCol_Text), accepted.c_str());
@@ -186,15 +179,17 @@ void hover_and_click(PanelContext& context, const Grid& grid) {
   const float line = std::floor((mouse.y - grid.origin.y) / grid.pitch);
   if (line < 0.0F || line >= static_cast<float>(grid.rounds.rounds.size())) return;
   const auto index = static_cast<std::size_t>(line);
-  const DraftRounds::Round& round = grid.rounds.rounds[index];
+  const ShownRounds::Round& round = grid.rounds.rounds[index];
   const bool in_margin = mouse.x < grid.corner.x + grid.gutter;
   const auto position =
       static_cast<std::int32_t>(std::floor((mouse.x - grid.origin.x) / grid.cell.x));
-  if (ImGui::IsMouseClicked(ImGuiMouseButton_Left)) context.model.select_row(round.row);
+  if (round.row >= 0 && ImGui::IsMouseClicked(ImGuiMouseButton_Left)) {
+    context.model.select_row(round.row);
+  }
   if (in_margin || position < 0 || position > grid.rounds.block_length) return;
-  const bool behind = position == grid.rounds.block_length;
-  if (behind && round.accepted + 1 != position) return;  // nothing stands there
-  if (!behind) {
+  // Nothing stands there.
+  if (position > round.drafted && position != round.accepted + 1) return;
+  if (position < grid.rounds.block_length && round.row >= 0) {
     Selection selection = context.model.selection();
     selection.token = position;
     context.model.select(selection);
@@ -204,7 +199,7 @@ void hover_and_click(PanelContext& context, const Grid& grid) {
 
 }  // namespace
 
-void draw_draft_rounds(PanelContext& context, const DraftRounds& rounds) {
+void draw_draft_rounds(PanelContext& context, const ShownRounds& rounds) {
   // Always with its scrollbar: one that comes and goes changes the widths, and with them itself.
   ImGui::BeginChild(
       "rounds", ImVec2(0, 0), ImGuiChildFlags_None,

@@ -15,7 +15,7 @@ struct DraftState {
   std::int64_t shown_row = -1;  ///< selected when the panel last scrolled to it
   SeenLines drawn;              ///< rounds, or lines of the answer, in the last frame
 
-  std::shared_ptr<const DraftRounds> values_of;
+  std::shared_ptr<const ShownRounds> values_of;
   DraftColour values_colour = DraftColour::outcome;
   DraftValues values;
   TokenLines lines;  ///< of the answer

@@ -1,5 +1,5 @@
 // What the Draft panel shows of a trace, against rounds that were written down by hand.
-#include "viewer/draft_rounds.h"
+#include "viewer/shown_rounds.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,6 +8,7 @@
 
 #include "decode_record/error.h"
 #include "decode_record/trace_reader.h"
+#include "tests/analysis/small_set_trace.h"
 #include "tests/viewer/draft_trace.h"
 #include "tests/viewer/view_model_test.h"
 #include "viewer/draft_view.h"
@@ -20,12 +21,18 @@ using ::testing::HasSubstr;
 using testing::rank_at;
 using testing::share_at;
 
-class DraftRoundsOfATrace : public ::testing::Test {
+class ShownRoundsOfATrace : public ::testing::Test {
  protected:
-  std::shared_ptr<const DraftRounds> read(std::int64_t sequence) {
-    const TraceReader reader(path());
+  std::shared_ptr<const ShownRounds> read(std::int64_t sequence) { return read(path(), sequence); }
+  static std::shared_ptr<const ShownRounds> read(const std::string& path, std::int64_t sequence,
+                                                 JobControl&& control = JobControl()) {
+    const TraceReader reader(path);
+    return read_shown_rounds(reader, sequence, list_blocks(reader), control);
+  }
+  static std::shared_ptr<const DraftTotals> totals(const std::string& path) {
+    const TraceReader reader(path);
     JobControl control;
-    return read_draft_rounds(reader, sequence, control);
+    return read_draft_totals(reader, list_blocks(reader), control);
   }
   const std::string& path() {
     if (path_.empty()) path_ = testing::draft_trace(folder_.file("drafted.h5"));
@@ -35,11 +42,11 @@ class DraftRoundsOfATrace : public ::testing::Test {
   std::string path_;
 };
 
-TEST_F(DraftRoundsOfATrace, RoundsFollowEachOtherThroughTheAnswer) {
+TEST_F(ShownRoundsOfATrace, RoundsFollowEachOtherThroughTheAnswer) {
   const auto rounds = read(0);
   ASSERT_EQ(rounds->rounds.size(), 3U);
   std::vector<std::int32_t> first, accepted, certain, next;
-  for (const DraftRounds::Round& round : rounds->rounds) {
+  for (const ShownRounds::Round& round : rounds->rounds) {
     first.push_back(round.first_position);
     accepted.push_back(round.accepted);
     certain.push_back(round.certain);
@@ -50,22 +57,20 @@ TEST_F(DraftRoundsOfATrace, RoundsFollowEachOtherThroughTheAnswer) {
   EXPECT_THAT(first, ElementsAre(0, 2, 6));
   EXPECT_THAT(accepted, ElementsAre(1, 3, 2));
   EXPECT_THAT(certain, ElementsAre(5, 19, 10));
-  EXPECT_THAT(next, ElementsAre(19, 10, -1));
+  EXPECT_THAT(next, ElementsAre(19, 10, 28)) << "the last one lies behind the answer";
   EXPECT_FLOAT_EQ(rounds->rounds[0].next_probability, 0.25F);
   EXPECT_TRUE(std::isnan(rounds->rounds[2].next_probability));
   EXPECT_EQ(rounds->round_of_row(3), 1U);
   EXPECT_EQ(rounds->round_of_row(4), 3U) << "a target's row is no round";
-  EXPECT_EQ(rounds->target_of(1), 10) << "behind a whole block";
-  EXPECT_EQ(rounds->target_of(2), 28) << "behind the answer's end";
 }
 
-TEST_F(DraftRoundsOfATrace, CellsHoldWhatTheFileHolds) {
+TEST_F(ShownRoundsOfATrace, CellsHoldWhatTheFileHolds) {
   const auto rounds = read(0);
   for (std::size_t round = 0; round < 3; ++round) {
     const auto row = static_cast<std::int64_t>(1 + 2 * round);
     for (std::int32_t p = 1; p < 4; ++p) {
       SCOPED_TRACE(std::to_string(round) + ", position " + std::to_string(p));
-      const DraftRounds::Cell& cell = rounds->cell(round, p);
+      const ShownRounds::Cell& cell = rounds->cell(round, p);
       if (cell.target != 0) {
         EXPECT_EQ(cell.target_rank, rank_at(row, p));
         EXPECT_FLOAT_EQ(cell.target_probability, share_at(row, p));
@@ -84,10 +89,10 @@ TEST_F(DraftRoundsOfATrace, CellsHoldWhatTheFileHolds) {
   EXPECT_EQ(rounds->text(10), "\u23CE");
 }
 
-TEST_F(DraftRoundsOfATrace, TheAnswerKnowsWhoToldEachToken) {
+TEST_F(ShownRoundsOfATrace, TheAnswerKnowsWhoToldEachToken) {
   const auto rounds = read(0);
   std::vector<std::int32_t> tokens, told_in, drafted_at;
-  for (const DraftRounds::Told& told : rounds->answer) {
+  for (const ShownRounds::Told& told : rounds->answer) {
     tokens.push_back(told.token);
     told_in.push_back(told.round);
     drafted_at.push_back(told.drafted_at);
@@ -100,7 +105,7 @@ TEST_F(DraftRoundsOfATrace, TheAnswerKnowsWhoToldEachToken) {
   EXPECT_THAT(describe_told(*rounds, 4), HasSubstr("in round 1 at block position 2 of 3"));
 }
 
-TEST_F(DraftRoundsOfATrace, TokensAreAcceptedRejectedOrBehind) {
+TEST_F(ShownRoundsOfATrace, TokensAreAcceptedRejectedOrBehind) {
   const auto rounds = read(0);
   EXPECT_EQ(outcome_of(rounds->rounds[0], 1), DraftOutcome::accepted);
   EXPECT_EQ(outcome_of(rounds->rounds[0], 2), DraftOutcome::rejected);
@@ -116,51 +121,64 @@ TEST_F(DraftRoundsOfATrace, TokensAreAcceptedRejectedOrBehind) {
   EXPECT_THAT(describe(*rounds, 2, 1), ::testing::Not(HasSubstr("no part of")));
 }
 
-TEST_F(DraftRoundsOfATrace, WhatWasNotRecordedIsMissing) {
+TEST_F(ShownRoundsOfATrace, WhatWasNotRecordedIsMissing) {
   const auto rounds = read(1);
-  ASSERT_EQ(rounds->rounds.size(), 2U);
+  ASSERT_EQ(rounds->rounds.size(), 3U);
   EXPECT_EQ(rounds->cell(0, 1).target, 34);
-  EXPECT_EQ(rounds->rounds[1].accepted, -1);
-  EXPECT_EQ(outcome_of(rounds->rounds[1], 1), DraftOutcome::unknown);
-  EXPECT_EQ(rounds->target_of(1), -1);
+  EXPECT_EQ(rounds->cell(0, 2).drafted, -1);
+  EXPECT_EQ(rounds->rounds[1].row, -1) << "nothing was drafted";
+  EXPECT_EQ(rounds->rounds[1].drafted, 0);
+  EXPECT_EQ(rounds->rounds[1].certain, 34);
+  EXPECT_EQ(rounds->rounds[2].drafted, 1);
+  EXPECT_EQ(rounds->rounds[2].next, 37);
+  EXPECT_EQ(rounds->round_of_row(rounds->rounds[2].row), 2U);
+  EXPECT_EQ(rounds->round_of_row(-1), 3U);
   for (std::size_t i = 1; i < kDraftColours; ++i) {
     const DraftValues values = count_values(*rounds, static_cast<DraftColour>(i));
-    EXPECT_EQ(values.missing, 6U) << info_of(static_cast<DraftColour>(i)).name;
+    EXPECT_EQ(values.missing, 4U) << info_of(static_cast<DraftColour>(i)).name;
     EXPECT_EQ(values.recorded + values.lacking, 0U);
   }
   EXPECT_THAT(describe(*rounds, 0, 1), HasSubstr("under the target: not recorded"));
-  EXPECT_THAT(describe(*rounds, 1, 1), HasSubstr("whether it was accepted was not recorded"));
+  EXPECT_THAT(describe(*rounds, 0, 2), HasSubstr("drafted not recorded"));
+  EXPECT_THAT(describe(*rounds, 1, 1), HasSubstr("(#35), behind the certain token: nothing was "));
+  EXPECT_THAT(describe(*rounds, 2, 2), HasSubstr("(#37), behind drafts that were all accepted"));
+  EXPECT_THAT(describe(*rounds, 2, 3), HasSubstr("nothing was drafted here"));
+  EXPECT_EQ(draft_rounds_table(*rounds).rows(), 4U);
+  EXPECT_THAT(draft_answer_table(*rounds).text(), HasSubstr("\n2,35, word35,1,\n3,36, word36,2,1"));
   const DraftValues ranks = count_values(*read(0), DraftColour::target_rank);
   EXPECT_EQ(ranks.recorded, 8U);
   EXPECT_EQ(ranks.lacking, 1U);
   EXPECT_EQ(ranks.missing, 0U);
 }
 
-TEST_F(DraftRoundsOfATrace, CountsLeaveOutWhatLiesBehindTheAnswer) {
-  const TraceReader reader(path());
-  JobControl control;
-  const auto totals = read_draft_totals(reader, control);
-  // Accepted 1, 3, 2, of which the last has one token in the answer; and 0 in the other sequence.
-  EXPECT_EQ(totals->trace.rounds, 4);
-  EXPECT_EQ(totals->trace.unknown, 1);
-  EXPECT_EQ(totals->trace.decided, 5);
-  EXPECT_DOUBLE_EQ(totals->trace.tokens_per_round(), 5.0 / 4.0 + 1.0);
-  EXPECT_DOUBLE_EQ(totals->trace.survival(1), 0.75);
-  EXPECT_DOUBLE_EQ(totals->trace.survival(2), 0.5);
-  EXPECT_DOUBLE_EQ(totals->trace.survival(3), 0.25);
-  ASSERT_EQ(totals->sequences.size(), 2U);
-  EXPECT_EQ(totals->sequences[0].rounds, 3);
-  EXPECT_EQ(totals->sequences[1].decided, 0);
+TEST_F(ShownRoundsOfATrace, CountsLeaveOutWhatLiesBehindTheAnswer) {
+  const auto counts = totals(path());
+  // Accepted 1, 3 and 2, of which the last has one token in the answer; and 0 and 1.
+  EXPECT_EQ(counts->trace.rounds, 5);
+  EXPECT_EQ(counts->trace.tokens, 2 + 4 + 2 + 1 + 2);
+  EXPECT_DOUBLE_EQ(counts->trace.tokens_per_round(), 2.2);
+  EXPECT_DOUBLE_EQ(counts->trace.survival(1), 0.8);
+  EXPECT_DOUBLE_EQ(counts->trace.survival(2), 0.2);
+  EXPECT_DOUBLE_EQ(counts->trace.survival(3), 0.2);
+  ASSERT_EQ(counts->sequences.size(), 2U);
+  EXPECT_EQ(counts->sequences[0].rounds, 3);
+  EXPECT_EQ(counts->sequences[1].tokens, 3);
+  EXPECT_TRUE(std::isnan(DraftCounts{}.tokens_per_round()));
   EXPECT_TRUE(std::isnan(DraftCounts{}.survival(1)));
+  // The metric says the same.
+  const MetricResult metric = testing::run("draft", {path()});
+  for (std::size_t p = 1; p < 4; ++p) {
+    EXPECT_DOUBLE_EQ(metric.array("survival").at({p - 1}), counts->trace.survival(p));
+  }
 }
 
-TEST_F(DraftRoundsOfATrace, RanksFallIntoClasses) {
+TEST_F(ShownRoundsOfATrace, RanksFallIntoClasses) {
   const std::vector<std::pair<float, std::size_t>> cases = {
       {0, 0}, {1, 1}, {2, 2}, {4, 2}, {5, 3}, {19, 3}, {20, 4}, {99, 4}, {100, 5}, {150000, 5}};
   for (const auto& [rank, index] : cases) EXPECT_EQ(rank_class(rank), index) << rank;
 }
 
-TEST_F(DraftRoundsOfATrace, TablesHaveEveryPosition) {
+TEST_F(ShownRoundsOfATrace, TablesHaveEveryPosition) {
   const auto rounds = read(0);
   const CsvTable table = draft_rounds_table(*rounds);
   EXPECT_EQ(table.rows(), 9U);
@@ -171,37 +189,30 @@ TEST_F(DraftRoundsOfATrace, TablesHaveEveryPosition) {
   EXPECT_THAT(answer.text(), HasSubstr("\n0,5,piece5,,\n1,16, word16,0,1\n2,19, word19,0,\n"));
 }
 
-TEST_F(DraftRoundsOfATrace, ThousandsOfRoundsAreReadInPieces) {
+TEST_F(ShownRoundsOfATrace, ThousandsOfRoundsAreReadInPieces) {
   const std::string path = testing::long_draft_trace(folder_.file("long.h5"), 3000, 8);
-  const TraceReader reader(path);
-  JobControl control;
-  const auto rounds = read_draft_rounds(reader, 0, control);
+  const auto rounds = read(path, 0);
   ASSERT_EQ(rounds->rounds.size(), 3000U);
   EXPECT_EQ(rounds->rounds[2999].accepted, 2999 % 8);
   EXPECT_EQ(rounds->cell(2999, 1).draft_rank, rank_at(2 * 2999 + 1, 2));
   EXPECT_EQ(rounds->answer.size(), 1U + 3000U / 8 * 36);
-  EXPECT_DOUBLE_EQ(read_draft_totals(reader, control)->trace.tokens_per_round(), 4.5);
-  JobControl small(1000);
-  EXPECT_THROW(read_draft_rounds(reader, 0, small), JobControl::TooLarge);
-  control.cancel();
-  EXPECT_THROW(read_draft_rounds(reader, 0, control), JobControl::Cancelled);
+  EXPECT_DOUBLE_EQ(totals(path)->trace.tokens_per_round(), 4.5);
+  EXPECT_THROW(read(path, 0, JobControl(1000)), JobControl::TooLarge);
+  JobControl unwanted;
+  unwanted.cancel();
+  const TraceReader reader(path);
+  EXPECT_THROW(read_shown_rounds(reader, 0, list_blocks(reader), unwanted), JobControl::Cancelled);
 }
 
-TEST_F(DraftRoundsOfATrace, AnAcceptanceBeyondTheBlockIsDamage) {
+TEST_F(ShownRoundsOfATrace, AnAcceptanceBeyondTheBlockIsDamage) {
   testing::DraftTrace trace(folder_.file("bad.h5"));
   trace.sequence(8, 5);
   trace.add({{16, 17, 18, 19}, {16, 17, 18, 19}, 4, 20});
   trace.end();
-  const TraceReader reader(trace.finish());
-  JobControl control;
-  try {
-    read_draft_rounds(reader, 0, control);
-    FAIL() << "no error";
-  } catch (const CorruptTrace& error) {
-    EXPECT_THAT(error.what(),
-                HasSubstr("bad.h5:/draft/accepted: row 1: expected at most 3, got 4"));
-  }
-  EXPECT_THROW(read_draft_totals(reader, control), CorruptTrace);
+  const std::string path = trace.finish();
+  EXPECT_THAT(testing::message_of([&] { read(path, 0); }),
+              HasSubstr("bad.h5:/draft/accepted: row 1: expected 0 to 3, got 4"));
+  EXPECT_THROW(read(path, 0), CorruptTrace);
 }
 
 }  // namespace
