@@ -224,6 +224,7 @@ void App::default_layout(unsigned dockspace) {
   ImGui::DockBuilderDockWindow("Heatmap", right);
   ImGui::DockBuilderFinish(dockspace);
   front_pending_ = 2;
+  draft_front_ = options_.reuse.empty();
 }
 
 /// Glyphs get their place in the font's texture when they are first drawn, and where they are shows
@@ -232,6 +233,17 @@ void App::load_letters() {
   if (letters_loaded_) return;
   letters_loaded_ = true;
   for (ImWchar letter = 0x20; letter < 0x7F; ++letter) ImGui::GetFontBaked()->FindGlyph(letter);
+}
+
+/// Of the tabs that share a place in the default layout; windows are docked in their first frame.
+void App::choose_front() {
+  const bool drafted = fits_draft_panel(model_);
+  if (draft_front_ && drafted) {
+    draft_front_ = false;
+    front_pending_ = 2;
+  }
+  if (front_pending_ == 0 || --front_pending_ > 0) return;
+  ImGui::SetWindowFocus(!options_.reuse.empty() ? "Calibration" : drafted ? "Draft" : "Heatmap");
 }
 
 void App::draw() {
@@ -263,10 +275,7 @@ void App::draw() {
     }
     ImGui::End();
   }
-  // Of the tabs that share a place; windows are docked in their first frame.
-  if (front_pending_ > 0 && --front_pending_ == 0) {
-    ImGui::SetWindowFocus(options_.reuse.empty() ? "Heatmap" : "Calibration");
-  }
+  choose_front();
   draw_help();
   draw_export();
   draw_open();

@@ -63,6 +63,7 @@ class App {
   void draw();
   /// The active trace is one that the panel is about, or somebody asked for the panel by name.
   bool fits(const Panel& panel) const;
+  void choose_front();
   void draw_menu();
   void draw_status();
   void draw_problem();
@@ -105,8 +106,9 @@ class App {
   bool reuse_pending_ = false;
   bool layout_pending_ = true;
   bool letters_loaded_ = false;
-  int front_pending_ = 0;  // frames until the tabs in front are chosen
-  int frames_owed_ = 0;    // until what input and news changed has settled
+  int front_pending_ = 0;     // frames until the tabs in front are chosen
+  bool draft_front_ = false;  // the first drafted trace puts its panel in front
+  int frames_owed_ = 0;       // until what input and news changed has settled
   bool help_ = false;
   bool menus_ = true;  ///< of panels; pictures go without
   struct ExportRequest {

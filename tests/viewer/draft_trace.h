@@ -26,7 +26,7 @@ struct DraftedRound {
 
 /// The numbers of position p in row `row`, as the trace has them.
 inline std::int32_t rank_at(std::int64_t row, std::int64_t p) {
-  return static_cast<std::int32_t>((row * 3 + p * p) % 130);
+  return static_cast<std::int32_t>((row * 3 + p * p) % 100);
 }
 inline float share_at(std::int64_t row, std::int64_t p) {
   return static_cast<float>((row * 5 + p * 3) % 17) / 32.0F;

@@ -116,8 +116,8 @@ TEST_F(ShownRoundsOfATrace, TokensAreAcceptedRejectedOrBehind) {
   EXPECT_THAT(describe(*rounds, 0, 2), HasSubstr("under the target: p 0.2500"));
   EXPECT_THAT(describe(*rounds, 0, 3), HasSubstr("the target's \"piece0\" (#0)\n"
                                                  "  under the draft: not in its vocabulary"));
-  EXPECT_THAT(describe(*rounds, 1, 4), HasSubstr("behind a block that was accepted whole"));
-  EXPECT_THAT(describe(*rounds, 2, 2), HasSubstr("accepted\nno part of the answer"));
+  EXPECT_THAT(describe(*rounds, 1, 4), HasSubstr("behind drafts that were all accepted"));
+  EXPECT_THAT(describe(*rounds, 2, 2), HasSubstr("no part of the answer, which ends before it\naccepted"));
   EXPECT_THAT(describe(*rounds, 2, 1), ::testing::Not(HasSubstr("no part of")));
 }
 
@@ -211,7 +211,7 @@ TEST_F(ShownRoundsOfATrace, AnAcceptanceBeyondTheBlockIsDamage) {
   trace.end();
   const std::string path = trace.finish();
   EXPECT_THAT(testing::message_of([&] { read(path, 0); }),
-              HasSubstr("bad.h5:/draft/accepted: row 1: expected 0 to 3, got 4"));
+              HasSubstr("bad.h5:/draft/accepted: row 1: expected -1 to 3, got 4"));
   EXPECT_THROW(read(path, 0), CorruptTrace);
 }
 
