@@ -39,7 +39,7 @@ std::string head(const DraftFacts& facts, size_t prompts) {
 }
 
 constexpr const char* kGainForm =
-    "{:>4} {:<12}{:>7}{:>10}{:>10}   {:<22}{:>8}{:>12}{:>12}{:>8}{:>9}{:>9}{:>9}\n";
+    "{:>4} {:<12}{:>7}{:>10}{:>10}   {:<22}{:>9}{:>13}{:>12}{:>8}{:>9}{:>9}{:>9}\n";
 
 /// alone/s, drafted/s and their ratio: tokens a second behind the prefill; "answers": the ratio
 /// with it; the last three: milliseconds of a pass of the draft, of the target over a block, and

@@ -10,7 +10,7 @@
 namespace blockscope {
 namespace {
 
-constexpr double kRoundings = 4.0;
+constexpr double kRoundings = 2.0;  // each of two logits may move by one
 
 /// Keeps the logits of the last of some decoding passes.
 class LastLogits : public DecodeObserver {

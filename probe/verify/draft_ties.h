@@ -25,7 +25,7 @@ struct TieFinding {
 };
 
 /// `alone`: the tokens the target decided by itself (PromptRun::generated). Decodes them once more
-/// up to the difference, and once from there. A tie is a gap of up to four times the rounding, or
+/// up to the difference, and once from there. A tie is a gap of up to twice the rounding, or
 /// one unit in the last place of the largest logit, in the dtype the model runs in. For greedy
 /// runs. `interrupted` may be empty; NaN where it cut this short.
 TieFinding find_tie(const LoadedModel& target, const DecodeOptions& options,
