@@ -161,7 +161,7 @@ void add_diff_command(CLI::App& app) {
       ->check(real_number(0.0, kAnyReal))
       ->capture_default_str();
   command->add_flag("--ignore-timing", flags->options.ignore_timing,
-                    "Leave out the durations of passes");
+                    "Leave out durations: of passes, and what a draft costs");
   command->add_flag("--ignore-aborted", flags->options.ignore_aborted,
                     "Leave out sequences that a kill cut and a resume decoded again: compare the "
                     "others by name and prompt, not where they lie");

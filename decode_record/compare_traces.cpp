@@ -49,6 +49,10 @@ bool left_out(Field field, const CompareOptions& options) {
     case Field::sequence_bytes:
       return true;
     case Field::step_pass_time_ns:
+    case Field::cost_block_length:
+    case Field::cost_context_length:
+    case Field::cost_draft_ns:
+    case Field::cost_target_ns:
       return options.ignore_timing;
     default:
       return false;

@@ -10,7 +10,7 @@ namespace blockscope {
 struct CompareOptions {
   double absolute = 0.0;  // floats a, b are equal if |a - b| <= absolute + relative * |b|
   double relative = 0.0;
-  bool ignore_timing = false;   // leaves out /steps/pass_time_ns
+  bool ignore_timing = false;   // leaves out /steps/pass_time_ns, /draft/cost
   bool ignore_aborted = false;  // compares the sequences that were not aborted, wherever they are
 };
 

@@ -15,9 +15,9 @@ namespace blockscope {
 /// each behind `context_length` keys; no times yet.
 std::vector<DraftCost> draft_cost_plan(std::int64_t block_length, std::int64_t context_length);
 
-/// Fills the times: medians of passes over random tokens and random keys, after a warm-up. All
-/// lengths take turns, so that what slows the machine for a while slows all of them; at least 3
-/// turns, at most 15, none begun after 2 s.
+/// Fills the times: medians of passes over random tokens and random keys. All lengths take turns,
+/// so that what slows the machine for a while slows all of them; at least 3 turns, at most 15,
+/// further ones not after 2 s. A turn is two rounds of each length, of which the second counts.
 ///   target_ns  layers, LM head and best tokens of the block;
 ///   draft_ns   0 for a block of 1; else the context features and keys of as many positions as the
 ///              block has, the draft's pass, its LM head and best tokens.

@@ -4,9 +4,9 @@
     python scripts/bench/draft_blocks.py TARGET DRAFT --prompts FILE [--gen-length 64] [--rounds 3] [--blocks 1,2,4,8]
 
 One run with the draft's whole blocks predicts, for every block length b, the tokens a round and the speed-up over the target
-alone. Then the same prompts are decoded with --block-length b, and by the target without a draft, all by turns. Speeds are
-tokens over the time of the passes that decide them (/steps/pass_time_ns of denoising and commit rows): the recorder's work
-and prefills are in none. Medians over the rounds; greedy, float32 unless --dtype says otherwise."""
+alone. Then the same prompts are decoded with --block-length b, and by the target without a draft, all by turns. A run's speed
+is its tokens a round over the median times of its denoising and its commit rows (/steps/pass_time_ns: neither prefills
+nor the recorder's work). Medians over the rounds; greedy, float32 unless --dtype says otherwise."""
 
 import argparse
 import json
@@ -30,15 +30,15 @@ def run(*arguments):
 
 
 def read(path):
-    """-> milliseconds a token, tokens a round (nan: no rounds)."""
+    """-> milliseconds a token, tokens a round (without a draft: a pass)."""
     with h5py.File(path) as file:
         rows = int(file["/steps/committed"][0])
         kind, time = file["/steps/kind"][:rows], file["/steps/pass_time_ns"][:rows]
         tokens = np.diff(np.concatenate([[0], file["/frames/delta_end"][:rows]]))
-        passes = kind > 0  # the first token of an answer is a prefill's
-        rounds = int((kind == 1).sum()) if "has_draft" in file.attrs else 0
-        per_round = tokens[kind == 1].sum() / rounds + 1 if rounds else np.nan
-        return time[passes].sum() / tokens[passes].sum() / 1e6, per_round
+        own = 1 if "has_draft" in file.attrs else 0  # the target's, in a commit row
+        per_round = tokens[kind == 1].sum() / (kind == 1).sum() + own
+        round_ns = sum(np.median(time[kind == k]) for k in (1, 2) if (kind == k).any())
+        return round_ns / per_round / 1e6, per_round
 
 
 def main():
@@ -51,9 +51,11 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--no-stop", action="store_true")
+    parser.add_argument("--threads", type=int)
     flags = parser.parse_args()
     common = ["--prompts", flags.prompts, "--record", "trajectory", "--dtype", flags.dtype, "--quiet", "--force"]
     common += ["--gen-length", flags.gen_length] if flags.gen_length else []
+    common += ["--threads", flags.threads] if flags.threads else []
     common += ["--no-stop"] if flags.no_stop else []
     with tempfile.TemporaryDirectory() as name:
         trace = pathlib.Path(name) / "run.h5"

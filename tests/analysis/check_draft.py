@@ -95,6 +95,9 @@ def check_pairs(folder):
     short = capture(z, "short.h5", "--record", "trajectory", "--block-length", 3, "--no-draft-cost")
     check("blocks of 3, no cost", short)
     check("blocks of 2", capture(z, "two.h5", "--record", "trajectory", "--block-length", 2))
+    code, _, error = run("repack", greedy, "--compress", "deflate", "-o", z / "small.h5", "-q")
+    assert code == 0, error
+    check("compressed", z / "small.h5")
     part = capture(z, "part.h5", "--record", "summary", "--layers", "1", "--heads", "0,3", "--sequences", "0,2-4")
     check("filtered", part)
     check("chosen", part, flags=("--sequence", "2,5"), sequences={2, 5})

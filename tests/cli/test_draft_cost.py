@@ -59,6 +59,17 @@ class DraftCost(RefusalCase):
             ratio = table[column][-1] / np.median(times[kind])
             self.assertTrue(0.05 < ratio < 20, (column, ratio))  # beside others' work on the same machine
 
+    def test_a_comparison_without_times_is_one_without_costs(self):
+        self.cost()
+        (self.root / "run.h5").rename(self.root / "first.h5")
+        for flags in ((), ("--no-draft-cost",)):
+            self.cost(*flags)
+            code, out, err = run("diff", self.root / "first.h5", self.root / "run.h5", "--ignore-timing")
+            self.assertEqual(code, 0, out + err)
+            code, out, err = run("diff", self.root / "first.h5", self.root / "run.h5")
+            self.assertEqual(code, 1, out + err)
+            self.assertIn("/draft/cost/target_ns", out)
+
     def test_where_it_is_left_out(self):
         table, _, err = self.cost("--no-draft-cost", quiet=False)
         self.assertIsNone(table)
