@@ -12,7 +12,7 @@ import pathlib
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-STAGES = ("backbone", "diffusion", "bidirectional")
+STAGES = ("backbone", "diffusion", "bidirectional", "draft")
 TASKS = ("needle", "sentence", "multi_key", "chain", "arithmetic", "copy", "sort")
 COLOURS = ("#1f77b4", "#17becf", "#2ca02c", "#9467bd", "#d62728", "#8c564b", "#ff7f0e")
 EVERY = 20  # steps of the log that become one line of the stored one
