@@ -212,7 +212,7 @@ class DraftGain(CheckpointCase):
     def test_options_that_mean_nothing(self):
         given = (self.target, "--draft", self.draft, "--input-ids", "1,2", "--gen-length", 4)
         shared = (("--strategy", "sequential"), ("--denoising-steps", 2), ("--rank-by", "margin"), ("--threshold", 0.5),
-                  ("--cache", "commit"), ("--mask-token-id", 3), ("--no-graphs",), ("--batch-size", 2), ("--metric", "f1"),
+                  ("--cache", "commit"), ("--mask-token-id", 3), ("--no-graphs",), ("--metric", "f1"),
                   ("--seed", 1), ("--chat",))
         of_bench = (("--levels", "off"), ("--context", 8), ("--folder", self.root), ("--predictions", "masked"),
                     ("--block-length", 2, "--block-lengths", "2"))
