@@ -117,7 +117,8 @@ TEST_F(ShownRoundsOfATrace, TokensAreAcceptedRejectedOrBehind) {
   EXPECT_THAT(describe(*rounds, 0, 3), HasSubstr("the target's \"piece0\" (#0)\n"
                                                  "  under the draft: not in its vocabulary"));
   EXPECT_THAT(describe(*rounds, 1, 4), HasSubstr("behind drafts that were all accepted"));
-  EXPECT_THAT(describe(*rounds, 2, 2), HasSubstr("no part of the answer, which ends before it\naccepted"));
+  EXPECT_THAT(describe(*rounds, 2, 2),
+              HasSubstr("no part of the answer, which ends before it\naccepted"));
   EXPECT_THAT(describe(*rounds, 2, 1), ::testing::Not(HasSubstr("no part of")));
 }
 

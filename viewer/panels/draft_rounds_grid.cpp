@@ -41,12 +41,28 @@ std::string label_of(const ShownRounds& rounds, std::int32_t token) {
   return label;
 }
 
-void draw_label(const Grid& grid, ImVec2 low, Colour colour, const std::string& label) {
+/// Its beginning and an ellipsis where it is wider than that.
+std::string fitted(std::string label, float wide) {
+  if (ImGui::CalcTextSize(label.c_str()).x <= wide) return label;
+  const auto inside_letter = [&] {  // of several bytes
+    return !label.empty() && (static_cast<unsigned char>(label.back()) & 0xC0U) == 0x80U;
+  };
+  do {
+    while (inside_letter()) label.pop_back();
+    if (!label.empty()) label.pop_back();
+  } while (!label.empty() && ImGui::CalcTextSize((label + "\u2026").c_str()).x > wide);
+  return label + "\u2026";
+}
+
+/// `raised`: pixels above the cell's middle.
+void draw_label(const Grid& grid, ImVec2 low, Colour colour, const std::string& token,
+                float raised = 0.0F) {
+  const std::string label = fitted(token, grid.cell.x - 6.0F);
   const ImVec2 high(low.x + grid.cell.x - 2.0F, low.y + grid.cell.y - 1.0F);
   const float wide = ImGui::CalcTextSize(label.c_str()).x;
-  const float before = std::max(3.0F, (grid.cell.x - 2.0F - wide) / 2);
+  const float before = std::max(2.0F, (grid.cell.x - 2.0F - wide) / 2);
   const ImVec4 clip(low.x, low.y, high.x, high.y);
-  const float above = (grid.cell.y - ImGui::GetTextLineHeight()) / 2;
+  const float above = (grid.cell.y - ImGui::GetTextLineHeight()) / 2 - raised;
   ImGui::GetWindowDrawList()->AddText(nullptr, 0.0F, ImVec2(low.x + before, low.y + above), colour,
                                       label.c_str(), nullptr, 0.0F, &clip);
 }
@@ -103,7 +119,7 @@ void draw_drafted(const PanelContext& context, const Grid& grid, std::size_t ind
   if (values && outcome == DraftOutcome::behind) {
     // A bar below: it did not decide anything.
     draw->AddRectFilled(low, high, behind_colour(), 3.0F);
-    draw->AddRectFilled(ImVec2(low.x, high.y - grid.cell.y * 0.25F), high, look.fill, 3.0F);
+    draw->AddRectFilled(ImVec2(low.x, high.y - grid.cell.y * 0.2F), high, look.fill, 3.0F);
     look.text = ImGui::GetColorU32(ImGuiCol_Text, 0.62F);
   } else if (round.first_position + position >= grid.rounds.gen_length) {
     draw->AddRectFilled(low, high, faded(look.fill), 3.0F);  // no part of the answer
@@ -114,7 +130,8 @@ void draw_drafted(const PanelContext& context, const Grid& grid, std::size_t ind
   if (values && outcome == DraftOutcome::rejected) {
     draw->AddRect(low, high, kRejectedColour, 3.0F, 0, 2.0F * context.scale);
   }
-  draw_label(grid, low, look.text, label_of(grid.rounds, cell.drafted));
+  draw_label(grid, low, look.text, label_of(grid.rounds, cell.drafted),
+             values && outcome == DraftOutcome::behind ? grid.cell.y * 0.1F : 0.0F);
 }
 
 void draw_round(const PanelContext& context, const Grid& grid, std::size_t index) {
@@ -209,7 +226,7 @@ void draw_draft_rounds(PanelContext& context, const ShownRounds& rounds) {
   const float gutter = ImGui::CalcTextSize("00000 00/00").x + 16.0F * scale;
   const auto columns = static_cast<float>(rounds.block_length + 1);
   const float room = ImGui::GetContentRegionAvail().x - gutter;
-  const ImVec2 cell(std::clamp(std::floor(room / columns), 44.0F * scale, 96.0F * scale),
+  const ImVec2 cell(std::clamp(std::floor(room / columns), 52.0F * scale, 96.0F * scale),
                     text + 4.0F * scale);
   const float pitch = 2.0F * cell.y + 5.0F * scale;
   const float header = text + 4.0F * scale;
