@@ -15,12 +15,15 @@
 #include "analysis/metrics/external_mass_metric.h"
 #include "analysis/metrics/layer_counts.h"
 #include "analysis/pass/exact_values.h"
+#include "decode_record/imported_trajectory.h"
+#include "decode_record/round_records.h"
 
 namespace blockscope {
 namespace {
 
 constexpr const char* kName = "draft";
 constexpr const char* kBehind = "reached positions behind the answer's end";
+constexpr const char* kUnknownValue = "values of reached positions that are not known";
 constexpr const char* kNoCost = "traces without /draft/cost: no predicted speed-up";
 constexpr const char* kFiltered = "rows that the recorder's filters left out: no external mass";
 
@@ -71,7 +74,9 @@ class DraftMetric final : public StepMetric {
     rounds_.emplace(trace);
     first_sequence_ += sequences_of_last_;
     sequences_of_last_ = trace.info().num_sequences;
-    has_mass_ = has_mass_ && trace.has(Field::attention_lse_internal);
+    captured_ = knows_model_shape(trace.info().meta);
+    has_mass_ = has_mass_ && trace.has(Field::attention_lse_internal) &&
+                !is_of_target(trace.info().meta);  // whose attention says nothing of the draft
     if (!has_mass_) return {};
     return Needs{{Field::attention_lse_external, Field::attention_lse_internal}, false, false, {}};
   }
@@ -136,7 +141,8 @@ class DraftMetric final : public StepMetric {
   std::map<std::string, RunningMean> tasks_;
   std::int64_t first_sequence_ = 0, sequences_of_last_ = 0;
   DraftSpeedup speedup_;
-  bool has_mass_ = true;                               // all traces have
+  bool captured_ = true;  // the current trace, by us: a rank of -1 is that of a token without one
+  bool has_mass_ = true;  // all traces have
   std::unordered_map<std::int64_t, Reached> reached_;  // by row of the current trace
   std::vector<LayerMass> layers_;
   LayerCounts counts_;
@@ -149,21 +155,28 @@ void DraftMetric::add_round(std::int64_t sequence, const StepRef& step) {
   const std::int64_t reached = round.reached();
   lengths_of_trace_.resize(lengths_.size(), 0);
   ++lengths_of_trace_[static_cast<std::size_t>(length - 1)];
-  const std::int64_t anywhere = std::min<std::int64_t>(round.accepted + 1, shape_.block_length - 1);
+  const std::int64_t anywhere = std::min(round.accepted + 1, round.drafted);
   left_out_[kBehind] += anywhere - reached;
   for (std::int64_t p = 1; p <= reached; ++p) {
     const auto at = static_cast<std::size_t>(p);
     const bool accepted = p <= round.accepted;
     positions_[at - 1].add(accepted);
     by_depth_.add(step.context_length, accepted);
-    const auto add_value = [&](double value, TwoMeans* means, BinnedShares& bins) {
-      if (!bins.add(value, accepted)) ++left_out_[kNonFinite];
-      if (means != nullptr) means->add(value, accepted);
+    const auto add_entropy = [&](double value, TwoMeans& means, BinnedShares& bins) {
+      if (!bins.add(std::max(value, 0.0), accepted)) ++left_out_[kUnknownValue];
+      means.add(value, accepted);
     };
-    add_value(round.draft_entropy[at], &draft_entropy_, by_draft_entropy_);
-    add_value(round.target_entropy[at], &target_entropy_, by_target_entropy_);
-    add_value(round.draft_rank[at], nullptr, by_draft_rank_);
-    add_value(round.target_rank[at], nullptr, by_target_rank_);
+    const auto add_rank = [&](std::int32_t rank, bool may_be_none, BinnedShares& bins) {
+      if (rank >= 0 || may_be_none) {
+        bins.add(rank, accepted);
+      } else {
+        ++left_out_[kUnknownValue];
+      }
+    };
+    add_entropy(round.draft_entropy[at], draft_entropy_, by_draft_entropy_);
+    add_entropy(round.target_entropy[at], target_entropy_, by_target_entropy_);
+    add_rank(round.draft_rank[at], false, by_draft_rank_);
+    add_rank(round.target_rank[at], captured_, by_target_rank_);
   }
   const auto tokens = static_cast<double>(length);
   const std::ptrdiff_t depth = by_depth_.edges().bin(step.context_length);

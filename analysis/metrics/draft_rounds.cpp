@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 #include "decode_record/error.h"
 
@@ -22,6 +23,7 @@ DraftRounds::DraftRounds(const TraceReader& trace)
 void DraftRounds::load(std::int64_t row) {
   first_ = row;
   count_ = std::min(kRowsAtATime, trace_.info().num_rows - row);
+  valid_ = trace_.read_ints(Field::step_valid, first_, count_);
   accepted_ = trace_.read_ints(Field::draft_accepted, first_, count_);
   draft_rank_ = trace_.read_ints(Field::draft_token_rank, first_, count_);
   target_rank_ = trace_.read_ints(Field::draft_target_rank, first_, count_);
@@ -41,17 +43,21 @@ std::int64_t DraftRounds::end_of(std::int64_t sequence) {
 DraftRound DraftRounds::at(const StepRef& step) {
   if (step.row < first_ || step.row >= first_ + count_) load(step.row);
   const auto i = static_cast<std::size_t>(step.row - first_);
-  DraftRound round;
+  const std::size_t from = i * block_length_;
+  DraftRound round;  // of another engine it may be shorter than a block
+  while (std::cmp_less(round.drafted + 1, block_length_) &&
+         valid_[from + static_cast<std::size_t>(round.drafted) + 1] != 0) {
+    ++round.drafted;
+  }
   round.accepted = accepted_[i];
-  if (round.accepted < 0) {
+  if (round.accepted < 0 || round.accepted > round.drafted) {
     throw CorruptTrace(fmt::format(
         "{}:/draft/accepted: row {}: expected 0 to {} in a denoising row, got {}. HINT: the file "
         "is damaged.",
-        trace_.info().path, step.row, block_length_ - 1, round.accepted));
+        trace_.info().path, step.row, round.drafted, round.accepted));
   }
   const std::int64_t behind = end_of(step.sequence) - 1 - step.block_start;
-  round.inside = std::clamp<std::int64_t>(behind, 0, static_cast<std::int64_t>(block_length_) - 1);
-  const std::size_t from = i * block_length_;
+  round.inside = std::clamp<std::int64_t>(behind, 0, round.drafted);
   round.draft_rank = std::span(draft_rank_).subspan(from, block_length_);
   round.target_rank = std::span(target_rank_).subspan(from, block_length_);
   round.draft_entropy = std::span(draft_entropy_).subspan(from, block_length_);

@@ -14,8 +14,9 @@ namespace blockscope {
 /// One round; spans are valid until the next one is read.
 struct DraftRound {
   std::int64_t accepted = 0;  ///< drafted positions, from 1 on
-  std::int64_t inside = 0;    ///< drafted positions that belong to the answer: 1 to `inside`
-  std::span<const std::int32_t> draft_rank, target_rank;  ///< [B], as in /draft
+  std::int64_t drafted = 0;   ///< positions 1 to this one
+  std::int64_t inside = 0;  ///< what was drafted and belongs to the answer: positions 1 to `inside`
+  std::span<const std::int32_t> draft_rank, target_rank;  ///< [B], as in /draft; -1 too
   std::span<const float> draft_entropy, target_entropy;   ///< [B]
 
   std::int64_t length() const { return (accepted < inside ? accepted : inside) + 1; }
@@ -37,7 +38,7 @@ class DraftRounds {
   const TraceReader& trace_;
   std::size_t block_length_;
   std::int64_t first_ = 0, count_ = 0;  // rows in memory
-  std::vector<std::int32_t> accepted_, draft_rank_, target_rank_;
+  std::vector<std::int32_t> valid_, accepted_, draft_rank_, target_rank_;
   std::vector<float> draft_entropy_, target_entropy_;
   std::vector<std::int64_t> ends_;  // by sequence: position behind the answer; -1: not read
 };

@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT / "probe" / "parity"), str(ROOT / "cli")]
 import harness
 from capture_harness import run, start
 from dflash_checkpoints import Shape, write_draft, write_pair, write_target
-from draft_reference import BEHIND, NON_FINITE, Reference, Trace
+from draft_reference import BEHIND, NON_FINITE, UNKNOWN, Reference, Trace
 from report_page import Page, check_captions, check_self_contained
 
 checked = cells_with_terms = 0
@@ -98,6 +98,10 @@ def check_pairs(folder):
     code, _, error = run("repack", greedy, "--compress", "deflate", "-o", z / "small.h5", "-q")
     assert code == 0, error
     check("compressed", z / "small.h5")
+    check("in batches", capture(z, "batch.h5", "--record", "summary", "--batch-size", 4))
+    target = check("the target's trace", capture(z, "target.h5", "--record", "summary", "--recorded-model", "target"))
+    assert not target.has_mass and target.lengths == check("again", greedy).lengths
+    check_imported(z, greedy)
     part = capture(z, "part.h5", "--record", "summary", "--layers", "1", "--heads", "0,3", "--sequences", "0,2-4")
     check("filtered", part)
     check("chosen", part, flags=("--sequence", "2,5"), sequences={2, 5})
@@ -110,6 +114,28 @@ def check_pairs(folder):
     assert check("speculators", capture(own, "own.h5", "--record", "sets")).shares["by_target_rank"]["none"]
     check_certain(always)
     return greedy, short
+
+
+def check_imported(folder, trace):
+    """Another engine's rounds: all that ours say, then drafts of other lengths of which little is known."""
+    lines = [json.loads(line) for line in run("export", trace, "--format", "rounds", "-o", "-")[1].splitlines()]
+    random, last = np.random.default_rng(1), {}
+    for name in ("all", "little"):
+        path = folder / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        code, _, error = run("import", path, "-o", path.with_suffix(".h5"))
+        assert code == 0, error
+        last[name] = check(f"imported, {name}", path.with_suffix(".h5"))
+        for line in lines:
+            if "drafted" not in line:
+                continue
+            for key in ("target_rank", "draft_rank", "draft_entropy"):
+                line.pop(key, None)
+            count = line["accepted"] + int(random.integers(0, 3))
+            line |= {key: values[:count] for key, values in line.items() if isinstance(values, list)}
+    every, little = last["all"], last["little"]
+    assert 0 < little.lengths.pop(1) < every.lengths.pop(1) and little.lengths == every.lengths  # some drafted nothing
+    assert little.left_out[UNKNOWN] > 100 and every.left_out[UNKNOWN] == 0
 
 
 def check_certain(folder):
@@ -170,7 +196,8 @@ def check_values_that_are_not_there(folder, trace):
         file["/attention/lse_external"][drafts[5], 0, 2, 1] = np.nan
         file["/attention/lse_internal"][drafts[6], 1, 0, 1] = np.inf
         file["/attention/lse_external"][drafts[7], 1, :, 1] = -np.inf
-    assert check("spoiled", path).left_out[NON_FINITE] == 3
+    left_out = check("spoiled", path).left_out
+    assert (left_out[UNKNOWN], left_out[NON_FINITE]) == (1, 2)
 
 
 def refused(path, *words, command=("analyze", "--metric", "draft")):

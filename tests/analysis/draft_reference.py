@@ -3,6 +3,7 @@
 What a round added is taken from /frames, not from the lengths of prompts and answers."""
 
 import collections
+import json
 import re
 
 import h5py
@@ -13,6 +14,7 @@ MASS = [i / 10 for i in range(10)]
 POWERS = [0, 1, *(2**i for i in range(1, 25))]
 BEHIND = "reached positions behind the answer's end"
 NON_FINITE = "values that are NaN or infinite"
+UNKNOWN = "values of reached positions that are not known"
 
 
 def span(value, edges, whole):
@@ -58,13 +60,16 @@ class Trace:
                                                              f["/sequences/name_length"][:count])]
         aborted = f["/sequences/aborted"][:count]
         self.drafts = [r for r in range(self.rows) if f["/steps/kind"][r] == 1 and not aborted[self.sequence[r]]]
-        self.has_mass = "attention" in f and "lse_internal" in f["attention"]
+        model = json.loads(f["/model/json"][:].tobytes())
+        self.imported = "imported_from" in model
+        self.has_mass = "attention" in f and "lse_internal" in f["attention"] and "draft" not in model  # a target's
+        self.drafted = f["/steps/valid"][:self.rows].astype(int).sum(1) - 1
         self.cost = {n: f[f"/draft/cost/{n}"][:] for n in ("block_length", "draft_ns", "target_ns")} \
             if "draft_costs" in f.attrs else None
 
     def reached(self, row):
         """Positions that belong to the answer and before which everything was accepted; those behind its end."""
-        every = [p for p in range(1, self.block_length) if self.accepted[row] >= p - 1]
+        every = [p for p in range(1, self.drafted[row] + 1) if self.accepted[row] >= p - 1]
         end = self.end[self.sequence[row]]
         return [p for p in every if self.start[row] + p < end], [p for p in every if self.start[row] + p >= end]
 
@@ -117,15 +122,21 @@ class Reference:
         verdict = "accepted" if taken else "refused"
         self.shares["acceptance"][str(p)].append(taken)
         self.shares["by_depth"][depth].append(taken)
-        self.shares["by_draft_rank"][rank_label(trace.draft_rank[row, p])].append(taken)
-        self.shares["by_target_rank"][rank_label(trace.target_rank[row, p])].append(taken)
+        ranks = {"by_draft_rank": trace.draft_rank[row, p], "by_target_rank": trace.target_rank[row, p]}
+        for name, rank in ranks.items():
+            if rank < 0 and (trace.imported or name == "by_draft_rank"):
+                self.left_out[UNKNOWN] += 1
+            else:
+                self.shares[name][rank_label(rank)].append(taken)
         for name in ("draft_entropy", "target_entropy"):
             value = float(getattr(trace, name)[row, p])
             if not np.isnan(value):
                 self.shares["by_" + name][span(value, ENTROPY, False)].append(taken)
                 self.means["means"][f"{name.replace('_', ' ')}, {verdict}"].values.append(value)
             else:
-                self.left_out[NON_FINITE] += 1
+                self.left_out[UNKNOWN] += 1
+        if trace.imported and trace.target_rank[row, p] < 0:
+            return
         rank, size = int(trace.target_rank[row, p]), 1
         while True:
             self.shares["within_best"][str(size)].append(0 <= rank < size)
