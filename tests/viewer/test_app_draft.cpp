@@ -29,8 +29,9 @@ TEST_F(DraftPanel, IsThereForDraftedTracesAlone) {
   start({draft_trace(file("drafted.h5"))});
   EXPECT_TRUE(ImGui::FindWindowByName("Draft") != nullptr);
   drive([this](ImGuiTestContext* ctx) {
-    IM_CHECK(shown("Draft"));  // before the tabs beside it
-    IM_CHECK(!shown("Heatmap"));
+    ctx->Yield(5);
+    IM_CHECK(ImGui::FindWindowByName("Draft")->DockTabIsVisible);  // before the tabs beside it
+    IM_CHECK(!ImGui::FindWindowByName("Heatmap")->DockTabIsVisible);
     model().open(small_trace());
     ctx->Yield(2);
   });
