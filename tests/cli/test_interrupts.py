@@ -8,8 +8,9 @@ import signal
 import time
 import unittest
 
-from capture_harness import require_binary, run, start, temporary_folder, wait_for_handlers
+from capture_harness import require_binary, run, start, temporary_folder, wait_for_handlers, write_prompts
 from test_analyze import MODEL, make
+from test_draft import draft_tensors, write_draft, write_target, zlab_config
 
 MOMENTS = 8  # of each command and signal
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
@@ -104,6 +105,16 @@ class Interrupts(unittest.TestCase):
                      "--gen-length", 8, "--threads", 1, "--quiet", "-o", self.out / "a.json", "--csv",
                      self.out / "a.csv", "--figures", self.out]
         self.assertGreater(self.cut(arguments, ["a.json", "a.csv"]), MOMENTS // 2)
+
+    def test_verify_with_a_draft(self):
+        if run("capture", "--help")[0] != 0:
+            self.skipTest("this build can't decode")
+        target = write_target(self.root / "target")
+        draft = write_draft(self.root / "draft", zlab_config(), draft_tensors())
+        prompts = write_prompts(self.root / "ids.jsonl", 6, gen_length=60)
+        arguments = ["verify", target, "--draft", draft, "--prompts", prompts, "--threads", 1, "--quiet", "-o",
+                     self.out / "a.json"]
+        self.assertGreater(self.cut(arguments, ["a.json"]), MOMENTS // 2)
 
 
 if __name__ == "__main__":

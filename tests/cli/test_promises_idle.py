@@ -86,7 +86,9 @@ class Idle(PromiseCase):
             yield ["verify", single, *plain], [policy]
         yield (["verify", single, *plain, *SPARSE],
                [["--against", "mage,k=2"], ["--against", "flashblock"], ["--against", "sparsed,k=2,per-block"]])
-        yield ["bench", model], [*DECODING, ["--levels", "off", "--folder", self.root], ["--revision", "abc"]]
+        yield ["bench", model], [*DECODING, ["--levels", "off", "--folder", self.root], ["--revision", "abc"],
+                                 ["--block-lengths", 2], ["--prompt", "a"], ["--prompts", scored], ["--input-ids", "1"],
+                                 ["--limit", 1], ["--metric", "f1"], ["--chat"], ["--no-thinking"]]
         yield ["bench", single], TOKEN_BY_TOKEN
         named = write_reference(self.root / "named", mask="block_causal", block_length="1")
         causal = write_reference(self.root / "causal", mask="causal")
