@@ -44,11 +44,11 @@ class DraftGain(CheckpointCase):
         cls.prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
         cls.lines = lines
 
-    def comparison(self, command, *flags):
+    def comparison(self, command, *flags, prompts=None):
         """The JSON of the command. Its times must fit into the time the command took."""
         begin = time.monotonic()
-        code, out, err = run(command, self.target, "--draft", self.draft, "--prompts", self.prompts, "--threads", 1,
-                             "--json", "-q", *flags)
+        code, out, err = run(command, self.target, "--draft", self.draft, "--prompts", prompts or self.prompts,
+                             "--threads", 1, "--json", "-q", *flags)
         wall = time.monotonic() - begin
         self.assertEqual((code, err), (0, ""))
         result = json.loads(out)
@@ -145,6 +145,16 @@ class DraftGain(CheckpointCase):
         alone = self.comparison("bench", "--block-length", 2, "--runs", 1)
         self.assertEqual([said["block_length"] for said in alone["block_lengths"]], [2])
 
+    def test_tasks_are_told_by_lines_or_names(self):
+        def counts(gain):
+            return {key: value for key, value in gain.items() if not isinstance(value, dict)}
+
+        of_lines = self.comparison("bench", "--runs", 1)["block_lengths"][0]["tasks"]
+        of_names = self.comparison("bench", "--runs", 1, prompts=self.by_name)["block_lengths"][0]["tasks"]
+        self.assertEqual(list(of_lines), ["sums", "words"])
+        self.assertEqual({task: counts(gain) for task, gain in of_names.items()},
+                         {task: counts(gain) for task, gain in of_lines.items()})
+
     def test_times_are_those_of_the_answers(self):
         for batch_size in (1, 4):
             self.check_times(self.comparison("verify", "--repeats", 3, "--batch-size", batch_size), batch_size)
@@ -184,20 +194,25 @@ class DraftGain(CheckpointCase):
         begin, end = json.loads(data[8:8 + size])["model.norm.weight"]["data_offsets"]
         data[8 + size + begin:8 + size + end] = bytes(end - begin)
         weights.write_bytes(data)
-        code, out, err = run("verify", target, "--draft", draft, "--input-ids", "1,2,3", "--gen-length", 17,
-                             "--repeats", 1, "--threads", 1, "--json", "-q")
-        self.assertEqual(code, 0, err)
-        said = json.loads(out)
-        self.assertEqual(said["all"]["acceptance_length"], 4.0)
-        self.assertEqual(said["all"]["accepted_at"], [1.0, 1.0, 1.0])
-        self.assertEqual(said["agreement"], {"positions": 17, "equal": 17, "answers": 1, "identical": 1})
+        # The prefill decides one token and a round 4. Of 17 the last round decides none: it ends behind them all.
+        for gen_length, lengths in ((16, [4, 4, 4, 4]), (17, [4, 4, 4, 4, 1]), (15, [4, 4, 4, 3])):
+            code, out, err = run("verify", target, "--draft", draft, "--input-ids", "1,2,3", "--gen-length", gen_length,
+                                 "--repeats", 1, "--threads", 1, "--json", "-q")
+            self.assertEqual(code, 0, err)
+            said = json.loads(out)
+            self.assertEqual([n + 1 for n in said["answers"][0]["accepted"]], lengths)
+            self.assertEqual(said["all"]["acceptance_length"], sum(lengths) / len(lengths))
+            self.assertEqual(said["all"]["accepted_at"],
+                             [sum(n > p for n in lengths) / len(lengths) for p in (1, 2, 3)])
+            self.assertEqual(said["agreement"],
+                             {"positions": gen_length, "equal": gen_length, "answers": 1, "identical": 1})
 
     def test_texts(self):
         given = (self.target, "--draft", self.draft, "--prompts", self.prompts, "--threads", 1, "-q")
         code, out, err = run("verify", *given)
         self.assertEqual((code, err), (0, ""))
-        self.assertRegex(out, r"\nVerdict: the answers are the target's own, token by token; decoding .*, whole answers "
-                              r".*; [0-9.]+ tokens a round, [0-9]+ % of the time for the draft\n$")
+        self.assertRegex(out, r"\nVerdict: the answers are the target's own, token by token; decoding .*, whole "
+                              r"answers .*; [0-9.]+ tokens a round, [0-9]+ % of the time for the draft\n$")
         self.assertNotIn("NO TIE", out)
         self.assertRegex(out, r"\n +sums +8 ")
         code, out, err = run("bench", *given, "--runs", 1, "--block-lengths", "2,3")
@@ -234,7 +249,8 @@ class DraftGain(CheckpointCase):
         of_bench = (("--levels", "off"), ("--context", 8), ("--folder", self.root), ("--predictions", "masked"),
                     ("--block-length", 2, "--block-lengths", "2"))
         of_verify = (("--policy", "mage"), ("--k", 4), ("--tau", 2), ("--reuse", "x"), ("--against", "recent,k=2"),
-                     ("--sweep",), ("--taus", 1), ("--gammas", 0), ("--csv", "x.csv"), ("--figures", "x"), ("--force",), ("--page", 8))
+                     ("--sweep",), ("--taus", 1), ("--gammas", 0), ("--csv", "x.csv"), ("--figures", "x"), ("--force",),
+                     ("--page", 8))
         for command, own in (("bench", of_bench), ("verify", of_verify)):
             for option in (*shared, *own):
                 self.refuses(USAGE, [option[0], "does nothing"], command, *given, *option)
@@ -248,8 +264,8 @@ class DraftGain(CheckpointCase):
         self.refuses(USAGE, "--block-lengths", "bench", *given, "--block-lengths", "0")
 
     def test_outputs(self):
-        given = ("verify", self.target, "--draft", self.draft, "--prompts", self.prompts, "--repeats", 1, "--threads", 1,
-                 "-q")
+        given = ("verify", self.target, "--draft", self.draft, "--prompts", self.prompts, "--repeats", 1,
+                 "--threads", 1, "-q")
         for folder in (self.target, self.draft):
             for name in ("config.json", "model.safetensors"):
                 before = (folder / name).read_bytes()
