@@ -12,7 +12,6 @@
 #include "command_line/standard_streams.h"
 #include "decode_record/error.h"
 #include "probe/decode/gen_length.h"
-#include "probe/tasks/task_generator.h"
 #include "probe/text/prompts.h"
 
 namespace blockscope {
@@ -142,7 +141,7 @@ std::vector<RunPrompt> load_prompts(const PromptFlags& flags, const LoadedModel&
   for (const Prompt& prompt : set.prompts) {
     RunPrompt run;
     run.name = prompt.id;
-    run.task = prompt.task.empty() ? task_in_id(prompt.id) : prompt.task;
+    run.task = prompt.task;
     run.answers = prompt.answers;
     if (!run.answers.empty())
       run.metric = prompt.metric.has_value() ? prompt.metric : default_metric;

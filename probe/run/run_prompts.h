@@ -32,7 +32,7 @@ void check_prompt_flags(const CLI::App& app, const PromptFlags& flags);
 
 struct RunPrompt {
   std::string name;
-  std::string task;  // the line's, or of an id that make_prompt gave; empty: none
+  std::string task;  // as the line has it; empty: none
   std::vector<std::string> answers;
   std::optional<Metric> metric;  // set when there are answers
   DecodeRequest request;         // sequence = index in the run

@@ -327,19 +327,6 @@ Task task_from_name(const std::string& name) {
   throw UsageError("--tasks: expected one of " + known + ", got '" + name + "'");
 }
 
-std::string task_in_id(const std::string& id) {
-  for (const char* name : kTaskNames) {
-    for (const char* split : {"test-", "train-"}) {
-      const std::string begin = std::string(split) + name + "-";
-      if (id.starts_with(begin) && id.size() > begin.size() &&
-          id.find_first_not_of("0123456789-", begin.size()) == std::string::npos) {
-        return name;
-      }
-    }
-  }
-  return {};
-}
-
 TaskDocument make_document(const DocumentSpec& spec, TaskRandom& random) {
   return Writer(spec, random).write();
 }

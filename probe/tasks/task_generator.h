@@ -34,9 +34,6 @@ inline constexpr std::array<const char*, kNumTasks> kTaskNames = {
 /// Throws UsageError for an unknown name, listing the known ones.
 Task task_from_name(const std::string& name);
 
-/// The name of the task in a TaskPrompt's id; empty for any other id.
-std::string task_in_id(const std::string& id);
-
 struct TaskQuestion {
   Task task = Task::kNeedle;
   std::vector<TaskWord> question;  // from "\n" to "A:"

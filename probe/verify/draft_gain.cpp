@@ -5,6 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "analysis/metrics/draft_rounds.h"
+
 namespace blockscope {
 namespace {
 
@@ -90,19 +92,18 @@ void add_acceptance(const DraftSide& drafted, const std::vector<size_t>& prompts
   }
 }
 
-/// The prompts of each task that prompts name, in the order of their first one; nothing where there
-/// are fewer than two. Prompts without one are in none.
-std::vector<std::pair<std::string, std::vector<size_t>>> tasks_of(
+/// The prompts of each task, in the order of their first one: that of the prompt's line, else its
+/// name without the numbers at its end. Nothing where there is one task, or one for each prompt.
+std::vector<std::pair<std::string, std::vector<size_t>>> tasks_in(
     const std::vector<RunPrompt>& prompts) {
   std::vector<std::pair<std::string, std::vector<size_t>>> tasks;
   for (size_t i = 0; i < prompts.size(); ++i) {
-    const std::string& task = prompts[i].task;
-    if (task.empty()) continue;
+    const std::string task = prompts[i].task.empty() ? task_of(prompts[i].name) : prompts[i].task;
     auto found = std::ranges::find(tasks, task, [](const auto& entry) { return entry.first; });
     if (found == tasks.end()) found = tasks.insert(tasks.end(), {task, {}});
     found->second.push_back(i);
   }
-  if (tasks.size() < 2) tasks.clear();
+  if (tasks.size() < 2 || tasks.size() == prompts.size()) tasks.clear();
   return tasks;
 }
 
@@ -151,7 +152,7 @@ std::vector<DraftMeasured> measured_of(const DraftRuns& runs, const std::vector<
                                        const DecodeOptions& options) {
   std::vector<size_t> every(prompts.size());
   std::iota(every.begin(), every.end(), size_t{0});
-  const auto tasks = tasks_of(prompts);
+  const auto tasks = tasks_in(prompts);
   std::vector<DraftMeasured> result;
   for (const DraftSide& side : runs.drafted) {
     DraftMeasured& measured = result.emplace_back();

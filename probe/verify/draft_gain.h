@@ -16,7 +16,8 @@ namespace blockscope {
 /// Of some prompts, one block length beside the target alone. Spreads are over repetitions, each
 /// compared with the one beside it; NaN where there is nothing to divide by. Tokens are those of
 /// the answers, up to and including the first stop token; of tokens a second those that passes
-/// behind the prefill decided: a draft's prefill decides the first one.
+/// behind the prefill decided: a draft's prefill decides the first one. What is accepted behind
+/// gen_length counts nowhere.
 struct DraftGain {
   int64_t prompts = 0;
   int64_t alone_tokens = 0;
@@ -58,7 +59,7 @@ std::vector<TokenDifference> first_differences(const DraftSide& alone, const Dra
 struct DraftMeasured {
   int64_t block_length = 0;
   DraftGain all;                                         // every prompt
-  std::vector<std::pair<std::string, DraftGain>> tasks;  // by name, where prompts name several
+  std::vector<std::pair<std::string, DraftGain>> tasks;  // by name, where there are several
   /// Of greedy runs. Drawn ones have the same distribution, and need not have the same tokens.
   std::optional<TokenAgreement> agreement;
   std::vector<TokenDifference> differences;  // likewise

@@ -38,27 +38,39 @@ std::string head(const DraftFacts& facts, size_t prompts) {
                      plural(facts.threads, "thread"), facts.batch_size, facts.draft);
 }
 
-constexpr const char* kGainForm =
-    "{:>4} {:<12}{:>7}{:>10}{:>10}   {:<22}{:>9}{:>13}{:>12}{:>8}{:>9}{:>9}{:>9}\n";
-
 /// alone/s, drafted/s and their ratio: tokens a second behind the prefill; "answers": the ratio
 /// with it; the last three: milliseconds of a pass of the draft, of the target over a block, and
 /// alone.
-std::string gain_header() {
-  return fmt::format(fmt::runtime(kGainForm), "B", "task", "prompts", "alone/s", "drafted/s",
-                     "speed-up [least, most]", "answers", "passes/token", "acceptance", "draft",
-                     "ms draft", "verify", "alone");
-}
+class GainTable {
+ public:
+  explicit GainTable(const DraftMeasured& any) {
+    for (const auto& [task, gain] : any.tasks) width_ = std::max(width_, task.size());
+  }
 
-std::string gain_line(const std::string& block, const std::string& task, const DraftGain& gain) {
-  return fmt::format(fmt::runtime(kGainForm), block, task, gain.prompts,
-                     median(gain.alone_speed, "{:.1f}"), median(gain.drafted_speed, "{:.1f}"),
-                     times(gain.speedup), median(gain.answer_speedup, "{:.2f}x"),
-                     number(gain.passes_per_token, "{:.3f}"),
-                     number(gain.acceptance_length, "{:.2f}"), share_text(gain.draft_share.median),
-                     median(gain.draft_ms, "{:.3f}"), median(gain.verification_ms, "{:.3f}"),
-                     median(gain.alone_ms, "{:.3f}"));
-}
+  std::string header() const {
+    return line("B", "task", "prompts", "alone/s", "drafted/s", "speed-up [least, most]", "answers",
+                "passes/token", "acceptance", "draft", "ms draft", "verify", "alone");
+  }
+  std::string row(const std::string& block, const std::string& task, const DraftGain& gain) const {
+    return line(block, task, fmt::format("{}", gain.prompts), median(gain.alone_speed, "{:.1f}"),
+                median(gain.drafted_speed, "{:.1f}"), times(gain.speedup),
+                median(gain.answer_speedup, "{:.2f}x"), number(gain.passes_per_token, "{:.3f}"),
+                number(gain.acceptance_length, "{:.2f}"), share_text(gain.draft_share.median),
+                median(gain.draft_ms, "{:.3f}"), median(gain.verification_ms, "{:.3f}"),
+                median(gain.alone_ms, "{:.3f}"));
+  }
+
+ private:
+  template <typename... Cells>
+  std::string line(const std::string& block, const std::string& task, const Cells&... cells) const {
+    constexpr const char* kForm =
+        "{:>9}{:>10}{:>10}   {:<22}{:>9}{:>14}{:>12}{:>8}{:>10}{:>9}{:>9}\n";
+    return fmt::format("{:>4} {:<{}}", block, task, width_) +
+           fmt::format(fmt::runtime(kForm), cells...);
+  }
+
+  size_t width_ = 4;  // of the longest task, and "task"
+};
 
 std::string difference_text(const TokenDifference& difference,
                             const std::vector<RunPrompt>& prompts) {
@@ -171,11 +183,12 @@ std::string draft_bench_text(const std::vector<DraftMeasured>& measured, const D
       "median of {} by turns; alone/s, drafted/s, speed-up: tokens behind the "
       "prefill; answers: with it\n",
       plural(facts.repeats, "run"));
-  text += gain_header();
+  const GainTable table(measured.front());
+  text += table.header();
   for (const DraftMeasured& of : measured) {
     const std::string block = fmt::format("{}", of.block_length);
-    text += gain_line(block, of.tasks.empty() ? "" : "all", of.all);
-    for (const auto& [task, gain] : of.tasks) text += gain_line("", task, gain);
+    text += table.row(block, "all", of.all);
+    for (const auto& [task, gain] : of.tasks) text += table.row("", task, gain);
   }
   if (facts.drawn) {
     return text +
@@ -195,9 +208,10 @@ std::string draft_verify_text(const DraftVerification& result, const DraftFacts&
   add_rounds(result.measured, lines);
   add_times(result.measured.all, facts.repeats, lines);
   if (!result.measured.tasks.empty()) {
-    fmt::format_to(lines.out(), "\n{}", gain_header());
+    const GainTable table(result.measured);
+    fmt::format_to(lines.out(), "\n{}", table.header());
     for (const auto& [task, gain] : result.measured.tasks) {
-      fmt::format_to(lines.out(), "{}", gain_line("", task, gain));
+      fmt::format_to(lines.out(), "{}", table.row("", task, gain));
     }
   }
   std::string text = lines.take() + verdict(result);

@@ -46,7 +46,7 @@ class PassWatch : public DecodeObserver {
     } else if (drafted_ && kind == PassKind::denoise) {
       times.draft += seconds;
       run.draft_passes += share;
-      if (decision->verdict) run.accepted.push_back(decision->verdict->accepted);
+      run.accepted.push_back(std::ssize(decision->transferred));
     } else {
       times.target += seconds;
       run.target_passes += share;

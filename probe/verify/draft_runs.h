@@ -44,7 +44,7 @@ struct PromptRun {
   double draft_passes = 0.0;         // shares of passes, as their seconds
   double target_passes = 0.0;        // behind the prefill
   int64_t rounds = 0;                // passes of the target behind the prefill that it took part in
-  std::vector<int64_t> accepted;     // drafted tokens, by round; the target alone: none
+  std::vector<int64_t> accepted;     // by round: drafted tokens before gen_length; alone: none
   std::vector<PassSeconds> seconds;  // by repetition
 };
 

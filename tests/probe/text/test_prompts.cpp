@@ -59,6 +59,16 @@ TEST(ReadPrompts, AcceptsEveryKindOfInput) {
   EXPECT_TRUE(set.warnings.empty());
 }
 
+TEST(ReadPrompts, TakesATaskThatIsATextOrANumber) {
+  const PromptSet set = read(
+      "{\"prompt\": \"a\", \"task\": \"sums\"}\n{\"prompt\": \"b\", \"task\": 3}\n{\"prompt\": "
+      "\"c\"}");
+  EXPECT_EQ(set.prompts[0].task, "sums");
+  EXPECT_EQ(set.prompts[1].task, "3");
+  EXPECT_EQ(set.prompts[2].task, "");
+  EXPECT_TRUE(set.warnings.empty());
+}
+
 TEST(ReadPrompts, ToleratesByteOrderMarkCrlfAndBlankLines) {
   const PromptSet set =
       read("\xEF\xBB\xBF{\"prompt\": \"a\"}\r\n\r\n  \t\n{\"prompt\": \"b\"}\r\n");
@@ -97,6 +107,7 @@ TEST(ReadPrompts, NamesTheLineOfEveryMistake) {
       {"{\"messages\": [{\"role\": \"tool\", \"content\": \"x\"}]}", "key messages[0].role"},
       {"{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [1]}]}",
        "key messages[0].tool_calls: not supported"},
+      {"{\"prompt\": \"a\", \"task\": [1]}", "key task: expected a string or an integer"},
       {"{\"prompt\": \"a\", \"metric\": \"bleu\"}", "key metric: expected one of exact_match"},
       {"{\"prompt\": \"a\", \"answer\": [1]}", "key answer: expected a string"},
       {"{\"prompt\": \"a\", \"id\": 1.5}", "key id: expected a string or an integer"},
