@@ -32,7 +32,8 @@ namespace blockscope {
 ///   within_best [candidates]: share of reached positions whose target's token is among as many
 ///     best of the draft;
 ///   by_external_mass [layer, mass_bin]: acceptance, by the share of the attention that goes
-///     to the context's features, mean over heads; mass_accepted, mass_refused [layer, head];
+///     to the context's features, mean over heads; mass_accepted, mass_refused [layer, head]; of
+///     traces that have the draft's attention, not its target's;
 ///   length_by_depth [context_length], length_by_sequence [sequence], length_by_task [task]: mean
 ///     length. A task is a sequence's name without the numbers at its end;
 ///   tokens_per_round, draft_time, target_time, speedup [block_length]: as above, of those traces
