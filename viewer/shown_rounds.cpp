@@ -54,7 +54,7 @@ class RoundsBuilder {
   void add_round(const RoundRecord& from,
                  const std::unordered_map<std::int64_t, std::int64_t>& rows) {
     ShownRounds::Round round;
-    if (const auto row = rows.find(from.position); row != rows.end() && !from.drafted.empty()) {
+    if (const auto row = rows.find(from.position); row != rows.end()) {
       round.row = row->second;
     }
     round.first_position = after_prompt(from.position);

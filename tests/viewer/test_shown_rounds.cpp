@@ -146,6 +146,10 @@ TEST_F(ShownRoundsOfATrace, WhatWasNotRecordedIsMissing) {
   EXPECT_THAT(describe(*rounds, 2, 3), HasSubstr("nothing was drafted here"));
   EXPECT_EQ(draft_rounds_table(*rounds).rows(), 4U);
   EXPECT_THAT(draft_answer_table(*rounds).text(), HasSubstr("\n2,35, word35,1,\n3,36, word36,2,1"));
+  ShownRounds::Cell cell = read(0)->cell(0, 3);
+  EXPECT_TRUE(lacks_token(cell));
+  cell.target_probability = 0.25F;  // known, and only its rank was not told
+  EXPECT_FALSE(lacks_token(cell));
   const DraftValues ranks = count_values(*read(0), DraftColour::target_rank);
   EXPECT_EQ(ranks.recorded, 8U);
   EXPECT_EQ(ranks.lacking, 1U);
