@@ -364,10 +364,14 @@ std::vector<DecodeOutcome> decode_batch(const BlockDiffusionModel& model, Attent
     }
     interrupted = interrupted || (callbacks.interrupted && callbacks.interrupted());
   }
-  // Sequences end in any order; the caller gets them in the order of the requests.
+  return in_request_order(std::move(outcomes), requests);
+}
+
+std::vector<DecodeOutcome> in_request_order(std::vector<DecodeOutcome> ended,
+                                            const std::vector<DecodeRequest>& requests) {
   std::vector<DecodeOutcome> ordered;
   for (const DecodeRequest& request : requests) {
-    const auto found = std::find_if(outcomes.begin(), outcomes.end(), [&](const auto& outcome) {
+    const auto found = std::find_if(ended.begin(), ended.end(), [&](const auto& outcome) {
       return outcome.sequence == request.sequence;
     });
     ordered.push_back(std::move(*found));

@@ -116,6 +116,10 @@ std::vector<DecodeOutcome> decode_batch(const BlockDiffusionModel& model, Attent
                                         const std::vector<DecodeRequest>& requests,
                                         int64_t& next_pass, const DecodeCallbacks& callbacks = {});
 
+/// Sequences end in any order: their outcomes, one for each request, in the order of the requests.
+std::vector<DecodeOutcome> in_request_order(std::vector<DecodeOutcome> ended,
+                                            const std::vector<DecodeRequest>& requests);
+
 /// The prefix that decoding this request starts from. Empty layers when `interrupted` cut it short.
 CommittedPrefix prefill_prompt(const BlockDiffusionModel& model, const DecodeOptions& options,
                                const DecodeRequest& request,

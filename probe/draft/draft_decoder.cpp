@@ -4,58 +4,20 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
-#include <limits>
 #include <tuple>
 #include <utility>
 
 #include "probe/draft/draft_seams.h"
 #include "probe/draft/draft_verdict.h"
+#include "probe/draft/drafted_sequence.h"
 #include "probe/model/device.h"
 #include "probe/model/stopwatch.h"
 
 namespace blockscope {
 namespace {
 
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
 KvCacheShape shape_of(const ModelConfig& config, int64_t slots, int64_t capacity) {
   return {config.num_layers, slots, config.num_kv_heads, capacity, config.head_dim};
-}
-
-struct SequenceState {
-  const DecodeRequest* request = nullptr;
-  int64_t prompt_length = 0;
-  int64_t end = 0;              // position behind the answer
-  std::vector<int64_t> tokens;  // prompt and what is decided; the last one is not yet an input
-  std::vector<int64_t> answer;  // of a replay: its tokens behind the prompt
-  int64_t round = 0;
-  DecodeOutcome outcome;
-
-  int64_t start() const { return std::ssize(tokens) - 1; }  // of the block: the certain token
-  bool finished() const { return outcome.reason != FinishReason::unfinished; }
-};
-
-/// The tokens that a replay decided, from the first one to the last that has none missing before
-/// it.
-std::vector<int64_t> replayed_answer(const DecodeRequest& request, int64_t mask_token_id) {
-  std::vector<int64_t> answer(static_cast<size_t>(request.gen_length), mask_token_id);
-  const int64_t prompt_length = std::ssize(request.prompt);
-  for (const ReplayStep& step : request.replay) {
-    for (size_t i = 0; i < step.positions.size(); ++i) {
-      const int64_t at = step.positions[i] - prompt_length;
-      if (at >= 0 && at < request.gen_length) answer[static_cast<size_t>(at)] = step.tokens[i];
-    }
-  }
-  answer.erase(std::find(answer.begin(), answer.end(), mask_token_id), answer.end());
-  return answer;
-}
-
-int64_t longest_end(const std::vector<DecodeRequest>& requests) {
-  int64_t longest = 0;
-  for (const DecodeRequest& request : requests) {
-    longest = std::max(longest, std::ssize(request.prompt) + request.gen_length);
-  }
-  return longest;
 }
 
 /// What a draft made of the blocks of all active sequences.
@@ -84,18 +46,7 @@ class DraftedBatch {
         target_seams_(target_cache_, draft_.draft().target_layers, target_.config().num_layers,
                       records_target() ? callbacks.observer : nullptr),
         draft_seams_(context_, records_target() ? nullptr : callbacks.observer) {
-    for (const DecodeRequest& request : requests) {
-      SequenceState& state = active_.emplace_back();
-      state.request = &request;
-      state.prompt_length = std::ssize(request.prompt);
-      state.end = state.prompt_length + request.gen_length;
-      state.tokens = request.prompt;
-      state.outcome.sequence = request.sequence;
-      if (!request.replayed) continue;
-      state.answer = replayed_answer(request, mask());
-      state.end = state.prompt_length + std::ssize(state.answer);
-      if (state.answer.empty()) state.outcome.reason = FinishReason::replayed;
-    }
+    for (const DecodeRequest& request : requests) active_.emplace_back(request, mask());
   }
 
   /// In the order in which they end.
@@ -111,7 +62,7 @@ class DraftedBatch {
       round();
       retire();
     }
-    for (SequenceState& state : active_) {
+    for (DraftedSequence& state : active_) {
       state.outcome.reason = FinishReason::interrupted;
       finish(state);
     }
@@ -122,7 +73,7 @@ class DraftedBatch {
   bool records_target() const { return run_.recorded == RecordedModel::target; }
   int64_t mask() const { return draft_.draft().mask_token_id; }
 
-  SequencePass pass_of(const SequenceState& state, PassKind kind, int64_t block_start) const {
+  SequencePass pass_of(const DraftedSequence& state, PassKind kind, int64_t block_start) const {
     SequencePass pass;
     pass.sequence = state.request->sequence;
     pass.kind = kind;
@@ -136,7 +87,7 @@ class DraftedBatch {
   /// A round's passes of all active sequences.
   PassContext round_context(PassKind kind) {
     PassContext context{next_pass_++, {}};
-    for (const SequenceState& state : active_) {
+    for (const DraftedSequence& state : active_) {
       SequencePass pass = pass_of(state, kind, state.start());
       if (kind == PassKind::denoise) {
         pass.step = 1;
@@ -153,30 +104,10 @@ class DraftedBatch {
   /// [S, count]: `count` positions of every active sequence from its block's start on.
   at::Tensor block_positions(int64_t count) const {
     std::vector<int64_t> positions;
-    for (const SequenceState& state : active_) {
+    for (const DraftedSequence& state : active_) {
       for (int64_t p = 0; p < count; ++p) positions.push_back(state.start() + p);
     }
     return at::tensor(positions, at::kLong).view({-1, count});
-  }
-
-  /// What an answer that is given decides in place of the target, from position `first` on, with
-  /// the target's probability of it; logits [T, V].
-  void replay(const SequenceState& state, int64_t first, const at::Tensor& logits,
-              BlockPrediction& chosen) const {
-    for (size_t i = 0; i < chosen.token.size(); ++i) {
-      const auto row = static_cast<int64_t>(i);
-      const int64_t at = first + row - state.prompt_length;
-      if (at >= std::ssize(state.answer)) return;
-      const int64_t token = state.answer[static_cast<size_t>(at)];
-      if (chosen.token[i] == token) continue;
-      chosen.token[i] = token;
-      chosen.confidence[i] = logits[row].to(at::kFloat).softmax(-1)[token].item<float>();
-    }
-  }
-
-  NextToken next_of(const SequenceState& state, const BlockPrediction& choices, int64_t row) const {
-    const auto at = static_cast<size_t>(row);
-    return {choices.token[at], choices.confidence[at], std::ssize(state.tokens)};
   }
 
   /// What of the pass's keys and hidden states [S, T, hidden_size] belongs to tokens that stay: the
@@ -227,7 +158,7 @@ class DraftedBatch {
   }
 
   void prefill(int64_t slot) {
-    SequenceState& state = active_[static_cast<size_t>(slot)];
+    DraftedSequence& state = active_[static_cast<size_t>(slot)];
     const int64_t chunk = std::max<int64_t>(run_.prefill_chunk, 1);
     for (int64_t begin = 0; begin < state.prompt_length && !interrupted_; begin += chunk) {
       const int64_t length = std::min(chunk, state.prompt_length - begin);
@@ -248,8 +179,8 @@ class DraftedBatch {
           const at::Tensor logits = target_.logits(hidden.narrow(1, length - 1, 1));
           BlockPrediction choice = std::move(
               predict_tokens(logits, run_.sampling, {{state.request->prompt_hash, 0, 0}}).front());
-          replay(state, state.prompt_length, logits[0], choice);
-          decisions.emplace_back().next = next_of(state, choice, 0);
+          state.take_given(state.prompt_length, logits[0], choice);
+          decisions.emplace_back().next = state.next(choice, 0);
           state.tokens.push_back(choice.token.front());
         }
       }
@@ -259,7 +190,7 @@ class DraftedBatch {
         interrupted_ = callbacks_.interrupted && callbacks_.interrupted();
       }
     }
-    if (!interrupted_) find_end(state);
+    if (!interrupted_) state.find_end(run_.stop_ids);
   }
 
   Drafted draft_blocks(const PassContext& context) {
@@ -317,12 +248,12 @@ class DraftedBatch {
   /// round, so that no two tokens hang on the same random numbers.
   std::vector<BlockPrediction> choose(const at::Tensor& logits) const {
     std::vector<StreamId> streams;
-    for (const SequenceState& state : active_) {
+    for (const DraftedSequence& state : active_) {
       streams.push_back({state.request->prompt_hash, state.round + 1, 0});
     }
     std::vector<BlockPrediction> chosen = predict_tokens(logits, run_.sampling, streams);
     for (size_t s = 0; s < active_.size(); ++s) {
-      replay(active_[s], active_[s].start() + 1, logits[static_cast<int64_t>(s)], chosen[s]);
+      active_[s].take_given(active_[s].start() + 1, logits[static_cast<int64_t>(s)], chosen[s]);
     }
     return chosen;
   }
@@ -361,15 +292,15 @@ class DraftedBatch {
       const Stopwatch watch(keeping_ns);
       keep(committing, 0, hidden, block_positions(block_), kept);
       for (size_t s = 0; s < active_.size(); ++s) {
-        SequenceState& state = active_[s];
+        DraftedSequence& state = active_[s];
         const std::vector<int64_t>& own = drafted.tokens[s];
         state.tokens.insert(state.tokens.end(), own.begin(), own.begin() + (kept[s] - 1));
-        const NextToken next = next_of(state, chosen[s], kept[s] - 1);
+        const NextToken next = state.next(chosen[s], kept[s] - 1);
         if (std::ssize(state.tokens) < state.end) decisions[s].next = next;
         state.tokens.push_back(next.token);
         ++state.outcome.denoising_steps;
         ++state.round;
-        find_end(state);
+        state.find_end(run_.stop_ids);
       }
     }
     keeping_ns -= observer_ns_;
@@ -391,8 +322,10 @@ class DraftedBatch {
     std::vector<int64_t> slots;
     std::vector<std::vector<bool>> masked;
     for (size_t s = 0; s < active_.size(); ++s) {
-      decisions.push_back(decision_of(active_[s], drafted.tokens[s], drafted.confidence[s],
-                                      chosen[s], kept[s] - 1));
+      decisions.push_back(
+          records_target()
+              ? active_[s].decision(chosen[s].token, chosen[s].confidence, block_, kept[s] - 1)
+              : active_[s].decision(drafted.tokens[s], drafted.confidence[s], block_, kept[s] - 1));
       const auto slot = static_cast<int64_t>(s);
       decisions.back().verdict = judge_draft(
           drafted.logits[slot], logits[slot], drafted.tokens[s],
@@ -409,51 +342,10 @@ class DraftedBatch {
             std::move(decisions)});
   }
 
-  /// What the recorded model predicts for the block's positions, and which of them were accepted.
-  StepDecision decision_of(const SequenceState& state, const std::vector<int64_t>& drafted,
-                           const std::vector<float>& confidence, const BlockPrediction& chosen,
-                           int64_t accepted) const {
-    const std::vector<int64_t>& tokens = records_target() ? chosen.token : drafted;
-    const std::vector<float>& sure = records_target() ? chosen.confidence : confidence;
-    StepDecision decision;
-    BlockPrediction& prediction = decision.prediction;
-    prediction.token = {-1};
-    prediction.confidence = {kNaN};
-    prediction.token.insert(prediction.token.end(), tokens.begin(), tokens.begin() + (block_ - 1));
-    prediction.confidence.insert(prediction.confidence.end(), sure.begin(),
-                                 sure.begin() + (block_ - 1));
-    prediction.top1 = prediction.token;
-    prediction.top1_confidence = prediction.confidence;
-    // What lies behind the answer's end was accepted too, and is no part of it.
-    for (int64_t p = 1; p <= accepted && state.start() + p < state.end; ++p) {
-      decision.transferred.push_back(p);
-    }
-    return decision;
-  }
-
-  /// As dflash_generate ends: at a stop token in anything behind the prompt, or at the length; a
-  /// replay where its answer ends.
-  void find_end(SequenceState& state) const {
-    if (state.request->replayed) {
-      if (std::ssize(state.tokens) >= state.end) state.outcome.reason = FinishReason::replayed;
-      return;
-    }
-    const auto stops = [this](int64_t token) {
-      return std::find(run_.stop_ids.begin(), run_.stop_ids.end(), token) != run_.stop_ids.end();
-    };
-    const auto decided = std::min(std::ssize(state.tokens), state.end);
-    if (std::any_of(state.tokens.begin() + state.prompt_length, state.tokens.begin() + decided,
-                    stops)) {
-      state.outcome.reason = FinishReason::stop;
-    } else if (state.start() >= state.end) {
-      state.outcome.reason = FinishReason::length;
-    }
-  }
-
   /// Takes finished sequences out of the batch, last slot first so that moves stay valid.
   void retire() {
     for (int64_t slot = std::ssize(active_) - 1; slot >= 0; --slot) {
-      SequenceState& state = active_[static_cast<size_t>(slot)];
+      DraftedSequence& state = active_[static_cast<size_t>(slot)];
       if (!state.finished()) continue;
       finish(state);
       target_cache_.remove(slot);
@@ -464,12 +356,9 @@ class DraftedBatch {
     }
   }
 
-  void finish(SequenceState& state) {
+  void finish(DraftedSequence& state) {
+    state.finish(mask());
     DecodeOutcome& outcome = state.outcome;
-    const auto decided = std::min(std::ssize(state.tokens), state.end);
-    outcome.generated.assign(state.tokens.begin() + state.prompt_length,
-                             state.tokens.begin() + decided);
-    outcome.generated.resize(static_cast<size_t>(state.request->gen_length), mask());
     if (callbacks_.on_finished) callbacks_.on_finished(outcome);
     finished_.push_back(std::move(outcome));
   }
@@ -489,7 +378,7 @@ class DraftedBatch {
   KvCache context_;  // the draft's keys of the target's hidden states
   TargetSeams target_seams_;
   DraftSeams draft_seams_;
-  std::vector<SequenceState> active_;  // by slot
+  std::vector<DraftedSequence> active_;  // by slot
   std::vector<DecodeOutcome> finished_;
   int64_t observer_ns_ = 0;
   bool interrupted_ = false;
@@ -500,16 +389,7 @@ class DraftedBatch {
 std::vector<DecodeOutcome> decode_drafted(const DraftedRun& run,
                                           const std::vector<DecodeRequest>& requests,
                                           int64_t& next_pass, const DecodeCallbacks& callbacks) {
-  std::vector<DecodeOutcome> ended = DraftedBatch(run, requests, next_pass, callbacks).decode();
-  // Sequences end in any order; the caller gets them in the order of the requests.
-  std::vector<DecodeOutcome> ordered;
-  for (const DecodeRequest& request : requests) {
-    const auto found = std::find_if(ended.begin(), ended.end(), [&](const auto& outcome) {
-      return outcome.sequence == request.sequence;
-    });
-    ordered.push_back(std::move(*found));
-  }
-  return ordered;
+  return in_request_order(DraftedBatch(run, requests, next_pass, callbacks).decode(), requests);
 }
 
 }  // namespace blockscope
