@@ -4,7 +4,10 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
+#include <utility>
 
 #include "kernels/linear_kernels.h"
 #include "kernels/stores_impl.h"
@@ -27,17 +30,34 @@ inline Vec add_products(BFloat16, Vec sum, __m512i weight, __m512i x) {
 }
 #endif
 
-// sums[r][c] = row r of `x` times column c of the panel.
-template <class Type, size_t kRows>
+// A weight that a few tiles of rows multiply is read in chunks of so many steps, 16 KiB: the second
+// tile finds them in the first-level cache, and while the last one works on a chunk the next is
+// fetched, or memory would rest whenever a tile multiplies. Beyond kTilesAtOnce tiles products
+// bind, and up to kMostStreamedRows rows the processor's own prefetchers do it: both read a panel
+// as a whole. Measured in docs/benchmarks.md, "Products of few rows".
+constexpr int64_t kChunkSteps = 128;
+constexpr int64_t kTilesAtOnce = 4;
+constexpr int64_t kMostStreamedRows = 2;
+
+// sums[r][c] += row r of `x` times column c of the panel, over `steps` of it.
+template <class Type, size_t kRows, bool kFetchNext>
 void tile(const char* x, int64_t x_stride, const char* panel, int64_t steps, float* sums) {
   Vec left[kRows];  // sums of the first half of the columns
   Vec right[kRows];
   // The loops over rows must be unrolled for the sums to stay in registers.
 #pragma GCC unroll 16
-  for (size_t r = 0; r < kRows; ++r) left[r] = right[r] = Vec{};
+  for (size_t r = 0; r < kRows; ++r) {
+    left[r] = load(sums + r * kPanelColumns);
+    right[r] = load(sums + r * kPanelColumns + kLanes);
+  }
   for (int64_t step = 0; step < steps; ++step) {
-    const __m512i first = _mm512_loadu_si512(panel + step * kPanelStepBytes);
-    const __m512i second = _mm512_loadu_si512(panel + step * kPanelStepBytes + 64);
+    const char* both_halves = panel + step * kPanelStepBytes;
+    const __m512i first = _mm512_loadu_si512(both_halves);
+    const __m512i second = _mm512_loadu_si512(both_halves + 64);
+    if constexpr (kFetchNext) {  // beyond the weight's end it fetches nothing
+      _mm_prefetch(both_halves + kChunkSteps * kPanelStepBytes, _MM_HINT_T0);
+      _mm_prefetch(both_halves + kChunkSteps * kPanelStepBytes + 64, _MM_HINT_T0);
+    }
 #pragma GCC unroll 16
     for (size_t r = 0; r < kRows; ++r) {
       int32_t units;
@@ -54,14 +74,14 @@ void tile(const char* x, int64_t x_stride, const char* panel, int64_t steps, flo
   }
 }
 
-template <class Type>
-constexpr auto tiles() {
-  struct Table {
-    void (*of[kTileRows + 1])(const char*, int64_t, const char*, int64_t, float*);
-  };
-  return Table{{nullptr, tile<Type, 1>, tile<Type, 2>, tile<Type, 3>, tile<Type, 4>, tile<Type, 5>,
-                tile<Type, 6>, tile<Type, 7>, tile<Type, 8>, tile<Type, 9>, tile<Type, 10>,
-                tile<Type, 11>, tile<Type, 12>}};
+using Tile = void (*)(const char*, int64_t, const char*, int64_t, float*);
+
+template <class Type, bool kFetchNext>
+constexpr std::array<Tile, kTileRows + 1> tiles() {
+  return []<size_t... kRows>(std::index_sequence<kRows...>) {
+    return std::array<Tile, kTileRows + 1>{nullptr, tile<Type, kRows + 1, kFetchNext>...};
+  }
+  (std::make_index_sequence<kTileRows>());
 }
 
 // The sums of vectors. for_rows calls finish(sums of a row, where the row goes) for every row.
@@ -69,16 +89,31 @@ template <class Type>
 struct VectorSums {
   template <class Finish>
   static void for_rows(const PanelProduct& p, const Finish& finish) {
-    static constexpr auto kTiles = tiles<Type>();
+    static constexpr auto kTiles = tiles<Type, false>();
+    static constexpr auto kFetchingTiles = tiles<Type, true>();
     const int64_t count = (p.rows + kTileRows - 1) / kTileRows;
-    alignas(64) float sums[kTileRows * kPanelColumns];
-    for (int64_t t = 0; t < count; ++t) {
-      const int64_t begin = p.rows * t / count;  // tiles of nearly one size
-      const int64_t rows = p.rows * (t + 1) / count - begin;
-      kTiles.of[rows](p.x + begin * p.x_stride, p.x_stride, p.panel, p.steps, sums);
-      for (int64_t r = 0; r < rows; ++r) {
-        finish(sums + r * kPanelColumns, p.out + (begin + r) * p.out_stride);
+    const auto row_of = [&](int64_t t) { return p.rows * t / count; };  // tiles of nearly one size
+    alignas(64) float sums[kTilesAtOnce * kTileRows * kPanelColumns];
+    // Tiles [first, end) over the panel, in chunks.
+    const auto some = [&](int64_t first, int64_t end, int64_t chunk, const auto& last_tiles) {
+      const int64_t row = row_of(first);
+      std::fill_n(sums, (row_of(end) - row) * kPanelColumns, 0.0F);
+      for (int64_t step = 0; step < p.steps; step += chunk) {
+        for (int64_t t = first; t < end; ++t) {
+          const auto& variants = t + 1 < end ? kTiles : last_tiles;
+          variants[static_cast<size_t>(row_of(t + 1) - row_of(t))](
+              p.x + row_of(t) * p.x_stride + step * 4, p.x_stride, p.panel + step * kPanelStepBytes,
+              std::min(chunk, p.steps - step), sums + (row_of(t) - row) * kPanelColumns);
+        }
       }
+      for (int64_t r = row; r < row_of(end); ++r) {
+        finish(sums + (r - row) * kPanelColumns, p.out + r * p.out_stride);
+      }
+    };
+    if (p.rows > kMostStreamedRows && count <= kTilesAtOnce) {
+      some(0, count, kChunkSteps, kFetchingTiles);
+    } else {
+      for (int64_t t = 0; t < count; ++t) some(t, t + 1, p.steps, kTiles);
     }
   }
 };

@@ -43,8 +43,10 @@ void expect_near(const at::Tensor& got, const at::Tensor& x, const at::Tensor& w
 }
 
 TEST_P(PackedMatrixOf, EqualsFloat64) {
-  // Tiles of one to twelve rows, panels that are full and that end early, one panel and many.
-  for (const auto& [out, in] : {std::pair{1, 2}, {31, 6}, {32, 64}, {33, 130}, {500, 1000}}) {
+  // Tiles of one to twelve rows, panels that are full and that end early, one panel and many, depths
+  // of whole chunks and a step more.
+  for (const auto& [out, in] :
+       {std::pair{1, 2}, {31, 6}, {32, 64}, {33, 130}, {40, 512}, {33, 514}, {500, 1000}}) {
     const at::Tensor weight = random({out, in});
     const at::Tensor bias = random({out});
     const PackedMatrix plain(weight);
