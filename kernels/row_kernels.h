@@ -38,6 +38,11 @@ struct RowKernels {
   // The lowest index of the largest of `count` numbers, and its softmax probability; NaN where one
   // of them is NaN or +infinity, or all are -infinity.
   void (*best)(Element element, const void* x, int64_t count, int64_t* index, float* probability);
+
+  // Of the logit at `index` among `count`: how many are larger, its softmax probability, and the
+  // entropy of all in nats. -infinity is a probability of 0; both are NaN where `best` says so.
+  void (*odds)(Element element, const void* x, int64_t count, int64_t index, int64_t* rank,
+               float* probability, float* entropy);
 };
 
 // The variants this machine can run, best first; never empty, "baseline" is the last.

@@ -150,8 +150,57 @@ void best(Element element, const void* x, int64_t count, int64_t* index, float* 
   });
 }
 
+void odds(Element element, const void* x, int64_t count, int64_t index, int64_t* rank,
+          float* probability, float* entropy) {
+  with_type(element, [&]<class Type>(Type) {
+    const auto* in = static_cast<const char*>(x);
+    const auto at = [&](int64_t i) { return in + i * Type::kUnitBytes; };
+    const auto one = [&](int64_t i) { return load_some<Type>(at(i), Type::kUnitBytes)[0]; };
+    const int64_t whole = count / kLanes * kLanes;
+    Vec rest = broadcast(-kInfinity);  // which adds nothing to any of the sums
+    for (int64_t i = whole; i < count; ++i) rest[i - whole] = one(i);
+    const float own = one(index);
+    Vec largest = rest;
+    VecI larger_ones = rest > own;
+    for (int64_t i = 0; i < whole; i += kLanes) {
+      const Vec v = Type::load_vec(at(i));
+      largest = v > largest ? v : largest;
+      larger_ones += v > own;
+    }
+    float top = -kInfinity;
+    int64_t larger_than_own = 0;
+    for (int i = 0; i < kLanes; ++i) {
+      top = largest[i] > top ? largest[i] : top;
+      larger_than_own -= larger_ones[i];
+    }
+    Vec sums{};
+    Vec weighted{};  // by the logit, from the largest down
+    // Sums of sums: a vocabulary is long enough for float32 to lose digits in one.
+    constexpr int64_t kAtOnce = 64 * kLanes;
+    const auto add_terms = [top](Vec v, Vec& sum, Vec& by_logit) {
+      const Vec below = v - top;
+      const Vec p = exp_vec(below);
+      sum += p;
+      by_logit += p == 0.0f ? Vec{} : p * below;
+    };
+    add_terms(rest, sums, weighted);
+    for (int64_t begin = 0; begin < whole; begin += kAtOnce) {
+      const int64_t end = begin + kAtOnce < whole ? begin + kAtOnce : whole;
+      Vec sum{};
+      Vec by_logit{};
+      for (int64_t i = begin; i < end; i += kLanes) add_terms(Type::load_vec(at(i)), sum, by_logit);
+      sums += sum;
+      weighted += by_logit;
+    }
+    const float sum = sum_of(sums);
+    *rank = larger_than_own;
+    *probability = exp_vec(broadcast(own - top))[0] / sum;
+    *entropy = __builtin_logf(sum) - sum_of(weighted) / sum;
+  });
+}
+
 constexpr RowKernels make_row_kernels(const char* name) {
-  return {name, rms_norm, rotate, convert, add, silu_multiply, best};
+  return {name, rms_norm, rotate, convert, add, silu_multiply, best, odds};
 }
 
 }  // namespace

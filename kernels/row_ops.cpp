@@ -241,6 +241,27 @@ BestTokens best_tokens_by_chain(const at::Tensor& logits) {
   return result;
 }
 
+TokenOdds token_odds_by_chain(const at::Tensor& logits, const std::vector<int64_t>& tokens) {
+  const at::Tensor rows = logits.to(at::kFloat);
+  const at::Tensor column = at::tensor(tokens, at::kLong).to(rows.device()).unsqueeze(-1);
+  const at::Tensor log_p = rows.log_softmax(-1);
+  const at::Tensor p = log_p.exp();
+  const at::Tensor terms = at::where(p == 0.0, 0.0, p * log_p);  // of -infinity: 0, not NaN
+  // A rank is exact in float64.
+  const at::Tensor all = at::stack({(rows > rows.gather(-1, column)).sum(-1).to(at::kDouble),
+                                    p.gather(-1, column).squeeze(-1).to(at::kDouble),
+                                    terms.sum(-1).neg().to(at::kDouble)})
+                             .to(at::kCPU);
+  TokenOdds result;
+  for (int64_t i = 0; i < rows.size(0); ++i) {
+    const double* data = all.const_data_ptr<double>() + i;
+    result.rank.push_back(static_cast<int64_t>(data[0]));
+    result.probability.push_back(static_cast<float>(data[rows.size(0)]));
+    result.entropy.push_back(static_cast<float>(data[2 * rows.size(0)]));
+  }
+  return result;
+}
+
 }  // namespace
 
 BestTokens best_tokens(const at::Tensor& logits) {
@@ -256,6 +277,29 @@ BestTokens best_tokens(const at::Tensor& logits) {
     const auto at = static_cast<size_t>(i);
     best_row_kernels().best(element, rows.at(rows.place(i)), rows.dim(), &result.token[at],
                             &result.probability[at]);
+  });
+  return result;
+}
+
+TokenOdds token_odds(const at::Tensor& logits, const std::vector<int64_t>& tokens) {
+  const bool on_cpu = !logits.defined() || logits.is_cpu();
+  if (on_cpu) check_rows("token_odds", "logits", logits);
+  check_shape("token_odds", "logits", logits, {std::ssize(tokens), -1});
+  for (const int64_t token : tokens) {
+    TORCH_CHECK(token >= 0 && token < logits.size(1), "token_odds: tokens: expected ids below ",
+                logits.size(1), ", got ", token);
+  }
+  if (!on_cpu) return token_odds_by_chain(logits, tokens);
+  const Rows rows(logits);
+  TokenOdds result;
+  result.rank.resize(tokens.size());
+  result.probability.resize(tokens.size());
+  result.entropy.resize(tokens.size());
+  const Element element = element_of(logits);
+  for_rows(rows, [&](int64_t i) {
+    const auto at = static_cast<size_t>(i);
+    best_row_kernels().odds(element, rows.at(rows.place(i)), rows.dim(), tokens[at],
+                            &result.rank[at], &result.probability[at], &result.entropy[at]);
   });
   return result;
 }

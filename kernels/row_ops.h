@@ -58,4 +58,14 @@ struct BestTokens {
 /// logits [R, V], last dimension contiguous; on any device.
 BestTokens best_tokens(const at::Tensor& logits);
 
+struct TokenOdds {
+  std::vector<int64_t> rank;       // [R] how many tokens have larger logits
+  std::vector<float> probability;  // [R] the token's softmax probability
+  std::vector<float> entropy;      // [R] of the row, in nats; both NaN where BestTokens' is
+};
+
+/// Of one token a row: logits [R, V], last dimension contiguous, on any device; tokens [R], each
+/// below V. In float32.
+TokenOdds token_odds(const at::Tensor& logits, const std::vector<int64_t>& tokens);
+
 }  // namespace blockscope

@@ -2,29 +2,15 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <limits>
+
+#include "kernels/row_ops.h"
 
 namespace blockscope {
 namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-/// Of each row's token: how many have larger logits, its probability; and the rows' entropies.
-struct RowScores {
-  at::Tensor rank, probability, entropy;  // [R]
-};
-
-RowScores scores_of(const at::Tensor& all_logits, const at::Tensor& tokens) {
-  const at::Tensor logits = all_logits.to(at::kFloat);
-  const at::Tensor column = tokens.to(logits.device()).unsqueeze(-1);
-  const at::Tensor own = logits.gather(-1, column);
-  const at::Tensor log_p = logits.log_softmax(-1);
-  // A token that can't come has p log p = 0, not NaN.
-  const at::Tensor terms = (log_p.exp() * log_p).nan_to_num(0.0);
-  return {(logits > own).sum(-1).to(at::kCPU),
-          log_p.gather(-1, column).squeeze(-1).exp().to(at::kCPU),
-          terms.sum(-1).neg().to(at::kCPU)};
-}
 
 /// The draft's ids of these tokens; -1: it has none.
 std::vector<int64_t> draft_ids(const std::vector<int64_t>& tokens, const at::Tensor& target_ids) {
@@ -44,26 +30,23 @@ DraftVerdict judge_draft(const at::Tensor& draft_logits, const at::Tensor& targe
                          const at::Tensor& target_ids) {
   const auto count = static_cast<int64_t>(drafted.size());
   const std::vector<int64_t> known = draft_ids(chosen, target_ids);
-  const RowScores under_draft =
-      scores_of(draft_logits.narrow(0, 0, count), at::tensor(known, at::kLong).clamp_min(0));
-  const RowScores under_target =
-      scores_of(target_logits.narrow(0, 0, count), at::tensor(drafted, at::kLong));
+  std::vector<int64_t> columns = known;
+  for (int64_t& column : columns) column = std::max<int64_t>(column, 0);
+  const TokenOdds under_draft = token_odds(draft_logits.narrow(0, 0, count), columns);
+  const TokenOdds under_target = token_odds(target_logits.narrow(0, 0, count), drafted);
   DraftVerdict verdict;
   verdict.target_token = verdict.target_rank = verdict.draft_rank = {-1};
   verdict.target_probability = verdict.draft_probability = verdict.draft_entropy =
       verdict.target_entropy = {kNaN};
-  for (int64_t i = 0; i < count; ++i) {
-    const auto at = static_cast<size_t>(i);
+  for (size_t at = 0; at < drafted.size(); ++at) {
     const bool there = known[at] >= 0;
-    const auto whole = [i](const at::Tensor& x) { return x[i].item<int64_t>(); };
-    const auto number = [i](const at::Tensor& x) { return x[i].item<float>(); };
     verdict.target_token.push_back(chosen[at]);
-    verdict.target_rank.push_back(there ? whole(under_draft.rank) : -1);
-    verdict.target_probability.push_back(there ? number(under_draft.probability) : kNaN);
-    verdict.draft_rank.push_back(whole(under_target.rank));
-    verdict.draft_probability.push_back(number(under_target.probability));
-    verdict.draft_entropy.push_back(number(under_draft.entropy));
-    verdict.target_entropy.push_back(number(under_target.entropy));
+    verdict.target_rank.push_back(there ? under_draft.rank[at] : -1);
+    verdict.target_probability.push_back(there ? under_draft.probability[at] : kNaN);
+    verdict.draft_rank.push_back(under_target.rank[at]);
+    verdict.draft_probability.push_back(under_target.probability[at]);
+    verdict.draft_entropy.push_back(under_draft.entropy[at]);
+    verdict.target_entropy.push_back(under_target.entropy[at]);
   }
   while (verdict.accepted < count && drafted[static_cast<size_t>(verdict.accepted)] ==
                                          chosen[static_cast<size_t>(verdict.accepted)]) {

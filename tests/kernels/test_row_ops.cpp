@@ -229,6 +229,45 @@ TEST_P(RowOps, BestTokenOfRowsThatAreNotFinite) {
   EXPECT_NEAR(best.probability[3], 1.0 / 39, 1e-7);
 }
 
+TEST_P(RowOps, TokenOddsAreThoseOfFloat64) {
+  for (const int64_t vocab : {1, 5, 16, 33, 1000, 32769, 151936}) {
+    const at::Tensor logits = random_rows({6, vocab}, GetParam(), 3.0);
+    logits[5] *= 20.0;  // nearly sure of one token
+    logits[4][vocab - 1] = -kInfinity;
+    const std::vector<int64_t> tokens{0, vocab / 2, vocab - 1, vocab / 3, vocab / 4, vocab / 5};
+    const TokenOdds odds = token_odds(logits, tokens);
+    const at::Tensor exact = at::softmax(logits.to(at::kDouble), -1);
+    for (int64_t r = 0; r < 6; ++r) {
+      if (vocab == 1 && r == 4) continue;  // no token can come
+      const auto at = static_cast<size_t>(r);
+      const at::Tensor own = logits[r][tokens[at]];
+      EXPECT_EQ(odds.rank[at], (logits[r] > own).sum().item<int64_t>()) << vocab << " row " << r;
+      const double p = exact[r][tokens[at]].item<double>();
+      // float32 has no normal number below 1e-38.
+      EXPECT_NEAR(odds.probability[at], p, 1e-5 * p + 2e-38) << vocab << " row " << r;
+      const double entropy = -at::xlogy(exact[r], exact[r]).sum().item<double>();
+      EXPECT_NEAR(odds.entropy[at], entropy, 3e-6 * std::max(1.0, entropy))
+          << vocab << " row " << r;
+    }
+  }
+}
+
+TEST_P(RowOps, TokenOddsOfRowsThatAreNotFinite) {
+  const at::Tensor rows = at::zeros({4, 40});
+  rows[0][7] = kNaN;
+  rows[1][39] = kInfinity;
+  rows[2].fill_(-kInfinity);
+  rows[3][0] = -kInfinity;
+  const TokenOdds odds = token_odds(rows.to(GetParam()), {1, 1, 1, 0});
+  for (size_t r = 0; r < 3; ++r) {
+    EXPECT_TRUE(std::isnan(odds.probability[r])) << r;
+    EXPECT_TRUE(std::isnan(odds.entropy[r])) << r;
+  }
+  EXPECT_EQ(odds.rank[3], 39);
+  EXPECT_EQ(odds.probability[3], 0.0F);
+  EXPECT_NEAR(odds.entropy[3], std::log(39.0), 1e-6);
+}
+
 TEST(RowOpsCheck, WrongArgumentsAreNamed) {
   const at::Tensor x = at::zeros({2, 8});
   EXPECT_THROW(rms_norm_rows(x, at::zeros({7}), 1e-6, false), c10::Error);
@@ -243,6 +282,9 @@ TEST(RowOpsCheck, WrongArgumentsAreNamed) {
   EXPECT_THROW(rotate_rows(pair, at::zeros({2, 1, 3, 8}), at::zeros({1, 1, 3, 8})), c10::Error);
   EXPECT_THROW(silu_multiply(x, at::zeros({2, 7})), c10::Error);
   EXPECT_THROW(best_tokens(heads), c10::Error);
+  EXPECT_THROW(token_odds(x, {0}), c10::Error);
+  EXPECT_THROW(token_odds(x, {0, 8}), c10::Error);
+  EXPECT_THROW(token_odds(x, {-1, 0}), c10::Error);
 }
 
 INSTANTIATE_TEST_SUITE_P(DTypes, RowOps, ::testing::Values(at::kFloat, at::kHalf, at::kBFloat16),
@@ -293,6 +335,13 @@ TEST_P(RowKernelsOn, EqualTheBestAndWriteNothingOutside) {
       const BestTokens best = best_tokens(x);
       EXPECT_EQ(token, best.token[0]);
       EXPECT_NEAR(probability, best.probability[0], 1e-6);
+      int64_t rank = -1;
+      float entropy = 0.0F;
+      kernels.odds(element, in, dim, dim - 1, &rank, &probability, &entropy);
+      const TokenOdds odds = token_odds(x, {dim - 1});
+      EXPECT_EQ(rank, odds.rank[0]);
+      EXPECT_NEAR(probability, odds.probability[0], 1e-6);
+      EXPECT_NEAR(entropy, odds.entropy[0], 1e-5);
     }
   }
 }
