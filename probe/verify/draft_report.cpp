@@ -167,10 +167,10 @@ std::string verdict(const DraftVerification& result) {
                   : fmt::format("{}, {} of them at no tie, which is an ERROR", of, errors);
   }
   return fmt::format(
-      "\nVerdict: {}; decoding {}, whole answers {}; {} tokens a round, {} of the time for the "
+      "\nVerdict: {}; decoding {}, whole answers {}; acceptance length {}, {} of the time for the "
       "draft\n",
       answers, faster(gain.speedup), faster(gain.answer_speedup),
-      number(1.0 / gain.passes_per_token, "{:.2f}"),
+      number(gain.acceptance_length, "{:.2f}"),
       number(gain.draft_share.median * 100.0, "{:.0f} %"));
 }
 

@@ -212,7 +212,7 @@ class DraftGain(CheckpointCase):
         code, out, err = run("verify", *given)
         self.assertEqual((code, err), (0, ""))
         self.assertRegex(out, r"\nVerdict: the answers are the target's own, token by token; decoding .*, whole "
-                              r"answers .*; [0-9.]+ tokens a round, [0-9]+ % of the time for the draft\n$")
+                              r"answers .*; acceptance length [0-9.]+, [0-9]+ % of the time for the draft\n$")
         self.assertNotIn("NO TIE", out)
         self.assertRegex(out, r"\n +sums +8 ")
         code, out, err = run("bench", *given, "--runs", 1, "--block-lengths", "2,3")
