@@ -8,6 +8,8 @@ import sys
 import tempfile
 import unittest
 
+import numpy as np
+
 from capture_harness import BINARY, MODELS
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
@@ -15,6 +17,12 @@ from trace_arrays import datasets  # noqa: E402
 
 CHAINS = sys.argv.pop(1)
 KERNELS = sys.argv.pop(1)
+# The description of the run, and its times.
+TOLD = {"/model_byte", "/run_byte", "/model/json", "/run/json", "/steps/pass_time_ns",
+        "/draft/cost/draft_ns", "/draft/cost/target_ns"}
+# Near ties among the keys are ordered by the last bit of a probability.
+SETS = {"/sets/topk", "/sets/topk_token", "/sets/union_size"}
+RECALL = "/sets/recall"
 
 
 def run(*arguments, device=None, faults=""):
@@ -43,3 +51,39 @@ class DeviceCase(unittest.TestCase):
         code, _, error = run("capture", MODELS / model, *arguments, *where, "-q", "-o", output, device=device)
         self.assertEqual(code, 0, error)
         return datasets(output)
+
+    def compare_traces(self, host, got_all, tolerance):
+        """What capture() gave: the same integers, floats within `tolerance` of a dataset's largest."""
+        self.assertEqual(host.keys(), got_all.keys())
+        for name, expected in host.items():
+            got = got_all[name]
+            if name in TOLD:
+                continue
+            self.assertEqual(got.shape, expected.shape, name)
+            if expected.dtype.kind == "f":
+                self.assertTrue(np.array_equal(np.isnan(got), np.isnan(expected)), name)
+            if name in SETS:
+                self.assertLessEqual((got != expected).mean(), 10 * tolerance, name)
+            elif name == RECALL:
+                self.compare_recall(host, got_all)
+            elif expected.dtype.kind == "f":
+                finite = np.isfinite(expected)
+                self.assertTrue(np.array_equal(got[~finite], expected[~finite], equal_nan=True), name)
+                if finite.any():
+                    largest = np.abs(expected[finite], dtype="f8").max()
+                    error = np.abs(got[finite].astype("f8") - expected[finite]).max()
+                    self.assertLessEqual(error, tolerance * max(1.0, largest), name)
+            else:
+                self.assertTrue(np.array_equal(got, expected), name)
+
+    def compare_recall(self, host, device):
+        """Recall counts keys: it may differ by those in which the sets that it counts do, its own and the first step's."""
+        sequence, block, step = (host["/steps/" + name] for name in ("sequence", "block", "step"))
+        for at in np.argwhere(~np.isclose(host[RECALL], device[RECALL], rtol=0, atol=1e-4, equal_nan=True)):
+            row, *head = at
+            first = np.flatnonzero((sequence == sequence[row]) & (block == block[row]) & (step == 1))[0]
+            moved = sum(len(set(host["/sets/topk"][(r, *head)]) ^ set(device["/sets/topk"][(r, *head)])) // 2
+                        for r in (row, first))
+            size = np.count_nonzero(host["/sets/topk"][(first, *head)] >= 0)
+            self.assertLessEqual(abs(float(host[RECALL][tuple(at)]) - float(device[RECALL][tuple(at)])),
+                                 moved / size + 1e-6, at)

@@ -5,18 +5,11 @@ was not waited for. Kernels are emulated a thread at a time, so these runs are s
 import json
 import unittest
 
-import numpy as np
-
 from capture_harness import MODELS, require_binary
 from device_harness import CHAINS, KERNELS, DeviceCase, run
 
 NEEDLE = "Text: Note: Tina lantern helmet. The wide child looked. Note: Bela vine raven. The old painter sat. Question: Tina?"
 LONGER = "Text: The park played. Note: Zoe river falcon. Note: Yara ruby ivory. The farmer stood today near the house. " + NEEDLE
-# The description of the run, and its times.
-TOLD = {"/model_byte", "/run_byte", "/model/json", "/run/json", "/steps/pass_time_ns"}
-# Near ties among the keys are ordered by the last bit of a probability.
-SETS = {"/sets/topk", "/sets/topk_token", "/sets/union_size"}
-RECALL = "/sets/recall"
 POLICIES = [["exact"], ["flashblock"]] + [[name, "--k", 24] for name in (
     "mage", "mage+flashblock", "sparsed", "quest", "oracle", "random", "recent")]
 POLICIES += [["sparsed+flashblock", "--k", 24, "--per-block"]]
@@ -33,40 +26,7 @@ class Device(DeviceCase):
         arguments = [*arguments, "--record", level, "--strategy", "sequential", "--denoising-steps", 3, "--no-stop",
                      "--gen-length", gen_length,
                      "--dtype", dtype, *arrays]
-        host, got_all = self.capture(model, *arguments), self.capture(model, *arguments, device=device)
-        self.assertEqual(host.keys(), got_all.keys())
-        for name, expected in host.items():
-            got = got_all[name]
-            if name in TOLD:
-                continue
-            self.assertEqual(got.shape, expected.shape, name)
-            if expected.dtype.kind == "f":
-                self.assertTrue(np.array_equal(np.isnan(got), np.isnan(expected)), name)
-            if name in SETS:
-                self.assertLessEqual((got != expected).mean(), 10 * tolerance, name)
-            elif name == RECALL:
-                self.compare_recall(host, got_all)
-            elif expected.dtype.kind == "f":
-                finite = np.isfinite(expected)
-                self.assertTrue(np.array_equal(got[~finite], expected[~finite], equal_nan=True), name)
-                if finite.any():
-                    largest = np.abs(expected[finite], dtype="f8").max()
-                    error = np.abs(got[finite].astype("f8") - expected[finite]).max()
-                    self.assertLessEqual(error, tolerance * max(1.0, largest), name)
-            else:
-                self.assertTrue(np.array_equal(got, expected), name)
-
-    def compare_recall(self, host, device):
-        """Recall counts keys: it may differ by those in which the sets that it counts do, its own and the first step's."""
-        sequence, block, step = (host["/steps/" + name] for name in ("sequence", "block", "step"))
-        for at in np.argwhere(~np.isclose(host[RECALL], device[RECALL], rtol=0, atol=1e-4, equal_nan=True)):
-            row, *head = at
-            first = np.flatnonzero((sequence == sequence[row]) & (block == block[row]) & (step == 1))[0]
-            moved = sum(len(set(host["/sets/topk"][(r, *head)]) ^ set(device["/sets/topk"][(r, *head)])) // 2
-                        for r in (row, first))
-            size = np.count_nonzero(host["/sets/topk"][(first, *head)] >= 0)
-            self.assertLessEqual(abs(float(host[RECALL][tuple(at)]) - float(device[RECALL][tuple(at)])),
-                                 moved / size + 1e-6, at)
+        self.compare_traces(self.capture(model, *arguments), self.capture(model, *arguments, device=device), tolerance)
 
     def test_policies(self):
         for policy in POLICIES:
