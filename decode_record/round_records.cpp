@@ -28,7 +28,7 @@ Slab read_slab(const TraceReader& trace, std::int64_t first, std::int64_t count)
   Slab slab;
   slab.steps = trace.steps(first, count);
   slab.valid = trace.read_ints(Field::step_valid, first, count);
-  slab.drafted = trace.read_ints(Field::prediction_token, first, count);
+  slab.drafted = trace.read_ints(Field::draft_token, first, count);
   slab.accepted = trace.read_ints(Field::draft_accepted, first, count);
   slab.target = trace.read_ints(Field::draft_target_token, first, count);
   for (std::size_t i = 0; i < kRoundRanks.size(); ++i) {
@@ -134,23 +134,13 @@ class RoundReader {
     round_->accepted = slab.accepted[i];
     const std::int64_t vocabulary = trace_.info().meta.vocab_size;
     check(Field::draft_accepted, round_->accepted, 0, static_cast<std::int64_t>(count));
-    if (of_target_) forget_drafts();
     for (std::size_t k = 0; k < count; ++k) {
       const bool accepted = std::cmp_less(k, round_->accepted);
-      check(Field::prediction_token, round_->drafted[k], accepted ? 0 : kUnknown, vocabulary - 1);
+      check(Field::draft_token, round_->drafted[k], accepted ? 0 : kUnknown, vocabulary - 1);
     }
     for (const std::int64_t token : round_->target) {
       check(Field::draft_target_token, token, kUnknown, vocabulary - 1);
     }
-  }
-
-  /// The row's predictions are the target's. Of the drafted tokens it has those that are the same.
-  void forget_drafts() {
-    for (std::size_t k = static_cast<std::size_t>(round_->accepted); k < round_->drafted.size();
-         ++k) {
-      round_->drafted[k] = kUnknown;
-    }
-    round_->values[kDraftConfidence].clear();
   }
 
   void verify(const Slab& slab, std::size_t i, const FrameDelta& delta) {

@@ -27,7 +27,7 @@ struct RoundColumn {
 inline constexpr std::array<RoundColumn, 2> kRoundRanks = {
     {{"target_rank", Field::draft_target_rank}, {"draft_rank", Field::draft_token_rank}}};
 inline constexpr std::array<RoundColumn, 5> kRoundValues = {
-    {{"confidence", Field::prediction_confidence},
+    {{"confidence", Field::draft_confidence},
      {"target_probability", Field::draft_target_probability},
      {"draft_probability", Field::draft_token_probability},
      {"draft_entropy", Field::draft_entropy},
@@ -40,8 +40,8 @@ struct RoundRecord {
   std::int64_t position = 0;      ///< of the certain token, from the prompt's first one
   std::int64_t token = kUnknown;  ///< the certain token
   std::vector<std::int64_t>
-      drafted;                ///< [n], of position + 1 + i; kUnknown only behind the accepted
-  std::int64_t accepted = 0;  ///< 0 to n
+      drafted;  ///< [n], of position + 1 + i; kUnknown (of another engine) only behind the accepted
+  std::int64_t accepted = 0;         ///< 0 to n
   std::vector<std::int64_t> target;  ///< [n], what the target decided on there, or kUnknown
   std::int64_t next = kUnknown;      ///< the target's token behind the accepted ones
   float next_confidence = std::numeric_limits<float>::quiet_NaN();  ///< NaN: unknown
@@ -75,11 +75,10 @@ struct ImportedRounds {
 /// Whether a trace with drafts has the target's predictions and attention, not the draft's.
 bool is_of_target(const TraceMeta& meta);
 
-/// The rounds of one sequence of a trace with drafts, of which that of a target does not know the
-/// rejected ones; the last one of a run that was cut may lack
-/// its target's pass, and `next` behind the answer's end is not in a trace where all drafts were
-/// accepted. `report` hears now and then how many of how many rows were read, and may throw. Throws
-/// CorruptTrace for tokens outside the vocabulary and impossible counts.
+/// The rounds of one sequence of a trace with drafts; the last one of a run that was cut may lack
+/// the commit row's pass, and `next` behind the answer's end is not in a trace where all drafts
+/// were accepted. `report` hears now and then how many of how many rows were read, and may throw.
+/// Throws CorruptTrace for tokens outside the vocabulary and impossible counts.
 DraftedSequence read_rounds(
     const TraceReader& trace, std::int64_t sequence,
     const std::function<void(std::int64_t done, std::int64_t all)>& report = {});

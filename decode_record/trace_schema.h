@@ -47,8 +47,8 @@ enum class Field : std::uint8_t {
   // predictions of every pass
   prediction_token, prediction_confidence, prediction_kl_step1, prediction_kl,
   // what a target made of a draft's block
-  draft_accepted, draft_target_token, draft_target_rank, draft_target_probability,
-  draft_token_rank, draft_token_probability, draft_entropy, draft_target_entropy,
+  draft_accepted, draft_token, draft_confidence, draft_target_token, draft_target_rank,
+  draft_target_probability, draft_token_rank, draft_token_probability, draft_entropy, draft_target_entropy,
   // how long passes of a draft and of its target take
   cost_block_length, cost_context_length, cost_draft_ns, cost_target_ns,
   // attention as it was used
@@ -325,6 +325,10 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
     // what a target made of a draft's block
     {F::draft_accepted, "/draft/accepted", i32, 1, {A::row}, S::column, E::draft,
      "drafted tokens that the target accepted, from block position 1 on; -1: no draft's pass"},
+    {F::draft_token, "/draft/token", i32, 2, {A::row, A::block_position},
+     S::column, E::draft, "the drafted token"},
+    {F::draft_confidence, "/draft/confidence", f32, 2, {A::row, A::block_position},
+     S::column, E::draft, "its probability under the draft"},
     {F::draft_target_token, "/draft/target_token", i32, 2, {A::row, A::block_position},
      S::column, E::draft, "the target's choice"},
     {F::draft_target_rank, "/draft/target_rank", i32, 2, {A::row, A::block_position},

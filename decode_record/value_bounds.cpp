@@ -29,6 +29,7 @@ std::optional<ValueBounds> bounds_of(Field field, const TraceMeta& meta, std::in
       return ValueBounds{-1, meta.num_experts - 1};
     case Field::draft_accepted:
       return ValueBounds{-1, meta.block_length - 1};
+    case Field::draft_token:
     case Field::draft_target_token:
     case Field::draft_target_rank:
     case Field::draft_token_rank:

@@ -59,7 +59,9 @@ class RoundWriter {
     row.masks_left = static_cast<std::int64_t>(round.drafted.size());
     row.recorded = true;
     row.pass_time_ns = round.draft_ns;
-    ints(row, Field::prediction_token, round.drafted);
+    for (const Field field : {Field::prediction_token, Field::draft_token}) {
+      ints(row, field, round.drafted);
+    }
     ints(row, Field::draft_target_token, round.target);
     row.arrays.push_back({Field::draft_accepted, kAllLayers,
                           make_buffer(std::vector{static_cast<std::int32_t>(round.accepted)})});
@@ -69,6 +71,7 @@ class RoundWriter {
     for (std::size_t i = 0; i < kRoundValues.size(); ++i) {
       spread(row, kRoundValues[i].field, round.values[i], kNaN);
     }
+    spread(row, Field::prediction_confidence, round.values[kDraftConfidence], kNaN);
     std::vector<std::int64_t> positions;
     std::vector<std::int64_t> tokens;
     std::vector<float> confidence;

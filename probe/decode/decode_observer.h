@@ -63,6 +63,8 @@ struct NextToken {
 /// the first of which was certain before and has -1 and NaN.
 struct DraftVerdict {
   int64_t accepted = 0;               // drafted tokens, from position 1 on
+  std::vector<int64_t> token;         // drafted
+  std::vector<float> confidence;      // its probability under the draft
   std::vector<int64_t> target_token;  // the target's choice
   std::vector<int64_t> target_rank;   // of it under the draft, from 0; -1: not in its vocabulary
   std::vector<float> target_probability;  // likewise; NaN there

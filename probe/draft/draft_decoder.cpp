@@ -328,7 +328,7 @@ class DraftedBatch {
               : active_[s].decision(drafted.tokens[s], drafted.confidence[s], block_, kept[s] - 1));
       const auto slot = static_cast<int64_t>(s);
       decisions.back().verdict = judge_draft(
-          drafted.logits[slot], logits[slot], drafted.tokens[s],
+          drafted.logits[slot], logits[slot], drafted.tokens[s], drafted.confidence[s],
           {chosen[s].token.begin(), chosen[s].token.begin() + (block_ - 1)}, draft_.target_ids());
       slots.push_back(slot);
       masked.push_back(context.sequences[s].masked);

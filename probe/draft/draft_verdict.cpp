@@ -26,8 +26,8 @@ std::vector<int64_t> draft_ids(const std::vector<int64_t>& tokens, const at::Ten
 }  // namespace
 
 DraftVerdict judge_draft(const at::Tensor& draft_logits, const at::Tensor& target_logits,
-                         const std::vector<int64_t>& drafted, const std::vector<int64_t>& chosen,
-                         const at::Tensor& target_ids) {
+                         const std::vector<int64_t>& drafted, const std::vector<float>& confidence,
+                         const std::vector<int64_t>& chosen, const at::Tensor& target_ids) {
   const auto count = static_cast<int64_t>(drafted.size());
   const std::vector<int64_t> known = draft_ids(chosen, target_ids);
   std::vector<int64_t> columns = known;
@@ -35,11 +35,13 @@ DraftVerdict judge_draft(const at::Tensor& draft_logits, const at::Tensor& targe
   const TokenOdds under_draft = token_odds(draft_logits.narrow(0, 0, count), columns);
   const TokenOdds under_target = token_odds(target_logits.narrow(0, 0, count), drafted);
   DraftVerdict verdict;
-  verdict.target_token = verdict.target_rank = verdict.draft_rank = {-1};
-  verdict.target_probability = verdict.draft_probability = verdict.draft_entropy =
-      verdict.target_entropy = {kNaN};
+  verdict.token = verdict.target_token = verdict.target_rank = verdict.draft_rank = {-1};
+  verdict.confidence = verdict.target_probability = verdict.draft_probability =
+      verdict.draft_entropy = verdict.target_entropy = {kNaN};
   for (size_t at = 0; at < drafted.size(); ++at) {
     const bool there = known[at] >= 0;
+    verdict.token.push_back(drafted[at]);
+    verdict.confidence.push_back(confidence[at]);
     verdict.target_token.push_back(chosen[at]);
     verdict.target_rank.push_back(there ? under_draft.rank[at] : -1);
     verdict.target_probability.push_back(there ? under_draft.probability[at] : kNaN);

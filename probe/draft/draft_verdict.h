@@ -12,10 +12,11 @@ namespace blockscope {
 
 /// Row i of both logits predicts position i + 1 of the block: draft [B - 1, draft vocabulary],
 /// target [B or more, vocabulary]. drafted, chosen: the B - 1 tokens that the draft and the target
-/// took there, of the target's vocabulary. target_ids: DraftModel::target_ids(). Softmax and
-/// entropy in float32, before any temperature; a rank counts the tokens of larger logits.
+/// took there, of the target's vocabulary; confidence: the drafted ones' under the draft.
+/// target_ids: DraftModel::target_ids(). Softmax and entropy in float32, before any temperature; a
+/// rank counts the tokens of larger logits.
 DraftVerdict judge_draft(const at::Tensor& draft_logits, const at::Tensor& target_logits,
-                         const std::vector<int64_t>& drafted, const std::vector<int64_t>& chosen,
-                         const at::Tensor& target_ids);
+                         const std::vector<int64_t>& drafted, const std::vector<float>& confidence,
+                         const std::vector<int64_t>& chosen, const at::Tensor& target_ids);
 
 }  // namespace blockscope

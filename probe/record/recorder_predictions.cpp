@@ -83,6 +83,8 @@ void Recorder::add_verdict(const DraftVerdict& verdict, TraceRow& row) {
     row.arrays.push_back({field, kAllLayers, make_buffer(values)});
   };
   ints(Field::draft_accepted, {verdict.accepted});
+  ints(Field::draft_token, verdict.token);
+  floats(Field::draft_confidence, verdict.confidence);
   ints(Field::draft_target_token, verdict.target_token);
   ints(Field::draft_target_rank, verdict.target_rank);
   floats(Field::draft_target_probability, verdict.target_probability);

@@ -172,6 +172,11 @@ class DraftModes(CheckpointCase):
             for name in drafts.of:
                 for path in ("/steps/kind", "/steps/block", "/steps/pass", "/steps/context_length"):
                     np.testing.assert_array_equal(target.get(path, name), drafts.get(path, name), path)
+                for part in ("token", "confidence"):  # also what the target rejected, as the draft's trace has it
+                    expected = drafts.get(f"/prediction/{part}", name, DENOISE)
+                    for trace in (drafts, target):
+                        np.testing.assert_allclose(trace.get(f"/draft/{part}", name, DENOISE), expected, rtol=0,
+                                                   atol=1e-6, err_msg=part)
                 np.testing.assert_array_equal(target.get("/prediction/token", name, DENOISE)[:, 1:],
                                               target.get("/draft/target_token", name, DENOISE)[:, 1:])
 

@@ -46,7 +46,8 @@ class Rounds(RoundCase):
                 count = len(r["drafted"])
                 spread = lambda values: [-1, *values, *[-1] * (BLOCK - 1 - len(values))]
                 self.assertEqual(int(trace["/draft/accepted"][row]), r["accepted"])
-                self.assertEqual(trace["/prediction/token"][row].tolist(), spread(r["drafted"]))
+                for path in ("/prediction/token", "/draft/token"):
+                    self.assertEqual(trace[path][row].tolist(), spread(r["drafted"]), path)
                 self.assertEqual(trace["/steps/valid"][row].tolist(), [1] * (count + 1) + [0] * (BLOCK - 1 - count))
                 self.assertEqual(int(trace["/steps/valid"][row + 1].sum()), count + 1)
                 follows = r["accepted"] + 1  # from accepted and next, without the target's own list

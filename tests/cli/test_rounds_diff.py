@@ -79,7 +79,7 @@ class RoundsDiff(RoundCase):
         path = self.imported([HEADER, {"sequence": "r", "prompt_ids": [1, 2]}, *written(rounds, rounds[0])], "good")
         whole = path.read_bytes()
         for name, value in (("/draft/accepted", BLOCK), ("/draft/accepted", -7), ("/draft/target_token", VOCAB),
-                            ("/prediction/token", -2), ("/prediction/token", 2**31 - 1)):
+                            ("/draft/token", -2), ("/draft/token", 2**31 - 1)):
             bad = self.root / "bad.h5"
             bad.write_bytes(whole)
             with h5py.File(bad, "r+") as trace:

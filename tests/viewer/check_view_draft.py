@@ -17,9 +17,9 @@ from dflash_checkpoints import Shape, write_pair  # noqa: E402
 
 TRACE = "tests/data/trace_schema_1.h5"
 COLOURS = {"accepted": (0, 158, 115), "rejected": (213, 94, 0)}
-COLUMNS = (("drafted token", "prediction/token"), ("target token", "draft/target_token"),
+COLUMNS = (("drafted token", "draft/token"), ("target token", "draft/target_token"),
            ("rank of target's under draft", "draft/target_rank"), ("rank of drafted under target", "draft/draft_rank"),
-           ("drafted probability under draft", "prediction/confidence"),
+           ("drafted probability under draft", "draft/confidence"),
            ("target's probability under draft", "draft/target_probability"),
            ("drafted probability under target", "draft/draft_probability"),
            ("draft entropy [nats]", "draft/draft_entropy"), ("target entropy [nats]", "draft/target_entropy"))

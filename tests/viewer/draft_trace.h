@@ -136,7 +136,9 @@ class DraftTrace {
       return std::cmp_less_equal(p, tokens.size()) ? tokens[static_cast<std::size_t>(p - 1)] : -1;
     };
     ints(Field::draft_accepted, {round.accepted});
-    per_position(Field::prediction_token, -1, [&](std::int64_t p) { return at(round.drafted, p); });
+    for (const Field field : {Field::prediction_token, Field::draft_token}) {
+      per_position(field, -1, [&](std::int64_t p) { return at(round.drafted, p); });
+    }
     per_position(Field::draft_target_token, -1,
                  [&](std::int64_t p) { return at(round.target, p); });
     if (!round.judged) return;
@@ -151,7 +153,7 @@ class DraftTrace {
                  [&](std::int64_t p) { return rank_at(rows_, p + 1); });
     int shift = 2;
     for (const Field field : {Field::draft_token_probability, Field::draft_entropy,
-                              Field::draft_target_entropy, Field::prediction_confidence}) {
+                              Field::draft_target_entropy, Field::draft_confidence}) {
       per_position(field, kNaN, [&](std::int64_t p) { return share_at(rows_, p + shift); });
       ++shift;
     }

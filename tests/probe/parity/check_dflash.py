@@ -88,10 +88,11 @@ def compare_verdict(trace, number, row, where, worst):
     size = trace.rows("/steps/valid").shape[1]
     hole = {np.dtype(np.int32): -1, np.dtype(np.float32): np.nan}
     said = {f"/draft/{name}": values for name, values in row.verdict.items()}
-    said |= {"/prediction/token": row.drafted, "/prediction/confidence": row.confidence}
+    for group in ("/prediction", "/draft"):
+        said |= {f"{group}/token": row.drafted, f"{group}/confidence": row.confidence}
     for path in ("/draft/target_token", "/draft/target_rank", "/draft/target_probability", "/draft/draft_rank",
-                 "/draft/draft_probability", "/draft/draft_entropy", "/draft/target_entropy", "/prediction/token",
-                 "/prediction/confidence"):
+                 "/draft/draft_probability", "/draft/draft_entropy", "/draft/target_entropy", "/draft/token",
+                 "/draft/confidence", "/prediction/token", "/prediction/confidence"):
         ours, none = trace.rows(path)[number], hole[trace.file[path].dtype]
         expected = np.array([none, *said[path]] if said.get(path) else [none] * size)
         if ours.dtype == np.int32:
