@@ -256,8 +256,10 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
     say("{}: complete, nothing to resume\n", output);
     return;
   }
+  const ModelConfig* beside = nullptr;
+  if (draft) beside = which == RecordedModel::target ? &draft->recorded.config : &model.config;
   const CaptureCost cost =
-      capture_cost(recorder, decode, prompts, flags.decoding.batch_size, recorded);
+      capture_cost(recorder, decode, prompts, flags.decoding.batch_size, recorded, beside);
   const int64_t weight_bytes =
       model.model->weight_bytes() + (draft ? draft->draft->weight_bytes() : 0);
   if (!flags.quiet || flags.dry_run) {

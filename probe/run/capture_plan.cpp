@@ -301,7 +301,7 @@ RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy
 
 CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& decode,
                          const std::vector<RunPrompt>& prompts, int64_t batch_size,
-                         const LoadedModel& model) {
+                         const LoadedModel& model, const ModelConfig* beside) {
   const TraceMeta& meta = recorder.meta;
   CaptureCost cost;
   cost.file_bytes = file_bytes(meta, longest_trace(recorder, decode, prompts));
@@ -311,7 +311,11 @@ CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& d
   for (size_t first = 0; first < prompts.size(); first += static_cast<size_t>(batch_size)) {
     const std::vector<DecodeRequest> batch = batch_requests(prompts, first, batch_size);
     const KvCacheShape shape = cache_shape(config, batch, decode);
-    cost.kv_cache_bytes = std::max(cost.kv_cache_bytes, KvCache::size_bytes(shape, model.dtype));
+    int64_t caches = KvCache::size_bytes(shape, model.dtype);
+    if (beside != nullptr) {
+      caches += KvCache::size_bytes(cache_shape(*beside, batch, decode), model.dtype);
+    }
+    cost.kv_cache_bytes = std::max(cost.kv_cache_bytes, caches);
     cost.history_bytes = std::max(cost.history_bytes, klass_history(batch, decode, config));
     const int64_t weights = std::ssize(batch) * config.num_heads * decode.block_length() *
                             shape.capacity * static_cast<int64_t>(sizeof(float));

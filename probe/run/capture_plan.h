@@ -45,9 +45,10 @@ struct CaptureCost {
   int64_t recorder_bytes = 0;  // rows and history the recorder keeps of the largest batch
   int64_t history_bytes = 0;   // distributions that klass compares with, of the largest batch
 };
+/// `beside`: the other model of a drafted run, whose KV cache is as long as the recorded one's.
 CaptureCost capture_cost(const RecorderOptions& recorder, const DecodeOptions& decode,
                          const std::vector<RunPrompt>& prompts, int64_t batch_size,
-                         const LoadedModel& model);
+                         const LoadedModel& model, const ModelConfig* beside = nullptr);
 
 /// Throws UsageError for an option that the level would ignore.
 void check_record_flags(const CLI::App& app, const RecordFlags& flags);

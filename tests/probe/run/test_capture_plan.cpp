@@ -20,7 +20,8 @@ using ::testing::Not;
 
 constexpr int64_t kDistribution = kTinyVocab * 8;  // float64
 
-CaptureCost cost_of(const DecodeOptions& options, int64_t batch_size) {
+CaptureCost cost_of(const DecodeOptions& options, int64_t batch_size,
+                    const ModelConfig* beside = nullptr) {
   LoadedModel model;
   model.config = tiny_config();
   model.dtype = at::kFloat;
@@ -34,7 +35,7 @@ CaptureCost cost_of(const DecodeOptions& options, int64_t batch_size) {
   recorder.meta.level = RecordLevel::trajectory;
   recorder.meta.num_layers = model.config.num_layers;
   recorder.meta.block_length = kTinyBlock;
-  return capture_cost(recorder, options, prompts, batch_size, model);
+  return capture_cost(recorder, options, prompts, batch_size, model, beside);
 }
 
 DecodeOptions klass_options(bool bidirectional) {
@@ -54,6 +55,15 @@ TEST(CaptureCost, HasKlassHistoryOfTheBlockAndOfEverythingBehindItWhereAModelPre
   DecodeOptions other = klass_options(true);
   other.unmasking.strategy = Strategy::kThreshold;
   EXPECT_EQ(cost_of(other, 3).history_bytes, 0);
+}
+
+TEST(CaptureCost, HasTheCachesOfADraftAndItsTarget) {
+  ModelConfig target = tiny_config();
+  target.num_layers *= 3;
+  for (const int64_t batch_size : {1, 2}) {
+    EXPECT_EQ(cost_of(tiny_options(), batch_size, &target).kv_cache_bytes,
+              4 * cost_of(tiny_options(), batch_size).kv_cache_bytes);
+  }
 }
 
 TEST(CaptureMemory, RefusesARunWhoseHistoryDoesNotFit) {
