@@ -161,7 +161,7 @@ void read_pins(const JsonNode& root, ReuseFile& file) {
     const auto head = static_cast<std::size_t>(pin.head);
     if (file.reuse[layer][head] != pin.reuse) {
       node.member("reuse").refuse(
-          fmt::format("{}, because reuse[{}][{}] is", file.reuse[layer][head], layer, head));
+          fmt::format("{}, because reuse[{}][{}] is", bool{file.reuse[layer][head]}, layer, head));
     }
     if (pin.reuse && !file.similarity.empty() && std::isnan(file.similarity[layer][head])) {
       node.member("reuse").refuse(
