@@ -7,7 +7,7 @@ CUDA_DRIVER=580 # the first with CUDA 13
 cuda_folder() { echo "$CACHE/torch-cuda-$TORCH_VERSION"; } # a virtual environment
 site_of() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 
-# The driver's CUDA version as 13000, "missing", or "old N". No nvidia-smi: containers may lack it.
+# The driver's CUDA version as 13000, "missing", or "old 12.4". No nvidia-smi: containers may lack it.
 driver_verdict() {
   python3 - <<'PYTHON'
 import ctypes
@@ -19,7 +19,7 @@ except OSError:
 version, count = ctypes.c_int(0), ctypes.c_int(0)
 driver.cuDriverGetVersion(ctypes.byref(version))
 if version.value < 13000:
-    print("old", version.value // 1000, version.value % 1000 // 10, sep=" ")
+    print(f"old {version.value // 1000}.{version.value % 1000 // 10}")
 elif driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
     print("no-gpu")
 else:
