@@ -11,6 +11,7 @@
 #include "cmake/build_info/build_info.h"
 #include "command_line/exit_code.h"
 #include "command_line/interrupt.h"
+#include "command_line/options.h"
 #include "command_line/standard_streams.h"
 #include "decode_record/error.h"
 
@@ -41,7 +42,7 @@ int run(CLI::App& app, int argc, char** argv) {
     throw UsageError(fmt::format("unknown {} '{}'. HINT: blockscope --help lists them",
                                  is_option ? "option" : "command", command));
   }
-  app.parse(argc, argv);
+  blockscope::parse_arguments(app, argc, argv);
   return 0;
 }
 

@@ -3,6 +3,7 @@
 
 #include "cli/environment.h"
 #include "command_line/exit_code.h"
+#include "command_line/options.h"
 #include "viewer/view_command.h"
 
 extern "C" int blockscope_viewer_run(int argc, char** argv) {
@@ -10,6 +11,6 @@ extern "C" int blockscope_viewer_run(int argc, char** argv) {
   app.require_subcommand(1);
   return blockscope::exit_code_of(app, argc, argv, [&] {
     blockscope::add_view_command(app, blockscope::viewer_config_folder());
-    app.parse(argc, argv);
+    blockscope::parse_arguments(app, argc, argv);
   });
 }

@@ -91,6 +91,29 @@ void refuse_empty_values(int argc, const char* const* argv) {
   }
 }
 
+void parse_arguments(CLI::App& app, int argc, const char* const* argv) {
+  const std::string named = argc > 1 ? argv[1] : "";
+  const auto found = app.get_subcommands([&](CLI::App* known) { return known->check_name(named); });
+  const CLI::App* command = found.empty() ? nullptr : found.front();
+  for (int i = 2; command != nullptr && i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument == "--") break;
+    const size_t equals = argument.find('=');
+    const std::string name(argument.substr(0, equals));
+    if (!name.starts_with("-") || (equals == std::string_view::npos && i + 1 == argc)) continue;
+    const CLI::Option* option = command->get_option_no_throw(name);
+    if (option == nullptr || option->get_delimiter() != ',') continue;
+    const std::string value(equals == std::string_view::npos ? std::string_view(argv[i + 1])
+                                                             : argument.substr(equals + 1));
+    if (("," + value + ",").find(",,") == std::string::npos) continue;
+    throw UsageError(
+        fmt::format("{}: expected values separated by commas, got '{}' with an empty one. HINT: "
+                    "leave out the comma, or put the value there",
+                    name, value));
+  }
+  app.parse(argc, argv);
+}
+
 void refuse_idle(const CLI::App& command, const std::string& option, bool applies,
                  std::string_view condition) {
   if (applies || command.get_option(option)->count() == 0) return;

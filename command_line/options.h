@@ -38,6 +38,10 @@ CLI::Option* add_threads_option(CLI::App& command, Count& threads) {
 /// that a script did not set must not change what is meant.
 void refuse_empty_values(int argc, const char* const* argv);
 
+/// Parses. Throws UsageError for a list separated by commas with nothing before, between or after
+/// them (`--metric recall,`), which CLI11 drops: a name that a script lost must not go unnoticed.
+void parse_arguments(CLI::App& app, int argc, const char* const* argv);
+
 /// Throws UsageError when `option` was given and does nothing, because `condition` ("--sweep") does
 /// not hold.
 void refuse_idle(const CLI::App& command, const std::string& option, bool applies,

@@ -76,6 +76,31 @@ TEST(Options, EmptyValuesAreRefusedWhereverTheyStand) {
   EXPECT_EQ(refusal({"blockscope", "capture", "m", "--prompt=2+2="}), "");
 }
 
+TEST(Options, AnEmptyPlaceInAListIsRefused) {
+  const auto refused = [](std::vector<const char*> arguments) {
+    CLI::App app;
+    CLI::App* command = app.add_subcommand("analyze");
+    std::vector<std::string> metrics;
+    std::string prompt;
+    command->add_option("-m,--metric", metrics)->delimiter(',');
+    command->add_option("--prompt", prompt);
+    arguments.insert(arguments.begin(), {"blockscope", "analyze"});
+    try {
+      parse_arguments(app, static_cast<int>(arguments.size()), arguments.data());
+      return std::string();
+    } catch (const UsageError& error) {
+      return std::string(error.what());
+    }
+  };
+  for (const char* value : {"a,", ",a", "a,,b", ","}) {
+    EXPECT_THAT(refused({"--metric", value}), HasSubstr(std::string("got '") + value + "'"));
+    EXPECT_THAT(refused({"-m", value}), HasSubstr("-m: expected values"));
+    EXPECT_THAT(refused({(std::string("--metric=") + value).c_str()}), HasSubstr("--metric:"));
+  }
+  EXPECT_EQ(refused({"--metric", "a,b"}), "");
+  EXPECT_EQ(refused({"--prompt", "a,"}), "");
+}
+
 TEST(Options, AnOptionThatDoesNothingIsRefused) {
   CLI::App app;
   std::vector<int> taus;
