@@ -11,6 +11,7 @@
 #include "command_line/text_output.h"
 #include "decode_record/error.h"
 #include "decode_record/output_file.h"
+#include "decode_record/trace_reader.h"
 #include "viewer/app.h"
 #include "viewer/panels/show_text.h"
 #include "viewer/png_file.h"
@@ -73,6 +74,16 @@ void run_view(const ViewFlags& flags, const std::string& config_folder) {
   if (!flags.screenshot.empty()) screenshot = files.open(flags.screenshot, flags.force);
   if (!flags.csv.empty()) csv.emplace(files, flags.csv, flags.force);
   if (picture && flags.traces.empty()) throw UsageError("--screenshot, --csv: which trace?");
+  // As in every other command: a window is no place to learn that a name was mistyped.
+  for (const std::string& trace : flags.traces) {
+    const TraceReader reader(trace);
+    if (picture && reader.info().num_rows == 0) {
+      throw Error(fmt::format(
+          "{}: no row is committed yet, so there is nothing to show. HINT: wait for the run's "
+          "first step, or ask `blockscope info` what the trace holds",
+          trace));
+    }
+  }
   if (!flags.csv.empty() && flags.panels.size() != 1) {
     throw UsageError(fmt::format("--csv: of which panel? HINT: --panel with one of {}",
                                  CLI::detail::join(panel_names(), ", ")));

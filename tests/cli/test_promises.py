@@ -169,12 +169,12 @@ class Outputs(PromiseCase):
 
     def test_every_promise_names_a_test_that_exists(self):
         text = (REPOSITORY / "docs" / "command_line.md").read_text()
-        named = re.findall(r"`(test_[a-z0-9_.]+): (\w+)`", text)
+        named = re.findall(r"`((?:test|check)_[a-z0-9_.]+): (\w+)`", text)
         rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line]
         self.assertGreater(len(rows), 25)
         for row in rows:
             if not row.startswith("| promise"):
-                self.assertRegex(row, r"`test_[a-z0-9_.]+: \w+`", "a promise without a test")
+                self.assertRegex(row, r"`(test|check)_[a-z0-9_.]+: \w+`", "a promise without a test")
         for file, name in named:
             sources = list((REPOSITORY / "tests").rglob(file))
             self.assertEqual(len(sources), 1, file)

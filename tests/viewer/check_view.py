@@ -151,6 +151,24 @@ def check_refusals(folder):
     refused(1, "model.digest", TRACE, "--screenshot", out, "--reuse", folder / "other.json")
     refused(1, "none.json", TRACE, "--screenshot", out, "--reuse", folder / "none.json")
     refused(1, "xvfb-run", TRACE, "--screenshot", out, display=False)
+    # Before any window, so also where there is no display to open one on.
+    for display in (True, False):
+        refused(1, "nowhere.h5", folder / "nowhere.h5", display=display)
+        refused(1, "README.md", TRACE, "README.md", display=display)
+
+
+def check_a_trace_without_rows(folder):
+    """As a run leaves it before its first step: here the share of a rank that has no prompts."""
+    trace = folder / "none.h5"
+    made = subprocess.run([BINARY, "capture", MODEL, "--input-ids", "5", "--ranks", "1/2", "-q", "-o", trace],
+                          capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    (trace,) = folder.glob("none*.h5")
+    for output in (["--screenshot", folder / "none.png"], ["--csv", folder / "none.csv", "--panel", "heads"]):
+        result = view(trace, *output)
+        assert result.returncode == 1, (output, result.stderr)
+        assert "no row is committed yet" in result.stderr, result.stderr
+        assert not pathlib.Path(output[1]).exists()
 
 
 def check_the_largest_window(folder):
