@@ -21,6 +21,7 @@
 #include "decode_record/error.h"
 #include "probe/decode/gen_length.h"
 #include "probe/run/policy_flags.h"
+#include "probe/run/run_description.h"
 #include "probe/run/run_flags.h"
 #include "probe/run/run_prompts.h"
 #include "probe/tasks/task_generator.h"
@@ -65,6 +66,9 @@ struct Tally {
 
 struct EvalReport {
   std::string model;
+  std::string policy;                                      // as text: "flashblock,tau=2"
+  std::string strategy;                                    // for people
+  nlohmann::json settings;                                 // everything that decides the answers
   std::map<std::pair<std::string, int64_t>, Tally> cells;  // task, context
   std::map<std::pair<int64_t, size_t>, Tally> depths;      // context, depth bin
   double seconds = 0.0;
@@ -95,6 +99,21 @@ DecodeRequest make_request(const TaskPrompt& prompt, const Tokenizer& tokenizer,
   return request;
 }
 
+nlohmann::json settings_of(const EvalFlags& flags, const LoadedModel& model,
+                           const DecodeOptions& decode, const ChosenPolicy& policy) {
+  nlohmann::json settings = {
+      {"digest", model.digest},
+      {"compute_dtype", nlohmann::json::parse(model.model_json()).at("compute_dtype")},
+      {"gen_length", flags.decoding.gen_length},
+      {"batch_size", flags.decoding.batch_size},
+      {"contexts", flags.contexts},
+      {"per_cell", flags.per_cell},
+      {"task_seed", flags.task_seed}};
+  settings.update(nlohmann::json::parse(decoding_json(decode)));
+  settings.update(nlohmann::json::parse(policy.settings));
+  return settings;
+}
+
 /// `command`: whose options this model must heed; null for the backbone, which shares them.
 EvalReport evaluate_model(const CLI::App* command, const EvalFlags& flags, ModelFlags model_flags,
                           const std::vector<TaskPrompt>& prompts, const Environment& environment) {
@@ -112,6 +131,9 @@ EvalReport evaluate_model(const CLI::App* command, const EvalFlags& flags, Model
   const ChosenPolicy policy = choose_policy(flags.policy, model);
   EvalReport report;
   report.model = model_flags.model;
+  report.policy = policy_text(flags.policy);
+  report.strategy = decode.autoregressive() ? "token by token" : strategy_text(decode.unmasking);
+  report.settings = settings_of(flags, model, decode, policy);
   Progress progress(flags.quiet);
   const auto begin = std::chrono::steady_clock::now();
   int64_t next_pass = 0;
@@ -155,7 +177,7 @@ EvalReport evaluate_model(const CLI::App* command, const EvalFlags& flags, Model
 }
 
 void print_report(const EvalReport& report, const EvalFlags& flags) {
-  say("{}\n{:<12}", report.model, "task");
+  say("{}: policy {}, {}\n{:<12}", report.model, report.policy, report.strategy, "task");
   for (const int64_t context : flags.contexts) say("{:>10}", context);
   say("{:>10}{:>8}\n", "all", "n");
   Tally total;
@@ -193,7 +215,8 @@ void print_report(const EvalReport& report, const EvalFlags& flags) {
 }
 
 nlohmann::json to_json(const EvalReport& report) {
-  nlohmann::json json = {{"model", report.model}, {"seconds", report.seconds}};
+  nlohmann::json json = {
+      {"model", report.model}, {"settings", report.settings}, {"seconds", report.seconds}};
   for (const auto& [key, tally] : report.cells) {
     json["cells"].push_back({{"task", key.first},
                              {"context", key.second},
