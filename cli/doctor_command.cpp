@@ -211,21 +211,18 @@ constexpr struct {
     {"CUDA_VISIBLE_DEVICES", "GPUs that this process sees"},
     {"OMP_NUM_THREADS", "threads of the CPU kernels"},
     {"NO_COLOR", "plain output"},
-    {"RANK", "rank given by torchrun"},
-    {"WORLD_SIZE", "number of ranks given by torchrun"},
-    {"SLURM_PROCID", "rank given by Slurm"},
-    {"SLURM_NTASKS", "number of ranks given by Slurm"},
-    {"OMPI_COMM_WORLD_RANK", "rank given by Open MPI"},
-    {"OMPI_COMM_WORLD_SIZE", "number of ranks given by Open MPI"},
 };
 
 void examine_environment(Findings& out) {
-  for (const auto& variable : kVariables) {
-    const auto value = environment_value(variable.name);
-    if (!value.empty()) {
+  const auto tell = [&out](const auto& variables) {
+    for (const auto& variable : variables) {
+      const auto value = environment_value(variable.name);
+      if (value.empty()) continue;
       out.push_back({"environment", variable.name, value, Verdict::kNote, variable.effect});
     }
-  }
+  };
+  tell(kVariables);
+  tell(kLauncherVariables);
   if (out.back().section != "environment") {
     out.push_back({"environment", "variables", "none of those that Blockscope honours is set"});
   }

@@ -1,13 +1,7 @@
 #include "cli/environment.h"
 
-#include <fmt/format.h>
-
-#include <array>
-#include <charconv>
 #include <cstdlib>
-#include <string_view>
-
-#include "decode_record/error.h"
+#include <utility>
 
 namespace blockscope {
 namespace {
@@ -16,28 +10,6 @@ std::string variable(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
 }
-
-int64_t number(const char* name, const std::string& text) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) {
-    throw UsageError(
-        fmt::format("{}: expected a number, got '{}'. HINT: unset it to run alone", name, text));
-  }
-  return value;
-}
-
-struct Launcher {
-  const char* name;
-  const char* rank;
-  const char* world_size;
-};
-// SLURM_PROCID is also set in a plain batch script, with one task: that is a single process.
-constexpr std::array<Launcher, 3> kLaunchers{{
-    {"torchrun", "RANK", "WORLD_SIZE"},
-    {"openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-    {"slurm", "SLURM_PROCID", "SLURM_NTASKS"},
-}};
 
 }  // namespace
 
@@ -49,19 +21,9 @@ HubEnvironment read_hub_environment() {
 Environment read_environment() {
   Environment environment;
   environment.hub = read_hub_environment();
-  for (const Launcher& launcher : kLaunchers) {
-    const std::string rank = variable(launcher.rank);
-    const std::string world_size = variable(launcher.world_size);
-    if (rank.empty() || world_size.empty()) continue;
-    environment.rank = number(launcher.rank, rank);
-    environment.world_size = number(launcher.world_size, world_size);
-    environment.launcher = launcher.name;
-    if (environment.world_size < 1 || environment.rank < 0 ||
-        environment.rank >= environment.world_size) {
-      throw UsageError(fmt::format("{} = {} and {} = {}: expected 0 <= rank < size", launcher.rank,
-                                   rank, launcher.world_size, world_size));
-    }
-    break;
+  for (const LauncherVariable& known : kLauncherVariables) {
+    std::string value = variable(known.name);
+    if (!value.empty()) environment.launcher.emplace(known.name, std::move(value));
   }
   return environment;
 }

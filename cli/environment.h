@@ -11,7 +11,7 @@ namespace blockscope {
 /// The variables that decide where model ids are looked up.
 HubEnvironment read_hub_environment();
 
-/// Throws UsageError when a launcher's rank variables are not numbers or contradict each other.
+/// The hub's variables and the launchers', as they are.
 Environment read_environment();
 
 /// Where figures find gnuplot: BLOCKSCOPE_GNUPLOT and PATH.

@@ -7,6 +7,7 @@
 
 #include "cli/environment.h"
 #include "command_line/exit_code.h"
+#include "command_line/options.h"
 #include "decode_record/error.h"
 #include "probe/commands/bench_command.h"
 #include "probe/commands/capture_command.h"
@@ -37,12 +38,12 @@ extern "C" int blockscope_probe_run(int argc, char** argv) {
     blockscope::add_check_command(app, environment);
     blockscope::add_eval_command(app, environment);
     blockscope::add_frequencies_command(app, environment);
-    blockscope::add_train_command(app);
+    blockscope::add_train_command(app, environment);
     blockscope::add_bench_command(app, environment);
     blockscope::add_study_command(app, environment, blockscope::gnuplot_place());
     blockscope::add_verify_command(app, environment, blockscope::gnuplot_place());
     try {
-      app.parse(argc, argv);
+      blockscope::parse_arguments(app, argc, argv);
     } catch (const c10::Error& error) {
       throw blockscope::Error(blockscope::failure_of(error).message());
     } catch (const std::bad_alloc&) {

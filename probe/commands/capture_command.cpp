@@ -49,26 +49,23 @@ struct CaptureFlags {
 };
 
 /// run.h5 -> run.r0003.h5 when several ranks share the run.
-std::string rank_path(const std::string& output, const Environment& environment) {
-  if (environment.world_size == 1) return output;
+std::string rank_path(const std::string& output, const Ranks& ranks) {
+  if (ranks.alone()) return output;
   std::filesystem::path path(output);
   const std::string extension = path.extension().string();
-  path.replace_extension(fmt::format(".r{:04d}{}", environment.rank, extension));
+  path.replace_extension(fmt::format(".r{:04d}{}", ranks.rank, extension));
   return path.string();
 }
 
-void keep_share(std::vector<RunPrompt>& prompts, const Environment& environment) {
-  if (environment.world_size == 1) return;
+void keep_share(std::vector<RunPrompt>& prompts, const Ranks& ranks) {
+  if (ranks.alone()) return;
   std::vector<RunPrompt> share;
   for (size_t i = 0; i < prompts.size(); ++i) {
-    if (static_cast<int64_t>(i) % environment.world_size != environment.rank) continue;
+    if (static_cast<int64_t>(i) % ranks.world_size != ranks.rank) continue;
     prompts[i].request.sequence = static_cast<int64_t>(share.size());
     share.push_back(std::move(prompts[i]));
   }
   prompts = std::move(share);
-  if (!prompts.empty()) return;
-  note("note: rank {} of {} has no prompts: there are fewer prompts than ranks\n", environment.rank,
-       environment.world_size);
 }
 
 void print_outcome(const CaptureOutcome& result) {
@@ -163,7 +160,11 @@ void check_flags(const CLI::App& command, const CaptureFlags& flags) {
 
 void capture(const CLI::App& command, CaptureFlags flags, const Environment& environment,
              const std::string& command_line) {
-  const std::string output = rank_path(flags.output, environment);
+  const Ranks ranks = choose_ranks(flags.model.ranks, environment.launcher);
+  if (!ranks.ignored.empty()) {
+    note("note: {}; all prompts are decoded. HINT: --ranks R/N decodes a share\n", ranks.ignored);
+  }
+  const std::string output = rank_path(flags.output, ranks);
   const CaptureTarget target{output, flags.force, flags.resume};
   if (flags.resume && flags.force) {
     throw UsageError("--resume and --force contradict each other: give one of them");
@@ -236,7 +237,11 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   // Of all ranks: their traces merge.
   const int64_t longest = longest_prefix(prompts, decode);
   const bool revokes = takes_tokens_back(prompts, decode);
-  keep_share(prompts, environment);
+  const size_t of_all_ranks = prompts.size();
+  keep_share(prompts, ranks);
+  const std::string share =
+      ranks.alone() ? "" : share_text(ranks, prompts.size(), of_all_ranks) + "\n";
+  note_text(share);
 
   RecorderOptions recorder =
       recorder_options(flags.record, *policy.policy, longest, recorded, decode);
@@ -249,11 +254,11 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   recorder.meta.has_revocations = revokes;
   check_filter(recorder, decode, prompts);
   recorder.meta.run_json = run_json({decode, flags.decoding, policy, recorder.filter, prompts,
-                                     environment, flags.replay, command_line});
+                                     ranks, flags.replay, command_line});
   recorder.meta.pieces = vocabulary_pieces(tokenizer_or_null, model.config.vocab_size);
   if (finished) {  // by this run, or the caller takes another one's trace for it
     check_same_run(output, recorder.meta);
-    say("{}: complete, nothing to resume\n", output);
+    say("{}: complete, nothing to resume\n{}", output, share);
     return;
   }
   const ModelConfig* beside = nullptr;
@@ -308,6 +313,7 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   }
   writer.finish();
   print_totals(totals, state, prompts.size(), output);
+  say_text(share);
 }
 
 }  // namespace
@@ -315,6 +321,7 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
 void add_capture_command(CLI::App& app, const Environment& environment,
                          const std::string& command_line) {
   auto flags = std::make_shared<CaptureFlags>();
+  flags->model.shares_prompts = true;
   CLI::App* command =
       app.add_subcommand("capture", "Decode prompts with a checkpoint and record a trace");
   command->footer(

@@ -18,6 +18,7 @@
 #include "decode_record/error.h"
 #include "decode_record/output_file.h"
 #include "probe/run/device_option.h"
+#include "probe/run/ranks.h"
 #include "probe/tasks/prompts_file.h"
 #include "probe/train/train_run.h"
 #include "probe/train/train_settings.h"
@@ -30,6 +31,7 @@ constexpr std::int64_t kDraftLayers = 2;
 struct TrainFlags {
   TrainRunOptions run;
   std::string stage = "all";
+  std::string ranks = "auto";
   std::string precision = "float32";
   std::string split = "test";
   std::int64_t steps = 0;
@@ -132,7 +134,7 @@ void check_training(const CLI::App& command, const TrainFlags& flags) {
   refuse_idle(command, "--drill-share", run.train.last_level > 0, "a --last-context beyond 64");
 }
 
-void run_command(const CLI::App& command, TrainFlags& flags) {
+void run_command(const CLI::App& command, TrainFlags& flags, const Environment& environment) {
   const InterruptGuard signals;  // before the first output: a signal must not leave one behind
   check_mode(command, flags);
   if (flags.dump_prompts.has_value()) return write_prompt_lines(flags);
@@ -142,7 +144,8 @@ void run_command(const CLI::App& command, TrainFlags& flags) {
   if (flags.run.out.empty()) {
     throw UsageError("--out: expected a folder for the checkpoint, got none. HINT: --out my-model");
   }
-  open_device(flags.run.train.device);
+  refuse_ranks("train", choose_ranks(flags.ranks, environment.launcher));
+  open_device(flags.run.train.device, local_rank(environment.launcher));
   TrainRunOptions& run = flags.run;
   run.draft = flags.stage == "draft";
   run.backbone = flags.stage == "backbone" || flags.stage == "all";
@@ -247,7 +250,7 @@ void add_optimiser_options(CLI::App& command, TrainFlags& flags) {
 
 }  // namespace
 
-void add_train_command(CLI::App& app) {
+void add_train_command(CLI::App& app, const Environment& environment) {
   CLI::App* command = app.add_subcommand(
       "train",
       "Train a small model on generated tasks: AR backbone, block diffusion, DFlash draft");
@@ -296,6 +299,7 @@ void add_train_command(CLI::App& app) {
   command
       ->add_option("--device", run.train.device, "Where the model is trained: cpu, cuda or cuda:N")
       ->capture_default_str();
+  add_ranks_option(*command, flags->ranks);
   command->add_option("--save-every", run.save_every, "Steps between states")
       ->check(whole_number(1))
       ->capture_default_str();
@@ -336,7 +340,7 @@ void add_train_command(CLI::App& app) {
       "  blockscope train --resume --out my-model --work build/training --threads 2\n"
       "  blockscope train --dump-prompts 20 --tasks needle,sort --context 1024 > prompts.jsonl\n"
       "Interrupt it (Ctrl-C, SIGTERM) at any time: the state is saved, --resume goes on.");
-  command->callback([flags, command] { run_command(*command, *flags); });
+  command->callback([flags, command, environment] { run_command(*command, *flags, environment); });
 }
 
 }  // namespace blockscope

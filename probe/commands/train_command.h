@@ -3,8 +3,10 @@
 
 #include <CLI/App.hpp>
 
+#include "probe/run/environment.h"
+
 namespace blockscope {
 
-void add_train_command(CLI::App& app);
+void add_train_command(CLI::App& app, const Environment& environment);
 
 }  // namespace blockscope

@@ -92,8 +92,12 @@ std::string driver_problem() {
 
 }  // namespace
 
-at::Device open_device(const std::string& name) {
-  const std::optional<at::Device> device = parse(name);
+int gpu_of_rank(std::optional<int64_t> local_rank, int devices) {
+  return devices < 1 ? 0 : static_cast<int>(local_rank.value_or(0) % devices);
+}
+
+at::Device open_device(const std::string& name, std::optional<int64_t> local_rank) {
+  std::optional<at::Device> device = parse(name);
   if (!device) {
     throw UsageError(fmt::format("--device: expected cpu, cuda or cuda:N, got '{}'", name));
   }
@@ -102,6 +106,9 @@ at::Device open_device(const std::string& name) {
   const std::string problem = driver_problem();
   const int devices =
       problem.empty() && at::hasCUDA() ? at::detail::getCUDAHooks().getNumGPUs() : 0;
+  if (name == "cuda") {
+    device->set_index(static_cast<at::DeviceIndex>(gpu_of_rank(local_rank, devices)));
+  }
   if (device->index() >= devices) {
     throw Error(fmt::format(
         "--device {}: {}. HINT: it needs a driver for CUDA 13 (580 or newer); blockscope doctor "

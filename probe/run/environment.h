@@ -1,20 +1,36 @@
 // What the runtime takes from environment variables, filled in by cli/ (nothing else reads them).
 #pragma once
 
-#include <cstdint>
+#include <map>
 #include <string>
 
 #include "probe/checkpoint/hub_cache.h"
 
 namespace blockscope {
 
+/// Variables that launchers of several processes set, and what each of them says. Read by
+/// choose_ranks() and local_rank() (probe/run/ranks.h), shown by `blockscope doctor`.
+struct LauncherVariable {
+  const char* name;
+  const char* effect;
+};
+inline constexpr LauncherVariable kLauncherVariables[] = {
+    {"RANK", "rank given by torchrun"},
+    {"WORLD_SIZE", "number of ranks given by torchrun"},
+    {"LOCAL_RANK", "torchrun's GPU on this node; without it RANK and WORLD_SIZE are ignored"},
+    {"OMPI_COMM_WORLD_RANK", "rank given by Open MPI"},
+    {"OMPI_COMM_WORLD_SIZE", "number of ranks given by Open MPI"},
+    {"OMPI_COMM_WORLD_LOCAL_RANK", "Open MPI's GPU on this node"},
+    {"SLURM_STEP_ID", "job step of Slurm; ranks are taken from Slurm inside one only"},
+    {"SLURM_PROCID", "rank given by Slurm"},
+    {"SLURM_NTASKS", "number of tasks of the job or the step"},
+    {"SLURM_STEP_NUM_TASKS", "number of ranks given by Slurm"},
+    {"SLURM_LOCALID", "Slurm's GPU on this node"},
+};
+
 struct Environment {
   HubEnvironment hub;
-  // Several processes share a run: torchrun (RANK, WORLD_SIZE), Slurm (SLURM_PROCID, SLURM_NTASKS)
-  // or Open MPI (OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE).
-  int64_t rank = 0;
-  int64_t world_size = 1;
-  std::string launcher;  // "torchrun", "slurm", "openmpi", or "" for a single process
+  std::map<std::string, std::string> launcher;  // kLauncherVariables that are set and not empty
 };
 
 }  // namespace blockscope

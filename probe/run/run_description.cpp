@@ -110,8 +110,8 @@ std::string run_json(const RunDescription& run) {
       {"batch_size", run.decoding.batch_size},
       {"shadow", decode.shadow},
       {"replay", run.replay},
-      {"rank", run.environment.rank},
-      {"world_size", run.environment.world_size},
+      {"rank", run.ranks.rank},
+      {"world_size", run.ranks.world_size},
   };
   json.update(nlohmann::json::parse(decoding_json(decode)));
   json.update(nlohmann::json::parse(run.policy.settings));

@@ -7,8 +7,8 @@
 
 #include "probe/decode/decoder.h"
 #include "probe/record/recorder.h"
-#include "probe/run/environment.h"
 #include "probe/run/policy_flags.h"
+#include "probe/run/ranks.h"
 #include "probe/run/run_flags.h"
 #include "probe/run/run_prompts.h"
 
@@ -20,7 +20,7 @@ struct RunDescription {
   const ChosenPolicy& policy;
   const RecordFilter& filter;
   const std::vector<RunPrompt>& prompts;
-  const Environment& environment;
+  const Ranks& ranks;
   std::string replay;  // its file; empty: none
   std::string command_line;
 };

@@ -14,6 +14,7 @@
 #include "decode_record/error.h"
 #include "probe/run/device_option.h"
 #include "probe/run/frequencies_file.h"
+#include "probe/run/ranks.h"
 
 namespace blockscope {
 namespace {
@@ -34,14 +35,17 @@ at::ScalarType resolve_dtype(const std::string& flag, const std::string& config_
 }  // namespace
 
 void add_model_flags(CLI::App& app, ModelFlags& flags) {
+  flags.command = app.get_name();
   app.add_option("model", flags.model, "Checkpoint folder, or a model id in the local hub cache")
       ->required();
   flags.asked_revision =
       app.add_option("--revision", flags.revision, "Revision of a model id")->capture_default_str();
   app.add_option("--dtype", flags.dtype, "auto (the checkpoint's), float32, bfloat16, float16")
       ->capture_default_str();
-  app.add_option("--device", flags.device, "Where the model runs: cpu, cuda or cuda:N")
+  app.add_option("--device", flags.device,
+                 "Where the model runs: cpu, cuda (of several ranks: its own GPU) or cuda:N")
       ->capture_default_str();
+  add_ranks_option(app, flags.ranks);
   app.add_option("--mask-token-id", flags.overrides.mask_token_id, "Overrides the mask token id")
       ->check(whole_number(0));
   app.add_option("--block-length", flags.overrides.block_length, "Overrides the block length B")
@@ -50,9 +54,12 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
 }
 
 LoadedModel load_model(const ModelFlags& flags, const Environment& environment) {
+  if (!flags.shares_prompts) {
+    refuse_ranks(flags.command, choose_ranks(flags.ranks, environment.launcher));
+  }
   if (flags.threads > 0) at::set_num_threads(flags.threads);
   LoadedModel loaded;
-  loaded.device = open_device(flags.device);
+  loaded.device = open_device(flags.device, local_rank(environment.launcher));
   loaded.source = resolve_model(flags.model, flags.revision, environment.hub);
   if (loaded.source.revision.empty() && flags.asked_revision != nullptr &&
       flags.asked_revision->count() > 0) {

@@ -21,6 +21,9 @@ struct ModelFlags {
   std::string revision = "main";
   std::string dtype = "auto";                   // auto | float32 | bfloat16 | float16
   std::string device = "cpu";                   // cpu | cuda | cuda:N
+  std::string ranks = "auto";                   // none | auto | R/N
+  std::string command;                          // its name
+  bool shares_prompts = false;                  // several ranks can share its prompts
   const CLI::Option* asked_revision = nullptr;  // to tell a given one from the default
   ModelOverrides overrides;
   int threads = 0;  // 0: all cores
@@ -40,6 +43,7 @@ struct LoadedModel {
   /// JSON text for /model/json: source, digest, dtype, every resolved value with its source.
   std::string model_json() const;
 };
+/// Throws UsageError for one of several ranks of a command that does not share its prompts.
 LoadedModel load_model(const ModelFlags& flags, const Environment& environment);
 
 /// A DFlash draft for a target that is loaded already, as the model that a trace records: its

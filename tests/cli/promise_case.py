@@ -36,13 +36,13 @@ class PromiseCase(CheckpointCase):
         self.must("calibrate", self.made / "a.h5", "--gamma", "-1", "-o", self.made / "reuse.json",
                   "--quiet")
 
-    def must(self, *arguments):
-        code, out, err = run(*arguments)
+    def must(self, *arguments, environment=None):
+        code, out, err = run(*arguments, environment=environment)
         self.assertEqual(code, 0, err)
         return out
 
-    def refused(self, code, words, *arguments):
-        result, out, err = run(*arguments)
+    def refused(self, code, words, *arguments, environment=None):
+        result, out, err = run(*arguments, environment=environment)
         with self.subTest(arguments=[str(a) for a in arguments]):
             self.assertEqual(result, code, err or out)
             line = err.splitlines()[-1] if err else ""

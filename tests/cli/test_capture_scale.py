@@ -39,27 +39,49 @@ class Scale(CheckpointCase):
         prompts = write_prompts(self.root / "ranks.jsonl", 7, gen_length=8)
         whole = self.root / "one.h5"
         self.assertEqual(capture(self.model, "--prompts", prompts, "-o", whole)[0], 0)
-        for launcher, names in [("torchrun", ("RANK", "WORLD_SIZE")),
-                                ("slurm", ("SLURM_PROCID", "SLURM_NTASKS")),
-                                ("openmpi", ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))]:
+        launchers = {"torchrun": {"RANK": "{}", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
+                     "Slurm": {"SLURM_PROCID": "{}", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "2",
+                               "SLURM_STEP_ID": "7"},
+                     "Open MPI": {"OMPI_COMM_WORLD_RANK": "{}", "OMPI_COMM_WORLD_SIZE": "2"},
+                     "--ranks": {}}
+        for launcher, variables in launchers.items():
             with self.subTest(launcher=launcher):
                 output = self.root / f"{launcher}.h5"
                 parts = []
                 for rank in range(2):
-                    code, _, err = capture(
-                        self.model, "--prompts", prompts, "-o", output,
-                        environment={names[0]: str(rank), names[1]: "2"})
+                    flags = [] if variables else ["--ranks", f"{rank}/2"]
+                    code, out, err = capture(
+                        self.model, "--prompts", prompts, "-o", output, *flags, "-q",
+                        environment={name: value.format(rank) for name, value in variables.items()})
                     self.assertEqual(code, 0, err)
+                    share = f"rank {rank} of 2 ({launcher}): {4 - rank} of 7 prompts"
+                    self.assertEqual(err.splitlines()[0], share)
+                    self.assertEqual(out.splitlines()[-1], share)
                     parts.append(trajectories(self.root / f"{launcher}.r{rank:04d}.h5"))
                 self.assertFalse(output.exists())
                 self.assertFalse(parts[0].keys() & parts[1].keys())
                 self.assertEqual([len(part) for part in parts], [4, 3])
                 assert_same_trajectories(parts[0] | parts[1], trajectories(whole))
 
+    def test_ranks_that_no_launcher_gave_decode_everything(self):
+        """What sbatch --ntasks=8 sets without srun, and what a shell kept of another program."""
+        prompts = write_prompts(self.root / "alone.jsonl", 3, gen_length=8)
+        output = self.root / "alone.h5"
+        for variables in ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
+                          {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "4294967291"},
+                          {"RANK": "1", "WORLD_SIZE": "8"}):
+            with self.subTest(variables):
+                code, _, err = capture(self.model, "--prompts", prompts, "-o", output, "--force",
+                                       environment=variables)
+                self.assertEqual(code, 0, err)
+                self.assertIn("are ignored", err)
+                self.assertIn("--ranks R/N", err)
+                self.assertEqual(len(trajectories(output)), 3)
+
     def test_a_rank_outside_the_world_is_refused(self):
         code, _, err = capture(self.model, "--input-ids", "1,2", "-o", self.root / "rank.h5",
-                               environment={"RANK": "2", "WORLD_SIZE": "2"})
-        self.assertNotEqual(code, 0)
+                               environment={"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"})
+        self.assertEqual(code, 2)
         self.assertIn("RANK", err)
 
     def test_batches_hold_the_same_trajectories_as_single_runs(self):

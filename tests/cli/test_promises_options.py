@@ -5,7 +5,7 @@ import os
 import unittest
 
 from capture_harness import require_binary, run, write_checkpoint
-from promise_case import FAILED, TINY_TRAINING, USAGE, PromiseCase
+from promise_case import FAILED, NEEDLE, TINY_TRAINING, USAGE, PromiseCase
 
 
 class Options(PromiseCase):
@@ -60,10 +60,46 @@ class Options(PromiseCase):
 
     def test_a_rank_without_prompts_says_so(self):
         code, out, err = run("capture", self.model, "--input-ids", "1", "-o", self.root / "ranks.h5", "-q",
-                             environment={"RANK": "1", "WORLD_SIZE": "2"})
+                             "--ranks", "1/2")
         self.assertEqual(code, 0, err)
-        self.assertIn("rank 1 of 2 has no prompts", err)
+        self.assertEqual(err, "rank 1 of 2 (--ranks): 0 of 1 prompts\n")
         self.assertIn("n/a tokens/s", out)
+
+    def test_one_of_several_ranks_measures_no_share(self):
+        ranks = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0"}
+        prompts = ["--prompts", self.made / "a.jsonl"]
+        commands = (["verify", self.model, *prompts, "--policy", "mage", "--k", 4], ["eval", self.model],
+                    ["bench", self.model], ["check", self.model, "--reference", self.root / "logits"],
+                    ["study", "needle", self.model, "-o", self.root / "study"],
+                    ["train", "--out", self.root / "trained", "--work", self.root / "work"])
+        for command in commands:
+            with self.subTest(command[0]):
+                self.refused(USAGE, [f"{command[0]}: expected one process, got rank 0 of 8 (Slurm)", "--ranks none"],
+                             *command, environment=ranks)
+                self.refused(USAGE, "got rank 1 of 3 (--ranks)", *command, "--ranks", "1/3")
+        self.must("bench", self.model, "--ranks", "none", "--levels", "off", "--gen-length", 8, "--context", 8,
+                  "--runs", 1, "-q", environment=ranks)
+
+    def test_eval_says_what_it_scored(self):
+        scores = self.root / "scores.json"
+        out = self.must("eval", NEEDLE, "--tasks", "copy", "--contexts", 64, "--per-cell", 1, "-q", "--policy",
+                        "flashblock", "--tau", 3, "--task-seed", 9, "--json", scores)
+        self.assertIn("policy flashblock,tau=3, low_confidence_static", out)
+        (report,) = json.loads(scores.read_text())
+        said = {name: report["settings"][name] for name in ("policy", "tau", "strategy", "task_seed", "gen_length")}
+        self.assertEqual(said, {"policy": "flashblock", "tau": 3, "strategy": "low_confidence_static",
+                                "task_seed": 9, "gen_length": 32})
+
+    def test_an_empty_place_in_a_list_is_refused(self):
+        trace = self.made / "a.h5"
+        for arguments in (["analyze", trace, "--metric", "recall,"], ["analyze", trace, "--metric=recall,,union"],
+                          ["analyze", trace, "--by", ",layer"], ["bench", self.model, "--levels", "off,"],
+                          ["eval", self.model, "--contexts", "64,,128"],
+                          ["view", trace, "--panel", "heads,", "--csv", "-"]):
+            with self.subTest(arguments):
+                self.refused(USAGE, "expected values separated by commas", *arguments)
+        # A comma in what is no list is a comma.
+        self.must("capture", self.model, "--input-ids", "1,2", "-o", self.root / "a,.h5", "-q")
 
     def test_a_vanishing_temperature_is_greedy(self):
         tokens = []
