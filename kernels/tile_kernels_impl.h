@@ -156,7 +156,7 @@ inline void softmax_row(float* scores, int64_t num_keys, int64_t visible, float 
                         float& row_max, float* row_sum, float& alpha) {
   constexpr int64_t kVectors = kTileKeys / kLanes;
   const int64_t vectors = kWhole ? kVectors : (num_keys + kLanes - 1) / kLanes;
-  Vec x[kVectors];
+  Vec x[kVectors]{};  // GCC does not see that both loops run over the same vectors
   Vec largest = broadcast(-kInfinity);
 #pragma GCC unroll 16
   for (int64_t v = 0; v < vectors; ++v) {
