@@ -78,8 +78,8 @@ class Recorder:
     def __enter__(self) -> Recorder:
         if self._hooks:
             raise UsageError("the recording is open already")
+        _core.check_trace_target(self._path, True)  # whether somebody writes it, which is no matter of `force`
         self._refuse_existing()
-        _core.check_trace_target(self._path, self._force)
         if self._looks_inside:
             watch_interface()
         if self._settings.compiled == "eager":
@@ -110,7 +110,7 @@ class Recorder:
                 "HINT: record(...) the module that the loop calls; or leave the pass out with run.paused()")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        self._abandon()
+        self._end_watch()
         for hook in self._hooks:
             hook.remove()
         if self._hooks and self._looks_inside:
@@ -120,17 +120,22 @@ class Recorder:
         self._hooks = []
         if os.getpid() != self._pid:
             return
-        if error is None:
-            self._rows.finish(self._batch)
-            return
         try:
-            self._rows.suspend()
-        except Exception as second:  # the user's exception goes on
-            note = f"blockscope: the trace couldn't be closed: {second}"
+            self._abandon()
+            if error is None:
+                self._rows.finish(self._batch)
+            else:
+                self._rows.suspend()
+        except Exception as second:
+            if error is None:
+                raise
+            note = f"blockscope: the trace couldn't be closed: {second}"  # the user's exception goes on
             if hasattr(error, "add_note"):
                 error.add_note(note)
             else:
                 warnings.warn(note, stacklevel=2)
+        finally:
+            self._rows.release()
 
     def begin_sequence(self, *, prompt_length: int | None = None, gen_length: int | None = None,
                        name: str | SequenceOf[str] = "") -> None:

@@ -268,10 +268,10 @@ class RowWriter:
             self._write()
 
     def _write(self) -> None:
-        for rows in self._waiting:
+        waiting, self._waiting = self._waiting, []  # where one fails, those after it lack what it would have told
+        for rows in waiting:
             for row, traced in zip(rows, self._traced):
                 self._write_row(row, traced)
-        self._waiting = []
 
     def _write_row(self, row: WaitingRow, traced: TracedSequence) -> None:
         one = row.one
@@ -387,6 +387,10 @@ class RowWriter:
         if self._traced:
             self._write()
         self._writer.suspend()
+
+    def release(self) -> None:
+        """Whatever happened: the file belongs to nobody any more. Somebody may keep the exception, and with it us."""
+        self._writer, self._traced, self._waiting = None, [], []
 
     def commit(self) -> None:
         if self._writer is not None:
