@@ -224,8 +224,7 @@ class RunningPass:
             raise UsageError(f"{where}: batch_rows: a mask or score_mod that looks at the sequence's index isn't "
                              "recorded of a part of the batch. HINT: record all of it")
         call.q, call.k, call.v, call.out = (own(x) for x in (call.q, call.k, call.v, call.out))
-        if mask is not None:
-            call.mask = own(mask) if isinstance(mask, torch.Tensor) else mask
+        call.mask = own(mask) if isinstance(mask, torch.Tensor) else mask
 
     def _masks_of(self, call: AttentionCall, rows: BlockRows) -> tuple[KeyRanges, Biases]:
         """Layers share a mask: it is looked at once a pass."""

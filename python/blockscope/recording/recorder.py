@@ -324,9 +324,7 @@ class Recorder:
             if self._records(running):
                 running.require_layers(self._recorded, self._layers, type(uncompiled(self._model)).__name__)
                 self._shapes.the_one([name for name, _ in self._layers])
-            logits = logits_of(output)
-            if logits is not None:
-                logits = running.given.own(logits)
+            logits = running.given.own(logits_of(output))
             self._shift.take(running, logits)
             self._rows.open(self._batch, running, logits, self._shape or assumed_shape(self._model))
             self._rows.collect(self._batch, running, logits, self._histories, self._first_predictions)

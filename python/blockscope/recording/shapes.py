@@ -53,7 +53,8 @@ def unpacked(call: AttentionCall, length: int, where: str) -> AttentionCall:
     if kv_heads != call.k.shape[1]:
         raise UsageError(f"{where}: attends with {group} queries in a pass over one position")
     shape = (sequences, kv_heads * group, 1)
-    call.q, call.out = call.q.reshape(*shape, dim), call.out.reshape(*shape, call.out.shape[-1])
+    call.q = call.q.reshape(*shape, dim)
+    call.out = None if call.out is None else call.out.reshape(*shape, call.out.shape[-1])
     if isinstance(call.mask, torch.Tensor) and call.mask.shape[1] > 1:
         call.mask = call.mask.reshape(call.mask.shape[0], -1, 1, call.mask.shape[-1])
     return call

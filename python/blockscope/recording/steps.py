@@ -52,8 +52,8 @@ class PassInput:
     logits_kept: int | None = None  # of how many last positions the loop asks for logits; None: it doesn't say
 
     def own(self, x: Any) -> Any:
-        """The recorded rows of a tensor with one for each sequence of the batch."""
-        return x if self.rows is None or x.shape[0] != self.batch else x[self.rows]
+        """The recorded rows of a tensor with one for each sequence of the batch, or of None."""
+        return x if self.rows is None or x is None or x.shape[0] != self.batch else x[self.rows]
 
     @property
     def length(self) -> int:
