@@ -89,7 +89,6 @@ class _Seer(TorchFunctionMode):
                 self._spelled_out.see(function, args, kwargs, result)
         return result
 
-
     def _show(self, maker: Maker, function: Any, result: Any, args: Any, kwargs: Any) -> None:
         try:
             call = maker(function, result, args, kwargs)
