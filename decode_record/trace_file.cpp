@@ -55,7 +55,8 @@ TraceFile TraceFile::create(const std::string& path, const TraceMeta& meta, int 
   WriterLock lock(unborn, path, true);
   // The other process may have been faster, from the opening of the file to its new name.
   const auto check_alone = [&] {
-    if (!lock.names_this_file() || has_writer(path)) refuse_second_writer(path);
+    if (has_writer(path)) refuse_second_writer(path, path);
+    if (!lock.names_this_file()) refuse_second_writer(path, unborn);
   };
   try {
     check_alone();

@@ -137,7 +137,8 @@ class TraceFile {
   static TraceFile create_unborn(const std::string& unborn, const std::string& path,
                                  const TraceMeta& meta, int deflate,
                                  const std::vector<VirtualSource>& sources);
-  [[noreturn]] static void refuse_second_writer(const std::string& path);
+  /// `path`: what the message calls the file `locked`.
+  [[noreturn]] static void refuse_second_writer(const std::string& path, const std::string& locked);
   static void check_resumable(const std::string& path, const TraceMeta& meta);
   static std::size_t index(Field field) { return static_cast<std::size_t>(field); }
   Column& column(Field field);

@@ -8,6 +8,10 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "decode_record/trace_file.h"
@@ -23,6 +27,41 @@ struct flock whole_file() {
   return request;
 }
 
+/// Whether a process of /proc ("self", "4711") holds a lock of the kind above on the file. The
+/// kernel keeps no process id for these (F_OFD_GETLK answers -1), but tells them by descriptor.
+bool holds_lock(const std::filesystem::path& process, const struct stat& file) {
+  std::error_code error;
+  std::filesystem::directory_iterator descriptors(process / "fd", error);
+  for (; !error && descriptors != std::filesystem::directory_iterator();
+       descriptors.increment(error)) {
+    struct stat opened = {};
+    if (::stat(descriptors->path().c_str(), &opened) != 0 || opened.st_dev != file.st_dev ||
+        opened.st_ino != file.st_ino) {
+      continue;
+    }
+    std::ifstream lines(process / "fdinfo" / descriptors->path().filename());
+    for (std::string line; std::getline(lines, line);) {
+      if (line.starts_with("lock:") && line.find("OFDLCK") != std::string::npos) return true;
+    }
+  }
+  return false;
+}
+
+/// Of those processes that we may look into; nullopt: none of them holds it.
+std::optional<std::string> process_with_lock(const struct stat& file) {
+  std::error_code error;
+  std::filesystem::directory_iterator processes("/proc", error);
+  for (; !error && processes != std::filesystem::directory_iterator();
+       processes.increment(error)) {
+    const std::string name = processes->path().filename();
+    if (name.find_first_not_of("0123456789") == std::string::npos &&
+        holds_lock(processes->path(), file)) {
+      return name;
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 TraceFile::WriterLock::WriterLock(const std::string& path, const std::string& name, bool create)
@@ -36,15 +75,24 @@ TraceFile::WriterLock::WriterLock(const std::string& path, const std::string& na
   // File systems without locks answer other errors: then nothing can be protected.
   if (::fcntl(fd_, F_OFD_SETLK, &request) < 0 && (errno == EAGAIN || errno == EACCES)) {
     ::close(std::exchange(fd_, -1));
-    refuse_second_writer(shown);
+    refuse_second_writer(shown, path);
   }
 }
 
-void TraceFile::refuse_second_writer(const std::string& path) {
+void TraceFile::refuse_second_writer(const std::string& path, const std::string& locked) {
+  struct stat file = {};
+  const bool found = ::stat(locked.c_str(), &file) == 0;
+  if (found && holds_lock("/proc/self", file)) {
+    throw TraceError(
+        fmt::format("{}: this process is still writing this trace. HINT: end the recording that is "
+                    "open (leave its `with` block), or choose another output.",
+                    path));
+  }
+  const std::optional<std::string> process = found ? process_with_lock(file) : std::nullopt;
   throw TraceError(
-      fmt::format("{}: another process is writing this trace. HINT: wait for it, or choose another "
-                  "output.",
-                  path));
+      fmt::format("{}: another process is writing this trace{}. HINT: wait for it, or choose "
+                  "another output.",
+                  path, process ? fmt::format(" (process {})", *process) : ""));
 }
 
 bool TraceFile::has_writer(const std::string& path) {
@@ -106,7 +154,12 @@ void TraceFile::remove_left(const std::string& path) {
 }
 
 TraceFile::WriterLock::~WriterLock() {
-  if (fd_ >= 0) ::close(fd_);
+  if (fd_ < 0) return;
+  // Closing alone leaves the lock to a fork of this process, which has the same open file.
+  struct flock request = whole_file();
+  request.l_type = F_UNLCK;
+  static_cast<void>(::fcntl(fd_, F_OFD_SETLK, &request));
+  ::close(fd_);
 }
 
 }  // namespace blockscope

@@ -237,7 +237,7 @@ class Faults(CheckpointCase):
         code, _, err = capture(*self.arguments(output, 1), "--force")
         process.send_signal(signal.SIGCONT)
         self.assertEqual(code, 1, err)
-        self.assertIn("another process", err)
+        self.assertIn(f"another process is writing this trace (process {process.pid})", err)
         process.communicate(timeout=120)
         self.assertEqual(process.returncode, 0)
         assert_same_trajectories(trajectories(output), self.whole[1])

@@ -29,6 +29,7 @@ def record(
     heads: Iterable[int] | None = None,
     steps: Iterable[int] | None = None,
     blocks: Iterable[int] | None = None,
+    batch_rows: Iterable[int] | None = None,
     set_size: int = 32,
     set_normaliser: str = "prefix",
     array_type: str = "bf16",
@@ -55,9 +56,12 @@ def record(
     logit_shift: 1: the logits of position p predict p + 1. None: 1 token by token, otherwise 0.
     layers, heads, steps, blocks: the layers, query heads, denoising steps (from 1) and blocks (from 0) whose arrays
         are kept; None: all. Of KV heads those that the kept query heads read.
+    batch_rows: the rows of each batch that are recorded; None: all. ``[0]``: the first branch alone where
+        classifier-free guidance runs both in one batch.
     set_size, set_normaliser: k of the top-k sets, and ``prefix`` or ``prefix+block``.
     array_type: ``bf16`` or ``f32``: of A_in, A_out and the queries in the file.
-    decoder_layers: the model's ``ModuleList`` of layers, where it isn't the only one of that length.
+    decoder_layers: the model's layers in order, such as ``model.model.layers``. None: the only ``ModuleList`` that is
+        as long as ``model.config.num_hidden_layers`` says; where there is none, or there are several, an error asks.
     compiled: ``keep``: code behind ``torch.compile`` runs as it is, and attention within it ends the recording with
         an error. ``eager``: while the recording is open, all of the process runs as if it weren't compiled
         (``torch.compiler.set_stance``), which is seen; rounding, and with it a token, may differ from the compiled
@@ -75,17 +79,20 @@ def record(
             f"blockscope.record: needs torch, which this Python doesn't have ({error}). HINT: install the torch that "
             "your model runs with; opening and analysing traces needs none"
         ) from error
-    from .model import encoder_and_decoder
+    from .model import encoder_and_decoder, model_within
     from .recorder import Recorder
     from .settings import LEVELS, Settings
 
     if level not in LEVELS:
         raise UsageError(f"level: expected one of {', '.join(LEVELS)}, got {level!r}")
-    canvas = isinstance(model, torch.nn.Module) and encoder_and_decoder(model) is not None
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    model = model_within(model)
+    canvas = encoder_and_decoder(model) is not None
     settings = Settings.of(
         model, tokenizer, level=level, block_length=block_length, mask_token_id=mask_token_id, gen_length=gen_length,
         bidirectional=bidirectional, logit_shift=logit_shift, layers=layers, heads=heads, steps=steps, blocks=blocks,
-        set_size=set_size, set_normaliser=set_normaliser, array_type=array_type, compiled=compiled, attention=attention,
-        canvas=canvas)
+        batch_rows=batch_rows, set_size=set_size, set_normaliser=set_normaliser, array_type=array_type,
+        compiled=compiled, attention=attention, canvas=canvas)
     return Recorder(model, os.fsencode(path), settings, tokenizer=tokenizer, decoder_layers=decoder_layers,
                     force=force)

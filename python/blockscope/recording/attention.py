@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
+from ..errors import UsageError
 from . import operators
 from .calls import AttentionCall, Maker, scale_of
 from .spelled_out import SpelledOut
@@ -61,9 +62,9 @@ def _maker_of(function: Any) -> Maker | None:
 
 
 class _Seer(TorchFunctionMode):
-    def __init__(self, watcher: Watcher, giver: Giver | None) -> None:
+    def __init__(self, watcher: Watcher, giver: Giver | None, refuses: bool) -> None:
         super().__init__()
-        self._watcher, self._giver = watcher, giver
+        self._watcher, self._giver, self._refuses = watcher, giver, refuses
         self.hidden = False
         self._spelled_out = SpelledOut(self._found)
 
@@ -83,19 +84,28 @@ class _Seer(TorchFunctionMode):
         if not self.hidden:
             maker = _maker_of(function)
             if maker is not None:
-                self._watcher(maker(function, result, args, kwargs))
+                self._show(maker, function, result, args, kwargs)
             else:
                 self._spelled_out.see(function, args, kwargs, result)
         return result
 
+    def _show(self, maker: Maker, function: Any, result: Any, args: Any, kwargs: Any) -> None:
+        try:
+            call = maker(function, result, args, kwargs)
+        except UsageError:
+            if self._refuses:
+                raise
+            return
+        self._watcher(call)
+
 
 class Watch:
     """Shows a watcher every attention call of this thread between begin() and end(). A giver may compute
-    scaled_dot_product_attention in the model's place."""
+    scaled_dot_product_attention in the model's place. refuses: whether a call that isn't recorded is an error."""
 
-    def __init__(self, watcher: Watcher, giver: Giver | None = None) -> None:
+    def __init__(self, watcher: Watcher, giver: Giver | None = None, refuses: bool = True) -> None:
         self._watcher = watcher
-        self.seer = _Seer(watcher, giver)
+        self.seer = _Seer(watcher, giver, refuses)
         self.seer.__enter__()
         watchers().append(watcher)
         _seers().append(self.seer)

@@ -1,5 +1,5 @@
-"""Which positions a pass computes. Where the model is handed the whole sequence and leaves rows out inside, the loop's
-own cache says it. Known: the caches of d2Cache."""
+"""What a loop's cache holds, and which positions a pass computes: where the model is handed the whole sequence and
+leaves rows out inside, the cache says it. Known for that: the caches of d2Cache."""
 
 from __future__ import annotations
 
@@ -51,6 +51,29 @@ def layer_rows(cache: Any) -> LayerRows | None:
     # Values of the whole answer are computed to choose among its rows.
     answer = range(cache._prompt_length, cache.key_cache[0].shape[1]) if cache.rou > 0 else range(0)
     return LayerRows(query, [sorted({*row, *answer}) for row in query])
+
+
+def cache_length(past: Any) -> int:
+    """Keys that a cache holds: of transformers' caches, or of tuples of keys and values by layer."""
+    if past is None:
+        return 0
+    if hasattr(past, "get_seq_length"):
+        return int(past.get_seq_length())
+    try:
+        key = past[0][0]
+        return int(key.shape[-2]) if isinstance(key, torch.Tensor) else 0
+    except (IndexError, KeyError, TypeError):
+        return 0
+
+
+def stored_keys(cache: Any) -> torch.Tensor | None:
+    """[S, K, N, D] of the last layer that has any, in the same caches; None: not known."""
+    layers = getattr(cache, "layers", cache)
+    for layer in reversed(layers if isinstance(layers, (list, tuple)) else []):
+        keys = layer[0] if isinstance(layer, (list, tuple)) and layer else getattr(layer, "keys", None)
+        if isinstance(keys, torch.Tensor) and keys.dim() == 4:
+            return keys
+    return None
 
 
 def ranges_of(positions: Iterable[int]) -> list[tuple[int, int]]:

@@ -19,8 +19,9 @@ class Entrances:
     """Of an ordinary model: its own call. Of one whose encoder fills the cache that its decoder reads, each call of
     either is a pass; the decoder's ends with the model's own call around it, which makes the logits."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, batch_rows: list[int] | None) -> None:
         self._model = model  # as it is called
+        self._rows = batch_rows
         self._inner = uncompiled(model)
         self._parts = encoder_and_decoder(self._inner)
         self._around = 0  # calls of the whole model that are running
@@ -29,7 +30,7 @@ class Entrances:
     def open(self, before: Before, after: After) -> list[Any]:
         """-> handles with remove()."""
         if self._parts is None:
-            return self._hooks(self._model, Inputs(self._inner), before, after)
+            return self._hooks(self._model, Inputs(self._inner, self._rows), before, after)
         encoder, decoder = self._parts
 
         def decoder_ends(output: Any) -> None:
@@ -38,7 +39,7 @@ class Entrances:
             else:
                 self._waiting = True
 
-        read = Inputs(encoder, "encoder"), Inputs(decoder, "decoder")
+        read = Inputs(encoder, self._rows, "encoder"), Inputs(decoder, self._rows, "decoder")
         return [*self._hooks(encoder, read[0], before, lambda output: after(_nothing(output))),
                 *self._hooks(decoder, read[1], before, lambda output: decoder_ends(_nothing(output))),
                 self._wrap(after)]

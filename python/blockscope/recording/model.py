@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ..errors import UsageError
-from .caches import tells_rows
+from .caches import cache_length, selects_by_layer, tells_rows
+from .compiled import uncompiled
 from .settings import config_value
 from .steps import PassInput, Statement
 
@@ -20,7 +21,52 @@ HIDDEN_SIZE = ("hidden_size", "d_model", "n_embd")
 VOCAB_SIZE = ("vocab_size",)
 IDS = ("input_ids", "tokens", "idx", "x")
 PAST = ("past_key_values", "past_key_value", "kv_cache", "cache")
+KEPT_LOGITS = ("logits_to_keep", "num_logits_to_keep")
 REPLACED = ("replace_position",)  # [S, L] bool: the positions of a cache whose entries the pass replaces (Fast-dLLM)
+
+
+def model_within(model: torch.nn.Module) -> torch.nn.Module:
+    """The module whose calls are forward passes: the one inside, of a wrapper that hands on whatever it is given
+    (``forward(*args, **kwargs)``: DataParallel, DistributedDataParallel, somebody's own)."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.DataParallel) and len(module.device_ids) > 1:
+            raise UsageError(f"DataParallel splits each batch over {len(module.device_ids)} devices, and a recording "
+                             "sees one. HINT: record(model.module, ...) and call that, or "
+                             "DataParallel(model, device_ids=[0])")
+    level = [model]
+    while level and _hands_on(model):
+        level = [child for module in level for child in module.children()]
+        fitting = [module for module in level if _takes_ids(module) and any(
+            isinstance(part, torch.nn.ModuleList) and len(part) > 0 for part in module.modules())]
+        if len(fitting) > 1:
+            raise UsageError(f"{type(model).__name__}: hands on what it is given, and holds {len(fitting)} models ("
+                             f"{', '.join(type(module).__name__ for module in fitting)}). HINT: record(...) the one "
+                             "that the loop decodes with")
+        # With weights of its own it may be the head on top of a model that gives no logits.
+        if fitting and _weights_of(model) <= _weights_of(fitting[0]):
+            return fitting[0]
+    return model
+
+
+def _parameters(module: torch.nn.Module) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(uncompiled(module).forward).parameters
+    except (TypeError, ValueError):  # not Python's
+        return {}
+
+
+def _takes_ids(module: torch.nn.Module) -> bool:
+    return not set(IDS).isdisjoint(_parameters(module))
+
+
+def _hands_on(module: torch.nn.Module) -> bool:
+    kinds = {parameter.kind for parameter in _parameters(module).values()}
+    return inspect.Parameter.VAR_POSITIONAL in kinds and not _takes_ids(module)
+
+
+def _weights_of(module: torch.nn.Module) -> set[int]:
+    """Modules with weights, by identity: tied weights are one tensor in two modules."""
+    return {id(part) for part in module.modules() if part._parameters}
 
 
 def find_layers(model: torch.nn.Module, given: Any) -> list[tuple[str, torch.nn.Module]]:
@@ -60,9 +106,9 @@ def encoder_and_decoder(model: torch.nn.Module) -> tuple[torch.nn.Module, torch.
 class Inputs:
     """A forward pass's arguments by name."""
 
-    def __init__(self, model: torch.nn.Module, role: str = "") -> None:
+    def __init__(self, model: torch.nn.Module, batch_rows: list[int] | None, role: str = "") -> None:
         self._signature = inspect.signature(model.forward)
-        self._role = role
+        self._rows, self._role = batch_rows, role
         prefix = "decoder_" if role == "decoder" else ""
         self._ids = tuple(prefix + name for name in IDS)
         self._positions = prefix + "position_ids"
@@ -79,11 +125,18 @@ class Inputs:
         if ids is None:
             raise UsageError(
                 f"the model was called without token ids (looked for {', '.join(self._ids)}). HINT: call it with "
-                "input_ids, not with embeddings; or leave the pass out with run.paused()")
+                "input_ids, not with embeddings; record(...) the module inside a wrapper that takes them; or leave the "
+                "pass out with run.paused()")
         if ids.dim() == 1:
             ids = ids.unsqueeze(0)
         past = next((bound[name] for name in PAST if bound.get(name) is not None), None)
         kept = cache_length(past)
+        batch = len(ids)
+        if self._rows is not None:
+            self._check_rows(batch, past)
+            bound = {name: value[self._rows] if isinstance(value, torch.Tensor) and value.dim() > 0
+                     and len(value) == batch else value for name, value in bound.items()}
+            ids = ids[self._rows]
         tokens = ids.tolist()
         _refuse_padding(bound.get("attention_mask"))
         _refuse_rolled(past)
@@ -110,8 +163,17 @@ class Inputs:
             start = kept
         if computed is not None:
             _check_computed(computed, start, len(tokens[0]))
+        logits = next((bound[name] for name in KEPT_LOGITS if isinstance(bound.get(name), int)), None)
         return PassInput(tokens, start, kept, past is not None, statement, positions, computed, placed, self._role,
-                         past)
+                         past, batch, self._rows, logits)
+
+    def _check_rows(self, batch: int, past: Any) -> None:
+        if self._rows[-1] >= batch:
+            raise UsageError(f"batch_rows: expected 0 to {batch - 1} for a batch of {batch} sequences, got "
+                             f"{self._rows[-1]}")
+        if tells_rows(past) or selects_by_layer(past):
+            raise UsageError(f"batch_rows: with a cache that chooses the rows of a pass ({type(past).__name__}) a part "
+                             "of the batch isn't recorded. HINT: record all of it")
 
 
 def _rows_for_all(rows: list[list[int]], sequences: int) -> list[list[int]]:
@@ -163,19 +225,6 @@ def _start_of(positions: Any, length: int) -> int | None:
             "position_ids: expected consecutive positions, the same for the whole batch. HINT: state where the pass "
             "begins with run.step(start=...)")
     return first[0]
-
-
-def cache_length(past: Any) -> int:
-    """Keys that a cache holds: of transformers' caches, or of tuples of keys and values by layer."""
-    if past is None:
-        return 0
-    if hasattr(past, "get_seq_length"):
-        return int(past.get_seq_length())
-    try:
-        key = past[0][0]
-        return int(key.shape[-2]) if isinstance(key, torch.Tensor) else 0
-    except (IndexError, KeyError, TypeError):
-        return 0
 
 
 def logits_of(output: Any) -> torch.Tensor | None:

@@ -16,6 +16,7 @@ from .calls import AttentionCall
 from .geometry import Biases, BlockRows, Geometry, KeyRanges
 from .heads import HeadChoice
 from .settings import Settings
+from .shapes import LayerShapes, unpacked
 from .split import LayerAttention, Part, Sets, attend, merge, scaled_scores, topk_sets, topk_sets_of
 from .steps import Kind, Pass, PassInput
 
@@ -35,7 +36,7 @@ class RunningPass:
         self.stored: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # [S, K, T, D] keys, values; level full
         self.by_layer: dict[int, LayerRows] = {}  # where each layer chooses the rows that it computes
         self.computed = given.computed or given.positions  # [S][R] positions; None: all of the pass
-        self.scale: float | None = None
+        self.read: torch.Tensor | None = None  # keys [S, K, N, D] of the last attention call, of the whole batch
         self.own_ns = 0  # of the recorder itself
         self.pass_ns = 0
         self._begun = 0
@@ -52,12 +53,13 @@ class RunningPass:
         if not isinstance(hidden, torch.Tensor) or self.geometry is None or hidden.dim() != 3:
             return
         begun = time.perf_counter_ns()
+        hidden = self.given.own(hidden)
         rows = self._rows_of(hidden.shape[1], hidden.device, by_layer=False)
         # A copy: what comes behind may add to it in place.
         self.hidden[layer] = rows.blank(rows.of(hidden.detach(), 1).clone(), 1)
         self.own_ns += time.perf_counter_ns() - begun
 
-    def take_attention(self, call: AttentionCall, name: str, kv_heads: int | None, check: bool) -> None:
+    def take_attention(self, call: AttentionCall, name: str, shapes: LayerShapes, check: bool) -> None:
         where = f"{name}: {call.function}"
         if call.q.shape[2] == 0:
             return
@@ -67,11 +69,7 @@ class RunningPass:
         if call.dropout > 0:
             raise UsageError(f"{where}: with dropout of {call.dropout}, so the attention isn't what its keys give. "
                              "HINT: model.eval()")
-        call = self._unpacked(call, where)
-        k, v = self._own_heads(call, kv_heads, check, where)
-        num_heads = call.q.shape[1]
-        chosen = HeadChoice.of(self.settings.heads, num_heads, k.shape[1])
-        k, v = chosen.restrict(call, k, v)
+        chosen, k, v = self._own_heads(call, shapes, where)
         rows = self._rows_of(call.q.shape[2], call.q.device, by_layer=True)
         ranges, biases = self._masks_of(call, rows)
         biases = chosen.biases(biases)
@@ -85,41 +83,34 @@ class RunningPass:
             scores = scaled_scores(q, k, call.scale)
             biases = biases.plus(call.score_mod.difference(scores, rows.first, chosen.read), ranges)
         external, internal, sets = self._attend(q, k, v, call, ranges, biases, rows)
-        if self.scale not in (None, call.scale):
-            raise UsageError(f"{where}: scores are scaled by {call.scale}, in another layer by {self.scale}; a trace "
-                             "has one scale. HINT: record(..., layers=...) with layers alike")
-        self.scale = call.scale
         if check:
             _compare(merge(external, internal), rows.of(call.out, 2), where)
         external, internal = (chosen.part(Part(rows.blank(part.output, 2), rows.blank(part.lse, 2)))
                               for part in (external, internal))
         self.attention[self.layer] = LayerAttention(
-            external, internal, chosen.kept(rows.blank(q, 2)), sets, num_heads, ranges.inside(k, 2),
-            ranges.inside(v, 2))
+            external, internal, chosen.kept(rows.blank(q, 2)), sets, ranges.inside(k, 2), ranges.inside(v, 2))
 
-    def give_attention(self, call: AttentionCall, name: str, kv_heads: int | None) -> torch.Tensor | None:
+    def give_attention(self, call: AttentionCall, name: str, shapes: LayerShapes) -> torch.Tensor | None:
         """What the call has to give, computed once for the model and for the recording; None where more than plain
         attention over the prefix and the whole block is asked for."""
         settings, where = self.settings, f"{name}: {call.function}"
         if (self.layer in self.attention or call.dropout > 0 or call.q.shape[2] != settings.block_length
                 or self.given.length != settings.block_length or settings.heads is not None
+                or self.given.rows is not None
                 or settings.at_least("full") or torch.is_grad_enabled() and call.q.requires_grad):
             return None
-        k, v = self._own_heads(call, kv_heads, False, where)
+        k, v = shapes.own_heads(self.layer, call, where)
         rows = self._rows_of(call.q.shape[2], call.q.device, by_layer=True)
         if rows.index is not None or rows.there is not None or not kernels.fit(call.q, k, v):
             return None
         ranges, biases = self._masks_of(call, rows)
         if biases.external is not None or biases.internal is not None or ranges.hidden or ranges.offset:
             return None
-        if self.scale not in (None, call.scale):
-            return None
-        self.scale = call.scale
         out, external, internal, sets = kernels.attend_both(
             call.q, (ranges.of(k, 2), ranges.of(v, 2)), (ranges.inside(k, 2), ranges.inside(v, 2)), call.scale,
             settings.set_size, settings.set_normaliser != "prefix")
         self.attention[self.layer] = LayerAttention(
-            external, internal, call.q, sets, call.q.shape[1], ranges.inside(k, 2), ranges.inside(v, 2))
+            external, internal, call.q, sets, ranges.inside(k, 2), ranges.inside(v, 2))
         return out
 
     def _refuse_scattered(self, rows: BlockRows, where: str) -> None:
@@ -127,15 +118,13 @@ class RunningPass:
             raise UsageError(f"{where}: level full: a pass that computes some rows alone isn't recorded at it. HINT: "
                              "record(..., level=\"outputs\")")
 
-    def take_keys(self, call: AttentionCall, name: str, kv_heads: int | None, canvas: int | None) -> None:
+    def take_keys(self, call: AttentionCall, name: str, shapes: LayerShapes, canvas: int | None) -> None:
         """Of a pass that denoises nothing: what it stored."""
         where = f"{name}: {call.function}"
         if self.layer in self.stored:
             raise UsageError(f"{where}: called more than once in a layer and pass, so which call attends to the "
                              "sequence's own keys can't be told")
-        k, v = self._own_heads(call, kv_heads, False, where)
-        chosen = HeadChoice.of(self.settings.heads, call.q.shape[1], k.shape[1])
-        k, v = chosen.restrict(call, k, v)
+        _, k, v = self._own_heads(call, shapes, where)
         self.stored[self.layer] = self._computed(k, v, canvas, where)
 
     def _computed(self, k: torch.Tensor, v: torch.Tensor, canvas: int | None,
@@ -186,7 +175,7 @@ class RunningPass:
             torch.full_like(like.sets.index, -1), torch.full_like(like.sets.probability, math.nan),
             torch.full_like(like.sets.union_size, -1))
         return LayerAttention(part(like.external), part(like.internal), torch.full_like(like.query, math.nan), sets,
-                              like.num_heads, like.key, like.value)
+                              like.key, like.value)
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, ranges: KeyRanges,
                 biases: Biases, rows: BlockRows) -> tuple[Part, Part, Sets | None]:
@@ -217,32 +206,25 @@ class RunningPass:
         return (topk_sets(q, k, lse, *options, self.settings.at_least("full")) if rows.there is None
                 else topk_sets_of(rows.there, q, k, lse, *options))
 
-    def _unpacked(self, call: AttentionCall, where: str) -> AttentionCall:
-        """transformers hands over one token's query heads as the queries of its KV head."""
-        sequences, kv_heads, group, dim = call.q.shape
-        if group == 1 or self.given.length != 1:
-            return call
-        if kv_heads != call.k.shape[1]:
-            raise UsageError(f"{where}: attends with {group} queries in a pass over one position")
-        shape = (sequences, kv_heads * group, 1)
-        call.q, call.out = call.q.reshape(*shape, dim), call.out.reshape(*shape, call.out.shape[-1])
-        if isinstance(call.mask, torch.Tensor) and call.mask.shape[1] > 1:
-            call.mask = call.mask.reshape(call.mask.shape[0], -1, 1, call.mask.shape[-1])
-        return call
+    def _own_heads(self, call: AttentionCall, shapes: LayerShapes,
+                   where: str) -> tuple[HeadChoice, torch.Tensor, torch.Tensor]:
+        """The heads that are recorded; the call's keys and values of them. Leaves the others out of the call, and the
+        batch's other rows."""
+        if self.given.rows is not None:
+            self._leave_out_rows(call, where)
+        call = unpacked(call, self.given.length, where)
+        k, v = shapes.own_heads(self.layer, call, where)
+        chosen = HeadChoice.of(self.settings.heads, call.q.shape[1], k.shape[1])
+        return chosen, *chosen.restrict(call, k, v)
 
-    @staticmethod
-    def _own_heads(call: AttentionCall, kv_heads: int | None, check: bool,
-                   where: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the KV heads alone, where the model repeated them for its query heads."""
-        k, v = call.k, call.v
-        if kv_heads is None or k.shape[1] == kv_heads or k.shape[1] != call.q.shape[1]:
-            return k, v
-        group = k.shape[1] // kv_heads
-        own_k, own_v = k[:, ::group], v[:, ::group]
-        if check and not torch.equal(own_k.repeat_interleave(group, 1), k):
-            raise UsageError(f"{where}: expected {kv_heads} KV heads, each repeated {group} times in a row, got "
-                             f"{k.shape[1]} different ones")
-        return own_k, own_v
+    def _leave_out_rows(self, call: AttentionCall, where: str) -> None:
+        own, mask = self.given.own, call.mask
+        of_indices = mask is not None and not isinstance(mask, torch.Tensor) and mask.shape[0] > 1
+        if call.score_mod is not None or of_indices:
+            raise UsageError(f"{where}: batch_rows: a mask or score_mod that looks at the sequence's index isn't "
+                             "recorded of a part of the batch. HINT: record all of it")
+        call.q, call.k, call.v, call.out = (own(x) for x in (call.q, call.k, call.v, call.out))
+        call.mask = own(mask) if isinstance(mask, torch.Tensor) else mask
 
     def _masks_of(self, call: AttentionCall, rows: BlockRows) -> tuple[KeyRanges, Biases]:
         """Layers share a mask: it is looked at once a pass."""

@@ -1,5 +1,5 @@
 """The recorder: hooks on a model and its layers turn what a decoding loop does into rows of a trace. It observes and
-never steers. A row is written when the next pass begins, because its input says what the pass decided."""
+never steers. A row is written after the next pass, whose input says what the row's pass decided."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ from .. import _core
 from ..errors import UsageError
 from . import kernels
 from .attention import Watch
+from .batch import Batch
 from .calls import AttentionCall
 from .compiled import run_as_compiled, run_eagerly, uncompiled
 from .entrances import Entrances
 from .geometry import Geometry
 from .interface import unwatch_interface, watch_interface
 from .model import NUM_LAYERS, Inputs, find_layers, logits_of
+from .order import BatchOrder
 from .passes import RunningPass
 from .rows import RowWriter
 from .settings import Settings, config_value
+from .shapes import LayerShape, LayerShapes, assumed_shape, configured_shape
 from .shift import ShiftCheck
 from .statistics import FirstPrediction, History
-from .steps import Batch, Kind, Statement
+from .steps import Change, Kind, Statement
 
 
 class Recorder:
@@ -37,19 +40,20 @@ class Recorder:
 
     def __init__(self, model: torch.nn.Module, path: bytes, settings: Settings, *, tokenizer: Any,
                  decoder_layers: Any, force: bool) -> None:
-        if not isinstance(model, torch.nn.Module):
-            raise UsageError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
         self._model, self._path, self._settings = model, path, settings  # as it is called
         model = uncompiled(model)
         if settings.attention == "replace":
             kernels.require(model)
         self._force = force
-        self._entrances = Entrances(self._model)
+        self._entrances = Entrances(self._model, settings.batch_rows)
         self._looks_inside = settings.at_least("summary")
         self._layers = find_layers(model, decoder_layers) if self._looks_inside or decoder_layers is not None else []
         self._num_layers = len(self._layers) or config_value(model, *NUM_LAYERS) or 1
         self._recorded = self._recorded_layers()
         self._looked_at = set(self._recorded)
+        self._shapes = LayerShapes()
+        self._configured = None if self._looks_inside else configured_shape(model)
+        self._order = BatchOrder()
         self._batch = Batch(settings)
         self._rows = RowWriter(path, settings, model, tokenizer, self._recorded, force)
         self._histories: list[History] = []
@@ -57,6 +61,7 @@ class Recorder:
         self._statement = Statement()
         self._shift = ShiftCheck(settings)
         self._running: RunningPass | None = None
+        self._changes: list[Change] = []  # what the running pass's input says that the one before it decided
         self._watch: Watch | None = None
         self._thread = 0
         self._hooks: list[Any] = []
@@ -78,8 +83,8 @@ class Recorder:
     def __enter__(self) -> Recorder:
         if self._hooks:
             raise UsageError("the recording is open already")
+        _core.check_trace_target(self._path, True)  # whether somebody writes it, which is no matter of `force`
         self._refuse_existing()
-        _core.check_trace_target(self._path, self._force)
         if self._looks_inside:
             watch_interface()
         if self._settings.compiled == "eager":
@@ -110,7 +115,7 @@ class Recorder:
                 "HINT: record(...) the module that the loop calls; or leave the pass out with run.paused()")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        self._abandon()
+        self._end_watch()
         for hook in self._hooks:
             hook.remove()
         if self._hooks and self._looks_inside:
@@ -120,17 +125,22 @@ class Recorder:
         self._hooks = []
         if os.getpid() != self._pid:
             return
-        if error is None:
-            self._rows.finish(self._batch)
-            return
         try:
-            self._rows.suspend()
-        except Exception as second:  # the user's exception goes on
-            note = f"blockscope: the trace couldn't be closed: {second}"
+            self._abandon()
+            if error is None:
+                self._rows.finish(self._batch)
+            else:
+                self._rows.suspend()
+        except Exception as second:
+            if error is None:
+                raise
+            note = f"blockscope: the trace couldn't be closed: {second}"  # the user's exception goes on
             if hasattr(error, "add_note"):
                 error.add_note(note)
             else:
                 warnings.warn(note, stacklevel=2)
+        finally:
+            self._rows.release()
 
     def begin_sequence(self, *, prompt_length: int | None = None, gen_length: int | None = None,
                        name: str | SequenceOf[str] = "") -> None:
@@ -215,8 +225,8 @@ class Recorder:
                 self._shift = ShiftCheck(self._settings)
                 self._batch.begin(given)
             observed = self._batch.observe(given)
-            self._shift.decided([change for _, change in observed])
-            self._rows.decided([change for _, change in observed])
+            self._changes = [change for _, change in observed]
+            self._shift.decided(self._changes)
             running = RunningPass(self._num_passes, given, [one for one, _ in observed], self._settings,
                                   self._num_layers)
             self._num_passes += 1
@@ -226,11 +236,21 @@ class Recorder:
         if self._looks_inside and running.denoises:
             running.geometry = Geometry.of(given, observed[0][0], self._batch.sequences[0])
         if self._watches(running):
-            self._watch = Watch(self._see, self._give if self._settings.attention == "replace" else None)
+            self._watch = Watch(self._see, self._give if self._settings.attention == "replace" else None,
+                                refuses=self._looks_inside)
 
-    def _watches(self, running: RunningPass) -> bool:
+    def _records(self, running: RunningPass) -> bool:
         """At level full the keys of every pass are recorded."""
         return self._looks_inside and (running.denoises or self._settings.at_least("full"))
+
+    def _watches(self, running: RunningPass) -> bool:
+        """The keys of a batch tell its order."""
+        asks_shape = not self._looks_inside and running.denoises and self._shape is None
+        return self._records(running) or running.given.batch > 1 or asks_shape
+
+    @property
+    def _shape(self) -> LayerShape | None:
+        return self._shapes.first if self._looks_inside else self._configured or self._shapes.first
 
     def _layer_hook(self, index: int) -> Any:
         def before(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -254,17 +274,22 @@ class Recorder:
 
     def _see(self, call: AttentionCall) -> None:
         running = self._running
-        if running is None or running.layer < 0 or running.layer not in self._looked_at:
+        if running is None:
+            return
+        running.read = call.k
+        if not self._looks_inside and self._shape is None:
+            self._shapes.look(call, running.given.length)
+        if not self._records(running) or running.layer not in self._looked_at:
             return
         begun = time.perf_counter_ns()
         with torch.no_grad():
             check = running.layer not in self._checked
             name = self._layers[running.layer][0]
             if running.denoises:
-                running.take_attention(call, name, self._rows.kv_heads, check)
+                running.take_attention(call, name, self._shapes, check)
                 self._checked.add(running.layer)
             else:
-                running.take_keys(call, name, self._rows.kv_heads, self._batch.sequences[0].canvas)
+                running.take_keys(call, name, self._shapes, self._batch.sequences[0].canvas)
         running.own_ns += time.perf_counter_ns() - begun
 
     def _give(self, call: AttentionCall) -> torch.Tensor | None:
@@ -274,28 +299,34 @@ class Recorder:
             return None
         begun = time.perf_counter_ns()
         with torch.no_grad():
-            given = running.give_attention(call, self._layers[running.layer][0], self._rows.kv_heads)
+            given = running.give_attention(call, self._layers[running.layer][0], self._shapes)
         if given is None:  # what it took is the recorder's
             running.own_ns += time.perf_counter_ns() - begun
+        running.read = call.k
         return given
 
     def _after(self, output: Any) -> None:
         running = None if torch.compiler.is_compiling() else self._running
         if running is None or self._idle() or self._thread != threading.get_ident():
             return
+        if output is None:  # the model raised: the loop may go on, the pass is lost
+            self._abandon()
+            return
         self._end_watch()
         self._running = None
-        if output is None:  # the model raised: the loop may go on, the pass is lost
-            return
         begun = time.perf_counter_ns()
         running.end(begun)
         with torch.no_grad():
             running.take_computed(self._recorded if self._looks_inside else [])
-            if self._watches(running):
+            changes, self._changes = self._changes, []
+            self._order.follow(running.given, running.read, running.computed, output)
+            self._rows.decided(changes)
+            if self._records(running):
                 running.require_layers(self._recorded, self._layers, type(uncompiled(self._model)).__name__)
-            logits = logits_of(output)
+                self._shapes.the_one([name for name, _ in self._layers])
+            logits = running.given.own(logits_of(output))
             self._shift.take(running, logits)
-            self._rows.open(self._batch, running, logits)
+            self._rows.open(self._batch, running, logits, self._shape or assumed_shape(self._model))
             self._rows.collect(self._batch, running, logits, self._histories, self._first_predictions)
 
     def _end_watch(self) -> None:
@@ -304,8 +335,13 @@ class Recorder:
             self._watch = None
 
     def _abandon(self) -> None:
+        """The running pass won't end. Its input told what the one before it decided; but where the keys of a batch
+        are kept, only the end of the pass shows whether its order changed."""
         self._end_watch()
-        self._running = None
+        running, self._running = self._running, None
+        changes, self._changes = self._changes, []
+        if running is not None and (running.given.batch == 1 or not running.given.reads_kept_keys):
+            self._rows.decided(changes)
 
 
 def _rising(positions: Any) -> list[list[int]] | None:

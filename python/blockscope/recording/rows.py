@@ -16,15 +16,17 @@ import torch
 from .. import _core
 from ..errors import UsageError
 from . import kernels
+from .batch import Batch
 from .caches import valid_of, ranges_of
-from .model import HIDDEN_SIZE, NUM_HEADS, NUM_KV_HEADS, VOCAB_SIZE, vocabulary_pieces
+from .model import HIDDEN_SIZE, VOCAB_SIZE, vocabulary_pieces
 from .full_level import StoredKeys, arrays_of
 from .heads import HeadChoice
 from .host_copies import HostCopies
 from .passes import RunningPass
 from .settings import Settings, config_value
+from .shapes import LayerShape
 from .statistics import FirstPrediction, History, LayerValues, Predictions, gathered
-from .steps import Batch, Change, Kind, Pass, PassInput
+from .steps import Change, Kind, Pass, PassInput
 
 QUEUE_BYTES = 64 << 20
 UNDECIDED = -1  # step of a mask
@@ -63,13 +65,12 @@ class RowWriter:
         self._waiting: list[list[WaitingRow]] = []  # by pass, by sequence of the batch
         self.num_rows = 0
         self._spare = kernels.SpareRows()
-        self.kv_heads: int | None = config_value(model, *NUM_KV_HEADS)
         self._bidirectional: bool | None = None
         self._stored = StoredKeys(settings)
 
     # --- the file -----------------------------------------------------------------------------------------------------
 
-    def open(self, batch: Batch, running: RunningPass, logits: torch.Tensor | None) -> None:
+    def open(self, batch: Batch, running: RunningPass, logits: torch.Tensor | None, shape: LayerShape) -> None:
         """Makes the file, and begins the batch's sequences in it, at their first denoising pass."""
         if self._traced or not running.denoises:
             return
@@ -77,7 +78,7 @@ class RowWriter:
         bidirectional = bool(sequences[0].bidirectional)
         if self._writer is None:
             self._bidirectional = bidirectional
-            meta = self._meta(running, logits, bidirectional)
+            meta = self._meta(running, logits, bidirectional, shape)
             self._writer = _core.TraceWriter(self._path, meta, self._force, QUEUE_BYTES)
         elif bidirectional != self._bidirectional:
             raise UsageError("one sequence is denoised with attention in both directions, another isn't; a trace has "
@@ -89,10 +90,10 @@ class RowWriter:
             index = self._writer.begin_sequence(sequence.name.encode(), prompt, length)
             self._traced.append(TracedSequence(index, len(prompt), [mask] * length, [UNDECIDED] * length))
 
-    def _meta(self, running: RunningPass, logits: torch.Tensor | None, bidirectional: bool) -> dict[str, Any]:
+    def _meta(self, running: RunningPass, logits: torch.Tensor | None, bidirectional: bool,
+              shape: LayerShape) -> dict[str, Any]:
         settings, model = self._settings, self._model
-        shape = self._attention_shape(running)
-        chosen = HeadChoice.of(settings.heads, shape["num_heads"], shape["num_kv_heads"])
+        chosen = HeadChoice.of(settings.heads, shape.heads, shape.kv_heads)
         hidden = next((h.shape[-1] for h in running.hidden.values()), None) or config_value(model, *HIDDEN_SIZE)
         vocab = config_value(model, *VOCAB_SIZE) or (logits.shape[-1] if logits is not None else None)
         if not hidden or not vocab:
@@ -102,8 +103,8 @@ class RowWriter:
         config = getattr(model, "config", None)
         resolved = {
             "architecture": type(model).__name__, "model_type": getattr(config, "model_type", ""),
-            "layers": num_layers, "heads": shape["num_heads"], "kv_heads": shape["num_kv_heads"],
-            "head_dim": shape["head_dim"], "requested": getattr(config, "_name_or_path", "") or "",
+            "layers": num_layers, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.channels,
+            "requested": getattr(config, "_name_or_path", "") or "",
             "compute_dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
             "device": str(next(model.parameters()).device)}
         run = {
@@ -113,29 +114,20 @@ class RowWriter:
             "decoding": "autoregressive" if settings.autoregressive else "block_diffusion",
             "block_length": settings.block_length, "gen_length": settings.gen_length, "policy": "exact",
             "recorded_steps": settings.steps or [], "recorded_blocks": settings.blocks or [],
+            "batch_rows": settings.batch_rows or [],
             "compiled": settings.compiled, "attention": settings.attention,
             "kernels": "blockscope" if kernels.loaded() else "torch", "sources": settings.sources}
         return {
-            **shape, "num_layers": num_layers, "hidden_size": hidden, "vocab_size": vocab,
+            "num_heads": shape.heads, "num_kv_heads": shape.kv_heads, "head_dim": shape.channels,
+            "softmax_scale": shape.scale, "num_layers": num_layers, "hidden_size": hidden, "vocab_size": vocab,
             "mask_token_id": -1 if settings.mask_token_id is None else settings.mask_token_id,
             "logit_shift": settings.logit_shift, "bidirectional": bidirectional,
             "block_length": settings.block_length, "level": settings.level, "layers": self._layers,
-            "heads": settings.heads or list(range(shape["num_heads"])),
-            "kv_heads": chosen.kv or list(range(shape["num_kv_heads"])),
+            "heads": settings.heads or list(range(shape.heads)),
+            "kv_heads": chosen.kv or list(range(shape.kv_heads)),
             "set_size": settings.set_size, "set_normaliser": settings.set_normaliser,
             "array_type": settings.array_type, "model_json": json.dumps(resolved).encode(),
             "run_json": json.dumps(run).encode(), "pieces": vocabulary_pieces(self._tokenizer, vocab)}
-
-    def _attention_shape(self, running: RunningPass) -> dict[str, Any]:
-        shapes = {(a.num_heads, a.query.shape[3], a.external.output.shape[3]) for a in running.attention.values()}
-        if len(shapes) > 1 or any(d != e for _, d, e in shapes):
-            raise UsageError(f"layers of different shapes (heads, channels of keys and of values): {sorted(shapes)}. "
-                             "HINT: record(..., layers=...) with layers alike")
-        heads = next(iter(shapes))[0] if shapes else config_value(self._model, *NUM_HEADS) or self.kv_heads or 1
-        dim = next(iter(shapes))[1] if shapes else (
-            config_value(self._model, "head_dim") or (config_value(self._model, *HIDDEN_SIZE) or heads) // heads)
-        return {"num_heads": heads, "num_kv_heads": self.kv_heads or heads, "head_dim": dim,
-                "softmax_scale": running.scale or dim ** -0.5}
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -268,10 +260,10 @@ class RowWriter:
             self._write()
 
     def _write(self) -> None:
-        for rows in self._waiting:
+        waiting, self._waiting = self._waiting, []  # where one fails, those after it lack what it would have told
+        for rows in waiting:
             for row, traced in zip(rows, self._traced):
                 self._write_row(row, traced)
-        self._waiting = []
 
     def _write_row(self, row: WaitingRow, traced: TracedSequence) -> None:
         one = row.one
@@ -387,6 +379,10 @@ class RowWriter:
         if self._traced:
             self._write()
         self._writer.suspend()
+
+    def release(self) -> None:
+        """Whatever happened: the file belongs to nobody any more. Somebody may keep the exception, and with it us."""
+        self._writer, self._traced, self._waiting = None, [], []
 
     def commit(self) -> None:
         if self._writer is not None:

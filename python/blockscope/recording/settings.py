@@ -14,12 +14,15 @@ ATTENTION = ("observe", "replace")
 
 
 def config_value(model: Any, *names: str) -> Any:
-    """The first of these that the model's configuration has and that isn't None."""
+    """The first of these that the model's configuration has and that isn't None; None where layers differ in it."""
     config = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     for name in names:
         for source in (config, text):
-            value = source.get(name) if isinstance(source, dict) else getattr(source, name, None)
+            try:
+                value = source.get(name) if isinstance(source, dict) else getattr(source, name, None)
+            except RuntimeError:  # transformers' answer where its layers have different ones
+                continue
             if value is not None:
                 return value
     return None
@@ -52,6 +55,7 @@ class Settings:
     heads: list[int] | None
     steps: list[int] | None
     blocks: list[int] | None
+    batch_rows: list[int] | None
     set_size: int
     set_normaliser: str
     array_type: str
@@ -70,9 +74,9 @@ class Settings:
     @classmethod
     def of(cls, model: Any, tokenizer: Any, *, block_length: int | None, mask_token_id: int | None,
            gen_length: int | None, logit_shift: int | None, layers: Iterable[int] | None,
-           heads: Iterable[int] | None, steps: Iterable[int] | None, blocks: Iterable[int] | None, set_size: int,
-           set_normaliser: str, array_type: str, level: str, bidirectional: bool | None, compiled: str,
-           attention: str, canvas: bool) -> Settings:
+           heads: Iterable[int] | None, steps: Iterable[int] | None, blocks: Iterable[int] | None,
+           batch_rows: Iterable[int] | None, set_size: int, set_normaliser: str, array_type: str, level: str,
+           bidirectional: bool | None, compiled: str, attention: str, canvas: bool) -> Settings:
         sources = {}
         if canvas and block_length is None:
             block_length, sources["block_length"] = config_value(model, "canvas_length"), "model.config.canvas_length"
@@ -111,7 +115,7 @@ class Settings:
             bidirectional=bidirectional,
             logit_shift=int(mask_token_id is None and not canvas) if logit_shift is None else logit_shift,
             layers=indices("layers", layers, 0), heads=indices("heads", heads, 0), steps=indices("steps", steps, 1),
-            blocks=indices("blocks", blocks, 0),
+            blocks=indices("blocks", blocks, 0), batch_rows=indices("batch_rows", batch_rows, 0),
             set_size=whole("set_size", set_size, 1) if LEVELS.index(level) >= LEVELS.index("sets") else 0,
             set_normaliser=set_normaliser, array_type=array_type, compiled=compiled, attention=attention,
             canvas=canvas, sources=sources)

@@ -91,7 +91,6 @@ class LayerAttention:
     internal: Part
     query: torch.Tensor  # [S, H, B, D]
     sets: Sets | None
-    num_heads: int  # of the model; H are the recorded ones
     key: torch.Tensor  # [S, K, B, D], of the block
     value: torch.Tensor
 

@@ -12,6 +12,9 @@ from ..errors import UsageError
 from .settings import Settings
 
 STATE_IT = "HINT: state it with run.step(...) before the pass"
+NO_DRAFTS = "HINT: generate(...) without assistant_model= and prompt_lookup_num_tokens="
+ONE_SEQUENCE = ("If the loop runs another sequence in between, as generate(guidance_scale=) does, put those passes "
+                "within run.paused(), or run both in one batch with record(..., batch_rows=...)")
 
 
 class Kind(IntEnum):
@@ -44,10 +47,22 @@ class PassInput:
     placed: bool = False  # an input says where the tokens stand, so the length of the cache needn't
     role: str = ""  # of models that have both: "encoder", "decoder"
     cache: Any = None  # the model's own
+    batch: int = 0  # sequences of the model's input; `ids` are those of the recorded rows among them
+    rows: list[int] | None = None  # which; None: all
+    logits_kept: int | None = None  # of how many last positions the loop asks for logits; None: it doesn't say
+
+    def own(self, x: Any) -> Any:
+        """The recorded rows of a tensor with one for each sequence of the batch, or of None."""
+        return x if self.rows is None or x is None or x.shape[0] != self.batch else x[self.rows]
 
     @property
     def length(self) -> int:
         return len(self.ids[0])
+
+    @property
+    def reads_kept_keys(self) -> bool:
+        """Whether it reads keys that other passes computed."""
+        return self.start > 0 or self.past > 0
 
     @property
     def end(self) -> int:
@@ -109,6 +124,10 @@ class Sequence:
     def begun(self) -> bool:
         return self.step > 0
 
+    @property
+    def prompt(self) -> list[int]:
+        return self.tokens[:self.prompt_length or 0]
+
     # --- one pass -----------------------------------------------------------------------------------------------
 
     def take(self, ids: list[int], given: PassInput, slot: int) -> Change:
@@ -119,7 +138,7 @@ class Sequence:
             raise UsageError(
                 f"the pass begins at position {positions[0]}, and positions {len(self.tokens)} to {positions[0] - 1} "
                 "were never an input. HINT: record from the sequence's first pass on, or state where it stands: "
-                "run.step(start=...)")
+                f"run.step(start=...). {ONE_SEQUENCE}")
         if self.canvas is not None and given.end > self.canvas:
             if not self._grows(ids, given):
                 raise UsageError(
@@ -137,7 +156,20 @@ class Sequence:
             elif self.tokens[position] != token:
                 self.tokens[position] = token
                 change.changed.append((position, token))
+        if self.settings.autoregressive and given.start > 0 and change.changed:
+            position, token = change.changed[0]
+            raise UsageError(
+                f"the pass from position {given.start} has token {token} at position {position}, expected the one that "
+                f"was run there before: the loop takes tokens back, as assisted generation does. {NO_DRAFTS}. "
+                f"{ONE_SEQUENCE}")
         return change
+
+    def follows(self, ids: list[int]) -> bool:
+        """Whether a pass over the whole sequence goes on from these tokens: masks became tokens, or one was added."""
+        longer = len(ids) - len(self.tokens)
+        if longer != 0 and not (self.settings.autoregressive and longer == 1):
+            return False
+        return all(old in (token, self.settings.mask_token_id) for old, token in zip(self.tokens, ids))
 
     def _grows(self, ids: list[int], given: PassInput) -> bool:
         """Whether the pass goes over the whole canvas and new masks behind it."""
@@ -158,6 +190,10 @@ class Sequence:
         first = not self.begun
         kind = given.statement.kind
         block = start + length - 1
+        if length > 1 and (given.logits_kept or 0) > 1:
+            raise UsageError(f"the pass over positions {start} to {block} asks for the logits of {given.logits_kept} "
+                             "positions, expected 1: the loop drafts tokens, as assisted generation does. A pass must "
+                             f"decide one token. {NO_DRAFTS}")
         if kind is None:
             again = start == 0 and self.known > 0
             alone = length == 1 and (start > 0 or self.prompt_length == 1)
@@ -165,8 +201,9 @@ class Sequence:
         if kind is Kind.PREFILL:
             if not first:
                 raise UsageError(
-                    f"a pass over {length} positions from {start} after the sequence was begun token by token. HINT: "
-                    "a new sequence is stated with run.begin_sequence()")
+                    f"a pass over {length} positions from {start} after the sequence was begun token by token: the "
+                    "loop drafts tokens, as assisted generation does, or another sequence begins. "
+                    f"{NO_DRAFTS}; run.begin_sequence() states a new sequence")
             return Pass(kind, start, length, -1, start, 0, start)
         if first and self.prompt_length is None:
             if self.known == 0:
@@ -328,66 +365,3 @@ class Sequence:
             origin = self.origin or 0
             return -(-(prompt + self.gen_length - origin) // size) * size + origin - prompt
         return given.block_start + size - prompt
-
-
-class Batch:
-    """The sequences that are decoded together: one, or some of the same positions."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.sequences: list[Sequence] = []
-        self._next: dict | None = None  # what begin_sequence() said
-
-    def state_next(self, prompt_length: int | None, gen_length: int | None, names: list[str]) -> None:
-        self._next = {"prompt_length": prompt_length, "gen_length": gen_length, "names": names}
-
-    def starts_anew(self, given: PassInput) -> bool:
-        if self._next is not None or not self.sequences:
-            return True
-        if len(self.sequences) != len(given.ids):
-            self._refuse_part_of_the_batch(given)
-            return True
-        return not all(one.continues(ids, given) for one, ids in zip(self.sequences, given.ids))
-
-    def begin(self, given: PassInput) -> None:
-        if given.start != 0:
-            raise UsageError(
-                f"a sequence's first pass begins at position {given.start}, with {given.past} keys in the cache. HINT: "
-                "open the recording before the prompt is run")
-        stated = self._next or {}
-        names = stated.get("names") or [""] * len(given.ids)
-        if len(names) != len(given.ids):
-            raise UsageError(f"run.begin_sequence: {len(names)} names for a batch of {len(given.ids)}")
-        self.sequences = [
-            Sequence(self.settings, stated.get("prompt_length"), stated.get("gen_length"), name) for name in names]
-        self._next = None
-
-    def _refuse_part_of_the_batch(self, given: PassInput) -> None:
-        """Loops may leave out the sequences that are done: those that are left are no new ones."""
-        old = [one.tokens[:one.prompt_length or 0] for one in self.sequences if one.begun]
-        if any(prompt and ids[:len(prompt)] == prompt for prompt in old for ids in given.ids):
-            raise UsageError(
-                f"a batch of {len(self.sequences)} sequences goes on with {len(given.ids)} of them, which isn't "
-                "recorded. HINT: record them one at a time; if these are new sequences, run.begin_sequence() says so")
-
-    def observe(self, given: PassInput) -> list[tuple[Pass, Change]]:
-        first = self.sequences[0]
-        if given.cached and given.past != given.start and not given.placed and not (
-                first.bidirectional and given.past == 0):
-            raise UsageError(
-                f"the pass begins at position {given.start} and the cache holds {given.past} keys: padding, or a "
-                f"cache that isn't in order of position, can't be recorded. {STATE_IT}: start=...")
-        changes = [one.take(ids, given, slot) for slot, (one, ids) in enumerate(zip(self.sequences, given.ids))]
-        mask = self.settings.mask_token_id
-        has_masks = mask is not None and any(mask in ids for ids in given.ids)
-        block_start = None
-        stated = given.statement
-        if has_masks or given.role == "decoder" or stated.block_start is not None or stated.kind is Kind.DENOISE:
-            found = [one.locate(ids, given) for one, ids in zip(self.sequences, given.ids)]
-            # The loop is at the first block that any of its sequences has masks in.
-            block_start = min((one for one in found if one is not None), default=None)
-        if len({one.prompt_length for one in self.sequences}) > 1:
-            raise UsageError("the sequences of a batch have prompts of different lengths, so they stand at different "
-                             "blocks in one pass. HINT: record them one at a time")
-        return [(one.observe(ids, given, has_masks, block_start), change)
-                for one, ids, change in zip(self.sequences, given.ids, changes)]
