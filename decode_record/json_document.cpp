@@ -4,10 +4,9 @@
 
 #include <filesystem>
 #include <fstream>
-#include <set>
-#include <vector>
 
 #include "decode_record/error.h"
+#include "decode_record/strict_json.h"
 
 namespace blockscope {
 namespace {
@@ -45,51 +44,13 @@ std::string read_document(const std::string& path) {
 }
 
 nlohmann::json parse_document(std::string_view text, const std::string& name, std::size_t depth) {
-  using nlohmann::json;
   if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) {
     throw TrajectoryError(fmt::format("{}: file: expected JSON, got an empty file", name));
   }
-  std::vector<std::set<std::string>> names;  // of the members of the objects around this place
-  std::size_t values = 0;
-  const auto look = [&](int level, json::parse_event_t event, json& value) {
-    const bool opens =
-        event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
-    if (opens && static_cast<std::size_t>(level) >= depth) {
-      throw TrajectoryError(fmt::format(
-          "{}: file: expected at most {} arrays or objects in each other, got more", name, depth));
-    }
-    if ((opens || event == json::parse_event_t::value) && ++values > kMostValues) {
-      throw TrajectoryError(
-          fmt::format("{}: file: expected at most {} values, got more. HINT: divide it by "
-                      "sequences; repack --merge joins their traces",
-                      name, kMostValues));
-    }
-    if (event == json::parse_event_t::object_start) names.emplace_back();
-    if (event == json::parse_event_t::object_end) names.pop_back();
-    if (event == json::parse_event_t::key) {
-      const auto key = value.get<std::string>();
-      if (!names.back().insert(key).second) {
-        throw TrajectoryError(
-            fmt::format("{}: file: expected each member of an object once, got {} twice", name,
-                        json(key).dump(-1, ' ', false, json::error_handler_t::replace)));
-      }
-    }
-    return true;
-  };
   try {
-    return json::parse(text, look);
-  } catch (const json::parse_error& error) {
-    if (error.byte > text.size()) {
-      throw TrajectoryError(
-          fmt::format("{}: file: expected JSON, got text that ends in the middle", name));
-    }
-    throw TrajectoryError(fmt::format(
-        "{}: byte {}: expected JSON, got text that does not parse (Python's NaN and Infinity are "
-        "no JSON either)",
-        name, error.byte));
-  } catch (const json::out_of_range&) {
-    throw TrajectoryError(
-        fmt::format("{}: file: expected numbers that a double can hold, got a larger one", name));
+    return parse_strict_json(text, {.depth = depth, .values = kMostValues});
+  } catch (const JsonFault& fault) {
+    throw TrajectoryError(fmt::format("{}: {}: {}", name, fault.place(), fault.text()));
   }
 }
 

@@ -13,6 +13,7 @@
 
 #include "decode_record/error.h"
 #include "decode_record/json_node.h"
+#include "decode_record/strict_json.h"
 
 namespace blockscope {
 namespace {
@@ -268,11 +269,11 @@ HeadMatrix<bool> reuse_mask(const HeadMatrix<double>& similarity, double gamma,
 
 ReuseFile parse_reuse_file(std::string_view text, const std::string& name,
                            const std::optional<ReuseModel>& wanted) {
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) {
-    throw CalibrationError(fmt::format(
-        "{}: file: expected JSON, got text that does not parse (or NaN, which JSON has not)",
-        name));
+  nlohmann::json json;
+  try {
+    json = parse_strict_json(text);
+  } catch (const JsonFault& fault) {
+    throw CalibrationError(fmt::format("{}: {}: {}", name, fault.place(), fault.text()));
   }
   const JsonNode root(json, name);
   check_header(root);

@@ -68,7 +68,8 @@ struct Section {
 
 std::string note(std::size_t shown, std::size_t all, const std::string& what,
                  const std::string& hint) {
-  return shown >= all ? "" : fmt::format("  {} of {} {}s shown{}\n", shown, all, what, hint);
+  return shown >= all ? ""
+                      : fmt::format("  {} of {} values of {} shown{}\n", shown, all, what, hint);
 }
 
 /// A column per array, in as many tables as the width asks for.

@@ -37,7 +37,7 @@ struct CanvasState {
 struct CanvasFeedback {
   std::vector<int64_t> selected;  // absolute positions that were chosen, also where the token was
                                   // [MASK] itself
-  std::vector<float> confidence;  // [G] of the block's positions and of the masks behind it; NaN
+  std::vector<float> confidence;  // [G] what masks of the block and after it are ranked by; NaN
                                   // for the others, and where the pass predicts none
 };
 

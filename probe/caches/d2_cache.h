@@ -7,9 +7,9 @@
 //   2. Of all other rows the fewest that cover `rollout_p` of the attention rollout into them, at
 //      least one; then gaps of at most `inflate_window` between chosen rows are filled.
 // Keys and values of other rows stay; their predictions do not exist, and the decoder decides none.
-// The confidence of a mask is that of the pass that computed it last. As released it is always the
-// first pass's (a write into a copy): `as_released`. Under a token shift the row before a mask
-// stands for it.
+// The confidence of a mask is what the strategy ranks by, of the pass that computed it last. As
+// released it is always the first pass's (a write into a copy): `as_released`. Under a token shift
+// the row before a mask stands for it.
 #pragma once
 
 #include <memory>

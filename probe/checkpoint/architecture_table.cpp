@@ -2,6 +2,7 @@
 #include "probe/checkpoint/architecture_table.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <string>
@@ -123,11 +124,11 @@ ArchitectureFamily fast_dllm_qwen_family() {
   return family;
 }
 
-// Its layers are Qwen3's (`dflash/model.py`), whatever its model_type says.
+// Its layers are Qwen3's (`dflash/model.py`), and so is its model_type, as a rule.
 ArchitectureFamily dflash_family() {
   ArchitectureFamily family = qwen3_family();
   family.model_type = "dflash";
-  family.architectures = {"DFlashDraftModel"};
+  family.architectures = {"DFlashDraftModel", "DFlashSpeculator"};
   family.autoregressive = false;
   family.draft = true;
   return family;
@@ -209,7 +210,19 @@ const ArchitectureFamily& find_architecture(const JsonObject& config) {
   const auto model_type = config.optional_string("model_type");
   const auto architecture = first_architecture(config);
   // A DFlash draft may call itself qwen3: its own keys give it away.
-  if (is_draft(config)) return *by_model_type("dflash");
+  if (is_draft(config)) {
+    const ArchitectureFamily& draft = *by_model_type("dflash");
+    if (architecture && by_architecture(*architecture) != &draft) {
+      config.fail("architectures",
+                  fmt::format("[\"{}\"]", fmt::join(draft.architectures, "\"] or [\"")),
+                  "drafts of other kinds are not run");
+    }
+    refuse_other_drafts(config);
+    return draft;
+  }
+  if (config.has("speculators_model_type")) {
+    config.fail("speculators_model_type", "\"dflash\"", "drafts of other kinds are not run");
+  }
   if (!model_type && !architecture) {
     config.fail("model_type", "one of " + supported_list(),
                 "config.json must name the family under model_type or architectures");

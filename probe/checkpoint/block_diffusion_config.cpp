@@ -72,19 +72,8 @@ void add_from_tokenizer_config(const ConfigTexts& texts, const std::string& toke
 void add_from_tokenizer(const ConfigTexts& texts, const std::string& token, Values& masks) {
   if (!texts.tokenizer) return;
   const std::string where = where_of(texts, "tokenizer.json");
-  json root;
-  try {
-    // The vocabulary and merges are megabytes nobody reads here.
-    const auto keep = [](int depth, json::parse_event_t event, json& parsed) {
-      return !(depth == 1 && event == json::parse_event_t::key && parsed != "added_tokens");
-    };
-    root = json::parse(*texts.tokenizer, keep);
-  } catch (const json::exception&) {
-    throw CheckpointError(where +
-                          ": expected a JSON object, got text that is not JSON. HINT: the "
-                          "file may be cut off; fetch it again");
-  }
-  const JsonObject object(std::move(root), where);
+  // The vocabulary and merges are megabytes nobody reads here.
+  const JsonObject object = JsonObject::parse(*texts.tokenizer, where, "added_tokens");
   if (!object.has("added_tokens")) return;
   const json& list = object.raw().at("added_tokens");
   if (!list.is_array()) object.fail("added_tokens", "a list");
@@ -128,7 +117,10 @@ void resolve_block_diffusion(const ConfigTexts& texts, const JsonObject& config_
   const std::string folder = texts.folder.empty() ? "checkpoint" : texts.folder;
   Values masks;
   Values blocks;
-  if (!family.autoregressive) {
+  if (family.autoregressive) {
+    // Whatever the file says: the model was trained to predict one token after the other.
+    config_json.pass_over({"mask_token_id", "block_size", "block_length"});
+  } else {
     for (const auto key : family.mask_keys) {
       add_integer(config_json, "config.json", std::string(key), 0, masks);
     }

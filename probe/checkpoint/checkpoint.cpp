@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 #include <map>
 #include <set>
@@ -108,6 +109,27 @@ bool is_float(TensorDtype dtype) {
   return dtype == TensorDtype::kF32 || dtype == TensorDtype::kF16 || dtype == TensorDtype::kBF16;
 }
 
+/// An LM head beside a tied embedding must be its copy. If it is not, two loaders make two models
+/// of the files: transformers 4 takes the embedding, transformers 5 the head.
+void check_tied_head(const Checkpoint& checkpoint) {
+  const ModelConfig& config = checkpoint.config();
+  const WeightNames& names = weight_names(config.model_type);
+  const TensorInfo* head = checkpoint.find(names.lm_head);
+  if (!config.tie_word_embeddings || head == nullptr) return;
+  const TensorInfo& embed = checkpoint.at(names.embed);
+  if (head->dtype == embed.dtype && head->shape == embed.shape &&
+      std::memcmp(head->data, embed.data, static_cast<std::size_t>(embed.size)) == 0) {
+    return;
+  }
+  const std::string key = "tie_word_embeddings";
+  throw CheckpointError(
+      fmt::format("{}: tensor \"{}\": expected none, or a copy of \"{}\", because {} is true, got "
+                  "other values. "
+                  "HINT: set the key to false if the head was trained, or leave the tensor out",
+                  checkpoint.folder().string(), names.lm_head, names.embed,
+                  config.model_type == "llada" ? llada_key(key) : key));
+}
+
 void append_list(std::string& text, const std::string& title,
                  const std::vector<std::string>& items) {
   if (items.empty()) return;
@@ -201,6 +223,7 @@ Checkpoint Checkpoint::open(const fs::path& folder, const ModelOverrides& overri
     for (const TensorInfo& tensor : file.tensors()) checkpoint.by_name_[tensor.name] = &tensor;
   }
   checkpoint.check_tensors(expected_tensors(checkpoint.config_));
+  check_tied_head(checkpoint);
   return checkpoint;
 }
 

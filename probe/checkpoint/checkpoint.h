@@ -36,7 +36,7 @@ class Checkpoint {
   /// Reads model.safetensors, or the shards of model.safetensors.index.json, and checks names and
   /// shapes against `expected_tensors(config)`: missing, misshapen and unknown tensors are listed
   /// together (first 10 of each) in one CheckpointError. Harmless extras (rotary inv_freq, a
-  /// lm_head.weight equal in shape to the tied embedding) are let through.
+  /// copy of the tied embedding as lm_head.weight) are let through.
   static Checkpoint open(const std::filesystem::path& folder, const ModelOverrides& overrides = {});
 
   const std::filesystem::path& folder() const { return folder_; }

@@ -14,6 +14,8 @@
 
 namespace blockscope {
 
+struct ModelConfig;
+
 struct DraftConfig {
   std::int64_t block_size = 0;     // one certain token and block_size - 1 drafted ones
   std::int64_t mask_token_id = 0;  // of the target's vocabulary
@@ -43,8 +45,10 @@ bool is_draft(const JsonObject& file);
 /// The object with Qwen3's keys of a draft's config.json.
 JsonObject draft_shape_keys(const JsonObject& file);
 
-/// `num_layers`, `vocab_size`: of the draft. Throws CheckpointError naming the key.
-DraftConfig parse_draft_config(const JsonObject& file, std::int64_t num_layers,
-                               std::int64_t vocab_size);
+/// Throws CheckpointError for a draft whose layers are not Qwen3's.
+void refuse_other_drafts(const JsonObject& file);
+
+/// `model`: of the draft, with its shape. Throws CheckpointError naming the key.
+DraftConfig parse_draft_config(const JsonObject& file, const ModelConfig& model);
 
 }  // namespace blockscope

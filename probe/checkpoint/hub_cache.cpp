@@ -96,6 +96,13 @@ ResolvedModel resolve_model(const std::string& id_or_path, const std::string& re
     if (parent.filename() == "snapshots") model.snapshot = as_path.filename().string();
     return model;
   }
+  std::error_code error;
+  if (fs::exists(as_path, error)) {
+    throw CheckpointError(fmt::format(
+        "model {}: expected a folder or a model id, got {}. HINT: the model comes first, "
+        "then its options, such as --prompts FILE",
+        id_or_path, fs::is_regular_file(as_path, error) ? "a file" : "a pipe or device"));
+  }
   if (!is_model_id(id_or_path)) {
     throw CheckpointError(
         fmt::format("model {}: no such folder, and not a model id (name or organisation/name). "

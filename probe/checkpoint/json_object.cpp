@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "decode_record/error.h"
+#include "decode_record/strict_json.h"
 
 namespace blockscope {
 
@@ -63,21 +64,18 @@ std::string json_excerpt(const json& value) {
   return text;
 }
 
-JsonObject JsonObject::parse(std::string_view text, std::string where) {
+JsonObject JsonObject::parse(std::string_view text, std::string where, std::string_view only) {
+  const auto kept = [&](int depth, json::parse_event_t event, const json& parsed) {
+    return !(depth == 1 && event == json::parse_event_t::key &&
+             parsed.get_ref<const std::string&>() != only);
+  };
   json value;
   try {
-    value = json::parse(text);
-  } catch (const json::exception& error) {
-    // The library's message holds position and reason; its "[json.exception...]" prefix helps
-    // nobody.
-    std::string reason = error.what();
-    const std::size_t end = reason.find("] ");
-    if (end != std::string::npos) reason = reason.substr(end + 2);
-    if (reason.size() > 200) reason = reason.substr(0, 200) + "...";
+    check_json(text);
+    value = only.empty() ? json::parse(text) : json::parse(text, kept);
+  } catch (const JsonFault& fault) {
     throw CheckpointError(
-        fmt::format("{}: expected a JSON object, got text that is not JSON: {}. "
-                    "HINT: the file may be cut off; fetch it again",
-                    where, reason));
+        fmt::format("{}: {}", where, fault.text("the file may be cut off; fetch it again")));
   }
   return JsonObject(std::move(value), std::move(where));
 }
@@ -91,8 +89,21 @@ JsonObject::JsonObject(json value, std::string where)
 }
 
 const json* JsonObject::find(const std::string& key) const {
+  asked_->insert(key);
   const auto found = value_.find(key);
   return found == value_.end() || found->is_null() ? nullptr : &*found;
+}
+
+std::vector<std::string> JsonObject::unread() const {
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : value_.items()) {
+    if (!value.is_null() && !asked_->contains(key)) keys.push_back(key);
+  }
+  return keys;
+}
+
+void JsonObject::pass_over(std::initializer_list<const char*> keys) const {
+  asked_->insert(keys.begin(), keys.end());
 }
 
 bool JsonObject::has(const std::string& key) const { return find(key) != nullptr; }

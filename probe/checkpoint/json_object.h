@@ -1,25 +1,35 @@
 // Strict reading of JSON objects from files we did not write: every access checks presence, type
 // and range, and every failure is a CheckpointError that names file, key, expected and got. A key
-// whose value is null counts as absent, as in `transformers`.
+// whose value is null counts as absent, as in `transformers`. An object remembers which keys it was
+// asked for, so that the others can be refused (config_keys.h).
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <initializer_list>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace blockscope {
 
 class JsonObject {
  public:
-  /// `where` is the file's name in messages. Throws if `text` is not one JSON object.
-  static JsonObject parse(std::string_view text, std::string where);
+  /// `where` is the file's name in messages. Throws if `text` is not one JSON object that
+  /// strict_json.h takes. `only`: the one key whose value is kept; "": all of them.
+  static JsonObject parse(std::string_view text, std::string where, std::string_view only = {});
   JsonObject(nlohmann::json value, std::string where);
 
   const std::string& where() const { return where_; }
   const nlohmann::json& raw() const { return value_; }
+  /// The keys that are there, are not null and were never asked for, by any copy of this object.
+  std::vector<std::string> unread() const;
+  /// Counts keys as asked for that mean nothing beside what another one says.
+  void pass_over(std::initializer_list<const char*> keys) const;
   /// Present and not null.
   bool has(const std::string& key) const;
 
@@ -40,6 +50,8 @@ class JsonObject {
   const nlohmann::json* find(const std::string& key) const;
   nlohmann::json value_;
   std::string where_;
+  // Shared by the copies: what one of them was asked for, all were.
+  std::shared_ptr<std::set<std::string>> asked_ = std::make_shared<std::set<std::string>>();
 };
 
 /// The whole of a checkpoint's text file of at most `most_bytes`. Throws CheckpointError when it is

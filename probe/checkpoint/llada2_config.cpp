@@ -29,7 +29,6 @@ void require_number(const JsonObject& file, const char* key, double expected) {
 }
 
 void refuse_other_models(const JsonObject& file) {
-  require_switch(file, "use_qk_norm", true);
   require_switch(file, "use_rmsnorm", true);
   require_switch(file, "norm_head", false);
   require_switch(file, "norm_softmax", false);

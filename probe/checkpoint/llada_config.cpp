@@ -33,9 +33,8 @@ void require_key(const JsonObject& file, const char* key, const char* expected, 
                         meant, expected));
 }
 
-// What the keys mean where they are absent: `configuration_llada.py`, class ModelConfig. One that
-// is not here: block_group_size only groups layers for FSDP and changes no number (weights saved
-// in groups have other names, "block_groups", and are refused for them).
+// What the keys mean where they are absent: `configuration_llada.py`, class ModelConfig. Those that
+// change no number: config_keys.cpp.
 void refuse_other_models(const JsonObject& file) {
   require_key(file, "block_type", "\"llama\"", "blocks of type \"sequential\"");
   require_key(file, "layer_norm_type", "\"rms\"", "LayerNorm (\"default\")");
@@ -68,7 +67,10 @@ std::int64_t key_value_heads(const JsonObject& file, std::int64_t num_heads) {
 }
 
 std::int64_t mlp_width(const JsonObject& file, std::int64_t hidden, std::int64_t max_width) {
-  if (const auto given = file.optional_integer("mlp_hidden_size", 1, max_width)) return *given;
+  if (const auto given = file.optional_integer("mlp_hidden_size", 1, max_width)) {
+    file.pass_over({"mlp_ratio"});  // counts without a width only; published files have both
+    return *given;
+  }
   return file.integer("mlp_ratio", 1, 64) * hidden;
 }
 
@@ -109,6 +111,7 @@ void parse_llada_shape(const JsonObject& file, std::int64_t max_width, ModelConf
   config.max_position_embeddings = file.integer("max_sequence_length", 1, kMaxPositions);
   config.rms_norm_eps = file.number("rms_norm_eps", 0.0, 1.0);
   config.tie_word_embeddings = file.optional_boolean("weight_tying").value_or(true);
+  require_switch(file, "tie_word_embeddings", config.tie_word_embeddings);
   config.attention_bias = file.optional_boolean("include_qkv_bias").value_or(false);
 }
 

@@ -11,10 +11,12 @@
 #include "decode_record/error.h"
 #include "probe/checkpoint/architecture_table.h"
 #include "probe/checkpoint/block_diffusion_config.h"
+#include "probe/checkpoint/config_keys.h"
 #include "probe/checkpoint/json_object.h"
 #include "probe/checkpoint/llada2_config.h"
 #include "probe/checkpoint/llada_config.h"
 #include "probe/checkpoint/rope_config.h"
+#include "probe/checkpoint/special_ids.h"
 
 namespace blockscope {
 
@@ -30,7 +32,7 @@ constexpr std::int64_t kMaxHeadDim = 4096;
 constexpr std::int64_t kMaxWidth = std::int64_t{1} << 22;
 constexpr std::int64_t kMaxVocab = std::int64_t{1} << 26;
 constexpr std::int64_t kMaxPositions = std::int64_t{1} << 30;
-constexpr std::int64_t kMaxId = (std::int64_t{1} << 31) - 1;
+constexpr std::int64_t kMaxExperts = 65'536;
 constexpr std::uintmax_t kMaxConfigBytes = 64u << 20;  // tokenizer.json is the largest, ~10 MB
 
 std::string where_of(const ConfigTexts& texts, const std::string& file) {
@@ -66,95 +68,53 @@ void parse_shape(const JsonObject& file, const ArchitectureFamily& family, Model
   config.rms_norm_eps = file.number("rms_norm_eps", 0.0, 1.0);
 }
 
-/// Keys that would change the numbers and that the runtime does not implement.
-void refuse_unsupported(const JsonObject& file, const ArchitectureFamily& family) {
+/// Keys with values that the runtime does not implement. Keys that nobody reads: config_keys.h.
+void refuse_unsupported(const JsonObject& file, const ArchitectureFamily& family,
+                        std::int64_t num_layers) {
   if (file.optional_boolean("use_sliding_window").value_or(false)) {
     file.fail("use_sliding_window", "false", "sliding-window attention is not supported");
   }
   if (file.has("layer_types")) {
     const json& types = file.raw().at("layer_types");
-    const bool full =
-        types.is_array() && std::all_of(types.begin(), types.end(), [](const json& t) {
-          return t.is_string() && t == "full_attention";
-        });
+    const bool full = types.is_array() && types.size() == static_cast<std::size_t>(num_layers) &&
+                      std::all_of(types.begin(), types.end(), [](const json& t) {
+                        return t.is_string() && t == "full_attention";
+                      });
     if (!full) {
-      file.fail("layer_types", "\"full_attention\" for every layer",
+      file.fail("layer_types", fmt::format("\"full_attention\" for every layer ({})", num_layers),
                 "other layer types are not supported");
     }
   }
   const auto activation = file.optional_string("hidden_act");
   if (activation && *activation != "silu") file.fail("hidden_act", "\"silu\"");
   if (file.optional_boolean("mlp_bias").value_or(false)) file.fail("mlp_bias", "false");
+  if (file.optional_boolean("use_qk_norm").value_or(family.qk_norm) != family.qk_norm) {
+    file.fail("use_qk_norm", fmt::format("{}, as in every model of the family", family.qk_norm));
+  }
   if (file.has("quantization_config")) {
     file.fail("quantization_config", "nothing", "quantised checkpoints are not supported");
   }
   for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
     if (family.experts && std::string_view(key) != "n_routed_experts") continue;
-    if (file.optional_integer(key, 0, kMaxId).value_or(0) > 0) {
+    if (file.optional_integer(key, 0, kMaxExperts).value_or(0) > 0) {
       file.fail(key, "nothing", "mixture-of-experts layers of this family are not supported");
     }
   }
 }
 
 std::string parse_dtype(const JsonObject& file, std::string& source) {
-  for (const char* key : {"dtype", "torch_dtype"}) {
+  source = "not given; the weights' own dtype counts";
+  std::string dtype;
+  for (const char* key : {"torch_dtype", "dtype"}) {  // the later name wins, as in transformers 5
     const auto name = file.optional_string(key);
     if (!name) continue;
     if (*name != "float32" && *name != "float16" && *name != "bfloat16") {
       file.fail(key, "\"float32\", \"float16\" or \"bfloat16\"");
     }
     source = std::string("config.json:") + key;
-    return *name;
+    dtype = *name;
   }
-  source = "not given; the weights' own dtype counts";
-  return "";
-}
-
-/// An id outside the vocabulary can never be produced: it is dropped with a warning, because small
-/// models often keep the ids of the config they were derived from.
-bool usable_id(std::int64_t id, const std::string& source, ModelConfig& config) {
-  if (id >= 0 && id < config.vocab_size) return true;
-  config.warnings.push_back(fmt::format("{} = {} lies outside the vocabulary of {} and is ignored",
-                                        source, id, config.vocab_size));
-  return false;
-}
-
-std::optional<std::int64_t> parse_single_id(const JsonObject& file, const std::string& key,
-                                            ModelConfig& config) {
-  const auto id = file.optional_integer(key, -kMaxId, kMaxId);
-  if (!id || !usable_id(*id, "config.json:" + key, config)) return std::nullopt;
-  return id;
-}
-
-void parse_stop_ids(const JsonObject& file, const std::string& name, ModelConfig& config) {
-  const json& value = file.raw().at("eos_token_id");
-  const json list = value.is_array() ? value : json::array({value});
-  for (const json& id : list) {
-    if (!id.is_number_integer() || id > kMaxId || id < -kMaxId) {
-      file.fail("eos_token_id", "an integer or a list of integers");
-    }
-    const auto number = id.get<std::int64_t>();
-    auto& ids = config.stop_token_ids;
-    const bool known = std::find(ids.begin(), ids.end(), number) != ids.end();
-    if (!known && usable_id(number, name + ":eos_token_id", config)) ids.push_back(number);
-  }
-}
-
-/// generation_config.json decides where it names an EOS, as in `transformers`' generate.
-std::string resolve_stop_ids(const ConfigTexts& texts, const JsonObject& file,
-                             ModelConfig& config) {
-  const std::string name = "generation_config.json";
-  if (texts.generation_config) {
-    const JsonObject generation =
-        JsonObject::parse(*texts.generation_config, where_of(texts, name));
-    if (generation.has("eos_token_id")) {
-      parse_stop_ids(generation, name, config);
-      return name + ":eos_token_id";
-    }
-  }
-  if (!file.has("eos_token_id")) return "not given";
-  parse_stop_ids(file, "config.json", config);
-  return "config.json:eos_token_id";
+  return dtype;
 }
 
 template <class T>
@@ -280,6 +240,7 @@ ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& o
   const ArchitectureFamily& family = find_architecture(whole);
   const JsonObject file = family.draft ? draft_shape_keys(whole) : whole;
   ModelConfig config;
+  config.where = whole.where();
   config.model_type = family.model_type;
   config.architecture = family.architectures.front();
   config.qk_norm = family.qk_norm;
@@ -289,7 +250,7 @@ ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& o
   } else {
     parse_shape(file, family, config);
   }
-  refuse_unsupported(file, family);
+  refuse_unsupported(file, family, config.num_layers);
   if (!llada) {
     config.tie_word_embeddings = file.optional_boolean("tie_word_embeddings").value_or(false);
   }
@@ -302,7 +263,7 @@ ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& o
     config.attention_output_bias = !family.qkv_bias && bias_key;
   }
   if (family.draft) {
-    config.draft = parse_draft_config(whole, config.num_layers, config.vocab_size);
+    config.draft = parse_draft_config(whole, config);
     config.tie_word_embeddings = false;  // the key is the target's
   }
   config.attention_bidirectional = family.bidirectional;
@@ -312,9 +273,7 @@ ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& o
   config.rope = parse_rope_config(file, config, family.partial_rotary, rope_source);
   std::string dtype_source;
   config.dtype = parse_dtype(file, dtype_source);
-  const std::string stop_source = resolve_stop_ids(texts, file, config);
-  config.bos_token_id = parse_single_id(file, "bos_token_id", config);
-  config.pad_token_id = parse_single_id(file, "pad_token_id", config);
+  const std::string stop_source = resolve_special_ids(texts, file, config);
   resolve_block_diffusion(texts, file, family, overrides, config);
   if (config.draft) {
     // --block-length may make its blocks shorter.
@@ -322,6 +281,11 @@ ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& o
     if (!config.block_length) {
       config.block_length = {config.draft->block_size, "config.json:block_size"};
     }
+  }
+  refuse_unread_keys(file, family.model_type);
+  if (config.draft && config.draft->speculators) {
+    refuse_unsupported(whole, family, config.num_layers);  // vLLM reads these keys there too
+    refuse_unread_keys(whole, "speculators");
   }
   record_resolved(file, rope_source, dtype_source, stop_source, config);
   return config;
@@ -351,16 +315,18 @@ ModelConfig load_model_config(const std::filesystem::path& folder,
 std::int64_t require_mask_token_id(const ModelConfig& config) {
   if (config.mask_token_id) return config.mask_token_id->value;
   throw CheckpointError(
-      fmt::format("model_type \"{}\": no mask token id could be resolved for a vocabulary of {}. "
-                  "HINT: pass --mask-token-id",
-                  config.model_type, config.vocab_size));
+      fmt::format("{}: model_type \"{}\": no mask token id: expected one in this file, "
+                  "block_diffusion.json, dlm_config.json or the tokenizer's files, got none, and "
+                  "the family's default is none of the {} tokens. HINT: pass --mask-token-id",
+                  config.where, config.model_type, config.vocab_size));
 }
 
 std::int64_t require_block_length(const ModelConfig& config) {
   if (config.block_length) return config.block_length->value;
   throw CheckpointError(
-      fmt::format("model_type \"{}\": no block length could be resolved. HINT: pass --block-length",
-                  config.model_type));
+      fmt::format("{}: model_type \"{}\": no block length: expected one in this file, "
+                  "block_diffusion.json or dlm_config.json, got none. HINT: pass --block-length",
+                  config.where, config.model_type));
 }
 
 std::string resolved_table(const ModelConfig& config) {

@@ -66,6 +66,7 @@ struct ResolvedEntry {
 };
 
 struct ModelConfig {
+  std::string where;         // config.json, as messages name it
   std::string model_type;    // of a row of architecture_table.h
   std::string architecture;  // class name in `architectures`, or the family's default
   std::int64_t num_layers = 0;
@@ -116,7 +117,8 @@ ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& o
 ModelConfig load_model_config(const std::filesystem::path& folder,
                               const ModelOverrides& overrides = {});
 
-/// The resolved mask id / block length, or a CheckpointError that says which flag to pass.
+/// The resolved mask id / block length, or a CheckpointError that names the file and the flag to
+/// pass.
 std::int64_t require_mask_token_id(const ModelConfig& config);
 std::int64_t require_block_length(const ModelConfig& config);
 

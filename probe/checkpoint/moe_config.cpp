@@ -21,7 +21,11 @@ std::optional<MoeConfig> parse_moe_config(const JsonObject& file, std::int64_t n
   if (other.value_or(config.num_experts) != config.num_experts) {
     file.fail("num_experts", fmt::format("the {} of num_local_experts", config.num_experts));
   }
-  if (config.num_experts == 0) return std::nullopt;
+  if (config.num_experts == 0) {
+    file.pass_over({"num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
+                    "decoder_sparse_step", "mlp_only_layers"});
+    return std::nullopt;
+  }
   config.experts_per_token = file.integer("num_experts_per_tok", 1, config.num_experts);
   config.intermediate_size = file.integer("moe_intermediate_size", 1, max_width);
   config.normalise = file.optional_boolean("norm_topk_prob").value_or(false);

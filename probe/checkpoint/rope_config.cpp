@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <set>
 
 #include "decode_record/error.h"
 
@@ -25,19 +24,6 @@ constexpr std::array<std::pair<std::string_view, RopeType>, 5> kTypes = {
      {"dynamic", RopeType::kDynamic},
      {"yarn", RopeType::kYarn},
      {"llama3", RopeType::kLlama3}}};
-
-std::set<std::string> allowed_keys(RopeType type) {
-  std::set<std::string> keys = {"type", "rope_type", "rope_theta", "partial_rotary_factor"};
-  if (type != RopeType::kDefault) keys.insert("factor");
-  if (type == RopeType::kYarn) {
-    keys.insert({"original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow",
-                 "mscale", "mscale_all_dim", "truncate"});
-  }
-  if (type == RopeType::kLlama3) {
-    keys.insert({"original_max_position_embeddings", "low_freq_factor", "high_freq_factor"});
-  }
-  return keys;
-}
 
 RopeType parse_type(const JsonObject& rope) {
   const auto new_name = rope.optional_string("rope_type");
@@ -83,10 +69,9 @@ std::int64_t parse_rotary_dim(const JsonObject& config_json, const std::optional
   return dim;
 }
 
-void refuse_unknown_keys(const JsonObject& rope, RopeType type) {
-  const std::set<std::string> allowed = allowed_keys(type);
-  for (const auto& [key, value] : rope.raw().items()) {
-    if (allowed.count(key) != 0 || value.is_null()) continue;
+/// Keys of another type of RoPE, and keys that this version does not know.
+void refuse_unread(const JsonObject& rope, RopeType type) {
+  for (const std::string& key : rope.unread()) {
     rope.fail(key, fmt::format("no such key for rope type \"{}\"", rope_type_name(type)),
               "a key that is not honoured is refused, because it could change the logits");
   }
@@ -148,8 +133,30 @@ std::int64_t parse_original_length(const JsonObject& config_json, const JsonObje
   // Dynamic NTK measures against max_position_embeddings itself.
   if (type == RopeType::kDynamic) return max_positions;
   const std::string key = "original_max_position_embeddings";
-  if (const auto top = config_json.optional_integer(key, 1, kMaxPositions)) return *top;
-  return rope.optional_integer(key, 1, kMaxPositions).value_or(max_positions);
+  const auto top = config_json.optional_integer(key, 1, kMaxPositions);
+  const auto inner = rope.optional_integer(key, 1, kMaxPositions);
+  return top ? *top : inner.value_or(max_positions);
+}
+
+/// Everything but theta and the type, of a type that is not the default.
+void parse_scaling(const JsonObject& config_json, const JsonObject& rope, const ModelConfig& config,
+                   RopeConfig& result) {
+  const auto length = config.max_position_embeddings;
+  result.original_max_position_embeddings =
+      parse_original_length(config_json, rope, result.type, length);
+  // YaRN allows "factor": null, which means the ratio of the two lengths.
+  const bool derive = result.type == RopeType::kYarn && rope.raw().contains("factor") &&
+                      rope.raw().at("factor").is_null();
+  result.factor = derive ? static_cast<double>(length) /
+                               static_cast<double>(result.original_max_position_embeddings)
+                         : rope.number("factor", kSmallest, kMaxFactor);
+  if (result.type == RopeType::kYarn) parse_yarn(rope, result);
+  if (result.type == RopeType::kLlama3) parse_llama3(rope, result);
+  // The exponent is dim / (dim - 2).
+  const std::int64_t dim = result.rotary_dim > 0 ? result.rotary_dim : config.head_dim;
+  if (result.type == RopeType::kDynamic && dim < 4) {
+    config_json.fail("head_dim", "at least 4 turning channels for dynamic RoPE scaling");
+  }
 }
 
 }  // namespace
@@ -175,26 +182,9 @@ RopeConfig parse_rope_config(const JsonObject& config_json, const ModelConfig& c
   source = old_spelling ? "config.json:rope_scaling" : "config.json:rope_parameters";
 
   result.type = parse_type(*rope);
-  refuse_unknown_keys(*rope, result.type);
   if (!partial) refuse_partial_rotary(*rope);
-  if (result.type == RopeType::kDefault) return result;
-
-  const auto length = config.max_position_embeddings;
-  result.original_max_position_embeddings =
-      parse_original_length(config_json, *rope, result.type, length);
-  // YaRN allows "factor": null, which means the ratio of the two lengths.
-  const bool derive = result.type == RopeType::kYarn && rope->raw().contains("factor") &&
-                      rope->raw().at("factor").is_null();
-  result.factor = derive ? static_cast<double>(length) /
-                               static_cast<double>(result.original_max_position_embeddings)
-                         : rope->number("factor", kSmallest, kMaxFactor);
-  if (result.type == RopeType::kYarn) parse_yarn(*rope, result);
-  if (result.type == RopeType::kLlama3) parse_llama3(*rope, result);
-  // The exponent is dim / (dim - 2).
-  const std::int64_t dim = result.rotary_dim > 0 ? result.rotary_dim : config.head_dim;
-  if (result.type == RopeType::kDynamic && dim < 4) {
-    config_json.fail("head_dim", "at least 4 turning channels for dynamic RoPE scaling");
-  }
+  if (result.type != RopeType::kDefault) parse_scaling(config_json, *rope, config, result);
+  refuse_unread(*rope, result.type);
   return result;
 }
 

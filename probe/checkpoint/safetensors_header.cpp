@@ -268,6 +268,12 @@ SafetensorsHeader parse_safetensors_header(std::string_view bytes, std::uint64_t
     throw CheckpointError(fmt::format(
         "{}: expected the header to begin with '{{'. HINT: the file is not safetensors", where));
   }
+  // For the parser a NUL byte ends the text: what follows it would never be read.
+  const std::size_t nul = text.find('\0');
+  if (nul != std::string_view::npos) {
+    throw CheckpointError(fmt::format("{}: expected a JSON header, got a NUL byte at byte {}. {}",
+                                      where, kLengthBytes + nul + 1, kAdvice));
+  }
   HeaderHandler handler(where, header);
   json::sax_parse(text, &handler);
   check_coverage(header, file_size - header.data_begin, where);

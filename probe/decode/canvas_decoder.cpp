@@ -4,12 +4,14 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
 
 #include "probe/decode/canvas_seams.h"
+#include "probe/decode/pc_sampler.h"
 #include "probe/decode/step_decision.h"
 #include "probe/decode/true_pass.h"
 #include "probe/model/device.h"
@@ -256,17 +258,21 @@ class CanvasDecoder {
     return input;
   }
 
-  /// [N] of the best tokens of the masks behind the block, where the cache asks for them. The
-  /// step's decision waits for what stands behind these in their stream.
+  /// [N] of the best tokens of the masks behind the block, where the cache asks for them, and the
+  /// tokens, where the strategy looks at them. The step's decision waits for what stands behind
+  /// these in their stream.
   HostCopies behind_confidence(const StepInput& input) const {
     if (!cache_->wants_answer_confidence() || input.behind.empty()) return {};
-    return HostCopies(std::vector{best_confidence(input.behind_logits)});
+    std::vector best{
+        best_scores(input.behind_logits, prediction_needs(options_.unmasking).rank_by)};
+    if (debiases()) best.push_back(input.behind_logits.argmax(-1));
+    return HostCopies(best);
   }
 
   void take(const StepDecision& decision, const PredictingRows& predicting, HostCopies& behind) {
     CanvasFeedback feedback;
     if (cache_->wants_answer_confidence()) {
-      feedback.confidence = answer_confidence(decision, predicting.behind, behind);
+      feedback.confidence = answer_confidence(decision.prediction, predicting.behind, behind);
     }
     for (const int64_t p : decision.selected) {
       feedback.selected.push_back(state_.block_start + p);
@@ -287,17 +293,45 @@ class CanvasDecoder {
     ++outcome_.denoising_steps;
   }
 
-  /// [G]; the block's are those of its prediction, those of `behind` of their best token.
-  std::vector<float> answer_confidence(const StepDecision& decision,
+  bool debiases() const { return options_.unmasking.strategy == Strategy::kPcSampler; }
+
+  /// d2Cache's confidence: what the strategy ranks by, before the density and the weight of the
+  /// place in the block (`generation/vanilla.py:generate_step`).
+  std::vector<float> debiased(const std::vector<int64_t>& token,
+                              const std::vector<float>& confidence) const {
+    return pc_scores(token, confidence, options_.unmasking.frequencies->share, 0.0,
+                     options_.unmasking.pc_alpha);
+  }
+  std::vector<float> ranks_of(const BlockPrediction& prediction) const {
+    if (debiases()) return debiased(prediction.token, prediction.confidence);
+    if (prediction_needs(options_.unmasking).rank_by == RankBy::kConfidence) {
+      return prediction.confidence;
+    }
+    return {prediction.score.begin(), prediction.score.end()};
+  }
+
+  /// [G] of the masks that the pass predicts, NaN elsewhere; `best`: of those behind the block.
+  std::vector<float> answer_confidence(const BlockPrediction& prediction,
                                        const std::vector<int64_t>& behind, HostCopies& best) const {
     std::vector<float> confidence(static_cast<size_t>(state_.length - state_.prompt_length), kNaN);
-    std::copy(decision.prediction.confidence.begin(), decision.prediction.confidence.end(),
-              confidence.begin() + (state_.block_start - state_.prompt_length));
-    if (behind.empty()) return confidence;
-    const auto* theirs = best.wait().front().const_data_ptr<float>();
-    for (size_t i = 0; i < behind.size(); ++i) {
-      confidence[static_cast<size_t>(behind[i] - state_.prompt_length)] = theirs[i];
+    const auto answer = [&](int64_t p) -> float& {
+      return confidence[static_cast<size_t>(p - state_.prompt_length)];
+    };
+    const std::vector<float> own = ranks_of(prediction);
+    for (int64_t p = state_.block_start; p < state_.block_end(); ++p) {
+      const auto i = static_cast<size_t>(p - state_.block_start);
+      const bool predicted = !std::isnan(prediction.confidence[i]);
+      if (predicted && state_.masked[static_cast<size_t>(p)]) answer(p) = own[i];
     }
+    if (behind.empty()) return confidence;
+    const std::vector<at::Tensor>& told = best.wait();
+    std::vector<float> theirs(told[0].const_data_ptr<float>(),
+                              told[0].const_data_ptr<float>() + behind.size());
+    if (debiases()) {
+      const auto* tokens = told[1].const_data_ptr<int64_t>();
+      theirs = debiased({tokens, tokens + behind.size()}, theirs);
+    }
+    for (size_t i = 0; i < behind.size(); ++i) answer(behind[i]) = theirs[i];
     return confidence;
   }
 

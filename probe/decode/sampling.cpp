@@ -173,7 +173,10 @@ std::vector<BlockPrediction> best_predictions(const at::Tensor& logits,
   return predictions;
 }
 
-at::Tensor best_confidence(const at::Tensor& logits) {
+at::Tensor best_scores(const at::Tensor& logits, RankBy rank_by) {
+  if (rank_by != RankBy::kConfidence) {
+    return scores_of(at::softmax(logits.to(at::kFloat), -1), rank_by);
+  }
   if (logits.is_cpu()) return at::tensor(best_tokens(logits).probability);
   const at::Tensor rows = logits.to(at::kFloat);
   return (rows.amax(-1) - at::logsumexp(rows, {-1})).exp();  // as best_tokens does it there

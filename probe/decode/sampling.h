@@ -50,8 +50,9 @@ bool best_alone(const SamplingOptions& options, const PredictionNeeds& needs);
 std::vector<BlockPrediction> best_predictions(const at::Tensor& logits,
                                               const std::vector<std::vector<bool>>& predicted);
 
-/// logits [R, V] -> their confidences [R] float32, where the logits are: on a device nobody waits.
-at::Tensor best_confidence(const at::Tensor& logits);
+/// logits [R, V] -> what `rank_by` says of each row's best token, [R] float32, where the logits
+/// are: on a device nobody waits.
+at::Tensor best_scores(const at::Tensor& logits, RankBy rank_by);
 
 /// logits [S, B, V] of any floating dtype -> one prediction per sequence; `streams` has S entries.
 /// On a device everything up to the tokens and their scores is done there, and one copy waits for

@@ -41,6 +41,16 @@ SequencePass open_masks(const StepInput& input, BlockPrediction& prediction) {
   return open;
 }
 
+/// Masks that may be filled, but that this pass does not predict.
+int64_t unseen_masks(const StepInput& input) {
+  int64_t count = 0;
+  for (size_t p = 0; p < input.predicted.size(); ++p) {
+    const bool open = input.open.empty() || input.open[p];
+    count += input.pass.masked[p] && open && !input.predicted[p] ? 1 : 0;
+  }
+  return count;
+}
+
 StepDecision first_token(const DecodeOptions& options, const SequencePass& pass,
                          BlockPrediction prediction) {
   StepDecision decision;
@@ -67,7 +77,7 @@ void check_finite(const StepInput& input, const BlockPrediction& prediction) {
 
 StepDecision choose_tokens(const DecodeOptions& options, const SequencePass& pass,
                            BlockPrediction prediction, const std::vector<float>& density,
-                           int64_t chosen) {
+                           int64_t chosen, int64_t unseen) {
   StepDecision decision;
   decision.prediction = std::move(prediction);
   if (options.autoregressive()) {
@@ -75,7 +85,7 @@ StepDecision choose_tokens(const DecodeOptions& options, const SequencePass& pas
     return decision;
   }
   decision.transferred = select_transfers(options.unmasking, pass.step - 1, decision.prediction,
-                                          pass.masked, density, chosen);
+                                          pass.masked, density, chosen, unseen);
   decision.selected = decision.transferred;
   std::erase_if(decision.transferred, [&](int64_t p) {
     return decision.prediction.token[static_cast<size_t>(p)] == options.mask_token_id;
@@ -236,7 +246,8 @@ std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::
       decisions.push_back(first_token(options, open, std::move(prediction)));
     } else {
       decisions.push_back(choose_tokens(options, open, std::move(prediction),
-                                        density_of(options, input, block_rows), chosen));
+                                        density_of(options, input, block_rows), chosen,
+                                        unseen_masks(input)));
       StepDecision& decision = decisions.back();
       if (input.shadow.defined()) {
         decision.revoked = revoked_tokens(options, input, std::ssize(decision.selected));

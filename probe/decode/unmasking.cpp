@@ -242,11 +242,12 @@ int64_t num_transfer_tokens(const UnmaskingOptions& options, int64_t step, int64
 std::vector<int64_t> select_transfers(const UnmaskingOptions& options, int64_t step,
                                       const BlockPrediction& prediction,
                                       const std::vector<bool>& masked,
-                                      const std::vector<float>& density, int64_t chosen) {
+                                      const std::vector<float>& density, int64_t chosen,
+                                      int64_t unseen) {
   std::vector<int64_t> order = masked_positions(masked);
   if (order.empty()) return order;
   const auto masks = static_cast<int64_t>(order.size());
-  const int64_t quota = num_transfer_tokens(options, step, masks, chosen);
+  const int64_t quota = num_transfer_tokens(options, step, masks + unseen, chosen);
   const size_t due = static_cast<size_t>(std::min(quota, masks));
   const std::vector<double> score = scores_of(options, prediction, density);
   const double threshold = static_cast<float>(options.threshold);  // as scores are rounded

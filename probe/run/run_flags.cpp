@@ -169,7 +169,8 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
     app.add_option(name, value, text)->check(range)->capture_default_str();
   };
   add("--gen-length", flags.gen_length, whole_number(1),
-      "Positions to generate; the last block is always completed");
+      "Positions to generate; the last block is completed. Fast-dLLM v2: max_new_tokens, prompt "
+      "remainder included");
   app.add_option("--strategy,--remasking", flags.strategy,
                  "sequential, low_confidence_static, low_confidence_dynamic, entropy_bounded, "
                  "threshold, factor, prefix_ordered, klass, pc_sampler or wino")

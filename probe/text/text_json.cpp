@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "decode_record/error.h"
+#include "decode_record/strict_json.h"
 
 namespace blockscope {
 
@@ -40,15 +41,9 @@ std::string read_text_file(const std::filesystem::path& file) {
 
 json parse_json(std::string_view text, const std::string& where, std::string_view hint) {
   try {
-    return json::parse(text);
-  } catch (const json::exception& error) {
-    // The library's message holds position and reason; its "[json.exception...]" prefix helps
-    // nobody.
-    std::string reason = error.what();
-    const std::size_t end = reason.find("] ");
-    if (end != std::string::npos) reason = reason.substr(end + 2);
-    if (reason.size() > 200) reason = reason.substr(0, 200) + "...";
-    throw CheckpointError(fmt::format("{}: expected JSON, got {}. HINT: {}", where, reason, hint));
+    return parse_strict_json(text);
+  } catch (const JsonFault& fault) {
+    throw CheckpointError(fmt::format("{}: {}", where, fault.text(hint)));
   }
 }
 

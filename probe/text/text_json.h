@@ -18,7 +18,7 @@ inline constexpr std::uintmax_t kMaxTextFileBytes = std::uintmax_t{256} << 20;
 /// Whole file as bytes. Throws CheckpointError if it can't be read or is too large.
 std::string read_text_file(const std::filesystem::path& file);
 
-/// Throws CheckpointError naming `where`, position and reason.
+/// Reads with strict_json.h. Throws CheckpointError naming `where`, position and reason.
 nlohmann::json parse_json(std::string_view text, const std::string& where,
                           std::string_view hint = "the file may be cut off; fetch it again");
 

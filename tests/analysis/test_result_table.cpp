@@ -95,7 +95,7 @@ TEST(ResultTable, ManyColumnsAreSpreadOverTheWidthWithTheLastOne) {
   EXPECT_LE(line_with(text, "layer").size(), 60u);
   EXPECT_THAT(line_with(text, "layer"), HasSubstr("k=1 "));
   EXPECT_THAT(line_with(text, "layer"), HasSubstr("k=64"));
-  EXPECT_THAT(text, MatchesRegex("(.|\n)* of 64 ks shown(.|\n)*"));
+  EXPECT_THAT(text, MatchesRegex("(.|\n)* of 64 values of k shown(.|\n)*"));
 }
 
 TEST(ResultTable, CountsAreNotAveraged) {

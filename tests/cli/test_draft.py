@@ -128,7 +128,11 @@ class Drafts(RefusalCase):
     def test_configs(self):
         inner = zlab_config()["dflash_config"]
         for key, value, words in (
-                ("block_size", 0, ["block_size", "from 1", "0"]), ("block_size", ABSENT, ["block_size", "nothing"]),
+                ("architectures", ["LlamaForCausalLMEagle3"], ["architectures", '["DFlashDraftModel"]', "Eagle3"]),
+                ("model_type", "llama", ["model_type", '"qwen3"', '"llama"']),
+                ("block_size", 1, ["block_size", "from 2", "1"]), ("block_size", ABSENT, ["block_size", "nothing"]),
+                ("dflash_config", inner | {"target_layer_ids": [2, 0, 2]}, ["target_layer_ids", "every layer once"]),
+                ("dflash_config", inner | {"projector_type": "domino"}, ["projector_type", "no such key"]),
                 ("num_target_layers", 0, ["num_target_layers", "from 1"]),
                 ("dflash_config", inner | {"target_layer_ids": [0, 4]}, ["target_layer_ids", "num_target_layers = 4"]),
                 ("dflash_config", inner | {"target_layer_ids": [-1, 2]}, ["target_layer_ids", "from 0"]),
@@ -140,7 +144,8 @@ class Drafts(RefusalCase):
                 ("dflash_config", 3, ["dflash_config", "object"])):
             self.refuses(words, self.made(zlab_config(**{key: value})))
         for key, value, words in (
-                ("block_size", 0, ["block_size", "from 1", "0"]),
+                ("block_size", 1, ["block_size", "from 2", "1"]),
+                ("speculators_model_type", "eagle3", ["speculators_model_type", '"dflash"']),
                 ("sample_from_anchor", True, ["sample_from_anchor", "false"]),
                 ("draft_vocab_size", VOCAB + 1, ["draft_vocab_size", str(VOCAB)]),
                 ("mask_token_id", ABSENT, ["mask_token_id", "nothing"]), ("mask_token_id", None, ["mask_token_id"]),

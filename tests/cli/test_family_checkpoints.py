@@ -1,12 +1,13 @@
 """A checkpoint of each family with one tensor or one key of config.json that is wrong: `blockscope capture` says which,
 what it expected and what it got, and writes nothing. Damaged files: test_capture_checkpoints.py."""
 
+import json
 import unittest
 
 import numpy as np
-from capture_harness import CONFIG, VOCAB, require_binary
+from capture_harness import CONFIG, VOCAB, capture, require_binary
 from capture_refusal import FAILED
-from family_case import FamilyCase, family_shapes
+from family_case import FamilyCase, family_config, family_shapes
 
 ABSENT = object()
 VECTOR = CONFIG["hidden_size"]
@@ -22,6 +23,7 @@ TENSORS = {
     "sdar": ("model.layers.1.self_attn.q_norm.weight", "model.layers.2.input_layernorm.weight"),
 }
 LONGROPE = {"rope_type": "longrope", "factor": 2.0}
+NO_KEY = "no such key"
 OTHER_ROPE = ('rope_scaling: key "rope_type"', "default, linear, dynamic, yarn or llama3", '"longrope"')
 # family: (key, value, the key that is named if it is another, expected, got). Of a family what few others have; all keys:
 # tests/probe/checkpoint/test_model_config.cpp, test_llada_config.cpp and test_llada2_config.cpp.
@@ -40,16 +42,23 @@ KEYS = {
         ("partial_rotary_factor", 0.5, "", "1.0 or nothing", "0.5"), ("rope_scaling", LONGROPE, *OTHER_ROPE)],
     "llada2_moe": [
         ("n_group", 3, "", "a divisor of the 4 experts", "3"), ("topk_group", ABSENT, "", "an integer from 1 to 2", "nothing"),
-        ("rotary_dim", 4, "", "8, head_dim times", "4"), ("score_function", "softmax", "", '"sigmoid"', '"softmax"')],
+        ("rotary_dim", 4, "", "8, head_dim times", "4"), ("score_function", "softmax", "", '"sigmoid"', '"softmax"'),
+        ("expert_capacity", 48, "", NO_KEY, "48"), ("capacity_factor", 1.25, "", NO_KEY, "1.25"),
+        ("drop_tokens", True, "", "false or nothing", "true"), ("token_drop_policy", "probs", "", NO_KEY, '"probs"'),
+        ("expert_choice", True, "", "false or nothing", "true")],
     "qwen2": [
         ("rms_norm_eps", "1e-6", "", "a number", '"1e-6"'),
         ("layer_types", ["full_attention", "sliding_attention"], "", '"full_attention" for every layer',
-         '["full_attention","sliding_attention"]')],
+         '["full_attention","sliding_attention"]'),
+        ("layer_types", ["full_attention"], "", '"full_attention" for every layer (2)', '["full_attention"]'),
+        ("eos_token_id", VOCAB, "", f"an id from 0 to {VOCAB - 1} or a list of them", str(VOCAB))],
     "qwen3_moe": [
         ("num_experts", ABSENT, "", "an integer from 0", "nothing"), ("mlp_only_layers", [2], "", "layers from 0 to 1", "[2]"),
         ("num_local_experts", 3, "num_experts", "the 3 of num_local_experts", "4")],
     "sdar_moe": [("num_experts_per_tok", 9, "", "an integer from 1 to 4", "9")],
-    "sdar": [("hidden_act", "gelu", "", '"silu"', '"gelu"'),
+    "sdar": [("hidden_act", "gelu", "", '"silu"', '"gelu"'), ("attention_sinks", True, "", "false or nothing", "true"),
+             ("final_logit_softcapping", 30.0, "", NO_KEY, "30.0"), ("residual_multiplier", 0.22, "", "1 or nothing", "0.22"),
+             ("eos_token_id", -7, "", "an id from 0 to", "-7"), ("eos_token_id", [1, 99999], "", "an id from 0 to", "[1,99999]"),
              ("architectures", ["Qwen3ForCausalLM"], "", '["SDARForCausalLM"] for model_type "sdar"', '["Qwen3ForCausalLM"]')],
 }
 
@@ -90,6 +99,29 @@ class FamilyCheckpoints(FamilyCase):
                               ()))
         self.all_refused(cases)
 
+    def test_a_config_that_says_two_things(self):
+        """A key that is there twice, something behind the JSON, and an LM head beside a tied embedding."""
+        cases = []
+        for family in ("llada", "Dream", "llada2_moe", "sdar"):
+            text = json.dumps(family_config(family))
+            for change, words in ((text[:-1] + ', "rope_theta": 3.0}', 'each member of an object once, got "rope_theta" twice'),
+                                  (text + "\0" + text, "got a NUL byte"), (text + "\0", "got a NUL byte")):
+                model = self.damaged("config.json", change.encode(), self.models[family])
+                cases.append((FAILED, [f"{model}/config.json", words, "HINT: "], model, ()))
+            key = "weight_tying" if family == "llada" else "tie_word_embeddings"
+            model = self.with_config(family, {key: True})
+            cases.append((FAILED, [f"{model}: tensor ", f"because {key} is true", "HINT: "], model, ()))
+        self.all_refused(cases)
+
+    def test_an_lm_head_that_is_a_copy_is_taken(self):
+        def copy(tensors):
+            tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+        model = self.with_tensors("sdar", copy)
+        (model / "config.json").unlink()
+        (model / "config.json").write_text(json.dumps(family_config("sdar") | {"tie_word_embeddings": True}))
+        code, _, err = capture(model, "--input-ids", "1,2,3", "--gen-length", "4", "-o", self.root / "copy.h5")
+        self.assertEqual(code, 0, err)
+
     def test_block_lengths_and_masks_that_do_not_fit(self):
         cases = []
         for family in ("llada", "Fast_dLLM_Qwen"):
@@ -98,7 +130,7 @@ class FamilyCheckpoints(FamilyCase):
                                    "HINT: decide with --mask-token-id"], folder, ()))
         for family in ("Dream", "llada2_moe"):
             folder = self.with_config(family, {}, ("mask_token_id",))
-            cases.append((FAILED, [f'model_type "{family}"', "no mask token id", "HINT: pass --mask-token-id"], folder, ()))
+            cases.append((FAILED, [f'{folder}/config.json: model_type "{family}"', "no mask token id", "HINT: pass --mask-token-id"], folder, ()))
         folder = self.with_config("Fast_dLLM_Qwen", {"block_size": 2})
         cases.append((FAILED, ["config.json:bd_size says 8", "config.json:block_size says 2", "HINT: decide with --block-length"],
                       folder, ()))

@@ -128,6 +128,9 @@ class Options(PromiseCase):
         err = self.refused(FAILED, "no such folder", "capture", self.root / "no" / "such" / "model",
                            "--input-ids", "1", "-o", self.root / "hint.h5")
         self.assertNotIn("--model", err)
+        err = self.refused(FAILED, ["expected a folder or a model id, got a file", "the model comes first"], "capture", bad,
+                           "--input-ids", "1", "-o", self.root / "hint.h5")
+        self.assertNotIn("hf download", err)
         err = self.refused(USAGE, "--device: expected cpu", "train", *TINY_TRAINING, "--device", "tpu", "--out",
                            self.root / "hint")
         self.assertEqual(len(err.splitlines()), 1)

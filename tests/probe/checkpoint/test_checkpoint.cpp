@@ -37,7 +37,8 @@ class CheckpointCopy {
     change(value);
     test::write_text(path() / file, value.dump());
   }
-  /// Rewrites model.safetensors with the tensors that `keep` lets through, possibly reshaped.
+  /// Rewrites model.safetensors with the tensors that `keep` lets through, possibly reshaped. What
+  /// is new has zeros, and a new LM head the embedding's values.
   void rewrite(const std::function<bool(SafetensorsWriter::Entry&)>& keep,
                const std::vector<SafetensorsWriter::Entry>& more = {}) const {
     const auto old = SafetensorsFile::open(path() / "model.safetensors");
@@ -51,7 +52,8 @@ class CheckpointCopy {
     for (const auto& entry : entries) {
       std::size_t size = tensor_dtype_size(entry.dtype);
       for (const auto extent : entry.shape) size *= static_cast<std::size_t>(extent);
-      const TensorInfo* source = old.find(entry.name);
+      const TensorInfo* source =
+          old.find(entry.name == "lm_head.weight" ? "model.embed_tokens.weight" : entry.name);
       const std::string zeros(size, '\0');
       writer.write(entry.name,
                    source != nullptr ? static_cast<const void*>(source->data) : zeros.data(), size);
@@ -189,6 +191,25 @@ TEST(Checkpoint, HarmlessExtrasAreLetThroughAndBiasesOnlyWithTheConfigKey) {
   copy.edit("config.json", [](json& value) { value["attention_bias"] = true; });
   EXPECT_THAT(copy.error(), HasSubstr("model.layers.0.self_attn.q_proj.bias [24]"));
   EXPECT_THAT(copy.error(), HasSubstr("missing (8)"));
+}
+
+TEST(Checkpoint, AHeadBesideATiedEmbeddingMustBeItsCopy) {
+  const CheckpointCopy copy("tiny");
+  copy.rewrite([](SafetensorsWriter::Entry&) { return true; },
+               {{"lm_head.weight", TensorDtype::kBF16, {40, 16}}});
+  const fs::path weights = copy.path() / "model.safetensors";
+  EXPECT_NO_THROW(Checkpoint::open(copy.path()));
+  std::string bytes = test::read_text(weights);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);  // the head lies last
+  test::write_text(weights, bytes);
+  EXPECT_THAT(copy.error(), HasSubstr("tensor \"lm_head.weight\": expected none, or a copy of"));
+  EXPECT_THAT(copy.error(), HasSubstr("HINT: set the key to false"));
+  for (const auto& [dtype, rows] : {std::pair{TensorDtype::kF32, 40}, {TensorDtype::kBF16, 39}}) {
+    const CheckpointCopy other("tiny");
+    other.rewrite([](SafetensorsWriter::Entry&) { return true; },
+                  {{"lm_head.weight", dtype, {rows, 8}}});
+    EXPECT_THAT(other.error(), HasSubstr("expected none, or a copy of"));
+  }
 }
 
 TEST(Checkpoint, MissingShardsAndLyingIndexesAreNamed) {

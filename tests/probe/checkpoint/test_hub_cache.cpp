@@ -74,6 +74,16 @@ TEST(HubCache, TheErrorNamesEveryPlaceLookedIn) {
   EXPECT_THAT(checkpoint_error([] { resolve_model("org/other", "", {}); }), HasSubstr("HF_HOME"));
 }
 
+TEST(HubCache, AFileIsNoModelAndNothingToFetch) {
+  const TempFolder folder;
+  test::write_text(folder.path() / "p.jsonl", "{}");
+  const std::string file = (folder.path() / "p.jsonl").string();
+  const std::string error = checkpoint_error([&] { resolve_model(file, "", {}); });
+  EXPECT_THAT(error, HasSubstr("model " + file + ": expected a folder or a model id, got a file"));
+  EXPECT_THAT(error, HasSubstr("HINT: the model comes first"));
+  EXPECT_THAT(error, testing::Not(HasSubstr("hf download")));
+}
+
 TEST(HubCache, NamesThatWouldLeaveTheCacheAreRefused) {
   const TempFolder folder;
   make_snapshot(folder.path());

@@ -78,8 +78,9 @@ TEST(ModelConfig, AbsentMaskAndBlockComeFromTheTableOnlyIfTheVocabularyHoldsTheI
   const ModelConfig small = parse(config);
   EXPECT_FALSE(small.mask_token_id.has_value());
   EXPECT_EQ(source_of(small, "mask_token_id"), "not resolved");
-  EXPECT_THAT(checkpoint_error([&] { require_mask_token_id(small); }),
-              HasSubstr("HINT: pass --mask-token-id"));
+  const std::string error = checkpoint_error([&] { require_mask_token_id(small); });
+  EXPECT_THAT(error, HasSubstr("/m/config.json: "));
+  EXPECT_THAT(error, HasSubstr("HINT: pass --mask-token-id"));
 }
 
 TEST(ModelConfig, TheCommandLineWinsAndWhatItOverrodeIsRecorded) {
@@ -134,17 +135,26 @@ TEST(ModelConfig, PlainQwen3IsAutoregressiveUnlessBothFlagsAreGiven) {
   EXPECT_THROW(parse(config, {.block_length = 16}), UsageError);
 }
 
-TEST(ModelConfig, StopIdsPreferGenerationConfigAndDropIdsOutsideTheVocabulary) {
+TEST(ModelConfig, StopIdsPreferGenerationConfigAndLieInTheVocabulary) {
   ConfigTexts texts{.config = sdar_json().dump()};
-  texts.generation_config = R"({"eos_token_id": [151645, 151643, 151645, 999999]})";
-  const ModelConfig config = parse_model_config(texts);
-  EXPECT_THAT(config.stop_token_ids, ElementsAre(151645, 151643));
-  EXPECT_THAT(config.warnings, ElementsAre(HasSubstr("999999 lies outside the vocabulary")));
+  texts.generation_config = R"({"eos_token_id": [151645, 151643, 151645]})";
+  EXPECT_THAT(parse_model_config(texts).stop_token_ids, ElementsAre(151645, 151643));
   texts.generation_config = R"({"temperature": 1})";
   EXPECT_THAT(parse_model_config(texts).stop_token_ids, ElementsAre(151643));
-  texts.generation_config = R"({"eos_token_id": "x"})";
-  EXPECT_THAT(checkpoint_error([&] { parse_model_config(texts); }),
-              HasSubstr("generation_config.json: key \"eos_token_id\""));
+  for (const json& ids : {json("x"), json(-7), json(151936), json({151643, 999999}), json(1.5)}) {
+    texts.generation_config = json({{"eos_token_id", ids}}).dump();
+    EXPECT_THAT(checkpoint_error([&] { parse_model_config(texts); }),
+                HasSubstr("generation_config.json: key \"eos_token_id\": expected an id from 0 to "
+                          "151935 or a list of them"));
+    EXPECT_THAT(checkpoint_error([&] { parse(with("eos_token_id", ids)); }),
+                HasSubstr("config.json: key \"eos_token_id\""));
+  }
+  // Whichever file decides.
+  texts = {.config = with("eos_token_id", -7).dump()};
+  texts.generation_config = R"({"eos_token_id": 151645})";
+  EXPECT_THROW(parse_model_config(texts), CheckpointError);
+  const ModelConfig odd = parse(with("pad_token_id", -1));
+  EXPECT_THAT(odd.warnings, ElementsAre(HasSubstr("pad_token_id = -1 lies outside")));
 }
 
 TEST(ModelConfig, KnownAndUnknownFamiliesAreRefusedWithTheReason) {

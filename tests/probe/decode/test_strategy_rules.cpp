@@ -48,6 +48,22 @@ TEST(LinearQuota, TruncatesAndTakesEverythingAtTheLastStep) {
   EXPECT_EQ(linear_quota(5, 1, 0), 5);
 }
 
+TEST(LinearQuota, CountsMasksThatThePassDoesNotPredict) {
+  // Dream with a cache, where the block's first token was predicted as [MASK].
+  UnmaskingOptions options = options_of(Strategy::kLowConfidenceStatic, 8, 4);
+  options.quota = Quota::kLinear;
+  const BlockPrediction prediction = with_confidence({.1F, .2F, .9F, .4F, .95F, .3F, .5F, .6F});
+  const std::vector<bool> masked = {false, true, true, true, true, true, false, false};
+  for (const int64_t unseen : {0, 1, 3}) {
+    const auto due = static_cast<size_t>(linear_quota(5 + unseen, 4, 1));
+    EXPECT_EQ(select_transfers(options, 1, prediction, masked, {}, 0, unseen).size(), due);
+  }
+  EXPECT_LT(linear_quota(5, 4, 1), linear_quota(8, 4, 1));
+  // What is due and can't be decided is left.
+  EXPECT_THAT(select_transfers(options, 3, prediction, masked, {}, 0, 3),
+              ElementsAre(1, 2, 3, 4, 5));
+}
+
 TEST(LinearQuota, MayGiveAStepNothingUnlessAThresholdIsPassed) {
   const std::vector<bool> masked(4, true);
   const BlockPrediction prediction = with_confidence({.2F, .9F, .4F, .95F});

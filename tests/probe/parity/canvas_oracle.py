@@ -34,6 +34,7 @@ class Step:
     top1: list
     confidence: list
     rows: list        # computed positions, of the last layer
+    unseen: int       # masks of the block that the pass does not predict
 
 
 @dataclasses.dataclass
@@ -174,7 +175,7 @@ def d2_rows(cache, maps, rows, prompt, length, begin, size, masks, confidence, s
     last = reached[0] if len(reached) else answer - 1
     window = np.arange(begin, min(answer, (last // size + 1) * size))
     inside = (np.arange(answer) >= begin) & (np.arange(answer) < begin + size)
-    score = score + np.where(inside, 10.0, 0.0)
+    score = score + np.where(inside, np.nanmax(score), 0.0)  # where scores are negative, a malus
     ranked = sorted((i for i in window if masks[i]), key=lambda i: -score[i])
     certain = ranked[:cache.current_k]
     if len(ranked) > len(certain) > 0:
@@ -241,25 +242,28 @@ def decode(model, prompt, options, cache, shift, watch=lambda state, tokens: Non
                 logit_margin.of(float(two[0] - two[1]))
             confidence = [float(top[p].values) if p in top else float("nan") for p in block_positions]
             top1 = [int(top[p].indices) if p in top else -1 for p in block_positions]
+            unseen = tokens[begin:end].count(options.mask_id) - len(eligible)
             nothing = torch.full_like(logits[0], 1 / logits.shape[-1])
             rows_of_block = torch.stack([best[p].softmax(-1) if p in best else nothing for p in block_positions])
             picked = rules.select(step, eligible, rows_of_block, top1, answer,
                                   [p - begin for p in block_positions if p in best],
                                   {p: x.softmax(-1) for p, x in best.items()
-                                   if p >= end and tokens[p] == options.mask_id})
+                                   if p >= end and tokens[p] == options.mask_id},
+                                  unseen)
             if shift and step == 0 and cache.kind in ("prefix", "dual"):
                 picked = [p for p in eligible if p == 0]
             rules.end_step(len(picked))
             chosen = [p for p in picked if top1[p] != options.mask_id]
+            if cache.kind == "d2cache" and not (cache.as_released and steps):
+                for p, x in best.items():
+                    if tokens[p] == options.mask_id:
+                        certainty[p - start] = rules.certainty(x.softmax(-1))
             for p in chosen:
                 tokens[begin + p] = top1[p]
             if cache.kind == "d2cache":
-                for p, best_token in top.items():
-                    if not cache.as_released or not steps:
-                        certainty[p - start] = float(best_token.values)
                 masks = np.array([t == options.mask_id for t in tokens[start:]])
                 planned = d2_rows(cache, maps, rows, start, length, begin - start, size, masks,
                                   certainty, [begin + p for p in picked], shift, margin)
             steps.append(Step(block, step + 1, [begin + p for p in chosen], [top1[p] for p in chosen],
-                              [p in top for p in block_positions], top1, confidence, computed))
+                              [p in top for p in block_positions], top1, confidence, computed, unseen))
     return Outcome(steps, tokens, margin.value, logit_margin.value)

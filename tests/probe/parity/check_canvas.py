@@ -21,7 +21,8 @@ STRATEGIES = [("low_confidence_static", {}), ("threshold", {"threshold": 0.3}), 
               ("klass", {"threshold": 0.1, "kl_threshold": 2.0, "klass_choose": "min_kl"}),
               ("prefix_ordered", {"threshold": 0.25, "rank_by": "margin"}),
               ("threshold", {"threshold": 0.2, "quota": "carry"}),
-              ("low_confidence_static", {"quota": "linear", "density_sigma": 3.0})]
+              ("low_confidence_static", {"quota": "linear", "density_sigma": 3.0}),
+              ("low_confidence_static", {"rank_by": "negative_entropy"})]
 CACHES = [oracle.Cache("none"), oracle.Cache("prefix"), oracle.Cache("dual"),
           oracle.Cache("dllm-cache", prompt_interval=5, answer_interval=3, transfer_ratio=0.3),
           oracle.Cache("dllm-cache", prompt_interval=4, answer_interval=4, transfer_ratio=0.0),
@@ -34,7 +35,8 @@ TOO_NEAR, TOO_NEAR_LOGIT = 5e-5, 2e-4
 
 
 class Totals:
-    runs = steps = predictions = near = late = 0  # late: steps behind the last that was planned
+    runs = steps = predictions = near = 0
+    late = unseen = 0  # steps after the last that was planned; linear ones with masks that they don't predict
     largest = 0.0
 
 
@@ -70,6 +72,7 @@ def compare(where, trace, expected, prompt, options):
             Totals.predictions += 1
         Totals.steps += 1
         Totals.late += step.step > options.steps
+        Totals.unseen += options.quota == "linear" and step.unseen > 0
 
 
 def run(work, name, model, shape, strategy, cache, seed):
@@ -116,6 +119,7 @@ def main():
                                 for i in range(40))
                     harness.require(found, f"{name}, {cache}, {strategy}: no prompt without a near tie")
     harness.require(Totals.late > 0, "no block took more steps than planned: the carried quota was not tried")
+    harness.require(Totals.unseen > 0, "the linear quota never had a mask to count that no row predicts")
     harness.require(all(oracle.Rules.several[name] for name in ("all", "max_conf", "min_kl")),
                     f"klass never had several positions to choose from: {oracle.Rules.several}")
     print(f"{Totals.runs} runs, {Totals.steps} steps ({Totals.late} late), {Totals.predictions} predictions equal; largest difference "

@@ -77,9 +77,21 @@ class Rules:
                      for p, s in enumerate(score)]
         return score
 
-    def select(self, step, masked, probability, top1, answer, predicted=None, behind=None):
+    def certainty(self, probability):
+        """What d2Cache keeps of a mask's distribution: the strategy's score, before density and place."""
+        options, best = self.options, probability.topk(2)
+        if options.strategy == "pc_sampler":
+            return min(-float(best.values[0]) * math.log(self.share(int(best.indices[0])) + 1e-9), options.pc_alpha)
+        if options.rank_by == "margin":
+            return float(best.values[0] - best.values[1])
+        if options.rank_by == "negative_entropy":
+            return float((probability * torch.log(probability + 1e-10)).sum())
+        return float(best.values[0])
+
+    def select(self, step, masked, probability, top1, answer, predicted=None, behind=None, unseen=0):
         """-> the positions in the block that the strategy chooses. `predicted`: the positions whose
-        rows of `probability` mean something (None: all); `behind`: distributions of others, by position."""
+        rows of `probability` mean something (None: all); `behind`: distributions of others, by position;
+        `unseen`: the block's masks that are not predicted."""
         options, margin = self.options, self.margin
         if options.strategy == "klass":
             self.observe({self.begin + p: probability[p]
@@ -87,7 +99,7 @@ class Rules:
         if not masked:
             return []
         confidence = probability.max(-1).values.tolist()
-        due, left = quota(options, step, len(masked)), len(masked)
+        due, left = quota(options, step, len(masked) + unseen), len(masked)
         if options.strategy == "sequential":
             end = min(masked[0] + due, options.block_length)
             return [p for p in masked if p < end]
