@@ -20,6 +20,7 @@
 #include "command_line/standard_streams.h"
 #include "command_line/text_output.h"
 #include "decode_record/error.h"
+#include "decode_record/json_text.h"
 #include "decode_record/text.h"
 
 namespace blockscope {
@@ -176,7 +177,7 @@ void calibrate(CalibrateFlags flags) {
     note("blockscope: warning: {}\n", warning);
   }
   if (flags.json) {
-    fmt::print("{}\n", to_document(flags, sums, chosen, file).dump(2));
+    fmt::print("{}\n", json_text(to_document(flags, sums, chosen, file), 2));
     return;
   }
   if (flags.quiet || output.is_standard_output()) return;

@@ -23,6 +23,7 @@
 #include "command_line/text_output.h"
 #include "decode_record/error.h"
 #include "decode_record/index_set.h"
+#include "decode_record/json_text.h"
 #include "decode_record/text.h"
 #include "decode_record/trace_reader.h"
 
@@ -62,10 +63,6 @@ std::vector<std::int64_t> chosen_sequences(const TraceReader& reader, const Expo
          plural(left, "aborted sequence"));
   }
   return result;
-}
-
-std::string dump(const ordered_json& value) {
-  return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
 ordered_json numbers(const std::vector<float>& values) {
@@ -202,11 +199,11 @@ void write_json(const TraceReader& reader, const std::vector<std::int64_t>& sequ
     head["vocab_size"] = meta.vocab_size;
     head["bidirectional"] = meta.bidirectional;
   }
-  const std::string text = head.dump(-1, ' ');
+  const std::string text = json_text(head);
   out << text.substr(0, text.size() - 1) << ",\"sequences\":[";
   const char* separator = "\n";
   for (const std::int64_t index : sequences) {
-    out << std::exchange(separator, ",\n") << dump(sequence(reader, index));
+    out << std::exchange(separator, ",\n") << json_text(sequence(reader, index));
   }
   out << "\n]}\n";
 }
@@ -223,7 +220,7 @@ void write_klass(const TraceReader& reader, const std::vector<std::int64_t>& seq
   out << "[";
   const char* separator = "\n";
   for (const ordered_json& step : klass_json(reader, sequences.front())) {
-    out << std::exchange(separator, ",\n") << dump(step);
+    out << std::exchange(separator, ",\n") << json_text(step);
   }
   out << "\n]\n";
 }

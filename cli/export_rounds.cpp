@@ -8,6 +8,7 @@
 #include "cli/export_formats.h"
 #include "decode_record/error.h"
 #include "decode_record/import_rounds.h"
+#include "decode_record/json_text.h"
 
 namespace blockscope {
 namespace {
@@ -106,9 +107,7 @@ void write_rounds_lines(const TraceReader& reader, const std::vector<std::int64_
         "--format rounds: expected a trace of a draft, got {}. HINT: capture with --draft",
         reader.info().path));
   }
-  const auto print = [&](const ordered_json& line) {
-    out << line.dump(-1, ' ', false, ordered_json::error_handler_t::replace) << '\n';
-  };
+  const auto print = [&](const ordered_json& line) { out << json_text(line) << '\n'; };
   print(header(reader));
   for (const std::int64_t index : sequences) {
     const DraftedSequence sequence = read_rounds(reader, index);

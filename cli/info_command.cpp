@@ -19,6 +19,7 @@
 #include "command_line/printable.h"
 #include "decode_record/error.h"
 #include "decode_record/imported_trajectory.h"
+#include "decode_record/json_text.h"
 #include "decode_record/text.h"
 #include "decode_record/trace_inventory.h"
 #include "decode_record/trace_reader.h"
@@ -221,11 +222,6 @@ std::string state_of(const TraceInfo& info) {
                       : "cut off: every committed row is here";
 }
 
-ordered_json parse_or_text(const std::string& text) {
-  const auto value = ordered_json::parse(text, nullptr, false);
-  return value.is_discarded() ? ordered_json(text) : value;
-}
-
 ordered_json mean_json(const Mean& mean) {
   if (mean.weight == 0.0) return {{"mean", nullptr}, {"terms", 0}};
   return {{"mean", mean.sum / mean.weight}, {"terms", static_cast<std::int64_t>(mean.weight)}};
@@ -282,8 +278,8 @@ ordered_json to_json(const TraceInfo& info, const Summary& summary,
                                 {"stored_bytes", dataset.stored_bytes},
                                 {"compressed", dataset.compressed}});
   }
-  root["model"] = parse_or_text(info.meta.model_json);
-  root["run"] = parse_or_text(info.meta.run_json);
+  root["model"] = ordered_json::parse(info.meta.model_json);
+  root["run"] = ordered_json::parse(info.meta.run_json);
   return root;
 }
 
@@ -374,8 +370,7 @@ void run_info(const std::string& path, bool json, bool with_datasets) {
   const Summary summary = summarise(reader);
   const auto datasets = list_datasets(reader.info().path);
   if (json) {
-    fmt::print("{}\n", to_json(reader.info(), summary, datasets)
-                           .dump(2, ' ', false, ordered_json::error_handler_t::replace));
+    fmt::print("{}\n", json_text(to_json(reader.info(), summary, datasets), 2));
   } else {
     print_table(reader.info(), summary);
     if (with_datasets) print_datasets(datasets);

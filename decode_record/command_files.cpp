@@ -8,6 +8,7 @@
 
 #include "decode_record/error.h"
 #include "decode_record/trace_inventory.h"
+#include "decode_record/trace_open.h"
 
 namespace blockscope {
 namespace {
@@ -52,6 +53,7 @@ void CommandFiles::reads_trace(const std::string& path) {
   if (path.empty()) return;
   reads(path);
   reads(path + ".partial");
+  reads(existing_trace(path));
   for (const std::string& part : list_parts(path)) reads(part);
 }
 

@@ -127,7 +127,7 @@ File create_file(const std::string& path) {
   check(H5Pset_fclose_degree(access.get(), H5F_CLOSE_SEMI), path, "set up");
   H5File handle(check_id(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), path,
                          "create the file"));
-  return File{std::move(handle), path};
+  return File{std::move(handle), path, false, OpenMode::swmr_write, {}};
 }
 
 File open_file(const std::string& path, OpenMode mode, bool clear_flags) {
@@ -169,7 +169,7 @@ File open_file(const std::string& path, OpenMode mode, bool clear_flags) {
     // superblock tells; HDF5 then refuses to follow it ("addr overflow"). As h5clear --increment=0.
     check(H5Fincrement_filesize(handle.get(), 0), path, "restore the end of the file");
   }
-  return File{std::move(handle), path, prefetches, mode};
+  return File{std::move(handle), path, prefetches, mode, {}};
 }
 
 void start_swmr_write(const File& file) {
@@ -185,6 +185,13 @@ void flush(const File& file) {
 void close(File& file) {
   silence();
   if (!file.handle.close()) fail(file.path, "close the file");
+}
+
+int descriptor(const File& file) {
+  silence();
+  void* handle = nullptr;
+  check(H5Fget_vfd_handle(file.handle.get(), H5P_DEFAULT, &handle), file.path, "ask for the file");
+  return *static_cast<const int*>(handle);
 }
 
 Dataset create_dataset(const File& file, const std::string& path, const DatasetLayout& layout) {
@@ -239,9 +246,13 @@ Dataset open_dataset(const File& file, const std::string& path, Element element,
   dataset.name = where;
   dataset.element = element;
   dataset.prefetches = file.prefetches;
+  check_links(file, path);
   const H5Plist access = uncached(where);
   dataset.handle = H5Dataset(
       check_id(H5Dopen2(file.handle.get(), path.c_str(), access.get()), where, "open the dataset"));
+  const H5Plist plist(
+      check_id(H5Dget_create_plist(dataset.handle.get()), where, "read the storage"));
+  check_storage(file, plist, where);  // before HDF5 asks a virtual one's files for its extent
   const H5Type found(check_id(H5Dget_type(dataset.handle.get()), where, "read the type"));
   dataset.type = file_type(element);
   if (H5Tequal(found.get(), dataset.type.get()) <= 0) {
@@ -261,8 +272,6 @@ Dataset open_dataset(const File& file, const std::string& path, Element element,
   dataset.extent.resize(rank);
   check(H5Sget_simple_extent_dims(space.get(), dataset.extent.data(), nullptr), where,
         "read the extent");
-  const H5Plist plist(
-      check_id(H5Dget_create_plist(dataset.handle.get()), where, "read the storage"));
   if (H5Pget_layout(plist.get()) == H5D_CHUNKED) {
     dataset.chunk.resize(rank);
     check(H5Pget_chunk(plist.get(), found_rank, dataset.chunk.data()), where, "read the chunks");

@@ -74,6 +74,7 @@ struct File {
   std::string path;
   bool prefetches = false;  ///< opened for reading, with the driver of h5_prefetch.h
   OpenMode mode = OpenMode::read;
+  std::vector<std::string> merged_of;  ///< names, as JSON, of the files that it may refer to
 };
 
 /// Where bytes lie in a file.
@@ -125,6 +126,8 @@ File open_file(const std::string& path, OpenMode mode, bool clear_flags = false)
 void start_swmr_write(const File& file);
 void flush(const File& file);
 void close(File& file);
+/// The descriptor that HDF5 reads the file with; open as long as the file is.
+int descriptor(const File& file);
 
 struct DatasetLayout {
   Element element = Element::u8;
@@ -141,9 +144,13 @@ Dataset create_virtual_dataset(const File& file, const std::string& path, Elemen
                                const std::vector<hsize_t>& extent,
                                const std::vector<VirtualPart>& parts);
 bool exists(const File& file, const std::string& path);
-/// Throws CorruptTrace unless the dataset has `element` and `rank` axes. The parts of a virtual one
-/// are opened too, and read directly: HDF5 would give fill values for a file that is missing.
-/// Throws TraceError when one is missing or has other rows than it had.
+/// Throws CorruptTrace where the values of a dataset lie elsewhere: behind a link, in external
+/// storage, or behind a filter that HDF5 would load. A virtual dataset may refer to the files of
+/// `merged_of`, by a relative path. One that is missing passes.
+void check_inside(const File& file, const std::string& path);
+/// Throws CorruptTrace unless the dataset has `element` and `rank` axes, and as check_inside(). The
+/// parts of a virtual one are opened too, and read directly: HDF5 would give fill values for a file
+/// that is missing. Throws TraceError when one is missing or has other rows than it had.
 Dataset open_dataset(const File& file, const std::string& path, Element element, std::size_t rank);
 
 void set_extent(Dataset& dataset, std::span<const hsize_t> extent);

@@ -13,6 +13,7 @@ namespace {
 
 H5Attribute open_attribute(const File& file, const std::string& path, const std::string& name) {
   silence();
+  check_links(file, path);
   if (H5Aexists_by_name(file.handle.get(), path.c_str(), name.c_str(), H5P_DEFAULT) <= 0) {
     H5Eclear2(H5E_DEFAULT);
     return {};

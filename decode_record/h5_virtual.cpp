@@ -50,17 +50,6 @@ VirtualPart read_part(const H5Plist& plist, std::size_t index, const std::string
   return part;
 }
 
-/// A part must hold its rows itself: files that refer to each other would never end.
-void refuse_virtual(const File& file, const std::string& path) {
-  const std::string where = object_name(file, path);
-  const H5Dataset handle(
-      check_id(H5Dopen2(file.handle.get(), path.c_str(), H5P_DEFAULT), where, "open the dataset"));
-  const H5Plist plist(check_id(H5Dget_create_plist(handle.get()), where, "read the storage"));
-  if (H5Pget_layout(plist.get()) == H5D_VIRTUAL) {
-    throw CorruptTrace(fmt::format("{}: expected rows, got references to a third file", where));
-  }
-}
-
 /// The part that holds row `row`.
 std::size_t part_of(const Dataset& dataset, hsize_t row) {
   const auto behind = std::ranges::upper_bound(dataset.parts, row, {}, &VirtualPart::first);
@@ -68,6 +57,16 @@ std::size_t part_of(const Dataset& dataset, hsize_t row) {
 }
 
 }  // namespace
+
+std::vector<std::string> part_files(const H5Plist& plist, const std::string& where) {
+  std::size_t count = 0;
+  check(H5Pget_virtual_count(plist.get(), &count), where, "read the parts");
+  std::vector<std::string> files;
+  for (std::size_t i = 0; i < std::min(count, kMaxParts); ++i) {
+    files.push_back(part_name(plist, i, where, H5Pget_virtual_filename));
+  }
+  return files;
+}
 
 Dataset create_virtual_dataset(const File& file, const std::string& path, Element element,
                                const std::vector<hsize_t>& extent,
@@ -120,8 +119,7 @@ void open_parts(const H5Plist& plist, const File& file, const std::string& path,
     if (part.first != next) refuse("the rows are not consecutive");
     next = part.first + part.rows;
     try {
-      File other = open_file(name, OpenMode::read);
-      refuse_virtual(other, path);
+      File other = open_file(name, OpenMode::read);  // may refer to no third one
       Dataset opened = open_dataset(other, path, dataset.element, dataset.extent.size());
       dataset.sources.push_back({std::move(other), std::move(opened)});
     } catch (const TraceError& error) {

@@ -5,10 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
-
-#include "decode_record/trace_header.h"
-#include "decode_record/value_bounds.h"
 
 namespace blockscope {
 
@@ -19,64 +15,23 @@ constexpr std::int64_t kScanRows = 65536;
 }  // namespace
 
 RawTrace::RawTrace(const std::string& path, Opening opening, Writer writer)
-    : file_(open_trace(existing_trace(path), writer)), meta_(read_header(file_)) {
-  file_bytes_ = std::filesystem::file_size(file_.path);
-  open_datasets();
-  complete_ = cell(Field::run_complete) != 0;
-  if (opening == Opening::known) {
-    take_committed(cell(Field::step_committed), cell(Field::sequence_committed));
-    find_lengths();
-    return;
-  }
-  StoredTrace stored(file_.path, writer);
+    : stored_(path, writer), complete_(stored_.committed().complete) {
   if (opening == Opening::salvage) {
-    whole_ = find_whole_rows(stored);
+    whole_ = find_whole_rows(stored_);
     complete_ = complete_ && whole_.all();
   } else {
-    take_committed(stored.count(Field::step_committed, Field::step_sequence),
-                   stored.count(Field::sequence_committed, Field::sequence_gen_length));
+    whole_.rows = whole_.committed_rows = stored_.committed().rows;
+    whole_.sequences = whole_.committed_sequences = stored_.committed().sequences;
   }
-  TraceCheck check(stored, whole_.cut);
-  check.pieces();
-  check.sequences(whole_.sequences);
-  check.rows(whole_.rows);
-  positions_ = check.positions();
-  if (opening == Opening::checked) stored.check_not_cut(whole_.rows);
+  if (opening != Opening::known) {
+    TraceCheck check(stored_, whole_.cut);
+    check.pieces();
+    check.sequences(whole_.sequences);
+    check.rows(whole_.rows);
+    stored_.set_positions(check.positions());
+  }
+  if (opening == Opening::checked) stored_.check_not_cut(whole_.rows);
   find_lengths();
-}
-
-void RawTrace::take_committed(std::int64_t rows, std::int64_t sequences) {
-  whole_.rows = whole_.committed_rows = rows;
-  whole_.sequences = whole_.committed_sequences = sequences;
-}
-
-void RawTrace::open_datasets() {
-  for (const DatasetSpec& spec : kDatasets) {
-    if (!exists_in(spec, meta_)) continue;
-    const std::string name(spec.path);
-    h5::Dataset dataset = h5::open_dataset(file_, name, file_element(spec, meta_), spec.rank);
-    // The pieces are not part of the meta: their two axes are as long as the file says.
-    const bool pieces = spec.field == Field::token_offset || spec.field == Field::token_bytes;
-    const std::vector<std::int64_t> expected =
-        pieces ? std::vector<std::int64_t>{0} : shape_of(spec, meta_);
-    const std::size_t first_fixed = spec.extendible() || pieces ? 1 : 0;
-    for (std::size_t i = first_fixed; i < spec.rank; ++i) {
-      if (dataset.extent[i] == static_cast<hsize_t>(expected[i])) continue;
-      throw CorruptTrace(
-          fmt::format("{}: axis {}: expected {} elements, got {}. HINT: the file is "
-                      "damaged or was not written by Blockscope",
-                      dataset.name, to_string(spec.axes[i]), expected[i], dataset.extent[i]));
-    }
-    check_row_size(dataset);
-    datasets_[index(spec.field)] = std::move(dataset);
-  }
-}
-
-std::int64_t RawTrace::cell(Field field) const {
-  const auto bytes = read(field, 0, 1);
-  std::int64_t value = 0;
-  std::memcpy(&value, bytes.data(), std::min(bytes.size(), sizeof(value)));
-  return value;
 }
 
 std::int64_t RawTrace::largest(Field field, std::int64_t count) const {
@@ -97,7 +52,7 @@ void RawTrace::set_length(Axis axis, Field by, std::int64_t value) {
   }
   if (value < 0 || value > limit) {
     throw CorruptTrace(fmt::format("{}:{}: expected 0 to {}, got {}. HINT: the trace is damaged",
-                                   file_.path, spec_of(by).path, limit, value));
+                                   path(), spec_of(by).path, limit, value));
   }
   lengths_[static_cast<std::size_t>(axis)] = value;
 }
@@ -130,11 +85,11 @@ void RawTrace::find_lengths() {
 std::int64_t RawTrace::text_bytes() const {
   const h5::Dataset& bytes = dataset(Field::sequence_bytes);
   if (complete_) {
-    check_read_size(bytes, bytes.extent[0], file_bytes_);
+    check_read_size(bytes, bytes.extent[0], stored_.file_bytes());
     return static_cast<std::int64_t>(bytes.extent[0]);
   }
   const std::int64_t sequences = length(Axis::sequence);
-  const auto reasons = read_integers(Field::sequence_finish_reason, 0, sequences);
+  const std::vector<std::uint8_t>& reasons = finish_reasons();
   std::int64_t end = 0;
   constexpr std::pair<Field, Field> kTexts[] = {
       {Field::sequence_name_start, Field::sequence_name_length},
@@ -167,43 +122,12 @@ std::size_t RawTrace::row_bytes(Field field) const {
 }
 
 std::vector<std::byte> RawTrace::read(Field field, std::int64_t first, std::int64_t count) const {
-  const h5::Dataset& source = dataset(field);
-  std::vector<hsize_t> start(source.extent.size(), 0);
-  start[0] = static_cast<hsize_t>(first);
-  std::vector<hsize_t> box = source.extent;
-  box[0] = static_cast<hsize_t>(count);
-  const std::size_t size = row_bytes(field) * static_cast<std::size_t>(count);
-  check_read_size(source, size, file_bytes_);
-  std::vector<std::byte> bytes(size);
-  if (bytes.empty()) return bytes;
-  h5::read_words(source, start, box, bytes.data());
-  const auto bounds = positions_ < 0 ? std::nullopt : bounds_of(field, meta_, positions_);
-  if (bounds) {
-    check_values(source.name, h5::size_of(source.element), *bounds, first,
-                 static_cast<std::size_t>(count), bytes);
-  }
-  return bytes;
+  return stored_.read(field, first, count, StoredTrace::kAllLayersOfRow);
 }
 
 std::vector<std::byte> RawTrace::read_layer(Field field, std::int64_t first, std::int64_t count,
                                             std::int64_t layer) const {
-  const h5::Dataset& source = dataset(field);
-  std::vector<hsize_t> start(source.extent.size(), 0);
-  start[0] = static_cast<hsize_t>(first);
-  start[1] = static_cast<hsize_t>(layer);
-  std::vector<hsize_t> box = source.extent;
-  box[0] = static_cast<hsize_t>(count);
-  box[1] = 1;
-  std::vector<std::byte> bytes(row_bytes(field) / source.extent[1] *
-                               static_cast<std::size_t>(count));
-  if (bytes.empty()) return bytes;
-  h5::read_words(source, start, box, bytes.data());
-  const auto bounds = positions_ < 0 ? std::nullopt : bounds_of(field, meta_, positions_);
-  if (bounds) {
-    check_values(source.name, h5::size_of(source.element), *bounds, first,
-                 static_cast<std::size_t>(count), bytes);
-  }
-  return bytes;
+  return stored_.read(field, first, count, layer);
 }
 
 std::vector<std::int64_t> RawTrace::read_integers(Field field, std::int64_t first,

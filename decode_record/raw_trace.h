@@ -6,7 +6,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,15 +27,18 @@ class RawTrace {
   explicit RawTrace(const std::string& path, Opening opening = Opening::checked,
                     Writer writer = Writer::maybe);
 
-  const std::string& path() const { return file_.path; }
-  const TraceMeta& meta() const { return meta_; }
+  const std::string& path() const { return stored_.path(); }
+  const TraceMeta& meta() const { return stored_.meta(); }
   bool complete() const { return complete_; }
+  /// [length(Axis::sequence)] As of the opening, as everything else.
+  const std::vector<std::uint8_t>& finish_reasons() const {
+    return stored_.committed().finish_reasons;
+  }
   /// Opening::salvage: what was lost.
   const WholeRows& whole() const { return whole_; }
-  const h5::File& file() const { return file_; }
 
-  bool has(Field field) const { return datasets_[index(field)].has_value(); }
-  const h5::Dataset& dataset(Field field) const { return *datasets_[index(field)]; }
+  bool has(Field field) const { return stored_.has(field); }
+  const h5::Dataset& dataset(Field field) const { return stored_.opened(field); }
   /// Committed elements of a growing axis.
   std::int64_t length(Axis axis) const { return lengths_[static_cast<std::size_t>(axis)]; }
   /// Shape of a dataset, its growing axis cut to what is committed.
@@ -53,23 +55,15 @@ class RawTrace {
                                           std::int64_t count) const;
 
  private:
-  static std::size_t index(Field field) { return static_cast<std::size_t>(field); }
-  void take_committed(std::int64_t rows, std::int64_t sequences);
-  void open_datasets();
   void find_lengths();
   std::int64_t text_bytes() const;
-  std::int64_t cell(Field field) const;
   std::int64_t largest(Field field, std::int64_t count) const;
   void set_length(Axis axis, Field by, std::int64_t value);
   void set_from_end(Axis axis, Field end, std::int64_t rows);
 
-  h5::File file_;
-  TraceMeta meta_;
+  StoredTrace stored_;
   bool complete_ = false;
-  std::uint64_t file_bytes_ = 0;
   WholeRows whole_;
-  std::int64_t positions_ = -1;  // TraceCheck::positions(); -1: unknown
-  std::array<std::optional<h5::Dataset>, kNumFields> datasets_;
   std::array<std::int64_t, static_cast<std::size_t>(Axis::count)> lengths_{};
 };
 

@@ -15,6 +15,7 @@
 
 #include "decode_record/command_files.h"
 #include "decode_record/given_once.h"
+#include "decode_record/json_text.h"
 #include "decode_record/raw_trace.h"
 #include "decode_record/repack_copy.h"
 #include "decode_record/text.h"
@@ -56,8 +57,7 @@ void check_inputs(const RawTraces& traces, const RepackOptions& options) {
 }
 
 std::string repacked_run_json(const RawTraces& traces, const RepackOptions& options) {
-  auto run = nlohmann::ordered_json::parse(traces.front()->meta().run_json, nullptr, false);
-  if (!run.is_object()) return traces.front()->meta().run_json;
+  auto run = nlohmann::ordered_json::parse(traces.front()->meta().run_json);
   auto inputs = nlohmann::ordered_json::array();
   for (const auto& trace : traces) {
     inputs.push_back({{"file", fs::path(trace->path()).filename().string()},
@@ -72,7 +72,7 @@ std::string repacked_run_json(const RawTraces& traces, const RepackOptions& opti
                              {"why", whole.why}};
   }
   run["repacked"] = {{"inputs", inputs}, {"deflate", options.deflate}, {"repair", options.repair}};
-  return run.dump();
+  return json_text(run);
 }
 
 TraceMeta output_meta(const RawTraces& traces, const RepackOptions& options) {
@@ -160,6 +160,16 @@ std::vector<RepackLoss> losses(const RawTraces& traces) {
   return result;
 }
 
+/// Before the temporary file, whose name would be in the message.
+void check_folder(const std::string& output) {
+  const fs::path folder = fs::absolute(output).parent_path();
+  if (::access(folder.c_str(), W_OK | X_OK) == 0) return;
+  throw TraceError(
+      fmt::format("{}: can't write to the folder {}: {}. HINT: check that it exists and that you "
+                  "may write to it",
+                  output, folder.string(), std::strerror(errno)));
+}
+
 /// What a repack to the same output left that was killed. One that is alive keeps its file.
 void remove_leftover(const std::string& temporary) {
   TraceFile::remove_unborn(temporary);
@@ -176,6 +186,7 @@ RepackResult repack_traces(const std::vector<std::string>& inputs, const std::st
   CommandFiles files;
   for (const auto& trace : traces) files.reads_trace(trace->path());
   files.reserve(output, options.force);
+  check_folder(output);
   check_inputs(traces, options);
 
   const std::string temporary = output + ".tmp";

@@ -63,10 +63,9 @@ void add_to_elements(std::vector<std::byte>& bytes, h5::Element element, std::in
 class CutSequences {
  public:
   explicit CutSequences(const RawTrace& trace) {
-    const std::int64_t count = trace.length(Axis::sequence);
-    const auto reasons = trace.read_integers(Field::sequence_finish_reason, 0, count);
-    for (const std::int64_t reason : reasons) {
-      const auto end = static_cast<FinishReason>(reason);
+    const auto count = static_cast<std::size_t>(trace.length(Axis::sequence));
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto end = static_cast<FinishReason>(trace.finish_reasons()[i]);
       const std::vector<bool>& cut = trace.whole().cut;
       const bool lost = cut_.size() < cut.size() && cut[cut_.size()];
       torn_.push_back(lost || end == FinishReason::unfinished);

@@ -1,21 +1,16 @@
 #include "decode_record/stored_trace.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
 
+#include "decode_record/trace_file.h"
+#include "decode_record/trace_texts.h"
 #include "decode_record/value_bounds.h"
 
 namespace blockscope {
 namespace {
 
-constexpr std::array<unsigned char, 8> kHdf5Signature{0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
 // One row of one dataset; more comes from a damaged file. (8B model: 19 MB.)
 constexpr std::size_t kLargestRow = std::size_t{1} << 32U;
 constexpr std::size_t kLargestRead = std::size_t{1} << 36U;
@@ -27,86 +22,7 @@ constexpr std::size_t kLargestRatio = 1032;
   throw CorruptTrace(fmt::format("{}: {}. HINT: the file is damaged.", where, what));
 }
 
-void check_signature(const ReadOnlyFile& file, const std::string& path) {
-  std::array<unsigned char, 8> found{};
-  if (file.size() >= found.size()) file.read(0, found.data(), found.size(), path);
-  if (found != kHdf5Signature) {
-    throw NotATrace(
-        fmt::format("{}: expected an HDF5 file, got something else. HINT: traces come "
-                    "from `blockscope capture`.",
-                    path));
-  }
-}
-
 }  // namespace
-
-std::string existing_trace(const std::string& path) {
-  std::error_code error;
-  const std::string partial = path + ".partial";
-  if (!std::filesystem::exists(path, error) && std::filesystem::exists(partial, error)) {
-    return partial;
-  }
-  return path;
-}
-
-h5::File open_trace(const std::string& path, Writer writer) {
-  check_signature(ReadOnlyFile(path), path);
-  // A file that is being written, whose writer was killed, or which was cut opens in SWMR mode
-  // only.
-  const bool partial = path.ends_with(".partial");
-  const h5::OpenMode live =
-      writer == Writer::maybe && partial ? h5::OpenMode::swmr_read : h5::OpenMode::dead_read;
-  try {
-    return h5::open_file(path, partial ? live : h5::OpenMode::read);
-  } catch (const TraceError&) {
-    try {
-      return h5::open_file(path, partial ? h5::OpenMode::read : live);
-    } catch (const TraceError&) {
-      // The first attempt's message is the one that fits the name.
-    }
-    throw;
-  }
-}
-
-ReadOnlyFile::ReadOnlyFile(const std::string& path)
-    : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {  // a pipe would wait
-  if (fd_ < 0) {
-    throw TraceError(fmt::format("{}: can't open the trace: {}", path, std::strerror(errno)));
-  }
-  struct stat status = {};
-  if (::fstat(fd_, &status) == 0 && !S_ISREG(status.st_mode)) {
-    ::close(fd_);
-    throw NotATrace(fmt::format(
-        "{}: expected a regular file, got a folder, pipe or device. HINT: traces come from "
-        "`blockscope capture`.",
-        path));
-  }
-}
-
-ReadOnlyFile::~ReadOnlyFile() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
-std::uint64_t ReadOnlyFile::size() const {
-  struct stat status = {};
-  return ::fstat(fd_, &status) == 0 && S_ISREG(status.st_mode)
-             ? static_cast<std::uint64_t>(status.st_size)
-             : 0;
-}
-
-void ReadOnlyFile::read(std::uint64_t offset, void* data, std::size_t bytes,
-                        const std::string& where) const {
-  auto* at = static_cast<char*>(data);
-  while (bytes > 0) {
-    const ssize_t got = ::pread(fd_, at, bytes, static_cast<off_t>(offset));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw TraceError(fmt::format("{}: read: {}", where, std::strerror(errno)));
-    if (got == 0) corrupt(where, fmt::format("the file ends before byte {}", offset + bytes));
-    at += got;
-    offset += static_cast<std::uint64_t>(got);
-    bytes -= static_cast<std::size_t>(got);
-  }
-}
 
 void check_row_size(const h5::Dataset& dataset) {
   std::size_t bytes = h5::size_of(dataset.element);
@@ -125,7 +41,32 @@ void check_read_size(const h5::Dataset& dataset, std::uint64_t bytes, std::uint6
 }
 
 StoredTrace::StoredTrace(const std::string& path, Writer writer)
-    : bytes_(path), file_(open_trace(path, writer)), meta_(read_header(file_)) {}
+    : file_(open_trace(path, writer)), bytes_(file_), meta_(read_header(file_)) {
+  file_.merged_of = merged_files(meta_);
+  // All at once: what a command happens not to read is no reason to take the file for a trace.
+  for (const DatasetSpec& spec : kDatasets) {
+    if (has(spec.field)) h5::check_inside(file_, std::string(spec.path));
+  }
+  look();
+}
+
+/// A writer flushes what rows and sequences hold, then how many sequences there are, how many rows,
+/// which sequences ended, and last that the run is complete. Whoever looks at these in the opposite
+/// order, and at everything else afterwards, finds all that they count.
+void StoredTrace::look() {
+  expire();
+  Committed now;
+  now.complete = cell(Field::run_complete) == 1;
+  now.finish_reasons =
+      column<std::uint8_t>(Field::sequence_finish_reason, 0,
+                           count(Field::sequence_committed, Field::sequence_finish_reason));
+  expire();
+  now.rows = count(Field::step_committed, Field::step_sequence);
+  now.sequences = count(Field::sequence_committed, Field::sequence_gen_length);
+  now.finish_reasons.resize(static_cast<std::size_t>(now.sequences));  // new ones have not ended
+  expire();
+  committed_ = std::move(now);
+}
 
 void StoredTrace::expire() {
   for (Slot& slot : slots_) slot.stale = true;
@@ -136,9 +77,15 @@ bool StoredTrace::has(Field field) const { return exists_in(spec_of(field), meta
 h5::Dataset& StoredTrace::dataset(Field field) const {
   Slot& slot = slots_.at(static_cast<std::size_t>(field));
   const DatasetSpec& spec = spec_of(field);
-  if (slot.dataset && slot.stale && spec.extendible()) h5::refresh(*slot.dataset);
+  const bool may_grow = spec.extendible() && file_.mode != h5::OpenMode::read;
+  if (slot.dataset && slot.stale && may_grow) h5::refresh(*slot.dataset);
   slot.stale = false;
-  if (slot.dataset) return *slot.dataset;
+  if (!slot.dataset) slot.dataset = open(field);
+  return *slot.dataset;
+}
+
+h5::Dataset StoredTrace::open(Field field) const {
+  const DatasetSpec& spec = spec_of(field);
   if (!has(field)) {
     throw UsageError(
         fmt::format("{}:{}: this trace has no such dataset (its level is {}). HINT: "
@@ -158,9 +105,10 @@ h5::Dataset& StoredTrace::dataset(Field field) const {
                                        to_string(spec.axes[i]), shape[i], opened.extent[i]));
     }
   }
+  if (!opened.parts.empty() && !TraceFile::is_virtual(spec))
+    corrupt(opened.name, "refers to other files");
   check_row_size(opened);
-  slot.dataset = std::move(opened);
-  return *slot.dataset;
+  return opened;
 }
 
 std::int64_t StoredTrace::extent(Field field) const {
@@ -171,13 +119,13 @@ std::int64_t StoredTrace::cell(Field field) const {
   const h5::Dataset& target = dataset(field);
   const auto address = h5::contiguous_address(target);
   if (!address) corrupt(target.name, "has no value");
-  if (target.element == h5::Element::u8) {
-    std::uint8_t value = 0;
-    bytes_.read(*address, &value, sizeof(value), target.name);
-    return value;
-  }
-  std::int64_t value = 0;
-  bytes_.read(*address, &value, sizeof(value), target.name);
+  const std::size_t bytes = h5::size_of(target.element);
+  std::int64_t value = 0;  // of a u8, its lowest byte
+  std::int64_t before = 0;
+  do {  // as a writer may be about to change it
+    before = value;
+    bytes_.read(*address, &value, bytes, target.name);
+  } while (value != before);
   return value;
 }
 

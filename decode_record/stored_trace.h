@@ -9,42 +9,23 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "decode_record/h5.h"
 #include "decode_record/located_values.h"
 #include "decode_record/trace_header.h"
+#include "decode_record/trace_open.h"
 
 namespace blockscope {
 
-/// A file descriptor for pread.
-class ReadOnlyFile {
- public:
-  explicit ReadOnlyFile(const std::string& path);
-  ReadOnlyFile(ReadOnlyFile&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  ReadOnlyFile& operator=(ReadOnlyFile&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~ReadOnlyFile();
-  std::uint64_t size() const;
-  /// Throws CorruptTrace when the bytes are not all there.
-  void read(std::uint64_t offset, void* data, std::size_t bytes, const std::string& where) const;
-
- private:
-  int fd_ = -1;
+/// What a trace holds, as of one moment. All that these count is in the file, whatever a writer
+/// adds.
+struct Committed {
+  std::int64_t rows = 0;
+  std::int64_t sequences = 0;
+  bool complete = false;                     ///< the run ended by itself; nothing is added any more
+  std::vector<std::uint8_t> finish_reasons;  ///< [sequences]; those that ended have all their rows
 };
-
-/// `path`, or `<path>.partial` when only that exists.
-std::string existing_trace(const std::string& path);
-
-/// Who else may have the file open.
-enum class Writer : std::uint8_t { maybe, none };
-
-/// Opens a trace for reading, finished or not: also one whose writer is alive, was killed, or which
-/// was cut off afterwards. Throws NotATrace or TraceError.
-h5::File open_trace(const std::string& path, Writer writer);
 
 /// Throw CorruptTrace for a row too large to be one, and for a read of more than a file of
 /// `file_bytes` can hold: values that were never written cost no disk, only the memory asked for.
@@ -53,7 +34,13 @@ void check_read_size(const h5::Dataset& dataset, std::uint64_t bytes, std::uint6
 
 class StoredTrace {
  public:
+  /// Opens existing_trace(path) and looks.
   explicit StoredTrace(const std::string& path, Writer writer = Writer::maybe);
+
+  /// As of the last look(). Lengths of datasets and their values are never older.
+  const Committed& committed() const { return committed_; }
+  /// Looks at what is committed now. Throws CorruptTrace when the datasets are shorter.
+  void look();
 
   const std::string& path() const { return file_.path; }
   const h5::File& file() const { return file_; }
@@ -62,9 +49,6 @@ class StoredTrace {
   bool has(Field field) const;
   /// Rows along the first axis, as the file has them now.
   std::int64_t extent(Field field) const;
-  std::int64_t cell(Field field) const;
-  /// The cell `committed`, which may not exceed the extent of `column`.
-  std::int64_t count(Field committed, Field column) const;
   const h5::Dataset& opened(Field field) const { return dataset(field); }
   /// From now on values that are positions are checked (TraceCheck::positions()).
   void set_positions(std::int64_t positions) { positions_ = positions; }
@@ -94,9 +78,6 @@ class StoredTrace {
   template <typename Value>
   std::vector<Value> column(Field field, std::int64_t first, std::int64_t count) const;
 
-  /// The next access to a dataset looks at the file anew.
-  void expire();
-
  private:
   struct Slot {
     std::optional<h5::Dataset> dataset;
@@ -112,15 +93,22 @@ class StoredTrace {
     std::span<const hsize_t> shape() const { return std::span(lengths).first(rank); }
   };
   h5::Dataset& dataset(Field field) const;
+  h5::Dataset open(Field field) const;
+  /// The next access to a dataset looks at the file anew.
+  void expire();
+  std::int64_t cell(Field field) const;
+  /// The cell `committed`, which may not exceed the extent of `column`.
+  std::int64_t count(Field committed, Field column) const;
   void check_range(Field field, std::int64_t first, std::int64_t count,
                    std::span<const std::byte> values) const;
   std::int64_t whole_rows_of_layer(Field field, std::int64_t layer, std::int64_t count,
                                    std::string* why) const;
   Box box(Field field, std::int64_t first, std::int64_t count, std::int64_t layer) const;
 
-  ReadOnlyFile bytes_;
   h5::File file_;
+  ReadOnlyFile bytes_;
   TraceMeta meta_;
+  Committed committed_;
   mutable std::array<Slot, kNumFields> slots_;
   std::int64_t positions_ = -1;  // unknown
 };

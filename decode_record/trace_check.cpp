@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "decode_record/decode_record.h"
 #include "decode_record/trace_check_columns.h"
@@ -107,7 +108,9 @@ void TraceCheck::check_prompts(std::int64_t first, std::int64_t end) const {
 }
 
 void TraceCheck::check_texts(std::int64_t first, std::int64_t count) const {
-  const auto reason = column(Field::sequence_finish_reason, first, count);
+  const auto reason =
+      std::span(trace_->committed().finish_reasons)
+          .subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
   const auto aborted = column(Field::sequence_aborted, first, count);
   for (std::size_t i = 0; i < reason.size(); ++i) {
     const std::int64_t at = first + static_cast<std::int64_t>(i);

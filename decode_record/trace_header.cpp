@@ -8,6 +8,8 @@
 #include <numeric>
 #include <span>
 
+#include "decode_record/trace_texts.h"
+
 namespace blockscope {
 namespace {
 
@@ -321,6 +323,7 @@ TraceMeta read_header(const h5::File& file) {
   meta.draft_cost = read_costs(file);
   meta.model_json = read_text(file, Field::model_json);
   meta.run_json = read_text(file, Field::run_json);
+  check_trace_texts(meta, file.path);
   try {
     check_meta(meta);
   } catch (const UsageError& error) {

@@ -69,8 +69,10 @@ struct TraceMeta {
   std::int64_t num_experts = 0;        ///< that a router chooses from; 0 without /router
   ArrayType array_type = ArrayType::bf16;
 
-  std::string model_json = "{}";  ///< resolved config, checkpoint digest, where each value is from
-  std::string run_json = "{}";    ///< policy, decoding parameters, seed, versions, command line
+  /// Resolved config, checkpoint digest, where each value is from.
+  std::string model_json = R"({"requested":""})";
+  /// Policy, decoding parameters, seed, versions, command line.
+  std::string run_json = R"({"version":""})";
   std::vector<std::string> pieces;  ///< vocabulary piece of token i, as bytes; may be empty
 
   /// Fills layers, heads and kv_heads with everything the model has.

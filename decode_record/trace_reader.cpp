@@ -54,8 +54,7 @@ h5::Element checked_element(const StoredTrace& raw, Field field, bool floats) {
 
 }  // namespace
 
-TraceReader::Impl::Impl(const std::string& path)
-    : requested(path), raw(existing_trace(path)), check_(raw) {
+TraceReader::Impl::Impl(const std::string& path) : requested(path), raw(path), check_(raw) {
   info.path = raw.path();
   info.format_version = kTraceFormatVersion;
   info.meta = raw.meta();
@@ -70,15 +69,13 @@ void TraceReader::Impl::corrupt(std::string_view what) const {
 }
 
 void TraceReader::Impl::read_counts() {
-  // Rows first: a sequence is always committed before its rows.
-  const std::int64_t rows = raw.count(Field::step_committed, Field::step_sequence);
-  const std::int64_t sequences = raw.count(Field::sequence_committed, Field::sequence_gen_length);
-  check_.sequences(sequences);
-  check_.rows(rows);
+  const Committed& now = raw.committed();
+  check_.sequences(now.sequences);
+  check_.rows(now.rows);
   raw.set_positions(check_.positions());
-  info.num_rows = rows;
-  info.num_sequences = sequences;
-  info.complete = raw.cell(Field::run_complete) == 1;
+  info.num_rows = now.rows;
+  info.num_sequences = now.sequences;
+  info.complete = now.complete;
   info.file_bytes = static_cast<std::int64_t>(raw.file_bytes());
 }
 
@@ -132,7 +129,7 @@ std::string TraceReader::Impl::text(Field start, Field length, std::int64_t sequ
 }
 
 TraceMeta read_trace_meta(const std::string& path) {
-  return read_header(open_trace(existing_trace(path), Writer::maybe));
+  return read_header(open_trace(path, Writer::maybe));
 }
 
 TraceReader::TraceReader(const std::string& path) : impl_(std::make_unique<Impl>(path)) {}
@@ -147,7 +144,7 @@ bool TraceReader::refresh() {
   if (existing_trace(impl_->requested) != before.path) {
     impl_ = std::make_unique<Impl>(impl_->requested);  // the writer finished and renamed it
   } else {
-    impl_->raw.expire();
+    impl_->raw.look();
     impl_->read_counts();
   }
   const TraceInfo& now = impl_->info;
@@ -191,7 +188,8 @@ SequenceInfo TraceReader::sequence(std::int64_t index) const {
                     info.prompt_hash.begin());
   info.gen_length = impl_->value<std::int32_t>(Field::sequence_gen_length, index);
   info.aborted = impl_->value<std::uint8_t>(Field::sequence_aborted, index) != 0;
-  const auto reason = impl_->value<std::uint8_t>(Field::sequence_finish_reason, index);
+  const std::uint8_t reason =
+      impl_->raw.committed().finish_reasons[static_cast<std::size_t>(index)];
   if (reason > static_cast<std::uint8_t>(FinishReason::interrupted)) {
     impl_->corrupt(fmt::format("/sequences/finish_reason: expected 0 to 4, got {}", reason));
   }

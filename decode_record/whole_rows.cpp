@@ -17,9 +17,8 @@ class Search {
   explicit Search(const StoredTrace& trace) : trace_(trace) {}
 
   WholeRows run() {
-    result_.committed_rows = trace_.count(Field::step_committed, Field::step_sequence);
-    result_.committed_sequences =
-        trace_.count(Field::sequence_committed, Field::sequence_gen_length);
+    result_.committed_rows = trace_.committed().rows;
+    result_.committed_sequences = trace_.committed().sequences;
     result_.rows = result_.committed_rows;
     result_.sequences = result_.committed_sequences;
     limit_by_own_columns();
@@ -76,7 +75,7 @@ class Search {
         {Field::sequence_metric_start, Field::sequence_metric_length},
         {Field::sequence_text_start, Field::sequence_text_length}};
     const std::int64_t all = result_.sequences;
-    const auto reasons = trace_.column<std::uint8_t>(Field::sequence_finish_reason, 0, all);
+    const std::vector<std::uint8_t>& reasons = trace_.committed().finish_reasons;
     for (const auto& [start_field, length_field] : kParts) {
       const bool prompt = start_field == Field::sequence_prompt_start;
       const bool text = start_field == Field::sequence_text_start;

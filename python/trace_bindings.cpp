@@ -49,16 +49,8 @@ class TraceHandle {
   /// Opened when they are first asked for: a trace of which only texts are read needs none.
   const TraceArrays& arrays() {
     check_open();
-    if (!arrays_ && !shown_.partial) arrays_.emplace(shown_.path);
-    constexpr int kTries = 3;  // a writer may add rows between the look at lengths and at counts
-    for (int i = 1; !arrays_; ++i) {
-      close_unfinished();
-      try {
-        arrays_.emplace(asked_);
-      } catch (const CorruptTrace&) {
-        if (i == kTries) throw;
-      }
-    }
+    if (!arrays_ && shown_.partial) close_unfinished();
+    if (!arrays_) arrays_.emplace(shown_.path);
     return *arrays_;
   }
 

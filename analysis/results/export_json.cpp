@@ -3,6 +3,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "decode_record/json_text.h"
+
 namespace blockscope {
 namespace {
 
@@ -72,7 +74,7 @@ void write_json(const AnalysisDocument& document, std::ostream& out) {
     root["unavailable"].push_back(
         {{"metric", metric.metric}, {"level", metric.level}, {"reason", metric.reason}});
   }
-  out << root.dump(1, ' ', false, ordered_json::error_handler_t::replace) << '\n';
+  out << json_text(root, 1) << '\n';
 }
 
 }  // namespace blockscope

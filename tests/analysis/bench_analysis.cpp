@@ -45,7 +45,7 @@ TraceMeta shape_8b() {
   meta.block_length = 32;
   meta.level = RecordLevel::outputs;
   meta.record_everything();
-  meta.run_json = R"({"policy":"exact"})";
+  meta.run_json = R"({"version":"test","policy":"exact"})";
   return meta;
 }
 

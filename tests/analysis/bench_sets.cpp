@@ -72,7 +72,7 @@ TraceMeta bench_meta(const Flags& flags) {
   meta.level = RecordLevel::full;
   meta.record_everything();
   meta.set_size = integer(flags, "k", 512);
-  meta.run_json = R"({"policy":"exact","decoding":"block_diffusion"})";
+  meta.run_json = R"({"version":"test","policy":"exact","decoding":"block_diffusion"})";
   return meta;
 }
 

@@ -18,7 +18,8 @@ using ::testing::Pair;
 using testing::run;
 using testing::SmallSetTrace;
 
-constexpr const char* kReplay = R"({"policy":"exact","strategy":"threshold","replay":"a.h5"})";
+constexpr const char* kReplay =
+    R"({"version":"test","policy":"exact","strategy":"threshold","replay":"a.h5"})";
 
 TEST(Decoding, SettledPositionsMAndBlocksCutOff) {
   const TempDir folder;
@@ -46,7 +47,8 @@ TEST(Decoding, SettledPositionsMAndBlocksCutOff) {
 std::string free_run(const std::string& path, double threshold, std::int64_t steps, float score) {
   SmallSetTrace trace(
       path, 2, 0, RecordLevel::trajectory,
-      R"({"policy":"exact","strategy":"threshold","threshold":)" + std::to_string(threshold) + "}");
+      R"({"version":"test","policy":"exact","strategy":"threshold","threshold":)" +
+          std::to_string(threshold) + "}");
   trace.sequence();
   for (std::int64_t s = 1; s <= steps; ++s) {
     trace.add({.step = s,

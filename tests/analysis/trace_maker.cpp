@@ -40,8 +40,8 @@ TraceMeta make_meta(const TraceMakerOptions& o) {
   meta.set_normaliser = o.set_normaliser;
   meta.has_shadow = o.shadow;
   meta.array_type = o.array_type;
-  meta.model_json = fmt::format(R"({{"name":"made","digest":"{}"}})", o.digest);
-  meta.run_json = fmt::format(R"({{"policy":"{}","tau":{}}})", o.policy, o.tau);
+  meta.model_json = fmt::format(R"({{"requested":"","name":"made","digest":"{}"}})", o.digest);
+  meta.run_json = fmt::format(R"({{"version":"test","policy":"{}","tau":{}}})", o.policy, o.tau);
   for (std::int64_t i = 0; i <= kVocabulary; ++i) meta.pieces.push_back(fmt::format("t{} ", i));
   return meta;
 }

@@ -51,8 +51,8 @@ TraceMeta make_meta(const VastTraceOptions& o) {
   meta.record_everything();
   meta.set_size = kSetSize;
   meta.set_normaliser = SetNormaliser::prefix;
-  meta.model_json = R"({"name":"vast"})";
-  meta.run_json = R"({"policy":"exact"})";
+  meta.model_json = R"({"requested":"vast"})";
+  meta.run_json = R"({"version":"test","policy":"exact"})";
   for (std::int64_t i = 0; i <= kVocabulary; ++i) meta.pieces.push_back(fmt::format("w{} ", i));
   return meta;
 }

@@ -13,7 +13,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
 
 from capture_harness import require_binary, run, temporary_folder
-from hostile_trace import check, spoil
+from hostile_trace import SURE, check, spoil
 from round_files import HEADER, play, written
 import test_trace_damage as damage
 
@@ -54,6 +54,7 @@ def test_round(folder, sources, chance, number):
     results = []
     for command in commands(path, original, folder):
         results.append(check(command, path, told))
+        assert results[-1][0] != 0 or SURE not in told, (command, told, "was taken")
         assert path.read_bytes() == before, (command, told, "the file was changed")
     path.unlink()
     return results

@@ -211,7 +211,7 @@ TEST(Repack, AMergedTraceWhosePartIsMissingOrChangedIsRefused) {
   refused("rows now");
   std::filesystem::remove(part);
   std::filesystem::copy_file(merged, part);  // refers to itself
-  refused("a third file");
+  refused("a reference to");
   std::filesystem::remove(part);
   std::filesystem::rename(folder.file("away.h5"), part);
   EXPECT_EQ(run_blockscope({"info", merged, "--datasets"}).exit_code, 0);
@@ -268,7 +268,7 @@ TEST(Repack, ARunIsMergedOnceUnderWhateverFormItIsGiven) {
 TEST(Repack, TracesOfDifferentModelsAreNotMerged) {
   const TempDir folder;
   RunShape other;
-  other.model_json = R"({"name":"other"})";
+  other.model_json = R"({"requested":"","name":"other"})";
   write_run(folder.file("a.h5"));
   write_run(folder.file("b.h5"), other);
   const auto result = run_blockscope(

@@ -18,7 +18,7 @@ struct RunShape {
   bool finish = true;  // else the file stays `.partial`
   RecordLevel level = RecordLevel::full;
   std::function<void(TraceRow&)> change = [](TraceRow&) {};  // applied to every denoising row
-  std::string model_json = R"({"name":"fixture"})";
+  std::string model_json = R"({"requested":"","name":"fixture"})";
 };
 
 inline void append_sequence(TraceWriter& writer, const TraceMeta& meta, const RunShape& shape,

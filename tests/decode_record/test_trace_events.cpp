@@ -138,7 +138,7 @@ TEST(CacheRanges, AndRevocationsSurviveAMerge) {
   const TempDir dir;
   const auto write = [&](const std::string& name, std::int64_t token) {
     TraceMeta meta = trajectory_meta();
-    meta.run_json = R"({"rank":)" + std::to_string(token) + "}";
+    meta.run_json = R"({"version":"test","rank":)" + std::to_string(token) + "}";
     TraceWriter writer(dir.file(name), meta);
     Rows rows(writer);
     rows.add({1, 3}, {token, 13}, {}, fixture::cache_of(meta, token));

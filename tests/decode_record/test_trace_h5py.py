@@ -87,7 +87,7 @@ def check_sequences(names):
         assert names["text"]("answer", s) == f"answer {s}"
         assert names["text"]("text", s) == f"text {s}"
     assert names["piece"][42] == b"piece42"
-    assert names["run"] == {"policy": "exact"}
+    assert names["run"] == {"version": "test", "policy": "exact"}
 
 
 def check_prefix(names, rows):

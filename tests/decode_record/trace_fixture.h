@@ -54,8 +54,8 @@ inline TraceMeta small_meta(RecordLevel level = RecordLevel::full,
   meta.has_cache = true;
   meta.has_revocations = true;
   meta.has_kl = true;
-  meta.model_json = R"({"name":"fixture"})";
-  meta.run_json = R"({"policy":"exact"})";
+  meta.model_json = R"({"requested":"","name":"fixture"})";
+  meta.run_json = R"({"version":"test","policy":"exact"})";
   for (int i = 0; i < 100; ++i) meta.pieces.push_back("piece" + std::to_string(i));
   return meta;
 }

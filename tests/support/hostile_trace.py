@@ -3,6 +3,7 @@ with an answer or one line that names the file."""
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import time
@@ -10,12 +11,15 @@ import time
 import h5py
 import numpy as np
 
+import outside_trace
+
 BINARY = os.environ.get("BLOCKSCOPE_BINARY", "")
 SECONDS, MEMORY = 30, 2 << 30
 INTEGERS = (-1, 0, 1, 2, -2, 7, 255, 1000, 9999, 2**16, 2**20, 2**24, 2**30, 2**40, 2**62)
 FLOATS = (float("nan"), float("inf"), -float("inf"), -1.0, 0.0, 1.0, 1e30, -1e30, 1e-38)
 RAW = ("_M_", "std::", "vector", "basic_string", "bad_alloc", "terminate", "map::at")
 NOTES = ("note: ", "blockscope: warning: ")
+SURE = "refused: "
 
 
 def flip_bytes(path, chance):
@@ -82,9 +86,38 @@ def set_values(path, chance):
     return ", ".join(told)
 
 
+def lead_outside(path, chance):
+    other = path.with_name("other.h5")
+    shutil.copy(path, other)
+    names = []
+    with h5py.File(path, "r+") as file:
+        file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) and "/" in name
+                        and item.ndim else None)
+        name, way = f"/{chance.choice(names)}", chance.choice(outside_trace.REACHES)
+        way(file, name, other)
+    return f"{SURE}{name} {way.__name__}"
+
+
+def spoil_text(path, chance):
+    place = chance.choice(("/run/json", "/model/json"))
+    with h5py.File(path, "r+") as file:
+        text = bytearray(file[place][:].tobytes())
+        what = chance.randrange(3)
+        if what == 0:
+            text = text[:chance.randrange(len(text))]
+        elif what == 1:
+            text = chance.choice((b"{}", b"[]", b"null", b"7", b"x" * 1000, b"[" * 100000))
+        else:
+            text[chance.randrange(len(text))] = 0xFF
+        del file[place]
+        file.create_dataset(place, data=np.frombuffer(bytes(text), np.uint8))
+    return f"{SURE}{place} is {bytes(text[:50])}"
+
+
 def spoil(path, chance):
-    """-> what was done to it; a trace that is being written can't be opened to set values."""
-    kinds = (flip_bytes, truncate, set_values, set_values, set_values)
+    """-> what was done to it; a trace that is being written can't be opened to set values. What begins with
+    SURE must be refused by every command."""
+    kinds = (flip_bytes, truncate, set_values, set_values, set_values, lead_outside, spoil_text)
     return chance.choice(kinds[:2] if path.suffix == ".partial" else kinds)(path, chance)
 
 

@@ -31,7 +31,7 @@ inline SmallStep sparse_step(std::int64_t number, std::vector<std::int32_t> sele
 
 /// Step 1 reads everything, 2 reads {10, 2900, 77}, 3 reads no key, 4 is not recorded.
 inline std::string sparse_trace(const std::string& path) {
-  SmallSetTrace trace(path, 2, 4, RecordLevel::sets, R"({"policy":"mage"})", 3);
+  SmallSetTrace trace(path, 2, 4, RecordLevel::sets, R"({"version":"test","policy":"mage"})", 3);
   std::vector<std::int64_t> prompt(kSparseContext);
   for (std::size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<std::int64_t>(i % 90);
   trace.sequence(prompt);

@@ -121,7 +121,8 @@ TEST_F(SelectionPanel, EveryTraceWithSetsShowsTheFirstStepsSet) {
 }
 
 TEST_F(SelectionPanel, ADamagedSetIsAProblem) {
-  SmallSetTrace trace(file("bad.h5"), 2, 4, RecordLevel::sets, R"({"policy":"mage"})", 3);
+  SmallSetTrace trace(file("bad.h5"), 2, 4, RecordLevel::sets,
+                      R"({"version":"test","policy":"mage"})", 3);
   trace.sequence(std::vector<std::int64_t>(kSparseContext, 1));
   trace.add(sparse_step(1, {10, kSparseContext + 1, 77}, {0, 1, 2, 3}, 0.0F));
   trace.end(1.0F);

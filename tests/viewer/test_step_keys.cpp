@@ -132,7 +132,7 @@ TEST_F(StepKeysOfATrace, KeysBeyondThePrefixOrTwiceAreDamage) {
   for (const std::vector<std::int32_t>& selected :
        {std::vector<std::int32_t>{10, kSparseContext, 77}, {10, 77, 10}}) {
     testing::SmallSetTrace trace(folder_.file(std::to_string(selected[2]) + ".h5"), 2, 4,
-                                 RecordLevel::sets, R"({"policy":"mage"})", 3);
+                                 RecordLevel::sets, R"({"version":"test","policy":"mage"})", 3);
     trace.sequence(std::vector<std::int64_t>(kSparseContext, 1));
     trace.add(testing::sparse_step(1, selected, {0, 1, 2, 3}, 0.0F));
     trace.end(1.0F);
