@@ -27,7 +27,7 @@ void AnalyzeOutput::write(const AnalysisDocument& document) {
   const bool stdout_json = takes_stdout(json_);
   if (csv_ && !stdout_csv) csv_->write(csv);
   if (json_ && !stdout_json) json_->write(json);
-  if (hdf5_) write_hdf5(document, hdf5_->temporary());
+  if (hdf5_) write_hdf5(document, *hdf5_);
   if (csv_) csv_->commit();
   if (json_) json_->commit();
   if (hdf5_) hdf5_->commit();

@@ -59,7 +59,7 @@ TextOutput::TextOutput(CommandFiles& files, const std::string& path, bool replac
   }
 }
 
-void TextOutput::write(const std::function<void(std::ostream&)>& writer) const {
+void TextOutput::write(const std::function<void(std::ostream&)>& writer) {
   if (file_) {
     file_->write(writer);
   } else {
@@ -67,7 +67,7 @@ void TextOutput::write(const std::function<void(std::ostream&)>& writer) const {
   }
 }
 
-void TextOutput::write(const std::string& text) const {
+void TextOutput::write(const std::string& text) {
   write([&text](std::ostream& out) { out << text; });
 }
 

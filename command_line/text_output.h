@@ -19,8 +19,8 @@ class TextOutput {
   bool is_standard_output() const { return !file_; }
   /// Into the file, which appears at commit(); or prints at once, to a terminal without control
   /// characters (a pipe gets the bytes as they are). Throws Error when a file can't be written.
-  void write(const std::function<void(std::ostream&)>& writer) const;
-  void write(const std::string& text) const;
+  void write(const std::function<void(std::ostream&)>& writer);
+  void write(const std::string& text);
   void commit();
 
  private:

@@ -28,7 +28,9 @@ void write_attributes(const h5::File& file, const std::string& path,
 
 class ArrayFile::Impl {
  public:
-  explicit Impl(const std::string& path) : file_(h5::create_file(path)) {}
+  explicit Impl(const OutputFile& output) : file_(h5::create_file(output.temporary())) {
+    file_.path = output.path();  // what messages name
+  }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
   ~Impl() {
@@ -76,7 +78,7 @@ class ArrayFile::Impl {
   std::map<std::string, h5::Dataset> axes_;
 };
 
-ArrayFile::ArrayFile(const std::string& path) : impl_(std::make_unique<Impl>(path)) {}
+ArrayFile::ArrayFile(const OutputFile& output) : impl_(std::make_unique<Impl>(output)) {}
 ArrayFile::~ArrayFile() = default;
 
 void ArrayFile::add_group(const std::string& path, const std::vector<ArrayAttribute>& attributes) {

@@ -10,15 +10,17 @@
 #include <variant>
 #include <vector>
 
+#include "decode_record/output_file.h"
+
 namespace blockscope {
 
 using ArrayAttribute = std::pair<std::string, std::variant<std::string, std::int64_t>>;
 
 class ArrayFile {
  public:
-  /// A new file; an existing one is truncated. All members throw TraceError with HDF5's reason (a
-  /// full disk).
-  explicit ArrayFile(const std::string& path);
+  /// The content of an output, which must outlive it. All members throw TraceError with HDF5's
+  /// reason (a full disk).
+  explicit ArrayFile(const OutputFile& output);
   ~ArrayFile();
   ArrayFile(const ArrayFile&) = delete;
   ArrayFile& operator=(const ArrayFile&) = delete;

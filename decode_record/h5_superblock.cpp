@@ -7,7 +7,7 @@
 
 namespace blockscope::h5 {
 
-std::optional<CutOff> cut_off(const std::string& path) {
+std::optional<std::uint64_t> end_of_file(const std::string& path) {
   // HDF5 file format, II.A: version at byte 8, size of offsets at 9, base address at 12, end of
   // file at 28, both little-endian with 8 bytes.
   constexpr std::size_t kVersion = 8;
@@ -22,8 +22,16 @@ std::optional<CutOff> cut_off(const std::string& path) {
   }
   const bool known = bytes[kVersion] == 2 || bytes[kVersion] == 3;
   if (!known || bytes[kOffsetSize] != 8) return std::nullopt;
+  std::uint64_t end = 0;
+  for (std::size_t i = 8; i-- > 0;) end = end << 8U | bytes.at(kEnd + i);
+  return end;
+}
+
+std::optional<CutOff> cut_off(const std::string& path) {
+  const auto end = end_of_file(path);
+  if (!end) return std::nullopt;
   CutOff result;
-  for (std::size_t i = 8; i-- > 0;) result.expected = result.expected << 8U | bytes.at(kEnd + i);
+  result.expected = *end;
   std::error_code error;
   result.bytes = std::filesystem::file_size(path, error);
   if (error || result.bytes >= result.expected) return std::nullopt;

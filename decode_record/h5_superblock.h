@@ -7,13 +7,16 @@
 
 namespace blockscope::h5 {
 
+/// Where the file ends, as its superblock tells (versions 2 and 3, which traces have); nullopt: it
+/// can't be read.
+std::optional<std::uint64_t> end_of_file(const std::string& path);
+
 struct CutOff {
   std::uint64_t bytes = 0;     ///< that the file has
   std::uint64_t expected = 0;  ///< that its superblock tells
 };
 
-/// nullopt: the file is as long as its superblock says (versions 2 and 3, which traces have), or
-/// that can't be read.
+/// nullopt: the file is as long as its superblock says, or that can't be read.
 std::optional<CutOff> cut_off(const std::string& path);
 
 }  // namespace blockscope::h5

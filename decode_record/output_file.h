@@ -1,11 +1,14 @@
 // A new file that appears under its name only when it is whole: it is written beside it, as
-// `<path>.tmp-<process id>`, and renamed by commit(). What is not committed is removed; what a
-// killed process left is removed by the next one that writes the same name.
+// `<path>.tmp-<process id>` (own_file.h), and renamed by commit(). What is not committed is
+// removed; what a killed process left is removed by the next one that writes the same name.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <ostream>
 #include <string>
+
+#include "decode_record/own_file.h"
 
 namespace blockscope {
 
@@ -21,9 +24,8 @@ void check_meant_as_name(const std::string& path);
 /// is one and `replace` is false.
 void check_output_name(const std::string& path, bool replace);
 
-/// Gives the finished file `from` its name `to`; without `replace` only while that name is free.
-/// Returns the system's complaint, empty: done.
-std::string rename_output(const std::string& from, const std::string& to, bool replace);
+/// Removes what killed processes left that were writing `path`.
+void remove_abandoned(const std::string& path);
 
 class OutputFile {
  public:
@@ -31,28 +33,36 @@ class OutputFile {
   /// and Error when the folder can't be written. A command that reads files calls
   /// CommandFiles::open instead.
   OutputFile(std::string path, bool replace);
-  OutputFile(OutputFile&& other) noexcept;
-  OutputFile& operator=(OutputFile&& other) noexcept;
+  OutputFile(OutputFile&& other) noexcept = default;
+  OutputFile& operator=(OutputFile&& other) noexcept = default;
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
   /// Removes the temporary file unless commit() was called.
   ~OutputFile();
 
   const std::string& path() const { return path_; }
-  /// Where to write; the file is there and empty.
-  const std::string& temporary() const { return temporary_; }
+  /// Where to write: a name that opens the temporary file itself, whatever stands under its name by
+  /// now. The file is there and empty.
+  std::string temporary() const { return file_.direct_name(); }
   /// Stores `text` as the whole content. Throws Error when it can't (a full disk).
-  void write(const std::string& text) const;
+  void write(const std::string& text);
   /// The same of what `writer` writes.
-  void write(const std::function<void(std::ostream&)>& writer) const;
-  /// Renames. Throws Error when it can't.
+  void write(const std::function<void(std::ostream&)>& writer);
+  /// Adds bytes. Throws as write().
+  void append(const void* data, std::size_t size);
+  /// Returns when what is in the file now is on the disk. Throws as write().
+  void sync();
+  /// Renames. Throws Error when it can't, or when somebody moved, removed or cut the file
+  /// meanwhile.
   void commit();
 
  private:
+  [[noreturn]] void fail(int reason) const;
+
   std::string path_;
-  std::string temporary_;  // empty: committed or moved from
+  OwnFile file_;  // empty: committed or moved from
   bool replace_ = false;
-  int lock_ = -1;  // descriptor; says that the temporary file is somebody's
+  std::int64_t written_ = 0;  // bytes that it must have
 };
 
 }  // namespace blockscope

@@ -1,14 +1,9 @@
 // See repack.h: what the inputs must have in common, what the output says of itself, its file.
 #include "decode_record/repack.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -124,18 +119,6 @@ std::vector<VirtualSource> virtual_sources(const RawTraces& traces, const std::s
   return sources;
 }
 
-void sync_and_rename(const std::string& temporary, const std::string& output, bool force) {
-  const int descriptor = ::open(temporary.c_str(), O_RDONLY | O_CLOEXEC);
-  const bool synced = descriptor >= 0 && ::fsync(descriptor) == 0;
-  const std::string reason = synced ? "" : std::strerror(errno);
-  if (descriptor >= 0) ::close(descriptor);
-  const std::string problem = synced ? rename_output(temporary, output, force) : reason;
-  if (!problem.empty()) {
-    throw TraceError(
-        fmt::format("{}: cannot be finished: {}. HINT: check the free space", output, problem));
-  }
-}
-
 std::unique_ptr<RawTrace> open_input(const std::string& path, const RepackOptions& options) {
   if (!options.repair) return std::make_unique<RawTrace>(path);
   const bool live = TraceFile::has_writer(existing_trace(path));
@@ -160,22 +143,6 @@ std::vector<RepackLoss> losses(const RawTraces& traces) {
   return result;
 }
 
-/// Before the temporary file, whose name would be in the message.
-void check_folder(const std::string& output) {
-  const fs::path folder = fs::absolute(output).parent_path();
-  if (::access(folder.c_str(), W_OK | X_OK) == 0) return;
-  throw TraceError(
-      fmt::format("{}: can't write to the folder {}: {}. HINT: check that it exists and that you "
-                  "may write to it",
-                  output, folder.string(), std::strerror(errno)));
-}
-
-/// What a repack to the same output left that was killed. One that is alive keeps its file.
-void remove_leftover(const std::string& temporary) {
-  TraceFile::remove_unborn(temporary);
-  TraceFile::remove_left(temporary);
-}
-
 }  // namespace
 
 RepackResult repack_traces(const std::vector<std::string>& inputs, const std::string& output,
@@ -185,26 +152,17 @@ RepackResult repack_traces(const std::vector<std::string>& inputs, const std::st
   for (const std::string& input : inputs) traces.push_back(open_input(input, options));
   CommandFiles files;
   for (const auto& trace : traces) files.reads_trace(trace->path());
-  files.reserve(output, options.force);
-  check_folder(output);
+  OutputFile file = files.open(output, options.force);
   check_inputs(traces, options);
 
-  const std::string temporary = output + ".tmp";
-  remove_leftover(temporary);
   const std::vector<VirtualSource> sources = virtual_sources(traces, output, options);
-  RepackResult result;
-  try {
-    TraceFile file =
-        TraceFile::create(temporary, output_meta(traces, options), options.deflate, sources);
-    result = copy_traces(traces, file, !sources.empty(), options);
-    file.trim();
-    file.close();
-    sync_and_rename(temporary, output, options.force);
-  } catch (...) {
-    std::error_code ignored;
-    if (!TraceFile::has_writer(temporary)) fs::remove(temporary, ignored);
-    throw;
-  }
+  TraceFile made =
+      TraceFile::create_in(file, output_meta(traces, options), options.deflate, sources);
+  RepackResult result = copy_traces(traces, made, !sources.empty(), options);
+  made.trim();
+  made.close();
+  file.sync();
+  file.commit();
   for (const auto& trace : traces) {
     result.bytes_before += static_cast<std::int64_t>(fs::file_size(trace->path()));
   }

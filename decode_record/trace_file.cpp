@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
+#include <utility>
+
+#include "decode_record/h5_superblock.h"
 
 namespace blockscope {
 namespace {
@@ -48,36 +50,38 @@ void fill_missing(std::vector<std::byte>& bytes, h5::Element element) {
   }
 }
 
-TraceFile TraceFile::create(const std::string& path, const TraceMeta& meta, int deflate,
-                            const std::vector<VirtualSource>& sources) {
-  // Under another name until it is a trace: whoever finds `path`, after a kill too, can read it.
-  const std::string unborn = path + ".new";
-  WriterLock lock(unborn, path, true);
-  // The other process may have been faster, from the opening of the file to its new name.
+TraceFile TraceFile::create(const std::string& path, const TraceMeta& meta, bool replace) {
+  OwnFile own = create_unborn(path);
+  // The other process may have been faster, from the creation of the file to its new name.
   const auto check_alone = [&] {
     if (has_writer(path)) refuse_second_writer(path, path);
-    if (!lock.names_this_file()) refuse_second_writer(path, unborn);
+    if (!own.has_its_name()) refuse_second_writer(path, path + ".new");
   };
   try {
     check_alone();
-    TraceFile result = create_unborn(unborn, path, meta, deflate, sources);
+    TraceFile result = fill(own.direct_name(), path, meta, 0, {});
     check_alone();
-    std::filesystem::rename(unborn, path);
-    result.lock_ = std::move(lock);
+    if (const std::string problem = own.rename(path, replace, 1); !problem.empty()) {
+      check_alone();
+      throw TraceError(fmt::format("{}: can't be created: {} {}", path, own.path(), problem));
+    }
+    result.own_ = std::move(own);
+    result.note_size();
     return result;
-  } catch (const std::filesystem::filesystem_error& error) {
-    throw TraceError(fmt::format("{}: can't be created: {}", path, error.code().message()));
   } catch (...) {
-    std::error_code ignored;
-    if (lock.names_this_file()) std::filesystem::remove(unborn, ignored);
+    own.remove();
     throw;
   }
 }
 
-TraceFile TraceFile::create_unborn(const std::string& unborn, const std::string& path,
-                                   const TraceMeta& meta, int deflate,
-                                   const std::vector<VirtualSource>& sources) {
-  h5::File file = h5::create_file(unborn);
+TraceFile TraceFile::create_in(const OutputFile& output, const TraceMeta& meta, int deflate,
+                               const std::vector<VirtualSource>& sources) {
+  return fill(output.temporary(), output.path(), meta, deflate, sources);
+}
+
+TraceFile TraceFile::fill(const std::string& empty, const std::string& path, const TraceMeta& meta,
+                          int deflate, const std::vector<VirtualSource>& sources) {
+  h5::File file = h5::create_file(empty);
   file.path = path;  // what messages name
   TraceFile result(std::move(file), meta);
   result.create_datasets(deflate, sources);
@@ -94,11 +98,13 @@ TraceFile TraceFile::create_unborn(const std::string& unborn, const std::string&
 }
 
 TraceFile TraceFile::reopen(const std::string& path, const TraceMeta& meta) {
-  WriterLock lock(path);
+  OwnFile own = lock_writer(path);
   check_resumable(path, meta);
-  lock.restore_length();
-  TraceFile result(h5::open_file(path, h5::OpenMode::swmr_write, true), meta);
-  result.lock_ = std::move(lock);
+  restore_length(own);
+  h5::File file = h5::open_file(own.direct_name(), h5::OpenMode::swmr_write, true);
+  file.path = path;
+  TraceFile result(std::move(file), meta);
+  result.own_ = std::move(own);
   for (const DatasetSpec& spec : kDatasets) {
     if (!exists_in(spec, meta)) continue;
     Column& target = result.columns_[index(spec.field)];
@@ -113,6 +119,7 @@ TraceFile TraceFile::reopen(const std::string& path, const TraceMeta& meta) {
   for (std::size_t i = 0; i < result.bare_scales_.size(); ++i) {
     result.bare_scales_[i] = open_bare_scale(result.file_, axis_at(i));
   }
+  result.note_size();
   return result;
 }
 
@@ -370,10 +377,24 @@ void TraceFile::abandon() {
   file_.handle.abandon();
 }
 
-void TraceFile::close() {
+OwnFile TraceFile::close() {
   for (Column& target : columns_) target.dataset.reset();
   for (auto& scale : bare_scales_) scale.reset();
   h5::close(file_);
+  if (!own_) return {};
+  const auto end = h5::end_of_file(own_.direct_name());
+  if (!end || std::cmp_less(own_.size(), *end)) {
+    refuse_harm(fmt::format("was cut while it was written: expected {} bytes, got {}",
+                            end ? fmt::format("at least {}", *end) : "an HDF5 file's first",
+                            own_.size()));
+  }
+  note_size();
+  return std::move(own_);
+}
+
+void TraceFile::check_unharmed(bool named) const {
+  if (!named && own_.size() >= size_) return;
+  if (const std::string what = own_.harm(size_); !what.empty()) refuse_harm(what);
 }
 
 }  // namespace blockscope

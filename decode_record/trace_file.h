@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "decode_record/h5.h"
+#include "decode_record/output_file.h"
 #include "decode_record/trace_header.h"
 #include "decode_record/trace_layout.h"
 
@@ -30,13 +31,16 @@ std::optional<h5::Dataset> open_bare_scale(const h5::File& file, Axis axis);
 class TraceFile {
  public:
   /// Creates every dataset, scale and attribute, writes the fixed ones and starts SWMR writing;
-  /// only then does the file get its name (until then `<path>.new`, which a kill may leave behind).
-  /// An existing file of that name is replaced. Throws TraceError while another process creates or
-  /// writes the trace: of two that start at once, one gets it.
-  /// `deflate` 1-9 compresses the growing datasets, for files that are written once (repack).
-  /// Datasets of the kinds that is_virtual() names show the rows of `sources`, if there are any.
-  static TraceFile create(const std::string& path, const TraceMeta& meta, int deflate = 0,
-                          const std::vector<VirtualSource>& sources = {});
+  /// only then does the file get its name (until then `<path>.new`, which a kill may leave behind,
+  /// and which must be free but for such a file). An existing file named `path` is replaced if
+  /// `replace`. Throws TraceError while another process creates or writes the trace: of two that
+  /// start at once, one gets it.
+  static TraceFile create(const std::string& path, const TraceMeta& meta, bool replace);
+  /// The same in the temporary file of an output, for traces that are written once (repack).
+  /// `deflate` 1-9 compresses the growing datasets. Datasets of the kinds that is_virtual() names
+  /// show the rows of `sources`, if there are any.
+  static TraceFile create_in(const OutputFile& output, const TraceMeta& meta, int deflate,
+                             const std::vector<VirtualSource>& sources);
   /// Large arrays, without indices into other datasets: what a merge needs not copy.
   static bool is_virtual(const DatasetSpec& spec) {
     return spec.storage == Storage::row || spec.storage == Storage::row_layer ||
@@ -47,13 +51,14 @@ class TraceFile {
   /// it was damaged or cut off by something else than a kill, and leaves it as it was.
   static TraceFile reopen(const std::string& path, const TraceMeta& meta);
   /// Throws TraceError while another process writes the trace `path`.
-  static void check_no_writer(const std::string& path) { const WriterLock lock(path); }
+  static void check_no_writer(const std::string& path) { lock_writer(path); }
   /// Whether some process does.
   static bool has_writer(const std::string& path);
+  enum class Left { nothing, removed, written, strange };
   /// Removes a file that a killed writer left; one that is being written, or none of ours, stays.
-  static void remove_left(const std::string& path);
+  static Left remove_left(const std::string& path);
   /// The same of one that was killed before its file had the name `path`.
-  static void remove_unborn(const std::string& path) { remove_left(path + ".new"); }
+  static Left remove_unborn(const std::string& path) { return remove_left(path + ".new"); }
 
   TraceFile(TraceFile&&) noexcept = default;
   TraceFile& operator=(TraceFile&&) noexcept = default;
@@ -98,7 +103,13 @@ class TraceFile {
   void drop_rows_behind(std::int64_t length);
   /// Cuts the room reserved on every axis.
   void trim();
-  void close();
+  /// Closes it and gives the file back, still locked, for its final name (of create_in(): nothing,
+  /// the output has it). Throws TraceError when bytes of it are gone.
+  OwnFile close();
+  /// Throws TraceError when somebody else has cut the file since the last note_size(), or, with
+  /// `named`, moved or removed it: then what is written is lost.
+  void check_unharmed(bool named) const;
+  void note_size() { size_ = own_.size(); }
   /// After a failed write: leaves the file as a kill would. Closing would write a superblock that
   /// claims more bytes than a full disk has taken.
   void abandon();
@@ -109,34 +120,17 @@ class TraceFile {
     std::int64_t written = 0;        // rows in the file
     std::vector<std::byte> pending;  // rows behind them
   };
-  /// Keeps a second writer out while this one lives; HDF5's own lock ends when SWMR starts.
-  class WriterLock {
-   public:
-    /// `create`: makes an empty file if there is none. `name`: what messages call it.
-    explicit WriterLock(const std::string& path, const std::string& name = "", bool create = false);
-    WriterLock(WriterLock&& other) noexcept
-        : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
-    WriterLock& operator=(WriterLock&& other) noexcept {
-      std::swap(path_, other.path_);
-      std::swap(fd_, other.fd_);
-      return *this;
-    }
-    ~WriterLock();
-    void restore_length() const;
-    /// Whether `path` still names the locked file.
-    bool names_this_file() const;
-    /// Whether a writer that is dead left the file: it is empty, or has HDF5's mark of a writer.
-    bool is_left_over() const;
-
-   private:
-    std::string path_;
-    int fd_ = -1;
-  };
-
   TraceFile(h5::File file, const TraceMeta& meta) : meta_(meta), file_(std::move(file)) {}
-  static TraceFile create_unborn(const std::string& unborn, const std::string& path,
-                                 const TraceMeta& meta, int deflate,
-                                 const std::vector<VirtualSource>& sources);
+  /// `<path>.new`, empty and locked. What a killed writer left under this name is removed.
+  static OwnFile create_unborn(const std::string& path);
+  /// The trace in the file that the name `empty` opens; `path` is what it will be called.
+  static TraceFile fill(const std::string& empty, const std::string& path, const TraceMeta& meta,
+                        int deflate, const std::vector<VirtualSource>& sources);
+  /// The file `path`, locked: a second writer is kept out while it lives. HDF5's own lock ends when
+  /// SWMR starts.
+  static OwnFile lock_writer(const std::string& path);
+  static void restore_length(const OwnFile& file);
+  [[noreturn]] void refuse_harm(const std::string& what) const;
   /// `path`: what the message calls the file `locked`.
   [[noreturn]] static void refuse_second_writer(const std::string& path, const std::string& locked);
   static void check_resumable(const std::string& path, const TraceMeta& meta);
@@ -148,13 +142,14 @@ class TraceFile {
   void set_axis_extent(Axis axis, std::int64_t extent);
 
   TraceMeta meta_;
-  std::optional<WriterLock> lock_;  // outlives the file
+  OwnFile own_;  // outlives the file
   h5::File file_;
   std::array<Column, kNumFields> columns_;
   std::array<std::optional<h5::Dataset>, static_cast<std::size_t>(Axis::count)> bare_scales_;
   std::array<std::int64_t, static_cast<std::size_t>(Axis::count)> lengths_{};
   std::array<std::int64_t, static_cast<std::size_t>(Axis::count)> extents_{};
   std::int64_t pending_bytes_ = 0;
+  std::int64_t size_ = 0;  // of the file after our last write
 };
 
 }  // namespace blockscope

@@ -1,4 +1,4 @@
-// One writer at a time, and a file as long as its superblock says.
+// One writer at a time, whose file nobody else moves or cuts, as long as its superblock says.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -14,17 +14,25 @@
 #include <string>
 #include <utility>
 
+#include "decode_record/h5_superblock.h"
 #include "decode_record/trace_file.h"
 
 namespace blockscope {
 
 namespace {
 
-struct flock whole_file() {
-  struct flock request = {};
-  request.l_type = F_WRLCK;
-  request.l_whence = SEEK_SET;
-  return request;
+/// Whether a writer that is dead left the file: it is empty, or has HDF5's mark of a writer.
+bool is_left_over(const OwnFile& file) {
+  constexpr std::array<unsigned char, 8> kHdf5{0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
+  constexpr std::size_t kFlags = 11;  // of a superblock of version 3; 0 in a file that was closed
+  std::array<unsigned char, 12> start{};
+  struct stat status = {};
+  if (::fstat(file.descriptor(), &status) != 0 || !S_ISREG(status.st_mode)) return false;
+  if (::pread(file.descriptor(), start.data(), start.size(), 0) < 0) return false;
+  // HDF5 writes its signature last: until then the first bytes are zeros, or the file is empty.
+  if (std::ranges::all_of(start, [](unsigned char byte) { return byte == 0; })) return true;
+  return std::equal(kHdf5.begin(), kHdf5.end(), start.begin()) && start[8] == 3 &&
+         start[kFlags] != 0;
 }
 
 /// Whether a process of /proc ("self", "4711") holds a lock of the kind above on the file. The
@@ -51,8 +59,7 @@ bool holds_lock(const std::filesystem::path& process, const struct stat& file) {
 std::optional<std::string> process_with_lock(const struct stat& file) {
   std::error_code error;
   std::filesystem::directory_iterator processes("/proc", error);
-  for (; !error && processes != std::filesystem::directory_iterator();
-       processes.increment(error)) {
+  for (; !error && processes != std::filesystem::directory_iterator(); processes.increment(error)) {
     const std::string name = processes->path().filename();
     if (name.find_first_not_of("0123456789") == std::string::npos &&
         holds_lock(processes->path(), file)) {
@@ -64,19 +71,35 @@ std::optional<std::string> process_with_lock(const struct stat& file) {
 
 }  // namespace
 
-TraceFile::WriterLock::WriterLock(const std::string& path, const std::string& name, bool create)
-    : path_(path), fd_(::open(path.c_str(), O_RDWR | O_CLOEXEC | (create ? O_CREAT : 0), 0666)) {
-  const std::string& shown = name.empty() ? path : name;
-  if (fd_ < 0) {
-    const char* what = create ? "can't be created" : "can't open the file for writing";
-    throw TraceError(fmt::format("{}: {}: {}", shown, what, std::strerror(errno)));
+OwnFile TraceFile::create_unborn(const std::string& path) {
+  // Under another name until it is a trace: whoever finds `path`, after a kill too, can read it.
+  const std::string unborn = path + ".new";
+  while (true) {
+    const Left left = remove_left(unborn);
+    if (left == Left::written) refuse_second_writer(path, unborn);
+    if (left == Left::strange) {
+      throw TraceError(
+          fmt::format("{}: expected nothing of this name, under which the trace begins, got a link "
+                      "or somebody's file. HINT: move it away",
+                      unborn));
+    }
+    OwnFile own = OwnFile::create(unborn);
+    if (own && own.lock()) return own;
+    if (own) refuse_second_writer(path, unborn);
+    if (errno == EEXIST) continue;  // somebody started at this moment
+    throw TraceError(fmt::format("{}: can't be created: {}", path, std::strerror(errno)));
   }
-  struct flock request = whole_file();
+}
+
+OwnFile TraceFile::lock_writer(const std::string& path) {
+  OwnFile own = OwnFile::open(path);
+  if (!own) {
+    throw TraceError(
+        fmt::format("{}: can't open the file for writing: {}", path, OwnFile::why_not_open(errno)));
+  }
   // File systems without locks answer other errors: then nothing can be protected.
-  if (::fcntl(fd_, F_OFD_SETLK, &request) < 0 && (errno == EAGAIN || errno == EACCES)) {
-    ::close(std::exchange(fd_, -1));
-    refuse_second_writer(shown, path);
-  }
+  if (!own.lock()) refuse_second_writer(path, path);
+  return own;
 }
 
 void TraceFile::refuse_second_writer(const std::string& path, const std::string& locked) {
@@ -96,9 +119,11 @@ void TraceFile::refuse_second_writer(const std::string& path, const std::string&
 }
 
 bool TraceFile::has_writer(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) return false;
-  struct flock request = whole_file();
+  struct flock request = {};
+  request.l_type = F_WRLCK;
+  request.l_whence = SEEK_SET;
   const bool locked = ::fcntl(fd, F_OFD_GETLK, &request) == 0 && request.l_type != F_UNLCK;
   ::close(fd);
   return locked;
@@ -106,60 +131,35 @@ bool TraceFile::has_writer(const std::string& path) {
 
 /// A full disk can leave fewer bytes than the superblock (version 3) claims, all of them behind the
 /// committed rows; HDF5 refuses such a file, so the missing ones become a hole.
-void TraceFile::WriterLock::restore_length() const {
-  constexpr off_t kEndOfFileField = 28;
+void TraceFile::restore_length(const OwnFile& file) {
   constexpr std::int64_t kLargestGap = std::int64_t{1} << 30;
-  std::int64_t claimed = 0;
-  std::uint8_t version = 0;
-  struct stat status = {};
-  if (::pread(fd_, &version, 1, 8) != 1 || version != 3 || ::fstat(fd_, &status) != 0) return;
-  if (::pread(fd_, &claimed, sizeof(claimed), kEndOfFileField) != sizeof(claimed)) return;
-  const std::int64_t gap = claimed - status.st_size;
+  const auto end = h5::end_of_file(file.direct_name());
+  if (!end) return;
+  const std::int64_t gap = static_cast<std::int64_t>(*end) - file.size();
   if (gap <= 0 || gap > kLargestGap) return;
-  if (::ftruncate(fd_, claimed) != 0) {
+  if (::ftruncate(file.descriptor(), static_cast<off_t>(*end)) != 0) {
     throw TraceError(
         fmt::format("{}: can't restore the length of the file: {}. HINT: free space on "
                     "the disk.",
-                    path_, std::strerror(errno)));
+                    file.path(), std::strerror(errno)));
   }
 }
 
-bool TraceFile::WriterLock::names_this_file() const {
-  struct stat mine = {};
-  struct stat named = {};
-  return ::fstat(fd_, &mine) == 0 && ::stat(path_.c_str(), &named) == 0 &&
-         mine.st_dev == named.st_dev && mine.st_ino == named.st_ino;
+TraceFile::Left TraceFile::remove_left(const std::string& path) {
+  const OwnFile left = OwnFile::open(path);
+  if (!left) return errno == ENOENT ? Left::nothing : Left::strange;
+  if (!left.lock()) return Left::written;
+  if (!is_left_over(left)) return Left::strange;
+  left.remove();
+  return Left::removed;
 }
 
-bool TraceFile::WriterLock::is_left_over() const {
-  constexpr std::array<unsigned char, 8> kHdf5{0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
-  constexpr std::size_t kFlags = 11;  // of a superblock of version 3; 0 in a file that was closed
-  std::array<unsigned char, 12> start{};
-  if (::pread(fd_, start.data(), start.size(), 0) < 0) return false;
-  // HDF5 writes its signature last: until then the first bytes are zeros, or the file is empty.
-  if (std::ranges::all_of(start, [](unsigned char byte) { return byte == 0; })) return true;
-  return std::equal(kHdf5.begin(), kHdf5.end(), start.begin()) && start[8] == 3 &&
-         start[kFlags] != 0;
-}
-
-void TraceFile::remove_left(const std::string& path) {
-  struct stat status = {};
-  if (::lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return;
-  try {
-    const WriterLock lock(path);
-    if (lock.is_left_over() && lock.names_this_file()) ::unlink(path.c_str());
-  } catch (const TraceError&) {
-    // Somebody writes it, or it can't be opened: then it isn't left over, or not ours.
-  }
-}
-
-TraceFile::WriterLock::~WriterLock() {
-  if (fd_ < 0) return;
-  // Closing alone leaves the lock to a fork of this process, which has the same open file.
-  struct flock request = whole_file();
-  request.l_type = F_UNLCK;
-  static_cast<void>(::fcntl(fd_, F_OFD_SETLK, &request));
-  ::close(fd_);
+void TraceFile::refuse_harm(const std::string& what) const {
+  throw TraceError(
+      fmt::format("{}: {}. HINT: leave the file alone until the run ends; where it still is, "
+                  "`blockscope repack "
+                  "--repair` keeps the rows that are whole",
+                  own_.path(), what));
 }
 
 }  // namespace blockscope

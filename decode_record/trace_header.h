@@ -5,6 +5,7 @@
 #include <string>
 
 #include "decode_record/h5.h"
+#include "decode_record/same_layout.h"
 #include "decode_record/trace_layout.h"
 
 namespace blockscope {
@@ -20,11 +21,5 @@ std::vector<std::byte> fixed_values(const DatasetSpec& spec, const TraceMeta& me
 
 /// Everything but `pieces`. Throws NotATrace, UnsupportedVersion or CorruptTrace.
 TraceMeta read_header(const h5::File& file);
-
-/// Throws UsageError naming the first field that differs and decides about datasets. `wanted` is
-/// that of a run which would resume `path`, or that of the trace `other`, which `path` is merged
-/// with.
-void check_same_layout(const TraceMeta& file, const TraceMeta& wanted, const std::string& path,
-                       const std::string& other = "");
 
 }  // namespace blockscope

@@ -122,6 +122,7 @@ ResumeState TraceStore::recover() {
   file_.truncate(Axis::text_byte, file_.length(Axis::text_byte));
   const std::uint8_t incomplete = 0;
   file_.overwrite(Field::run_complete, 0, &incomplete);
+  file_.note_size();
   commit();
   return state;
 }

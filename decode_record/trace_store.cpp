@@ -53,6 +53,12 @@ std::pair<std::int64_t, std::int32_t> TraceStore::append_text(const std::string&
   return {start, static_cast<std::int32_t>(text.size())};
 }
 
+void TraceStore::write(const Item& item) {
+  file_.check_unharmed(/*named=*/false);
+  std::visit([this](const auto& value) { write(value); }, item);
+  file_.note_size();
+}
+
 void TraceStore::write(const BeginItem& item) {
   const SequenceStart& start = item.start;
   const PromptHash hash = hash_prompt(start.prompt);
@@ -271,6 +277,7 @@ void TraceStore::write_prefix(const TraceRow& row) {
 }
 
 void TraceStore::commit() {
+  file_.check_unharmed(/*named=*/true);
   file_.flush();
   // Only now may the file say that the rows are there, and only after that that texts are.
   const std::int64_t sequences = num_sequences();
@@ -279,16 +286,16 @@ void TraceStore::commit() {
   file_.flush(Field::sequence_committed);
   file_.overwrite(Field::step_committed, 0, &rows);
   file_.flush(Field::step_committed);
-  if (ended_.empty()) return;
   for (const auto& [sequence, reason] : ended_) {
     const auto code = static_cast<std::uint8_t>(reason);
     file_.overwrite(Field::sequence_finish_reason, sequence, &code);
   }
-  file_.flush(Field::sequence_finish_reason);
+  if (!ended_.empty()) file_.flush(Field::sequence_finish_reason);
   ended_.clear();
+  file_.note_size();
 }
 
-void TraceStore::close(bool complete) {
+OwnFile TraceStore::close(bool complete) {
   commit();
   file_.trim();
   if (complete) {
@@ -296,7 +303,7 @@ void TraceStore::close(bool complete) {
     file_.overwrite(Field::run_complete, 0, &yes);
     file_.flush(Field::run_complete);
   }
-  file_.close();
+  return file_.close();
 }
 
 }  // namespace blockscope

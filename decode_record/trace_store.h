@@ -36,24 +36,27 @@ class TraceStore {
  public:
   TraceStore(TraceFile file, const TraceMeta& meta) : meta_(meta), file_(std::move(file)) {}
 
-  void write(const BeginItem& item);
-  void write(const RowItem& item);
-  void write(const EndItem& item);
+  /// Throws TraceError when somebody else has cut the file since the last call.
+  void write(const Item& item);
 
   std::int64_t num_rows() const { return file_.length(Axis::row); }
   std::int64_t num_sequences() const { return file_.length(Axis::sequence); }
   std::int64_t num_keyframes() const { return file_.length(Axis::keyframe); }
 
-  /// Makes everything written so far survive kill -9, then says so in the file.
+  /// Makes everything written so far survive kill -9, then says so in the file. Throws TraceError
+  /// when somebody else has cut, moved or removed it.
   void commit();
   /// Commits, marks the file complete if asked, trims it and closes it.
-  void close(bool complete);
+  OwnFile close(bool complete);
   /// After an exception of any call above.
   void abandon() { file_.abandon(); }
   /// After reopen(): drops what was not committed, marks cut sequences as aborted.
   ResumeState recover();
 
  private:
+  void write(const BeginItem& item);
+  void write(const RowItem& item);
+  void write(const EndItem& item);
   std::pair<std::int64_t, std::int32_t> append_text(const std::string& text);
   void write_step(const RowItem& item);
   void write_delta(const SequenceDelta& delta);

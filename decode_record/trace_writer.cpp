@@ -60,7 +60,7 @@ void check_trace_target(const std::string& path, bool force) {
     check_output_name(name, /*replace=*/true);
   }
   // Before anything else: of two starts, the second one should hear why, and wait.
-  if (fs::is_regular_file(partial_name(path), error)) {
+  if (fs::is_regular_file(fs::symlink_status(partial_name(path), error))) {
     TraceFile::check_no_writer(partial_name(path));
   }
   for (const std::string& name : {path, partial_name(path)}) {
@@ -136,6 +136,8 @@ class TraceWriter::Impl {
   Ending ending_ = Ending::none;
   std::exception_ptr error_;
 
+  OwnFile closed_file_;  // the worker's; once it has ended, locked for the renaming
+  std::int64_t closed_size_ = 0;
   std::atomic<std::int64_t> committed_;
   std::thread worker_;  // last: it uses everything above
 };
@@ -259,14 +261,14 @@ void TraceWriter::Impl::finish(bool complete) {
   stop(complete ? Ending::complete : Ending::unfinished);
   rethrow();
   closed_ = true;
+  if (!complete) closed_file_ = OwnFile();
   if (!complete) return;
-  if (const std::string problem = rename_output(partial_, path_, options_.force);
-      !problem.empty()) {
-    throw TraceError(
-        fmt::format("{}: can't rename {} to it: {}. HINT: the trace is complete under "
-                    "the old name.",
-                    path_, partial_, problem));
-  }
+  const std::string problem = closed_file_.rename(path_, options_.force, closed_size_);
+  if (problem.empty()) return;
+  const bool whole = closed_file_.harm(closed_size_).empty();
+  throw TraceError(fmt::format("{}: can't be finished: {} {}. HINT: {}", path_, partial_, problem,
+                               whole ? "the trace is complete under the name " + partial_
+                                     : "leave the file alone until the run ends"));
 }
 
 void TraceWriter::Impl::run(TraceStore store) {
@@ -316,7 +318,7 @@ void TraceWriter::Impl::work(TraceStore& store) {
       }
     }
     if (item) {
-      std::visit([&store](const auto& value) { store.write(value); }, *item);
+      store.write(*item);
       ++written;
       const std::size_t cost = cost_of(*item);
       item.reset();  // frees the row's buffers before the next one may come in
@@ -331,7 +333,8 @@ void TraceWriter::Impl::work(TraceStore& store) {
       last_commit = Clock::now();
     }
   }
-  store.close(ending_ == Ending::complete);
+  closed_file_ = store.close(ending_ == Ending::complete);
+  closed_size_ = closed_file_.size();
   committed_ = store.num_rows();
 }
 
@@ -343,8 +346,8 @@ TraceWriter::~TraceWriter() = default;
 TraceWriter::TraceWriter(std::string path, TraceMeta meta, TraceWriterOptions options) {
   check_meta(meta);
   check_trace_target(path, options.force);
-  for (const char* left : {".tmp", ".tmp.new"}) TraceFile::remove_left(path + left);  // by repack
-  TraceStore store(TraceFile::create(partial_name(path), meta), meta);
+  remove_abandoned(path);
+  TraceStore store(TraceFile::create(partial_name(path), meta, options.force), meta);
   meta.pieces.clear();
   impl_ = std::make_unique<Impl>(std::move(path), std::move(meta), options, std::move(store));
 }

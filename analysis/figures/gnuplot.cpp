@@ -23,6 +23,7 @@
 #include "analysis/figures/figure_style.h"
 #include "analysis/figures/svg.h"
 #include "decode_record/error.h"
+#include "decode_record/scratch_folder.h"
 
 namespace blockscope {
 namespace {
@@ -33,31 +34,6 @@ constexpr std::string_view kFont = "sans-serif";
 constexpr int kFontPixels = 12;
 /// Points in PDF and PNG: 12 px are 9 pt, but cairo's "Sans" is wider than browsers' sans-serif.
 constexpr int kFontPoints = 8;
-
-/// Folder of one figure, removed with everything in it.
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    std::string name = (fs::temp_directory_path() / "blockscope-figure-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) {
-      throw Error(
-          fmt::format("{}: no temporary folder: {}. HINT: set TMPDIR to a folder that can "
-                      "be written",
-                      name, std::strerror(errno)));
-    }
-    path_ = name;
-  }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 void write_text(const fs::path& path, std::string_view text) {
   std::ofstream out(path, std::ios::binary);
@@ -289,7 +265,7 @@ Gnuplot::Gnuplot(const GnuplotPlace& place, std::chrono::milliseconds timeout)
 
 RenderedFigure Gnuplot::render(const Figure& figure, const FigureFormats& formats) const {
   check_figure(figure);
-  const ScratchFolder folder;
+  const ScratchFolder folder("blockscope-figure");
   write_text(folder.path() / "style.gp", figure_style());
   write_text(folder.path() / "figure.gp", figure.script);
   write_text(folder.path() / "main.gp", main_script(figure, formats));

@@ -63,8 +63,8 @@ class MetricGroup {
 
 }  // namespace
 
-void write_hdf5(const AnalysisDocument& document, const std::string& path) {
-  ArrayFile file(path);
+void write_hdf5(const AnalysisDocument& document, const OutputFile& output) {
+  ArrayFile file(output);
   std::string traces;
   for (const std::string& trace : document.traces) traces += (traces.empty() ? "" : "\n") + trace;
   std::vector<ArrayAttribute> attributes = {{"format", std::string("blockscope-analysis")},

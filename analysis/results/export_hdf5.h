@@ -5,13 +5,12 @@
 // "<axis>_of_<array>".
 #pragma once
 
-#include <string>
-
 #include "analysis/results/analysis_document.h"
+#include "decode_record/output_file.h"
 
 namespace blockscope {
 
-/// Writes a new file at `path`, replacing what is there. Throws TraceError when it can't.
-void write_hdf5(const AnalysisDocument& document, const std::string& path);
+/// Writes the whole content of `output`. Throws TraceError when it can't.
+void write_hdf5(const AnalysisDocument& document, const OutputFile& output);
 
 }  // namespace blockscope

@@ -13,6 +13,8 @@
 #include <string_view>
 #include <vector>
 
+#include "decode_record/output_file.h"
+
 namespace blockscope {
 
 enum class TensorDtype { kF64, kF32, kF16, kBF16, kI64, kI32, kI16, kI8, kU8, kBool };
@@ -74,8 +76,8 @@ class SafetensorsFile {
 };
 
 /// Writes one file: declare every tensor, then stream the data in the declared order. The file
-/// appears under its name only after `finish` (temporary file, fsync, rename); without it nothing
-/// is left behind. Throws CheckpointError with the path and the system's message.
+/// appears under its name only after `finish` (OutputFile, fsync); without it nothing is left
+/// behind. Throws CheckpointError for other tensors than were declared, and what OutputFile throws.
 class SafetensorsWriter {
  public:
   struct Entry {
@@ -83,23 +85,17 @@ class SafetensorsWriter {
     TensorDtype dtype = TensorDtype::kF32;
     std::vector<std::int64_t> shape;
   };
-  SafetensorsWriter(std::filesystem::path path, std::vector<Entry> entries,
-                    std::map<std::string, std::string> metadata = {{"format", "pt"}});
-  SafetensorsWriter(const SafetensorsWriter&) = delete;
-  SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
-  ~SafetensorsWriter();
+  SafetensorsWriter(const std::filesystem::path& path, std::vector<Entry> entries,
+                    const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 
   /// The next tensor in the declared order; `size` must be its size in bytes.
   void write(std::string_view name, const void* data, std::size_t size);
   void finish();
 
  private:
-  void write_bytes(const void* data, std::size_t size);
-  std::filesystem::path path_;
-  std::filesystem::path temporary_;
   std::vector<Entry> entries_;
+  OutputFile file_;
   std::size_t next_ = 0;
-  int descriptor_ = -1;
 };
 
 }  // namespace blockscope

@@ -3,9 +3,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
@@ -66,80 +63,38 @@ void sync_directory(const std::filesystem::path& folder) {
 
 }  // namespace
 
-SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<Entry> entries,
-                                     std::map<std::string, std::string> metadata)
-    : path_(std::move(path)), entries_(std::move(entries)) {
+SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vector<Entry> entries,
+                                     const std::map<std::string, std::string>& metadata)
+    : entries_(std::move(entries)), file_(path.string(), /*replace=*/true) {
   const std::string header = header_text(entries_, metadata);
-  temporary_ = path_.string() + ".partial";
-  descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (descriptor_ < 0) {
-    throw CheckpointError(
-        fmt::format("{}: cannot be created: {}. HINT: check that the folder exists "
-                    "and is writable",
-                    temporary_.string(), std::strerror(errno)));
-  }
-  try {
-    const std::uint64_t length = header.size();
-    write_bytes(&length, sizeof(length));
-    write_bytes(header.data(), header.size());
-  } catch (...) {
-    // The destructor of an object whose constructor throws doesn't run.
-    ::close(descriptor_);
-    std::remove(temporary_.c_str());
-    throw;
-  }
-}
-
-SafetensorsWriter::~SafetensorsWriter() {
-  if (descriptor_ < 0) return;
-  ::close(descriptor_);
-  std::remove(temporary_.c_str());
-}
-
-void SafetensorsWriter::write_bytes(const void* data, std::size_t size) {
-  const char* bytes = static_cast<const char*>(data);
-  while (size > 0) {
-    const ssize_t written = ::write(descriptor_, bytes, size);
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) {
-      throw CheckpointError(fmt::format("{}: writing failed: {}. HINT: check the free space",
-                                        temporary_.string(), std::strerror(errno)));
-    }
-    bytes += written;
-    size -= static_cast<std::size_t>(written);
-  }
+  const std::uint64_t length = header.size();
+  file_.append(&length, sizeof(length));
+  file_.append(header.data(), header.size());
 }
 
 void SafetensorsWriter::write(std::string_view name, const void* data, std::size_t size) {
-  if (descriptor_ < 0 || next_ >= entries_.size() || entries_[next_].name != name) {
+  if (next_ >= entries_.size() || entries_[next_].name != name) {
     throw CheckpointError(
-        fmt::format("{}: expected tensor \"{}\" next, got \"{}\"", path_.string(),
+        fmt::format("{}: expected tensor \"{}\" next, got \"{}\"", file_.path(),
                     next_ < entries_.size() ? entries_[next_].name : std::string("none"), name));
   }
   const std::uint64_t expected = entry_bytes(entries_[next_]);
   if (size != expected) {
-    throw CheckpointError(fmt::format("{}: tensor \"{}\": expected {} bytes, got {}",
-                                      path_.string(), name, expected, size));
+    throw CheckpointError(fmt::format("{}: tensor \"{}\": expected {} bytes, got {}", file_.path(),
+                                      name, expected, size));
   }
-  write_bytes(data, size);
+  file_.append(data, size);
   ++next_;
 }
 
 void SafetensorsWriter::finish() {
-  if (descriptor_ < 0 || next_ != entries_.size()) {
-    throw CheckpointError(fmt::format("{}: expected {} tensors to be written, got {}",
-                                      path_.string(), entries_.size(), next_));
+  if (next_ != entries_.size()) {
+    throw CheckpointError(fmt::format("{}: expected {} tensors to be written, got {}", file_.path(),
+                                      entries_.size(), next_));
   }
-  const bool synced = ::fsync(descriptor_) == 0;
-  const bool closed = ::close(descriptor_) == 0;
-  descriptor_ = -1;
-  if (!synced || !closed || std::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    const std::string reason = std::strerror(errno);
-    std::remove(temporary_.c_str());
-    throw CheckpointError(fmt::format("{}: cannot be finished: {}. HINT: check the free space",
-                                      path_.string(), reason));
-  }
-  sync_directory(path_.parent_path());
+  file_.sync();
+  file_.commit();
+  sync_directory(std::filesystem::path(file_.path()).parent_path());
 }
 
 }  // namespace blockscope

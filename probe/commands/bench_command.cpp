@@ -20,6 +20,7 @@
 #include "command_line/progress.h"
 #include "command_line/standard_streams.h"
 #include "decode_record/error.h"
+#include "decode_record/scratch_folder.h"
 #include "probe/checkpoint/rope.h"
 #include "probe/commands/bench_report.h"
 #include "probe/commands/draft_comparison.h"
@@ -80,28 +81,12 @@ std::vector<DecodeRequest> make_requests(const BenchFlags& flags, const DecodeOp
   return requests;
 }
 
-/// The trace of one run; gone with this, finished or not.
-class TemporaryTrace {
- public:
-  explicit TemporaryTrace(std::string path) : path_(std::move(path)) {}
-  TemporaryTrace(const TemporaryTrace&) = delete;
-  TemporaryTrace& operator=(const TemporaryTrace&) = delete;
-  ~TemporaryTrace() {
-    std::error_code ignored;
-    for (const char* ending : {"", ".partial", ".partial.new"}) {
-      std::filesystem::remove(path_ + ending, ignored);
-    }
-  }
-
- private:
-  std::string path_;
-};
-
 Timing run_once(const std::string& level, const LoadedModel& model, const DecodeOptions& decode,
                 const std::vector<DecodeRequest>& requests, RecordFlags record,
-                const std::string& path) {
+                const std::filesystem::path& folder) {
   Timing timing;
-  const TemporaryTrace temporary(path);  // outlives the writer
+  const ScratchFolder scratch("blockscope-bench", folder);  // outlives the writer
+  const std::string path = (scratch.path() / "run.h5").string();
   std::optional<TraceWriter> writer;
   std::optional<Recorder> recorder;
   std::optional<LateRecorder> late;
@@ -109,9 +94,7 @@ Timing run_once(const std::string& level, const LoadedModel& model, const Decode
   if (level != "off") {
     record.level = level;
     const RecorderOptions options = recorder_options(record, *policy, 0, model, decode);
-    TraceWriterOptions writer_options;
-    writer_options.force = true;
-    writer.emplace(path, options.meta, writer_options);
+    writer.emplace(path, options.meta);
     recorder.emplace(options, *writer);
     for (const DecodeRequest& request : requests) {
       SequenceStart start;
@@ -180,6 +163,8 @@ void run_bench(const CLI::App& command, const BenchFlags& flags, const Environme
   for (const std::string& level : flags.levels) {
     if (level != "off") parse_record_level(level);
   }
+  const std::filesystem::path folder =
+      flags.folder.empty() ? temporary_folder() : std::filesystem::path(flags.folder);
   const InterruptGuard guard;  // a signal must not leave a trace behind
   const LoadedModel model = load_model(flags.model, environment);
   const DecodeOptions decode = decode_options(flags.decoding, model);
@@ -191,19 +176,17 @@ void run_bench(const CLI::App& command, const BenchFlags& flags, const Environme
   }
   check_gen_length(flags.decoding.gen_length, decode);
   const std::vector<DecodeRequest> requests = make_requests(flags, decode, model.config);
-  const std::filesystem::path folder = flags.folder.empty() ? std::filesystem::temp_directory_path()
-                                                            : std::filesystem::path(flags.folder);
-  const std::string path = (folder / fmt::format("blockscope-bench-{}.h5", getpid())).string();
 
   Progress progress(flags.quiet);
   const double all = static_cast<double>(flags.runs) * static_cast<double>(flags.levels.size());
   double done = 0.0;
-  run_once("off", model, decode, requests, flags.record, path);  // warm-up, not counted
+  run_once("off", model, decode, requests, flags.record, folder);  // warm-up, not counted
   std::vector<std::vector<Timing>> timings(flags.levels.size());
   // Level by level in turn, so that a drift of the machine's speed meets all of them.
   for (int64_t run = 0; run < flags.runs; ++run) {
     for (size_t i = 0; i < flags.levels.size(); ++i) {
-      timings[i].push_back(run_once(flags.levels[i], model, decode, requests, flags.record, path));
+      timings[i].push_back(
+          run_once(flags.levels[i], model, decode, requests, flags.record, folder));
       progress.update(++done / all,
                       fmt::format("level {} · run {}/{}", flags.levels[i], run + 1, flags.runs));
     }

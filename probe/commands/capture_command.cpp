@@ -253,8 +253,8 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   }
   recorder.meta.has_revocations = revokes;
   check_filter(recorder, decode, prompts);
-  recorder.meta.run_json = run_json({decode, flags.decoding, policy, recorder.filter, prompts,
-                                     ranks, flags.replay, command_line});
+  recorder.meta.run_json = run_json(
+      {decode, flags.decoding, policy, recorder, prompts, ranks, flags.replay, command_line});
   recorder.meta.pieces = vocabulary_pieces(tokenizer_or_null, model.config.vocab_size);
   if (finished) {  // by this run, or the caller takes another one's trace for it
     check_same_run(output, recorder.meta);

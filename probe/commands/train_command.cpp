@@ -66,10 +66,9 @@ void write_prompt_lines(const TrainFlags& flags) {
     return;
   }
   OutputFile output(flags.prompts_out, flags.run.force);
-  std::ofstream file(output.temporary(), std::ios::binary | std::ios::trunc);
-  write_prompts(spec, file, [](std::size_t) { InterruptGuard::check(); });
-  file.close();
-  if (!file) throw Error(flags.prompts_out + ": the prompts could not be written");
+  output.write([&spec](std::ostream& out) {
+    write_prompts(spec, out, [](std::size_t) { InterruptGuard::check(); });
+  });
   InterruptGuard::check();
   output.commit();
 }
@@ -154,6 +153,7 @@ void run_command(const CLI::App& command, TrainFlags& flags, const Environment& 
     return command.get_option(option)->count() > 0;
   };
   if (run.resume && !given("--stage")) take_stage(run);
+  if (run.resume) take_folders(run, given);
   if (flags.steps > 0) {
     if (run.backbone && run.diffusion) {
       throw UsageError(

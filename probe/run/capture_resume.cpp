@@ -4,30 +4,60 @@
 
 #include <chrono>
 #include <filesystem>
-#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "command_line/interrupt.h"
 #include "command_line/standard_streams.h"
 #include "decode_record/error.h"
+#include "decode_record/same_layout.h"
 #include "decode_record/trace_reader.h"
+#include "probe/run/run_description.h"
 
 namespace blockscope {
 namespace {
 
 constexpr std::chrono::seconds kLockPatience{5};
 
-/// Of the models beside the recorded one in a drafted run's model_json, as a JSON object of its
-/// own; "" where there is none.
-std::string other_digests(const std::string& model_json) {
+/// What decides what is written, of the models in a model_json: a digest for each, the type that
+/// they compute in, and the kind of device.
+nlohmann::json model_settings(const std::string& model_json) {
   const auto model = nlohmann::json::parse(model_json, nullptr, /*allow_exceptions=*/false);
-  nlohmann::json digests;
-  for (const std::string other : {"target", "draft"}) {
-    const bool there = model.is_object() && model.contains(other);
-    digests[other + "_digest"] = there ? model[other].value("digest", "") : "";
+  nlohmann::json settings = nlohmann::json::object();
+  if (!model.is_object()) return settings;
+  for (const char* key : {"digest", "compute_dtype"}) {
+    if (model.contains(key)) settings[key] = model[key];
   }
-  return digests.dump();
+  const std::string device = model.value("device", "cpu");
+  settings["device"] = device.substr(0, device.find(':'));
+  for (const std::string other : {"target", "draft"}) {
+    const bool there = model.contains(other);
+    settings[other + "_digest"] = there ? model[other].value("digest", "") : "";
+  }
+  return settings;
+}
+
+/// Those in a run_json.
+nlohmann::json run_settings(const std::string& run_json) {
+  const auto run = nlohmann::json::parse(run_json, nullptr, /*allow_exceptions=*/false);
+  nlohmann::json settings = nlohmann::json::object();
+  if (!run.is_object()) return settings;
+  for (const auto& [key, value] : run.items()) {
+    if (is_setting(key)) settings[key] = value;
+  }
+  return settings;
+}
+
+/// A key that only the new run has is from a build that didn't say yet.
+void compare(const std::string& trace, const nlohmann::json& was, const nlohmann::json& is) {
+  for (const auto& [key, value] : was.items()) {
+    const nlohmann::json now = is.value(key, nlohmann::json());
+    if (value == now) continue;
+    throw UsageError(
+        fmt::format("--resume: {}: {} was {}, and is {} now. HINT: give the options "
+                    "of the run that was cut, or another -o",
+                    trace, key, value.dump(), now.dump()));
+  }
 }
 
 }  // namespace
@@ -47,51 +77,12 @@ void discard_empty_partial(const CaptureTarget& target) {
   std::filesystem::remove(partial);
 }
 
-void check_same_run(const std::string& partial, const TraceMeta& meta) {
-  const TraceMeta before = TraceReader(partial).info().meta;
-  const auto compare = [&](const std::string& old_text, const std::string& new_text,
-                           std::initializer_list<const char*> keys) {
-    const auto was = nlohmann::json::parse(old_text, nullptr, /*allow_exceptions=*/false);
-    const auto is = nlohmann::json::parse(new_text);
-    for (const char* key : keys) {
-      if (!was.is_object() || !was.contains(key)) continue;  // from a build that didn't say
-      const nlohmann::json& old_value = was[key];
-      const nlohmann::json new_value = is.value(key, nlohmann::json());
-      if (old_value == new_value) continue;
-      throw UsageError(
-          fmt::format("--resume: {}: {} was {}, and is {} now. HINT: give the options "
-                      "of the run that was cut, or another -o",
-                      partial, key, old_value.dump(), new_value.dump()));
-    }
-  };
-  if (before.level != meta.level) {
-    throw UsageError(
-        fmt::format("--resume: {}: level was {}, and is {} now. HINT: give the options "
-                    "of the run that was cut, or another -o",
-                    partial, to_string(before.level), to_string(meta.level)));
-  }
-  compare(before.model_json, meta.model_json, {"digest", "compute_dtype"});
-  compare(other_digests(before.model_json), other_digests(meta.model_json),
-          {"target_digest", "draft_digest"});
-  compare(before.run_json, meta.run_json,
-          {"decoding",       "policy",          "tau",
-           "reuse_file",     "reuse_digest",    "k",
-           "density",        "exact_layers",    "page",
-           "per_block",      "policy_seed",     "strategy",
-           "rank_by",        "quota",           "density_sigma",
-           "kl_threshold",   "kl_history",      "threshold_back",
-           "pc_lambda",      "pc_alpha",        "frequencies_digest",
-           "cache",          "prompt_interval", "answer_interval",
-           "transfer_ratio", "current_k",       "certainty_sigma",
-           "rollout_p",      "inflate_window",  "as_released",
-           "block_length",   "denoising_steps", "threshold",
-           "eb_threshold",   "factor",          "sub_block_length",
-           "temperature",    "top_k",           "top_p",
-           "seed",           "stop_ids",        "batch_size",
-           "shadow",         "replay",          "gen_length",
-           "recorded_steps", "recorded_blocks", "recorded_sequences",
-           "klass_choose",   "num_prompts",     "prompts_digest",
-           "rank",           "world_size"});
+void check_same_run(const std::string& trace, const TraceMeta& meta) {
+  const TraceMeta before = TraceReader(trace).info().meta;
+  compare(trace, {{"level", to_string(before.level)}}, {{"level", to_string(meta.level)}});
+  compare(trace, model_settings(before.model_json), model_settings(meta.model_json));
+  compare(trace, run_settings(before.run_json), run_settings(meta.run_json));
+  check_same_layout(before, meta, trace);
 }
 
 namespace {

@@ -1,7 +1,10 @@
 #include "probe/run/run_description.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 
 #include "cmake/build_info/build_info.h"
@@ -14,19 +17,50 @@ namespace {
 
 /// Of everything that a prompt brings to the run and to its trace.
 std::string digest_of(const std::vector<RunPrompt>& prompts) {
-  nlohmann::json all = nlohmann::json::array();
+  Sha256 hash;  // of one JSON array, prompt by prompt: they may be many
+  std::string before = "[";
+  const auto update = [&hash](const std::string& text) {
+    hash.update({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
+  };
   for (const RunPrompt& prompt : prompts) {
     nlohmann::json replay = nlohmann::json::array();
     for (const ReplayStep& step : prompt.request.replay) {
       replay.push_back({step.block, step.positions, step.tokens});
     }
-    all.push_back({prompt.name, prompt.request.prompt, prompt.request.gen_length, prompt.answers,
-                   prompt.metric.has_value() ? metric_name(*prompt.metric) : "", replay});
+    const nlohmann::json one = {prompt.name,
+                                prompt.request.prompt,
+                                prompt.request.gen_length,
+                                prompt.answers,
+                                prompt.metric.has_value() ? metric_name(*prompt.metric) : "",
+                                replay};
+    update(before + one.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    before = ",";
   }
-  return sha256_hex(all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  update(prompts.empty() ? "[]" : "]");
+  return fmt::format("{:02x}", fmt::join(hash.finish(), ""));
 }
 
+/// What a run may differ in from the one that it goes on with.
+struct Fact {
+  std::string_view name;
+  std::string (*value)(const RunDescription&);
+};
+const std::array kFacts{
+    Fact{"command_line", [](const RunDescription& run) { return run.command_line; }},
+    Fact{"version", [](const RunDescription&) { return std::string(build_info().version); }},
+    Fact{"git", [](const RunDescription&) { return std::string(build_info().git_describe); }},
+    Fact{"libtorch", [](const RunDescription&) { return std::string(build_info().torch_pin); }},
+    Fact{"instruction_set", [](const RunDescription&) { return std::string(instruction_set()); }},
+};
+/// Keys that say nothing of their own: `strategy_text` words what others hold, `repacked` is added
+/// by `blockscope repack`.
+constexpr std::array<std::string_view, 2> kOthers{"strategy_text", "repacked"};
+
 }  // namespace
+
+bool is_setting(std::string_view key) {
+  return std::ranges::count(kFacts, key, &Fact::name) == 0 && std::ranges::count(kOthers, key) == 0;
+}
 
 std::string decoding_json(const DecodeOptions& decode) {
   const UnmaskingOptions& unmasking = decode.unmasking;
@@ -96,13 +130,7 @@ std::string strategy_text(const UnmaskingOptions& unmasking) {
 
 std::string run_json(const RunDescription& run) {
   const DecodeOptions& decode = run.decode;
-  const auto& build = build_info();
   nlohmann::json json = {
-      {"command_line", run.command_line},
-      {"version", build.version},
-      {"git", build.git_describe},
-      {"libtorch", build.torch_pin},
-      {"instruction_set", instruction_set()},
       {"decoding", decode.drafted            ? "drafted"
                    : decode.autoregressive() ? "autoregressive"
                                              : "block_diffusion"},
@@ -115,11 +143,14 @@ std::string run_json(const RunDescription& run) {
   };
   json.update(nlohmann::json::parse(decoding_json(decode)));
   json.update(nlohmann::json::parse(run.policy.settings));
-  json["recorded_steps"] = run.filter.steps;
-  json["recorded_blocks"] = run.filter.blocks;
-  json["recorded_sequences"] = run.filter.sequences;
+  const RecordFilter& filter = run.recorder.filter;
+  json["recorded_steps"] = filter.steps;
+  json["recorded_blocks"] = filter.blocks;
+  json["recorded_sequences"] = filter.sequences;
+  json["predictions"] = run.recorder.every_prediction ? "all" : "masked";
   json["num_prompts"] = run.prompts.size();
   json["prompts_digest"] = digest_of(run.prompts);
+  for (const Fact& fact : kFacts) json[fact.name] = fact.value(run);
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

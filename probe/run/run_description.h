@@ -3,10 +3,11 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "probe/decode/decoder.h"
-#include "probe/record/recorder.h"
+#include "probe/record/recorder_options.h"
 #include "probe/run/policy_flags.h"
 #include "probe/run/ranks.h"
 #include "probe/run/run_flags.h"
@@ -18,7 +19,7 @@ struct RunDescription {
   const DecodeOptions& decode;
   const DecodingFlags& decoding;
   const ChosenPolicy& policy;
-  const RecordFilter& filter;
+  const RecorderOptions& recorder;
   const std::vector<RunPrompt>& prompts;
   const Ranks& ranks;
   std::string replay;  // its file; empty: none
@@ -32,8 +33,12 @@ std::string decoding_json(const DecodeOptions& decode);
 /// margin".
 std::string strategy_text(const UnmaskingOptions& unmasking);
 
-/// JSON text. Bytes that are no UTF-8 (of a file name) are replaced.
+/// JSON text: facts of the build and of this start, and every setting. Bytes that are no UTF-8 (of
+/// a file name) are replaced.
 std::string run_json(const RunDescription& run);
+/// Whether a key of run_json() is a setting: it decides what is written, so that a resumed run must
+/// have it too. All keys are but those that run_description.cpp lists.
+bool is_setting(std::string_view key);
 
 /// The text of each token id, for readers without the tokenizer; empty without one.
 std::vector<std::string> vocabulary_pieces(const Tokenizer* tokenizer, int64_t vocab_size);

@@ -11,6 +11,7 @@
 #include "command_line/options.h"
 #include "command_line/standard_streams.h"
 #include "decode_record/error.h"
+#include "probe/checkpoint/rope.h"
 #include "probe/decode/gen_length.h"
 #include "probe/text/prompts.h"
 
@@ -155,7 +156,8 @@ std::vector<RunPrompt> load_prompts(const PromptFlags& flags, const LoadedModel&
                       model.source.folder.string()));
     } else {
       ids = tokenize_prompt(prompt, *tokenizer, chat.has_value() ? &*chat : nullptr, chat_options,
-                            model.config.vocab_size);
+                            model.config.vocab_size,
+                            static_cast<size_t>(largest_position_count(model.config)));
     }
     run.request.sequence = static_cast<int64_t>(prompts.size());
     run.request.prompt.assign(ids.begin(), ids.end());

@@ -84,8 +84,8 @@ nlohmann::json StagesStudy::capture(size_t cell, const LoadedModel& model,
   RecorderOptions recorder =
       recorder_options(record, *policy.policy, longest_prefix(prompts, decode), model, decode);
   DecodingFlags decoding;
-  recorder.meta.run_json = run_json({decode, decoding, policy, recorder.filter, prompts, Ranks{},
-                                     replay, "blockscope study stages"});
+  recorder.meta.run_json = run_json(
+      {decode, decoding, policy, recorder, prompts, Ranks{}, replay, "blockscope study stages"});
   recorder.meta.pieces = vocabulary_pieces(input_.tokenizer, model.config.vocab_size);
   const CaptureCost cost = capture_cost(recorder, decode, prompts, 1, model);
   check_free_space(trace(cell), cost.file_bytes);

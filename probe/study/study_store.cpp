@@ -1,8 +1,6 @@
 #include "probe/study/study_store.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -13,6 +11,7 @@
 #include <utility>
 
 #include "decode_record/error.h"
+#include "decode_record/output_file.h"
 
 namespace blockscope {
 namespace {
@@ -35,38 +34,39 @@ std::string first_difference(const nlohmann::json& there, const nlohmann::json& 
 
 StudyStore::StudyStore(std::string path, const nlohmann::json& settings, bool resume, bool force)
     : path_(std::move(path)) {
-  const bool exists = std::filesystem::exists(path_);
+  const auto there = std::filesystem::symlink_status(path_);
+  const bool exists = std::filesystem::exists(there);
   if (exists && !resume && !force) {
     throw UsageError(
         fmt::format("{}: exists. HINT: --resume goes on with it, --force begins again", path_));
   }
-  const int flags = O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC;
-  file_ = ::open(path_.c_str(), flags, 0644);
-  if (file_ < 0) {
-    throw Error(fmt::format("{}: can't be opened: {}", path_, std::strerror(errno)));
+  if (!exists || force) {
+    if (std::filesystem::is_regular_file(there)) take();  // nobody measures into it
+    OutputFile begun(path_, force);
+    begun.write(nlohmann::json{{"settings", settings}}.dump() + "\n");
+    begun.sync();
+    begun.commit();
   }
-  if (::flock(file_, LOCK_EX | LOCK_NB) != 0) {
-    ::close(file_);
-    throw Error(
-        fmt::format("{}: another process is measuring into it. HINT: wait for it, or "
-                    "choose another folder with -o",
-                    path_));
-  }
-  try {
-    if (force && ::ftruncate(file_, 0) != 0) {
-      throw Error(fmt::format("{}: can't be emptied: {}", path_, std::strerror(errno)));
-    }
-    read(settings);
-  } catch (...) {
-    ::close(file_);
-    throw;
-  }
+  take();
+  read(settings);
 }
 
-StudyStore::~StudyStore() { ::close(file_); }
+void StudyStore::take() {
+  file_ = OwnFile::open(path_);
+  if (!file_) {
+    throw Error(
+        fmt::format("{}: can't be opened: {}. HINT: move it away, or choose another folder with -o",
+                    path_, OwnFile::why_not_open(errno)));
+  }
+  if (file_.lock()) return;
+  throw Error(
+      fmt::format("{}: another process is measuring into it. HINT: wait for it, or "
+                  "choose another folder with -o",
+                  path_));
+}
 
 void StudyStore::read(const nlohmann::json& settings) {
-  std::ifstream stream(path_);
+  std::ifstream stream(file_.direct_name(), std::ios::binary);
   std::stringstream text;
   text << stream.rdbuf();
   const std::string content = text.str();
@@ -102,10 +102,12 @@ void StudyStore::read(const nlohmann::json& settings) {
     }
     whole = begin;
   }
-  if (whole < content.size() && ::ftruncate(file_, static_cast<off_t>(whole)) != 0) {
+  if (whole < content.size() && ::ftruncate(file_.descriptor(), static_cast<off_t>(whole)) != 0) {
     throw Error(
         fmt::format("{}: its cut last line can't be removed: {}", path_, std::strerror(errno)));
   }
+  ::lseek(file_.descriptor(), 0, SEEK_END);
+  size_ = file_.size();
   if (number == 0) append(nlohmann::json{{"settings", settings}}.dump());
 }
 
@@ -115,10 +117,13 @@ void StudyStore::put(const std::string& cell, nlohmann::json value) {
 }
 
 void StudyStore::append(const std::string& text) {
+  if (const std::string what = file_.harm(size_); !what.empty()) {
+    throw Error(fmt::format("{}: {}. HINT: leave it alone until the study ends", path_, what));
+  }
   const std::string line = text + "\n";
   size_t written = 0;
   while (written < line.size()) {
-    const ssize_t count = ::write(file_, line.data() + written, line.size() - written);
+    const ssize_t count = ::write(file_.descriptor(), line.data() + written, line.size() - written);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
       throw Error(
@@ -128,9 +133,10 @@ void StudyStore::append(const std::string& text) {
     }
     written += static_cast<size_t>(count);
   }
-  if (::fsync(file_) != 0 && errno != EINVAL) {
+  if (::fsync(file_.descriptor()) != 0 && errno != EINVAL) {
     throw Error(fmt::format("{}: can't be written: {}", path_, std::strerror(errno)));
   }
+  size_ = file_.size();
 }
 
 }  // namespace blockscope

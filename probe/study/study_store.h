@@ -3,9 +3,12 @@
 // measured again; a file of other settings is refused.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+
+#include "decode_record/own_file.h"
 
 namespace blockscope {
 
@@ -13,11 +16,8 @@ class StudyStore {
  public:
   /// `resume`: go on with the file if there is one; else it must not exist, unless `force` replaces
   /// it. Throws UsageError for an existing file without either, and, naming the setting, for one of
-  /// other settings; Error when it can't be read or written.
+  /// other settings; Error when it is a link, or can't be read or written.
   StudyStore(std::string path, const nlohmann::json& settings, bool resume, bool force);
-  ~StudyStore();
-  StudyStore(const StudyStore&) = delete;
-  StudyStore& operator=(const StudyStore&) = delete;
 
   bool has(const std::string& cell) const { return values_.contains(cell); }
   const nlohmann::json& value(const std::string& cell) const { return values_.at(cell); }
@@ -27,11 +27,13 @@ class StudyStore {
   const std::string& path() const { return path_; }
 
  private:
+  void take();  // opens and locks
   void read(const nlohmann::json& settings);
   void append(const std::string& line);
 
   std::string path_;
-  int file_ = -1;
+  OwnFile file_;
+  std::int64_t size_ = 0;  // after our last write
   std::map<std::string, nlohmann::json> values_;
 };
 

@@ -95,9 +95,8 @@ std::optional<AddedVocabulary::Match> AddedVocabulary::longest_match(const Match
   return best;
 }
 
-std::vector<TextSegment> AddedVocabulary::split(std::string_view text,
-                                                const Matcher& matcher) const {
-  std::vector<TextSegment> segments;
+void AddedVocabulary::split(std::string_view text, const Matcher& matcher,
+                            const SegmentSink& sink) const {
   std::size_t rest = 0;  // end of the last token, with the white space it took
   for (std::size_t i = 0; i < text.size();) {
     const std::optional<Match> match = longest_match(matcher, text, i);
@@ -125,20 +124,19 @@ std::vector<TextSegment> AddedVocabulary::split(std::string_view text,
         end = next;
       }
     }
-    if (rest < begin) segments.push_back({text.substr(rest, begin - rest), std::nullopt});
-    segments.push_back({{}, token.id});
+    if (rest < begin) sink({text.substr(rest, begin - rest), std::nullopt});
+    sink({{}, token.id});
     rest = end;
   }
-  if (rest < text.size()) segments.push_back({text.substr(rest), std::nullopt});
-  return segments;
+  if (rest < text.size()) sink({text.substr(rest), std::nullopt});
 }
 
-std::vector<TextSegment> AddedVocabulary::split_raw(std::string_view text) const {
-  return split(text, raw_);
+void AddedVocabulary::split_raw(std::string_view text, const SegmentSink& sink) const {
+  split(text, raw_, sink);
 }
 
-std::vector<TextSegment> AddedVocabulary::split_normalized(std::string_view text) const {
-  return split(text, normalized_);
+void AddedVocabulary::split_normalized(std::string_view text, const SegmentSink& sink) const {
+  split(text, normalized_, sink);
 }
 
 const AddedToken* AddedVocabulary::find(std::string_view content) const {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -23,6 +24,8 @@ struct TextSegment {
   std::optional<TokenId> id;  // the token
 };
 
+using SegmentSink = std::function<void(const TextSegment&)>;
+
 class AddedVocabulary {
  public:
   /// Adds or (same content) replaces a token. Call index() after the last one.
@@ -31,8 +34,9 @@ class AddedVocabulary {
   /// Builds the matchers; `normalizer` is the tokenizer's. Returns warnings.
   std::vector<std::string> index(const Normalizer& normalizer);
 
-  std::vector<TextSegment> split_raw(std::string_view text) const;
-  std::vector<TextSegment> split_normalized(std::string_view text) const;
+  /// Both hand the segments of `text` to `sink`, from left to right.
+  void split_raw(std::string_view text, const SegmentSink& sink) const;
+  void split_normalized(std::string_view text, const SegmentSink& sink) const;
 
   const AddedToken* find(std::string_view content) const;
   const AddedToken* find(TokenId id) const;
@@ -64,7 +68,7 @@ class AddedVocabulary {
 
   static std::optional<Match> longest_match(const Matcher& matcher, std::string_view text,
                                             std::size_t begin);
-  std::vector<TextSegment> split(std::string_view text, const Matcher& matcher) const;
+  void split(std::string_view text, const Matcher& matcher, const SegmentSink& sink) const;
 
   std::vector<AddedToken> tokens_;
   std::unordered_map<std::string, std::size_t> by_content_;

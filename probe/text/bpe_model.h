@@ -39,9 +39,11 @@ class BpeModel {
   /// Encodes many words, and remembers the short ones; one per call of Tokenizer::encode.
   class Encoder {
    public:
-    explicit Encoder(const BpeModel& model) : model_(model) {}
+    /// `most`: ids that the caller can use.
+    Encoder(const BpeModel& model, std::size_t most) : model_(model), most_(most) {}
     /// Appends the ids of one word. A character outside the vocabulary becomes the unknown token,
-    /// or nothing if there is none, as in the package.
+    /// or nothing if there is none, as in the package. Throws PromptError as soon as it is clear
+    /// that there are more than `most` ids, however long the word is.
     void append_word(std::string_view word, std::vector<TokenId>& ids);
 
    private:
@@ -57,11 +59,14 @@ class BpeModel {
       TokenId merged;
     };
     static bool is_later(const Candidate& left, const Candidate& right);
-    void split_characters(std::string_view word);
+    /// `room`: ids that may be appended.
+    void split_characters(std::string_view word, std::size_t room);
+    [[noreturn]] void refuse() const;
     void push_candidate(std::int32_t left, std::int32_t right);
     void merge_all();
 
     const BpeModel& model_;
+    std::size_t most_;
     std::vector<Symbol> symbols_;
     std::vector<Candidate> queue_;  // a heap
     std::unordered_map<std::string, std::vector<TokenId>> cache_;
@@ -84,6 +89,7 @@ class BpeModel {
   const Merge* find_merge(TokenId left, TokenId right) const;
 
   std::unordered_map<std::string, TokenId, StringHash, std::equal_to<>> vocab_;
+  std::size_t longest_ = 1;                 // bytes of a token, and so more than its characters
   std::vector<const std::string*> tokens_;  // [id_end], keys of vocab_, null where none
   std::unordered_map<std::uint64_t, Merge> merges_;
   std::string unk_token_;  // empty: none

@@ -46,11 +46,11 @@ std::string strip(std::string_view text, bool left, bool right) {
 std::string replace(std::string_view text, const Regex& pattern, const std::string& content) {
   std::string result;
   std::size_t previous = 0;
-  for (const Span& match : pattern.find_all(text)) {
+  pattern.for_each(text, [&](const Span& match) {
     result.append(text.substr(previous, match.begin - previous));
     result.append(content);
     previous = match.end;
-  }
+  });
   result.append(text.substr(previous));
   return result;
 }

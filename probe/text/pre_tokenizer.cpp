@@ -1,7 +1,8 @@
 // See pre_tokenizer.h.
 #include "probe/text/pre_tokenizer.h"
 
-#include <algorithm>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "probe/text/normalizer.h"
@@ -56,149 +57,110 @@ void PreTokenizer::append(const JsonView& json, int depth) {
   }
 }
 
-std::vector<PreTokenizer::Piece> PreTokenizer::cut(std::string_view word, const Regex& pattern) {
-  std::vector<Piece> pieces;
-  std::size_t previous = 0;
-  for (const Span& match : pattern.find_all(word)) {
-    if (match.begin != previous) pieces.push_back({{previous, match.begin}, false});
-    pieces.push_back({match, true});
-    previous = match.end;
+/// Turns the pieces of a word, each matched by a pattern or between two matches, into words, as
+/// SplitDelimiterBehavior defines it.
+class PreTokenizer::Merger {
+ public:
+  Merger(std::string_view text, Behavior behavior, const WordSink& sink)
+      : text_(text), behavior_(behavior), sink_(sink) {}
+
+  void add(const Span& piece, bool is_match) {
+    switch (behavior_) {
+      case Behavior::kRemoved:
+        if (!is_match) emit(piece);
+        return;
+      case Behavior::kIsolated:
+        return emit(piece);
+      case Behavior::kContiguous:
+        return join(piece, is_match, is_match == held_match_);
+      case Behavior::kMergedWithPrevious:
+        return join(piece, is_match, is_match && !held_match_);
+      case Behavior::kMergedWithNext:
+        return join(piece, is_match, !is_match && held_match_);
+    }
   }
-  if (previous != word.size()) pieces.push_back({{previous, word.size()}, false});
-  return pieces;
+  void end() {
+    if (held_) emit(*held_);
+    held_.reset();
+  }
+
+ private:
+  /// The piece belongs to the word before it, or begins a new one.
+  void join(const Span& piece, bool is_match, bool belongs) {
+    if (held_ && belongs) {
+      held_->end = piece.end;
+    } else {
+      end();
+      held_ = piece;
+    }
+    held_match_ = is_match;
+  }
+  void emit(const Span& word) const {
+    if (word.begin < word.end) sink_(text_.substr(word.begin, word.end - word.begin));
+  }
+
+  std::string_view text_;
+  Behavior behavior_;
+  const WordSink& sink_;
+  std::optional<Span> held_;  // a word that may go on
+  bool held_match_ = false;   // its last piece is a match
+};
+
+void PreTokenizer::split(std::string_view word, const Regex& pattern, Behavior behavior,
+                         bool invert, const WordSink& sink) {
+  Merger merger(word, behavior, sink);
+  std::size_t previous = 0;
+  pattern.for_each(word, [&](const Span& match) {
+    if (match.begin != previous) merger.add({previous, match.begin}, invert);
+    merger.add(match, !invert);
+    previous = match.end;
+  });
+  if (previous != word.size()) merger.add({previous, word.size()}, invert);
+  merger.end();
 }
 
-std::vector<PreTokenizer::Piece> PreTokenizer::cut_numeric(std::string_view word) {
-  std::vector<Piece> pieces;
+void PreTokenizer::run(const Split& step, std::string_view word, const WordSink& sink) {
+  split(word, step.pattern, step.behavior, step.invert, sink);
+}
+
+void PreTokenizer::run(const Digits& step, std::string_view word, const WordSink& sink) {
+  Merger merger(word, step.individual ? Behavior::kIsolated : Behavior::kContiguous, sink);
   std::size_t previous = 0;
   for (std::size_t i = 0; i < word.size();) {
     const std::size_t start = i;
     if (!is_numeric(next_code_point(word, i))) continue;
-    if (previous < start) pieces.push_back({{previous, start}, false});
-    pieces.push_back({{start, i}, true});
+    if (previous < start) merger.add({previous, start}, false);
+    merger.add({start, i}, true);
     previous = i;
   }
-  if (previous < word.size()) pieces.push_back({{previous, word.size()}, false});
-  return pieces;
+  if (previous < word.size()) merger.add({previous, word.size()}, false);
+  merger.end();
 }
 
-/// Turns the pieces of the word at `offset` into words, as SplitDelimiterBehavior defines it.
-void PreTokenizer::append_pieces(const std::vector<Piece>& pieces, Behavior behavior,
-                                 std::size_t offset, std::vector<Span>& spans) {
-  std::vector<Span> words;
-  bool previous_match = false;
-  switch (behavior) {
-    case Behavior::kRemoved:
-      for (const Piece& piece : pieces) {
-        if (!piece.is_match) words.push_back(piece.span);
-      }
-      break;
-    case Behavior::kIsolated:
-      for (const Piece& piece : pieces) words.push_back(piece.span);
-      break;
-    case Behavior::kContiguous:
-      for (const Piece& piece : pieces) {
-        if (piece.is_match == previous_match && !words.empty()) {
-          words.back().end = piece.span.end;
-        } else {
-          words.push_back(piece.span);
-        }
-        previous_match = piece.is_match;
-      }
-      break;
-    case Behavior::kMergedWithPrevious:
-      for (const Piece& piece : pieces) {
-        if (piece.is_match && !previous_match && !words.empty()) {
-          words.back().end = piece.span.end;
-        } else {
-          words.push_back(piece.span);
-        }
-        previous_match = piece.is_match;
-      }
-      break;
-    case Behavior::kMergedWithNext:
-      for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece) {
-        if (piece->is_match && !previous_match && !words.empty()) {
-          words.back().begin = piece->span.begin;
-        } else {
-          words.push_back(piece->span);
-        }
-        previous_match = piece->is_match;
-      }
-      std::reverse(words.begin(), words.end());
-      break;
+void PreTokenizer::run(const ByteLevel& step, std::string_view word, const WordSink& sink) {
+  std::string prefixed;
+  if (step.add_prefix_space && word.front() != ' ') {
+    prefixed.append(" ").append(word);
+    word = prefixed;
   }
-  for (const Span& word : words) {
-    if (word.begin < word.end) spans.push_back({offset + word.begin, offset + word.end});
-  }
+  std::string mapped;
+  const WordSink map = [&](std::string_view part) {
+    mapped.clear();
+    for (const char byte : part) append_byte_alphabet(mapped, static_cast<unsigned char>(byte));
+    sink(mapped);
+  };
+  if (!step.use_regex) return map(word);
+  split(word, gpt2_pattern(), Behavior::kIsolated, false, map);
 }
 
-void PreTokenizer::run(const Split& step, Words& words) {
-  std::vector<Span> spans;
-  for (const Span& word : words.spans) {
-    const std::string_view text =
-        std::string_view(words.text).substr(word.begin, word.end - word.begin);
-    std::vector<Piece> pieces = cut(text, step.pattern);
-    if (step.invert) {
-      for (Piece& piece : pieces) piece.is_match = !piece.is_match;
-    }
-    append_pieces(pieces, step.behavior, word.begin, spans);
-  }
-  words.spans = std::move(spans);
+void PreTokenizer::run_from(std::size_t step, std::string_view word, const WordSink& sink) const {
+  if (step == steps_.size()) return sink(word);
+  const WordSink next = [&](std::string_view part) { run_from(step + 1, part, sink); };
+  std::visit([&](const auto& typed) { run(typed, word, next); }, steps_[step]);
 }
 
-void PreTokenizer::run(const Digits& step, Words& words) {
-  std::vector<Span> spans;
-  for (const Span& word : words.spans) {
-    const std::string_view text =
-        std::string_view(words.text).substr(word.begin, word.end - word.begin);
-    append_pieces(cut_numeric(text), step.individual ? Behavior::kIsolated : Behavior::kContiguous,
-                  word.begin, spans);
-  }
-  words.spans = std::move(spans);
-}
-
-void PreTokenizer::run(const ByteLevel& step, Words& words) {
-  if (step.add_prefix_space) {
-    Words prefixed;
-    for (const Span& word : words.spans) {
-      const std::size_t begin = prefixed.text.size();
-      if (words.text[word.begin] != ' ') prefixed.text.push_back(' ');
-      prefixed.text.append(words.text, word.begin, word.end - word.begin);
-      prefixed.spans.push_back({begin, prefixed.text.size()});
-    }
-    words = std::move(prefixed);
-  }
-  if (step.use_regex) {
-    std::vector<Span> spans;
-    for (const Span& word : words.spans) {
-      const std::string_view text =
-          std::string_view(words.text).substr(word.begin, word.end - word.begin);
-      append_pieces(cut(text, gpt2_pattern()), Behavior::kIsolated, word.begin, spans);
-    }
-    words.spans = std::move(spans);
-  }
-  Words mapped;
-  mapped.text.reserve(words.text.size() + words.text.size() / 4);
-  mapped.spans.reserve(words.spans.size());
-  for (const Span& word : words.spans) {
-    const std::size_t begin = mapped.text.size();
-    for (std::size_t i = word.begin; i < word.end; ++i) {
-      append_byte_alphabet(mapped.text, static_cast<unsigned char>(words.text[i]));
-    }
-    mapped.spans.push_back({begin, mapped.text.size()});
-  }
-  words = std::move(mapped);
-}
-
-Words PreTokenizer::apply(std::string text) const {
-  Words words;
-  words.text = std::move(text);
-  if (!words.text.empty()) words.spans.push_back({0, words.text.size()});
-  for (const Step& step : steps_) {
-    std::visit([&](const auto& typed) { run(typed, words); }, step);
-  }
-  return words;
+void PreTokenizer::apply(std::string_view text, const WordSink& sink) const {
+  if (!text.empty()) run_from(0, text, sink);
 }
 
 }  // namespace blockscope

@@ -2,7 +2,8 @@
 // one. Supported: Split, ByteLevel, Digits, Sequence; any other type is refused by name.
 #pragma once
 
-#include <string>
+#include <cstddef>
+#include <functional>
 #include <string_view>
 #include <variant>
 #include <vector>
@@ -12,11 +13,8 @@
 
 namespace blockscope {
 
-/// Words as ranges of one text; none is empty. A step may replace the text (ByteLevel does).
-struct Words {
-  std::string text;
-  std::vector<Span> spans;
-};
+/// Takes words one by one; a word lives until the call returns.
+using WordSink = std::function<void(std::string_view)>;
 
 class PreTokenizer {
  public:
@@ -26,8 +24,9 @@ class PreTokenizer {
   /// `json` is the value of the key "pre_tokenizer", null included. Throws CheckpointError.
   static PreTokenizer from_json(const JsonView& json);
 
-  /// `text` must be well-formed UTF-8.
-  Words apply(std::string text) const;
+  /// Hands the words of `text`, which must be well-formed UTF-8, to `sink`, from left to right;
+  /// none is empty. Needs memory for the longest word, not for all of them.
+  void apply(std::string_view text, const WordSink& sink) const;
 
  private:
   enum class Behavior { kRemoved, kIsolated, kContiguous, kMergedWithPrevious, kMergedWithNext };
@@ -45,20 +44,15 @@ class PreTokenizer {
   };
   using Step = std::variant<Split, Digits, ByteLevel>;
 
-  /// A stretch of one word, matched by the step's pattern or between two matches.
-  struct Piece {
-    Span span;
-    bool is_match;
-  };
+  class Merger;
 
   static Behavior read_behavior(const JsonView& json);
-  static std::vector<Piece> cut(std::string_view word, const Regex& pattern);
-  static std::vector<Piece> cut_numeric(std::string_view word);
-  static void append_pieces(const std::vector<Piece>& pieces, Behavior behavior, std::size_t offset,
-                            std::vector<Span>& spans);
-  static void run(const Split& step, Words& words);
-  static void run(const Digits& step, Words& words);
-  static void run(const ByteLevel& step, Words& words);
+  static void run(const Split& step, std::string_view word, const WordSink& sink);
+  static void run(const Digits& step, std::string_view word, const WordSink& sink);
+  static void run(const ByteLevel& step, std::string_view word, const WordSink& sink);
+  static void split(std::string_view word, const Regex& pattern, Behavior behavior, bool invert,
+                    const WordSink& sink);
+  void run_from(std::size_t step, std::string_view word, const WordSink& sink) const;
   void append(const JsonView& json, int depth);
 
   std::vector<Step> steps_;

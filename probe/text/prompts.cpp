@@ -25,7 +25,7 @@ constexpr std::int64_t kMaxGenLength = 1 << 24;
 /// One line's object with its place, for errors "prompts.jsonl:12: key prompt: ...".
 class LineReader {
  public:
-  LineReader(const json& object, std::string place) : object_(object), place_(std::move(place)) {}
+  LineReader(json& object, std::string place) : object_(object), place_(std::move(place)) {}
 
   [[noreturn]] void fail(const std::string& what) const { throw PromptError(place_ + ": " + what); }
   [[noreturn]] void fail(const std::string& key, const std::string& expected,
@@ -34,7 +34,7 @@ class LineReader {
   }
 
   /// Absent and null are the same.
-  const json* find(const std::string& key) const {
+  json* find(const std::string& key) const {
     const auto found = object_.find(key);
     return found == object_.end() || found->is_null() ? nullptr : &*found;
   }
@@ -51,7 +51,7 @@ class LineReader {
   }
 
  private:
-  const json& object_;
+  json& object_;
   std::string place_;
 };
 
@@ -99,11 +99,11 @@ std::vector<TokenId> read_ids(const LineReader& line, const json& value) {
   return ids;
 }
 
-PromptInput read_input(const LineReader& line) {
+PromptInput read_input(LineReader& line) {
   std::string found;
-  const json* value = nullptr;
+  json* value = nullptr;
   for (const char* key : {"prompt", "text", "messages", "input_ids"}) {
-    const json* candidate = line.find(key);
+    json* candidate = line.find(key);
     if (candidate == nullptr) continue;
     if (value != nullptr) {
       line.fail(fmt::format("expected one of prompt, text, messages, input_ids, got {} and {}",
@@ -118,9 +118,9 @@ PromptInput read_input(const LineReader& line) {
   if (found == "messages") return read_messages(line, *value);
   if (found == "input_ids") return read_ids(line, *value);
   if (!value->is_string()) line.fail(found, "a string", *value);
-  std::string text = value->get<std::string>();
+  auto& text = value->get_ref<std::string&>();
   if (text.empty()) line.fail(found, "a text that is not empty", *value);
-  return text;
+  return std::move(text);  // it may be long
 }
 
 /// The first of these keys that is there; empty if none is.
@@ -150,7 +150,7 @@ std::vector<std::string> read_answers(const LineReader& line) {
   return answers;
 }
 
-Prompt read_prompt(const LineReader& line) {
+Prompt read_prompt(LineReader& line) {
   Prompt prompt;
   prompt.id = read_name(line, {"id", "doc_id"});
   prompt.task = read_name(line, {"task"});
@@ -221,8 +221,8 @@ PromptSet read_prompts(std::istream& stream, const std::string& where) {
     if (number == 1 && line.starts_with("\xEF\xBB\xBF")) line.remove_prefix(3);
     if (is_blank(line)) continue;
     const std::string place = fmt::format("{}:{}", where, number);
-    const json object = parse_line(line, place);
-    const LineReader reader(object, place);
+    json object = parse_line(line, place);
+    LineReader reader(object, place);
     Prompt prompt = read_prompt(reader);
     prompt.line = number;
     if (prompt.id.empty()) prompt.id = fmt::format("line-{}", number);
@@ -258,21 +258,31 @@ PromptSet read_prompts(const std::filesystem::path& file) {
 
 std::vector<TokenId> tokenize_prompt(const Prompt& prompt, const Tokenizer& tokenizer,
                                      const ChatTemplate* chat, const ChatOptions& options,
-                                     std::int64_t vocab_size) {
+                                     std::int64_t vocab_size, std::size_t most) {
   const auto fail = [&](const std::string& what) {
     const std::string line = prompt.line > 0 ? fmt::format(" (line {})", prompt.line) : "";
     throw PromptError(fmt::format("prompt {}{}: {}", prompt.id, line, what));
   };
+  const auto encode = [&](const std::string& text, bool special) -> std::vector<TokenId> {
+    const bool counted = text.size() < kCountedTextBytes;
+    try {
+      return tokenizer.encode(text, special,
+                              counted ? std::numeric_limits<std::size_t>::max() : most);
+    } catch (const PromptError& error) {
+      fail(error.what());
+      throw;
+    }
+  };
   std::vector<TokenId> ids;
   if (const auto* text = std::get_if<std::string>(&prompt.input)) {
-    ids = tokenizer.encode(*text, true);
+    ids = encode(*text, true);
   } else if (const auto* messages = std::get_if<std::vector<ChatMessage>>(&prompt.input)) {
     if (chat == nullptr) {
       fail(
           "messages need a chat template, and the checkpoint has none. HINT: pass the text as "
           "\"prompt\"");
     }
-    ids = tokenizer.encode(chat->render(*messages, options), false);
+    ids = encode(chat->render(*messages, options), false);
   } else {
     ids = std::get<std::vector<TokenId>>(prompt.input);
   }

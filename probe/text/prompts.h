@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <istream>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -55,10 +56,13 @@ PromptSet read_prompts(const std::filesystem::path& file);
 /// Token ids of a prompt. Text is encoded with special tokens (BOS where the tokenizer has one),
 /// rendered messages without (the template writes its own). `chat` may be null: messages are then a
 /// PromptError. Ids must lie in [0, vocab_size), the rows of the embedding table; an empty result
-/// is a PromptError.
+/// is a PromptError. So are more than `most` tokens of a long text, which are not all counted; of a
+/// text below kCountedTextBytes they are, for a message that can say how many.
 std::vector<TokenId> tokenize_prompt(const Prompt& prompt, const Tokenizer& tokenizer,
                                      const ChatTemplate* chat, const ChatOptions& options,
-                                     std::int64_t vocab_size);
+                                     std::int64_t vocab_size,
+                                     std::size_t most = std::numeric_limits<std::size_t>::max());
+inline constexpr std::size_t kCountedTextBytes = std::size_t{1} << 20;
 
 /// Stable 64-bit hash of a token sequence: FNV-1a (offset 0xcbf29ce484222325, prime 0x100000001b3)
 /// over the ids as 4 little-endian bytes each. Part of the trace format: never change it.

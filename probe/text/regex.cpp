@@ -129,9 +129,8 @@ std::optional<Span> Regex::find(std::string_view text, std::size_t start) const 
   return Searcher().find(handle_, text, start, where_);
 }
 
-std::vector<Span> Regex::find_all(std::string_view text) const {
+void Regex::for_each(std::string_view text, const std::function<void(const Span&)>& visit) const {
   Searcher searcher;
-  std::vector<Span> matches;
   std::size_t position = 0;
   std::optional<std::size_t> last_end;
   while (position <= text.size()) {
@@ -141,11 +140,10 @@ std::vector<Span> Regex::find_all(std::string_view text) const {
       position += position < text.size() ? utf8_length(text[position]) : 1;
       continue;
     }
-    matches.push_back(*match);
+    visit(*match);
     position = match->end;
     last_end = match->end;
   }
-  return matches;
 }
 
 std::string Regex::escape(std::string_view literal) {

@@ -3,10 +3,10 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 struct re_pattern_buffer;  // Oniguruma's compiled pattern
 
@@ -33,8 +33,9 @@ class Regex {
   /// see all of `text` and nothing else. Throws PromptError if the engine's bounds are exceeded.
   std::optional<Span> find(std::string_view text, std::size_t start) const;
 
-  /// All matches from left to right; an empty match right after a match is skipped.
-  std::vector<Span> find_all(std::string_view text) const;
+  /// Calls `visit` with every match from left to right; an empty match right after a match is
+  /// skipped.
+  void for_each(std::string_view text, const std::function<void(const Span&)>& visit) const;
 
   /// Pattern that matches `literal` and nothing else.
   static std::string escape(std::string_view literal);

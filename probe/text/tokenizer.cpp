@@ -48,7 +48,8 @@ bool Tokenizer::Impl::has_id(TokenId id) const {
   return added.find(id) != nullptr || model.has_token(id);
 }
 
-std::vector<TokenId> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
+std::vector<TokenId> Tokenizer::encode(std::string_view text, bool add_special_tokens,
+                                       std::size_t most) const {
   if (const auto position = find_invalid_utf8(text)) {
     throw PromptError(fmt::format(
         "text: expected UTF-8, got a malformed sequence at byte {} (0x{:02X}). HINT: convert the "
@@ -57,25 +58,16 @@ std::vector<TokenId> Tokenizer::encode(std::string_view text, bool add_special_t
   }
   std::vector<TokenId> ids;
   if (add_special_tokens) ids = impl_->prefix;
-  BpeModel::Encoder encoder(impl_->model);
-  for (const TextSegment& raw : impl_->added.split_raw(text)) {
-    if (raw.id) {
-      ids.push_back(*raw.id);
-      continue;
-    }
+  BpeModel::Encoder encoder(impl_->model, most);
+  const WordSink encode_word = [&](std::string_view word) { encoder.append_word(word, ids); };
+  impl_->added.split_raw(text, [&](const TextSegment& raw) {
+    if (raw.id) return ids.push_back(*raw.id);
     const std::string normalized = impl_->normalizer.apply(raw.text);
-    for (const TextSegment& segment : impl_->added.split_normalized(normalized)) {
-      if (segment.id) {
-        ids.push_back(*segment.id);
-        continue;
-      }
-      const Words words = impl_->pre_tokenizer.apply(std::string(segment.text));
-      for (const Span& word : words.spans) {
-        encoder.append_word(std::string_view(words.text).substr(word.begin, word.end - word.begin),
-                            ids);
-      }
-    }
-  }
+    impl_->added.split_normalized(normalized, [&](const TextSegment& segment) {
+      if (segment.id) return ids.push_back(*segment.id);
+      impl_->pre_tokenizer.apply(segment.text, encode_word);
+    });
+  });
   if (add_special_tokens) {
     ids.insert(ids.end(), impl_->suffix.begin(), impl_->suffix.end());
   }

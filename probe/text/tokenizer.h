@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -64,9 +65,11 @@ class Tokenizer {
   Tokenizer& operator=(const Tokenizer&) = delete;
 
   /// Text (UTF-8) to ids; `add_special_tokens` applies the post-processor's template (BOS, EOS).
-  /// Near-linear in the length of the text. Safe to call from several threads.
-  /// Throws PromptError if the text is not UTF-8 or a pattern needs too much backtracking.
-  std::vector<TokenId> encode(std::string_view text, bool add_special_tokens = true) const;
+  /// Near-linear in the length of the text; beside the ids it needs memory for the longest word.
+  /// Safe to call from several threads. Throws PromptError if the text is not UTF-8, a pattern
+  /// needs too much backtracking, or there are more than `most` ids: then it stops there.
+  std::vector<TokenId> encode(std::string_view text, bool add_special_tokens = true,
+                              std::size_t most = std::numeric_limits<std::size_t>::max()) const;
 
   /// Ids to text, always valid UTF-8: malformed bytes become U+FFFD exactly as in the package. Ids
   /// without a token (rows that pad the embedding table) give nothing, as in the package.

@@ -139,8 +139,10 @@ std::u32string to_utf32(std::string_view text) {
   return result;
 }
 
-std::string normalize_unicode(std::string_view text, NormalForm form) {
-  if (is_ascii(text)) return std::string(text);
+namespace {
+
+/// Of a text that needs no memory to speak of: four bytes and more for each of its own.
+std::string normalize_piece(std::string_view text, NormalForm form) {
   const bool compat = form == NormalForm::kNfkc || form == NormalForm::kNfkd;
   const bool compose = form == NormalForm::kNfc || form == NormalForm::kNfkc;
   const auto options =
@@ -180,6 +182,23 @@ std::string normalize_unicode(std::string_view text, NormalForm form) {
   result.reserve(text.size());
   for (utf8proc_ssize_t i = 0; i < length; ++i) {
     append_utf8(result, static_cast<char32_t>(points[static_cast<std::size_t>(i)]));
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string normalize_unicode(std::string_view text, NormalForm form) {
+  if (is_ascii(text)) return std::string(text);
+  // No form joins an ASCII character to what stands before it, so pieces can begin at one.
+  constexpr std::size_t kPieceBytes = std::size_t{1} << 16;
+  std::string result;
+  result.reserve(text.size());
+  for (std::size_t begin = 0; begin < text.size();) {
+    std::size_t end = std::min(begin + kPieceBytes, text.size());
+    while (end < text.size() && static_cast<unsigned char>(text[end]) >= 0x80) ++end;
+    result += normalize_piece(text.substr(begin, end - begin), form);
+    begin = end;
   }
   return result;
 }

@@ -1,8 +1,6 @@
 #include "probe/train/train_run.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -14,6 +12,7 @@
 #include "command_line/standard_streams.h"
 #include "decode_record/command_files.h"
 #include "decode_record/error.h"
+#include "decode_record/scratch_folder.h"
 #include "probe/train/evaluation.h"
 #include "probe/train/train_settings.h"
 
@@ -161,7 +160,13 @@ void check_folder(const fs::path& folder, const char* flag) {
   std::error_code error;
   fs::path there = fs::absolute(folder, error);
   while (!fs::exists(there, error) && there.has_relative_path()) there = there.parent_path();
-  if (fs::is_directory(there, error) && ::access(there.c_str(), W_OK) == 0) return;
+  if (fs::is_directory(there, error)) {
+    try {  // for root access() says that any folder can be written, /proc too
+      const ScratchFolder probe(".blockscope-probe", there);
+      return;
+    } catch (const Error&) {
+    }
+  }
   throw UsageError(fmt::format(
       "{}: {}: expected a folder that can be written, got {}. HINT: name "
       "another one",

@@ -117,6 +117,13 @@ const std::vector<Setting>& settings() {
   return all;
 }
 
+/// All stages in their order, and whether they run.
+std::array<std::pair<TrainStage, bool>, 3> stages(const TrainRunOptions& options) {
+  return {{{TrainStage::kBackbone, options.backbone},
+           {TrainStage::kDiffusion, options.diffusion},
+           {TrainStage::kDraft, options.draft}}};
+}
+
 bool runs(const TrainRunOptions& options, Part part) {
   switch (part) {
     case Part::kAll:
@@ -170,8 +177,13 @@ std::string settings_json(const TrainRunOptions& options) {
                  : options.backbone                      ? "backbone"
                                                          : "diffusion";
   all["tokenizer"] = tokenizer_digest(options.tokenizer);
-  if (options.draft) all["target"] = Checkpoint::open(options.train.target).digest();
-  return all.dump();
+  all["tokenizer_folder"] = fs::absolute(options.tokenizer).string();
+  if (options.draft) {
+    all["target"] = Checkpoint::open(options.train.target).digest();
+    all["target_folder"] = fs::absolute(options.train.target).string();
+  }
+  // A folder's name need not be UTF-8.
+  return all.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 void take_stage(TrainRunOptions& options) {
@@ -187,13 +199,35 @@ void take_stage(TrainRunOptions& options) {
   }
 }
 
+void take_folders(TrainRunOptions& options, const GivenOptions& given) {
+  const auto take = [&](const char* option, const json& record, const char* key, const char* holds,
+                        fs::path& folder, const fs::path& state) {
+    const std::string was = record.value(key, "");
+    if (given(option) || was.empty()) return;  // or of a version that did not say
+    std::error_code error;
+    if (!fs::exists(fs::path(was) / holds, error)) {
+      throw UsageError(
+          fmt::format("--resume: {}: its run had {} in {}, where it is no more. HINT: {} names the "
+                      "folder where it is now",
+                      state.string(), holds, was, option));
+    }
+    folder = was;
+  };
+  for (const auto& [stage, runs] : stages(options)) {
+    const fs::path state = state_file(options, stage);
+    const json record = runs ? recorded(state) : json();
+    if (record.is_null()) continue;
+    if (stage == TrainStage::kDraft) {
+      take("--target", record, "target_folder", "config.json", options.train.target, state);
+    } else {
+      take("--tokenizer", record, "tokenizer_folder", "tokenizer.json", options.tokenizer, state);
+    }
+  }
+}
+
 void take_settings(TrainRunOptions& options, const GivenOptions& given) {
   std::map<std::string, bool> decided;  // by a state before
-  const std::array<std::pair<TrainStage, bool>, 3> stages{
-      {{TrainStage::kBackbone, options.backbone},
-       {TrainStage::kDiffusion, options.diffusion},
-       {TrainStage::kDraft, options.draft}}};
-  for (const auto& [stage, runs] : stages) {
+  for (const auto& [stage, runs] : stages(options)) {
     if (!runs) continue;
     const fs::path state = state_file(options, stage);
     const json record = recorded(state);

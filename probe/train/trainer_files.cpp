@@ -8,6 +8,7 @@
 #include "decode_record/error.h"
 #include "decode_record/output_file.h"
 #include "probe/checkpoint/checkpoint.h"
+#include "probe/text/text_json.h"
 #include "probe/train/trainer.h"
 
 namespace blockscope {
@@ -15,10 +16,14 @@ namespace {
 
 constexpr const char* kStateFormat = "blockscope-train-2";
 
-void write_json(const std::filesystem::path& path, const nlohmann::ordered_json& value) {
+void write_text(const std::filesystem::path& path, const std::string& text) {
   OutputFile file(path.string(), true);  // train_run.cpp has asked already
-  file.write(value.dump(2) + "\n");
+  file.write(text);
   file.commit();
+}
+
+void write_json(const std::filesystem::path& path, const nlohmann::ordered_json& value) {
+  write_text(path, value.dump(2) + "\n");
 }
 
 /// config.json of the Hugging Face layout for the shapes in `config`.
@@ -212,7 +217,7 @@ void Trainer::export_checkpoint(const std::filesystem::path& folder,
   for (const char* name : kTokenizerFiles) {
     if (config_.draft) break;
     if (fs::equivalent(folder, tokenizer_folder)) break;
-    fs::copy_file(tokenizer_folder / name, folder / name, fs::copy_options::overwrite_existing);
+    write_text(folder / name, read_text_file(tokenizer_folder / name));
   }
   const std::vector<ExpectedTensor> expected = expected_tensors(config_);
   std::vector<SafetensorsWriter::Entry> entries;

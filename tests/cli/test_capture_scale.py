@@ -11,12 +11,12 @@ from capture_harness import (BINARY, CheckpointCase, assert_same_trajectories, c
 MIB = 1 << 20
 
 
-def peak_memory(*arguments):
+def peak_memory(*arguments, code=0):
     """Runs capture and returns its largest resident size in bytes (VmHWM, as wait4 reports it)."""
     pid = os.posix_spawn(BINARY, [BINARY, "capture", *map(str, arguments), "--quiet", "--threads",
                                   "1"], os.environ | {"OMP_NUM_THREADS": "1"})
     _, status, usage = os.wait4(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, arguments
+    assert os.waitstatus_to_exitcode(status) == code, arguments
     return usage.ru_maxrss * 1024
 
 
@@ -34,6 +34,20 @@ class Scale(CheckpointCase):
         # Keeping what is written would be seen: the trace grows by more than the bound.
         grown = trace.stat().st_size - (self.root / "many-50.h5").stat().st_size
         self.assertGreater(grown, 96 * MIB)
+
+    def test_a_long_prompt_line_takes_little_more_memory_than_itself(self):
+        size = 24 * MIB
+        for name, text in (("words", "some words " * (size // 11)), ("letters", "a" * size), ("digits", "7" * size),
+                           ("marks", "\u00e9" * (size // 2)), ("special", "<|im_end|>" * (size // 10))):
+            peaks = []
+            for count in (1 << 10, len(text)):
+                prompts = self.root / f"{name}.jsonl"
+                prompts.write_text(json.dumps({"prompt": text[:count]}, ensure_ascii=False) + "\n")
+                # Both have more tokens than the model has positions.
+                peaks.append(peak_memory(self.model, "--prompts", prompts, "-o", self.root / "none.h5", code=1))
+            grown = (peaks[1] - peaks[0]) / size
+            print(f"a line of {size / MIB:.0f} MiB of {name}: {grown:.1f} times its size")
+            self.assertLess(grown, 8, name)
 
     def test_ranks_share_the_prompts_and_write_a_file_each(self):
         prompts = write_prompts(self.root / "ranks.jsonl", 7, gen_length=8)

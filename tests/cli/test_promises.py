@@ -97,6 +97,35 @@ class Outputs(PromiseCase):
         self.refused(USAGE, "--out", "train", *TINY_TRAINING)
         self.refused(USAGE, "--dump-prompts", "train", "--dump-prompts", 0)
         self.refused(USAGE, "got a file", "train", *TINY_TRAINING, "--out", self.made / "a.jsonl")
+        for flag, other in (("--out", "--work"), ("--work", "--out")):  # no user can make a folder there
+            self.refused(USAGE, [f"{flag}: /proc/x: expected a folder that can be written", "HINT"], "train", *TINY_TRAINING,
+                         "--steps", 2, flag, "/proc/x", other, self.root / "writable")
+        self.assertFalse((self.root / "writable").exists())
+
+    def test_training_writes_through_no_link(self):
+        victim = self.root / "victim"
+        out, work = self.root / "linked", self.root / "linked-work"
+        for folder, names in ((out / "backbone", ["model.safetensors", "config.json", "tokenizer.json"]),
+                              (work, ["backbone.safetensors", "backbone.csv"])):
+            folder.mkdir(parents=True)
+            for name in names:
+                os.symlink(victim, folder / f"{name}.partial")
+                os.symlink(victim, folder / f"{name}.tmp")
+                os.symlink(victim, folder / name)
+        victim.write_text("mine")
+        self.must("train", *TINY_TRAINING, "--steps", 2, "--out", out, "--work", work, "--force")
+        self.assertEqual(victim.read_text(), "mine")
+        self.assertFalse((out / "backbone" / "tokenizer.json").is_symlink())
+
+    def test_a_temporary_folder_that_is_not_there_is_told(self):
+        bench = ["bench", self.model, "--context", 8, "--gen-length", 4, "--levels", "summary", "--runs", 1, "-q"]
+        for command in (bench, ["report", self.made / "a.h5", "-o", self.root / "tmpdir.html", "--force"]):
+            code, _, err = run(*command, environment={"TMPDIR": str(self.root / "gone")})
+            self.assertEqual(code, FAILED, err)
+            self.assertIn(f"TMPDIR: {self.root / 'gone'}: expected a folder for temporary files, got nothing", err)
+            self.assertIn("HINT", err)
+            code, _, err = run(*command, environment={"TMPDIR": ""})  # as if it were not set
+            self.assertEqual(code, 0, err)
 
     def test_a_killed_command_leaves_nothing_that_the_next_start_does_not_remove(self):
         page = self.root / "page.html"

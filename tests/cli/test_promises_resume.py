@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import shutil
 import signal
 import struct
 import time
@@ -37,6 +38,7 @@ class Resume(PromiseCase):
         for changed, named in ((["--gen-length", 9], "gen_length was 128"), (["--steps", "1"], "recorded_steps"),
                                (["--blocks", "1-2"], "recorded_blocks"), (["--temperature", 1], "temperature was 0"),
                                (["--sequences", "0"], "recorded_sequences"), (["--tau", 3], "tau"),
+                               (["--predictions", "masked"], "predictions was \"all\", and is \"masked\" now"),
                                (["--limit", 3], "num_prompts"), (["--batch-size", 2], "batch_size"),
                                (["--denoising-steps", 2], "denoising_steps"),
                                (["--record", "trajectory"], "level")):
@@ -79,9 +81,24 @@ class Resume(PromiseCase):
         self.must(*self.train(*run_flags, out="whole", work="whole-work"))
         self.cut_training(*run_flags, out="cut", work="cut-work")
         # No setting given: all come from the state. What decides no weight may differ.
-        self.must(*self.train("--resume", "--tokenizer", NEEDLE, "--save-every", 7, "--report-every", 3, "--evaluate-documents", 1,
+        self.must(*self.train("--resume", "--save-every", 7, "--report-every", 3, "--evaluate-documents", 1,
                               "--evaluate-every", 20, "--minutes", 60, out="cut", work="cut-work"))
         self.assertEqual(self.weights("cut"), self.weights("whole"))
+
+    def test_a_resumed_training_knows_its_tokenizer(self):
+        """A state says where its tokenizer lay: it need not be named again, and is missed when it is gone."""
+        tokenizer = self.root / "tokenizer"
+        shutil.copytree(NEEDLE, tokenizer, ignore=shutil.ignore_patterns("*.safetensors", "backbone", "dflash"))
+        flags = [*TINY_TRAINING[:TINY_TRAINING.index("--tokenizer")], "--tokenizer", tokenizer]
+        self.cut_training(*flags, "--steps", 5000, out="known", work="known-work")
+        resume = self.train("--resume", "--minutes", 0.01, out="known", work="known-work")
+        self.must(*resume)
+        text = (tokenizer / "tokenizer.json").read_text()
+        (tokenizer / "tokenizer.json").write_text(text + " ")
+        self.refused(USAGE, ["sha256 of tokenizer.json", "--tokenizer"], *resume)
+        (tokenizer / "tokenizer.json").unlink()
+        self.refused(USAGE, [f"had tokenizer.json in {tokenizer}, where it is no more", "HINT: --tokenizer"], *resume)
+        self.must(*resume, "--tokenizer", NEEDLE)
 
     def test_a_resumed_training_refuses_other_settings(self):
         state = self.cut_training(*TINY_TRAINING, "--steps", 5000, out="refused", work="refused-work")

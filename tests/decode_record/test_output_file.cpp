@@ -8,6 +8,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 
 #include "decode_record/array_file.h"
@@ -95,6 +96,52 @@ TEST(OutputFile, ANameTakenMeanwhileIsKept) {
   EXPECT_EQ(contents(path), "mine");
 }
 
+/// The name of the only file in `folder`.
+std::string only_file(const std::string& folder) {
+  return fs::directory_iterator(folder)->path().string();
+}
+
+TEST(OutputFile, IsNotFinishedWhenSomebodyTouchedItsTemporaryFile) {
+  const auto expect = [](const std::function<void(const std::string&)>& touch, const char* says) {
+    const TempDir folder;
+    const std::string path = folder.file("a.csv");
+    OutputFile output(path, false);
+    output.write("whole\n");
+    touch(only_file(folder.path()));
+    try {
+      output.commit();
+      ADD_FAILURE() << "accepted: " << says;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr(says));
+    }
+    EXPECT_FALSE(fs::exists(path)) << says;
+  };
+  expect([](const std::string& name) { fs::remove(name); }, "was removed while it was written");
+  expect([](const std::string& name) { fs::resize_file(name, 3); },
+         "expected at least 6 bytes, got 3");
+  expect([](const std::string& name) { fs::rename(name, name + "-moved"); }, "-moved while");
+  expect(
+      [](const std::string& name) {
+        fs::remove(name);
+        std::ofstream(name) << "somebody's, and longer";
+      },
+      "was replaced by another file");
+}
+
+TEST(OutputFile, WritesIntoItsOwnFileWhateverStandsUnderTheName) {
+  const TempDir folder;
+  const std::string victim = folder.file("victim");
+  std::ofstream(victim) << "mine";
+  const TempDir outputs;
+  OutputFile output(outputs.file("a.csv"), false);
+  const std::string name = only_file(outputs.path());
+  fs::remove(name);
+  fs::create_symlink(victim, name);
+  output.write("whole\n");
+  EXPECT_THROW(output.commit(), Error);
+  EXPECT_EQ(contents(victim), "mine");
+}
+
 TEST(OutputFile, RemovesWhatAKilledProcessLeftAndNothingElse) {
   const TempDir folder;
   const std::string path = folder.file("a.csv");
@@ -160,7 +207,7 @@ TEST(ArrayFile, AFullDiskIsAnErrorWhateverWasWrittenLast) {
     const FullDisk disk(limit);
     OutputFile output(folder.file("a.h5"), false);
     try {
-      ArrayFile file(output.temporary());
+      ArrayFile file(output);
       file.add_group("/metric", {{"title", std::string("Title")}});
       file.add_axis("/metric/x", std::span<const double>(values));
       file.add_array("/metric/y", {"/metric/x"}, std::span<const double>(values), {});

@@ -77,6 +77,33 @@ TEST_F(StudyStoreTest, ALineThatAKillCutIsMeasuredAgainAndNothingElse) {
   EXPECT_EQ(store.value("b"), nlohmann::json(2));
 }
 
+TEST_F(StudyStoreTest, BeginningAgainChangesNoFileOfAnotherName) {
+  measure_one();
+  const std::string before = content();
+  const std::string kept = (folder_ / "kept").string();
+  std::filesystem::create_hard_link(path_, kept);
+  { StudyStore store(path_, {{"k", {4}}}, false, true); }
+  std::filesystem::remove(path_);
+  std::filesystem::rename(kept, path_);
+  EXPECT_EQ(content(), before);
+}
+
+TEST_F(StudyStoreTest, ALinkIsNotFollowed) {
+  const std::filesystem::path elsewhere = folder_ / "elsewhere";
+  std::filesystem::create_symlink(elsewhere, path_);
+  EXPECT_THROW(StudyStore(path_, kSettings, false, false), UsageError);
+  EXPECT_THAT(error_of<Error>(kSettings), HasSubstr("it is a link, which is not followed"));
+  { StudyStore store(path_, kSettings, false, true); }
+  EXPECT_FALSE(std::filesystem::exists(elsewhere));
+  EXPECT_FALSE(std::filesystem::is_symlink(path_));
+}
+
+TEST_F(StudyStoreTest, AMeasurementIsNotLostWithItsFile) {
+  StudyStore store(path_, kSettings, false, false);
+  std::filesystem::remove(path_);
+  EXPECT_THROW(store.put("a", 1), Error);
+}
+
 TEST_F(StudyStoreTest, OtherSettingsAreRefusedByName) {
   measure_one();
   nlohmann::json other = kSettings;
