@@ -37,6 +37,7 @@ REUSE = ["--policy", "flashblock", "--reuse", "@reuse"]
 # setting that the refusal names).
 DECIDES = {
     "--dtype": ("sdar", [], ["--dtype", "bfloat16"], "compute_dtype"),
+    "--ranks": ("sdar", [], (["--ranks", "0/2"], ["--ranks", "0/3"]), "world_size"),
     "--mask-token-id": ("sdar", [], ["--mask-token-id", 258], "mask_token_id"),
     "--block-length": ("sdar", [], ["--block-length", 8], "block_length"),
     "--draft": ("target", [], (["--draft", "@draft"], ["--draft", "@other_draft"]), "digest"),
@@ -159,15 +160,16 @@ class EveryOption(CheckpointCase):
         """-> what is wrong with an option; empty: it is refused by the name of its setting."""
         model, common, changed, setting = case
         first, second = changed if isinstance(changed, tuple) else ([], changed)
-        trace = self.root / f"of{option}.h5"
-        code, _, err = run(*self.command(model, [*common, *first]), "-o", trace)
+        output = self.root / f"of{option}.h5"
+        trace = output.with_suffix(".r0000.h5") if option == "--ranks" else output
+        code, _, err = run(*self.command(model, [*common, *first]), "-o", output)
         if code != 0:
             return f"{option}: the first run failed: {err}"
-        code, out, err = run(*self.command(model, [*common, *first]), "-o", trace, "--resume")
+        code, out, err = run(*self.command(model, [*common, *first]), "-o", output, "--resume")
         if code != 0 or "nothing to resume" not in out:
             return f"{option}: the same run is not taken for itself: {out}{err}"
         before = trace.read_bytes()
-        code, _, err = run(*self.command(model, [*common, *second]), "-o", trace, "--resume")
+        code, _, err = run(*self.command(model, [*common, *second]), "-o", output, "--resume")
         named = any(f"{trace}: {setting}{words}" in err for words in (" was", ": the trace to resume has"))
         if code != USAGE or not named:
             return f"{option}: expected a refusal that names {setting}, got {code}: {err}"
