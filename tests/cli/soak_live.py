@@ -53,8 +53,8 @@ def settings(root, seed):
     short = write_prompts(root / "short.jsonl", 1000, seed, 3, 20, gen_length=8)
     plain = [[model, "--prompts", prompts, "--record", level, "--batch-size", size]
              for level in LEVELS for size in (1, 5)]
-    both = [MODELS / "needle-bidirectional", "--prompts", short, "--block-length", 4, "--cache", "dual"]
-    return [*plain, [*both, "--record", "summary"], [*both, "--strategy", "wino"]]
+    both = [MODELS / "needle-bidirectional", "--prompts", short, "--block-length", 4, "--cache"]
+    return [*plain, [*both, "dual", "--record", "summary"], [*both, "none", "--strategy", "wino"]]
 
 
 def commands(path, folder, level, chance):
@@ -103,6 +103,8 @@ def complaint_of(command, before, after, code, out, err):
             if not before <= rows <= after:
                 return f"h5py saw {before} rows before and {after} after, info {rows}"
         return None
+    if "this build lacks" in errors[0]:
+        return None
     if any(word in errors[0] for word in TOO_EARLY) and "damaged" not in errors[0]:
         return None
     return errors[0]
@@ -123,9 +125,6 @@ def read_once(path, folder, arguments, seed):
     prefix = ["xvfb-run", "-a"] if command[0] == "view" else []
     done = subprocess.run([*prefix, BINARY, *map(str, command)], capture_output=True, text=True, timeout=300)
     found = complaint_of(command, before, rows_by_h5py(path), done.returncode, done.stdout, done.stderr)
-    for left in (*folder.glob("out*"), *folder.glob("more*")):
-        if time.time() - left.stat().st_mtime > 30:
-            left.unlink(missing_ok=True)
     return found and f"seed {seed}: {' '.join(map(str, command))}: {found}"
 
 
