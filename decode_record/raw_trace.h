@@ -29,6 +29,7 @@ class RawTrace {
 
   const std::string& path() const { return stored_.path(); }
   const TraceMeta& meta() const { return stored_.meta(); }
+  std::uint64_t file_bytes() const { return stored_.file_bytes(); }
   bool complete() const { return complete_; }
   /// [length(Axis::sequence)] As of the opening, as everything else.
   const std::vector<std::uint8_t>& finish_reasons() const {

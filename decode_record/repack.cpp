@@ -164,7 +164,7 @@ RepackResult repack_traces(const std::vector<std::string>& inputs, const std::st
   file.sync();
   file.commit();
   for (const auto& trace : traces) {
-    result.bytes_before += static_cast<std::int64_t>(fs::file_size(trace->path()));
+    result.bytes_before += static_cast<std::int64_t>(trace->file_bytes());
   }
   result.lost = losses(traces);
   result.is_virtual = !sources.empty();

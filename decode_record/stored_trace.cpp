@@ -77,10 +77,13 @@ bool StoredTrace::has(Field field) const { return exists_in(spec_of(field), meta
 h5::Dataset& StoredTrace::dataset(Field field) const {
   Slot& slot = slots_.at(static_cast<std::size_t>(field));
   const DatasetSpec& spec = spec_of(field);
+  if (!slot.dataset) {
+    slot.dataset = open(field);
+    slot.stale = true;  // HDF5 keeps what it knows of a dataset that was opened and closed before
+  }
   const bool may_grow = spec.extendible() && file_.mode != h5::OpenMode::read;
-  if (slot.dataset && slot.stale && may_grow) h5::refresh(*slot.dataset);
+  if (slot.stale && may_grow) h5::refresh(*slot.dataset);
   slot.stale = false;
-  if (!slot.dataset) slot.dataset = open(field);
   return *slot.dataset;
 }
 

@@ -31,7 +31,7 @@ def commands(path, folder):
     yield "export", path, "--format", "step_map"
     yield "diff", folder / "a.h5", path
     yield "diff", path, folder / "a.h5", "--ignore-aborted"
-    yield "calibrate", path, "-o", folder / "never.json"
+    yield "calibrate", path, "-o", folder / "never.json", "--gamma", 0.5
     yield "repack", path, folder / "a.h5", "--merge", "-o", folder / "never.h5"
     yield "capture", MODELS / "needle", "--replay", path, "-q", "-o", folder / "never.h5"
 

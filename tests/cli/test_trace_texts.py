@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import shutil
+import subprocess
 import sys
 import time
 
@@ -77,11 +78,10 @@ def test_json_is_utf8_whatever_files_and_texts_are_called(folder):
         for command in (("info", trace, "--json"), ("analyze", trace, "--json", "-", "--metric", "decoding"),
                         ("export", trace, "--format", "step_map"), ("export", trace, "--format", "json"),
                         ("export", trace, "--format", "frames", "--force", "-o", os.fsdecode(out)),
-                        ("analyze", trace, "--force", "--json", os.fsdecode(out))):
-            done = damage.subprocess.run([os.environ["BLOCKSCOPE_BINARY"], *map(str, command)], capture_output=True)
+                        ("analyze", trace, "--metric", "decoding", "--force", "--json", os.fsdecode(out))):
+            done = subprocess.run([os.environ["BLOCKSCOPE_BINARY"], *map(str, command)], capture_output=True)
             assert done.returncode == 0, (command, done.stderr)
-            text = done.stdout if "-o" not in command and "-" in command or "--force" not in command else \
-                pathlib.Path(os.fsdecode(out)).read_bytes()
+            text = pathlib.Path(os.fsdecode(out)).read_bytes() if "--force" in command else done.stdout
             json.loads(text.decode("utf-8"))
 
 
