@@ -125,6 +125,9 @@ File create_file(const std::string& path) {
   const H5Plist access(H5Pcreate(H5P_FILE_ACCESS));
   check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_LATEST, H5F_LIBVER_LATEST), path, "set up");
   check(H5Pset_fclose_degree(access.get(), H5F_CLOSE_SEMI), path, "set up");
+  // H5Fstart_swmr_write opens every dataset again with the file's defaults: without this each one
+  // gets a cache of 1 MB, which fills over a run.
+  check(H5Pset_cache(access.get(), 0, 1, 0, 0.75), path, "set up");
   H5File handle(check_id(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), path,
                          "create the file"));
   return File{std::move(handle), path, false, OpenMode::swmr_write, {}};
@@ -219,6 +222,9 @@ Dataset create_dataset(const File& file, const std::string& path, const DatasetL
   check(H5Pset_create_intermediate_group(links.get(), 1), where, "create groups");
   H5Type type = file_type(layout.element);
   const H5Plist access = uncached(where);
+  if (layout.deflate > 0) {  // without HDF5's default cache each write would inflate its chunk anew
+    check(H5Pset_chunk_cache(access.get(), 521, 1U << 20U, 0.75), where, "set up");
+  }
   H5Dataset handle(check_id(H5Dcreate2(file.handle.get(), path.c_str(), type.get(), space.get(),
                                        links.get(), plist.get(), access.get()),
                             where, "create"));

@@ -60,6 +60,7 @@ TraceFile TraceFile::create(const std::string& path, const TraceMeta& meta, bool
   try {
     check_alone();
     TraceFile result = fill(own.direct_name(), path, meta, 0, {});
+    h5::start_swmr_write(result.file_);
     check_alone();
     if (const std::string problem = own.rename(path, replace, 1); !problem.empty()) {
       check_alone();
@@ -93,7 +94,6 @@ TraceFile TraceFile::fill(const std::string& empty, const std::string& path, con
   result.overwrite(Field::sequence_committed, 0, &none);
   result.overwrite(Field::run_complete, 0, &incomplete);
   h5::flush(result.file_);
-  h5::start_swmr_write(result.file_);
   return result;
 }
 

@@ -35,6 +35,13 @@ class Scale(CheckpointCase):
         grown = trace.stat().st_size - (self.root / "many-50.h5").stat().st_size
         self.assertGreater(grown, 96 * MIB)
 
+    def test_memory_does_not_grow_with_the_steps(self):
+        prompts = write_prompts(self.root / "steps.jsonl", 600, shortest=3, longest=6, gen_length=100)
+        peaks = [peak_memory(self.model, "--prompts", prompts, "--strategy", "sequential", "--no-stop", "--limit", count,
+                             "-o", self.root / f"steps-{count}.h5") for count in (60, 600)]
+        print(f"largest resident size: {peaks[0] / MIB:.1f} MiB over 6,000 steps, {peaks[1] / MIB:.1f} MiB over 60,000")
+        self.assertLess(peaks[1] - peaks[0], 12 * MIB)
+
     def test_a_long_prompt_line_takes_little_more_memory_than_itself(self):
         size = 24 * MIB
         for name, text in (("words", "some words " * (size // 11)), ("letters", "a" * size), ("digits", "7" * size),

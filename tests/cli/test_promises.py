@@ -103,18 +103,18 @@ class Outputs(PromiseCase):
         self.assertFalse((self.root / "writable").exists())
 
     def test_training_writes_through_no_link(self):
-        victim = self.root / "victim"
         out, work = self.root / "linked", self.root / "linked-work"
+        victims = []
         for folder, names in ((out / "backbone", ["model.safetensors", "config.json", "tokenizer.json"]),
                               (work, ["backbone.safetensors", "backbone.csv"])):
             folder.mkdir(parents=True)
             for name in names:
-                os.symlink(victim, folder / f"{name}.partial")
-                os.symlink(victim, folder / f"{name}.tmp")
-                os.symlink(victim, folder / name)
-        victim.write_text("mine")
+                for link in (name, f"{name}.partial", f"{name}.tmp"):
+                    victims.append(self.root / f"victim{len(victims)}")
+                    victims[-1].write_text("mine")
+                    os.symlink(victims[-1], folder / link)
         self.must("train", *TINY_TRAINING, "--steps", 2, "--out", out, "--work", work, "--force")
-        self.assertEqual(victim.read_text(), "mine")
+        self.assertEqual({victim.read_text() for victim in victims}, {"mine"})
         self.assertFalse((out / "backbone" / "tokenizer.json").is_symlink())
 
     def test_a_temporary_folder_that_is_not_there_is_told(self):

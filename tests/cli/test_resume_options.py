@@ -106,7 +106,7 @@ DECIDES = {
     "--predictions": ("sdar", [], ["--predictions", "masked"], "predictions"),
     "--record-router": ("moe", [], ["--record-router"], "experts_per_token"),
 }
-OF_DEVICES = {"--device": "device"}  # compared, and needs one to be run
+OF_TESTS = {"--device", "--ranks"}  # compared, and each has a test of its own
 PROMPTS = {"--prompt", "--input-ids", "--replay", "--prompts", "--chat"}
 TEMPLATE = ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + "
             "'\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
@@ -181,13 +181,20 @@ class EveryOption(CheckpointCase):
         options = {name for line in re.findall(r"^ +(-[-\w,]+)", text, re.M) for name in line.split(",")
                    if name.startswith("--")}
         self.assertGreater(len(options), 70)
-        known = DECIDES.keys() | DECIDES_NOTHING.keys() | OF_DEVICES.keys()
+        known = DECIDES.keys() | DECIDES_NOTHING.keys() | OF_TESTS
         self.assertEqual(options - known, set(), "say in test_resume_options.py what these decide")
         self.assertEqual(known - options, set(), "no options of capture any more")
 
     def test_another_value_of_an_option_is_refused_by_name(self):
         problems = side_by_side(self.check, DECIDES.items())
         self.assertEqual([problem for problem in problems if problem], [])
+
+    def test_another_number_of_ranks_is_refused(self):
+        trace = self.root / "ranks.r0000.h5"
+        self.must(*self.command("sdar", ["--ranks", "0/2"]), "-o", self.root / "ranks.h5")
+        code, _, err = run(*self.command("sdar", ["--ranks", "0/3"]), "-o", self.root / "ranks.h5", "--resume")
+        self.assertEqual(code, USAGE, err)
+        self.assertIn(f"{trace}: world_size was 2, and is 3 now", err)
 
     def test_another_kind_of_device_is_refused(self):
         trace = self.root / "device.h5"
