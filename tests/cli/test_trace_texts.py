@@ -89,7 +89,7 @@ def test_repack_names_its_output_where_it_can_not_write(folder):
     source = damage.fixture(folder)
     output = folder / "nodir" / "x.h5"
     code, _, err = run("repack", source, "-o", output)
-    damage.one_error_line(code, err, f"{output}: ", f"folder {folder}/nodir", "HINT")
+    damage.one_error_line(code, err, f"{output}: ", "folder", "HINT")
     assert ".tmp" not in err, err
 
 
