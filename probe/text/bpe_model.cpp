@@ -30,6 +30,13 @@ void refuse_affix(const JsonView& json, const std::string& key) {
 
 }  // namespace
 
+void refuse_more_tokens(std::size_t most) {
+  throw PromptError(
+      fmt::format("text: expected at most {} tokens, as many as the model has positions, got more. "
+                  "HINT: shorten the text",
+                  most));
+}
+
 BpeModel BpeModel::from_json(const JsonView& json) {
   json.expect_object();
   // Old files have no type; the package then tries BPE first, and so do we.
@@ -70,6 +77,12 @@ void BpeModel::read_vocab(const JsonView& json) {
     longest_ = std::max(longest_, token.size());
   }
   tokens_.assign(static_cast<std::size_t>(largest) + 1, nullptr);
+  spells_every_byte_ = true;
+  for (unsigned byte = 0; byte < 256; ++byte) {
+    std::string letter;
+    append_byte_alphabet(letter, static_cast<unsigned char>(byte));
+    spells_every_byte_ = spells_every_byte_ && vocab_.contains(letter);
+  }
   for (const auto& [token, id] : vocab_) {
     const std::string*& slot = tokens_[static_cast<std::size_t>(id)];
     if (slot != nullptr) {
@@ -146,7 +159,7 @@ void BpeModel::Encoder::append_word(std::string_view word, std::vector<TokenId>&
   if (model_.ignore_merges_) {
     if (const auto id = model_.token_to_id(word)) {
       ids.push_back(*id);
-      if (ids.size() > most_) refuse();
+      if (ids.size() > most_) refuse_more_tokens(most_);
       return;
     }
   }
@@ -156,37 +169,25 @@ void BpeModel::Encoder::append_word(std::string_view word, std::vector<TokenId>&
     const auto found = cache_.find(key);
     if (found != cache_.end()) {
       ids.insert(ids.end(), found->second.begin(), found->second.end());
-      if (ids.size() > most_) refuse();
+      if (ids.size() > most_) refuse_more_tokens(most_);
       return;
     }
   }
   const std::size_t first = ids.size();
-  if (first > most_) refuse();
-  split_characters(word, most_ - first);
+  split_characters(word);
   merge_all();
   for (const Symbol& symbol : symbols_) {
     if (symbol.alive) ids.push_back(symbol.id);
   }
-  if (ids.size() > most_) refuse();
+  if (ids.size() > most_) refuse_more_tokens(most_);
   if (is_short && cache_.size() < kMaxCachedWords) {
     cache_.emplace(
         key, std::vector<TokenId>(ids.begin() + static_cast<std::ptrdiff_t>(first), ids.end()));
   }
 }
 
-void BpeModel::Encoder::refuse() const {
-  throw PromptError(
-      fmt::format("text: expected at most {} tokens, as many as the model has positions, got more. "
-                  "HINT: shorten the text",
-                  most_));
-}
-
-void BpeModel::Encoder::split_characters(std::string_view word, std::size_t room) {
+void BpeModel::Encoder::split_characters(std::string_view word) {
   symbols_.clear();
-  // A token holds at most so many characters: from here on there is no room for all of them.
-  const std::size_t limit = room > std::numeric_limits<std::int32_t>::max()
-                                ? std::numeric_limits<std::size_t>::max()
-                                : room * model_.longest_;
   bool after_unknown = false;
   for (std::size_t i = 0; i < word.size();) {
     const std::size_t length = utf8_length(word[i]);
@@ -209,7 +210,6 @@ void BpeModel::Encoder::split_characters(std::string_view word, std::size_t room
     if (symbols_.size() >= static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
       throw PromptError("text: expected words of less than 2^31 characters, got a longer one");
     }
-    if (symbols_.size() >= limit) refuse();
     const auto index = static_cast<std::int32_t>(symbols_.size());
     if (index > 0) symbols_.back().next = index;
     symbols_.push_back({*id, index - 1, -1, true});

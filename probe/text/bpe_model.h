@@ -21,6 +21,8 @@ namespace blockscope {
 /// can't make tables of gigabytes.
 inline constexpr TokenId kMaxTokenId = (1 << 22) - 1;
 
+[[noreturn]] void refuse_more_tokens(std::size_t most);
+
 class BpeModel {
  public:
   /// `json` is the value of the key "model". Throws CheckpointError.
@@ -35,6 +37,9 @@ class BpeModel {
   std::size_t size() const { return vocab_.size(); }
   /// Largest id + 1.
   std::size_t id_end() const { return tokens_.size(); }
+  /// Bytes of text that one token stands for, at most, where every byte has a token of its own; 0:
+  /// some have none, and a word that holds them may give nothing.
+  std::size_t most_bytes_of_token() const { return spells_every_byte_ ? longest_ : 0; }
 
   /// Encodes many words, and remembers the short ones; one per call of Tokenizer::encode.
   class Encoder {
@@ -42,8 +47,8 @@ class BpeModel {
     /// `most`: ids that the caller can use.
     Encoder(const BpeModel& model, std::size_t most) : model_(model), most_(most) {}
     /// Appends the ids of one word. A character outside the vocabulary becomes the unknown token,
-    /// or nothing if there is none, as in the package. Throws PromptError as soon as it is clear
-    /// that there are more than `most` ids, however long the word is.
+    /// or nothing if there is none, as in the package. Throws PromptError when there are more than
+    /// `most` ids.
     void append_word(std::string_view word, std::vector<TokenId>& ids);
 
    private:
@@ -59,9 +64,7 @@ class BpeModel {
       TokenId merged;
     };
     static bool is_later(const Candidate& left, const Candidate& right);
-    /// `room`: ids that may be appended.
-    void split_characters(std::string_view word, std::size_t room);
-    [[noreturn]] void refuse() const;
+    void split_characters(std::string_view word);
     void push_candidate(std::int32_t left, std::int32_t right);
     void merge_all();
 
@@ -89,7 +92,8 @@ class BpeModel {
   const Merge* find_merge(TokenId left, TokenId right) const;
 
   std::unordered_map<std::string, TokenId, StringHash, std::equal_to<>> vocab_;
-  std::size_t longest_ = 1;                 // bytes of a token, and so more than its characters
+  std::size_t longest_ = 1;  // bytes of a token in the byte alphabet, and so of text at most
+  bool spells_every_byte_ = false;
   std::vector<const std::string*> tokens_;  // [id_end], keys of vocab_, null where none
   std::unordered_map<std::uint64_t, Merge> merges_;
   std::string unk_token_;  // empty: none

@@ -1,6 +1,7 @@
 // See pre_tokenizer.h.
 #include "probe/text/pre_tokenizer.h"
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -157,6 +158,15 @@ void PreTokenizer::run_from(std::size_t step, std::string_view word, const WordS
   if (step == steps_.size()) return sink(word);
   const WordSink next = [&](std::string_view part) { run_from(step + 1, part, sink); };
   std::visit([&](const auto& typed) { run(typed, word, next); }, steps_[step]);
+}
+
+bool PreTokenizer::spells_every_byte() const {
+  const auto removes = [](const Step& step) {
+    const auto* split = std::get_if<Split>(&step);
+    return split != nullptr && split->behavior == Behavior::kRemoved;
+  };
+  const auto spells = [](const Step& step) { return std::holds_alternative<ByteLevel>(step); };
+  return std::ranges::any_of(steps_, spells) && std::ranges::none_of(steps_, removes);
 }
 
 void PreTokenizer::apply(std::string_view text, const WordSink& sink) const {

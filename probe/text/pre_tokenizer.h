@@ -28,6 +28,9 @@ class PreTokenizer {
   /// none is empty. Needs memory for the longest word, not for all of them.
   void apply(std::string_view text, const WordSink& sink) const;
 
+  /// Whether the words hold every byte of the text, each spelled in the byte alphabet.
+  bool spells_every_byte() const;
+
  private:
   enum class Behavior { kRemoved, kIsolated, kContiguous, kMergedWithPrevious, kMergedWithNext };
   struct Split {

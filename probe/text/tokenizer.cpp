@@ -58,6 +58,8 @@ std::vector<TokenId> Tokenizer::encode(std::string_view text, bool add_special_t
   }
   std::vector<TokenId> ids;
   if (add_special_tokens) ids = impl_->prefix;
+  const std::size_t bytes_of_token =
+      impl_->pre_tokenizer.spells_every_byte() ? impl_->model.most_bytes_of_token() : 0;
   BpeModel::Encoder encoder(impl_->model, most);
   const WordSink encode_word = [&](std::string_view word) { encoder.append_word(word, ids); };
   impl_->added.split_raw(text, [&](const TextSegment& raw) {
@@ -65,6 +67,10 @@ std::vector<TokenId> Tokenizer::encode(std::string_view text, bool add_special_t
     const std::string normalized = impl_->normalizer.apply(raw.text);
     impl_->added.split_normalized(normalized, [&](const TextSegment& segment) {
       if (segment.id) return ids.push_back(*segment.id);
+      // A pattern, too, needs memory for each byte of a word: not for a text that can't fit.
+      if (bytes_of_token > 0 && segment.text.size() / bytes_of_token > most) {
+        refuse_more_tokens(most);
+      }
       impl_->pre_tokenizer.apply(segment.text, encode_word);
     });
   });

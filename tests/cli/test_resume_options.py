@@ -98,7 +98,7 @@ DECIDES = {
     "--layers": ("sdar", [], ["--layers", 0], "layers"),
     "--heads": ("sdar", [], ["--heads", "0-1"], "heads"),
     "--steps": ("sdar", [], ["--steps", 1], "recorded_steps"),
-    "--blocks": ("sdar", [], ["--blocks", "5-9"], "recorded_blocks"),
+    "--blocks": ("sdar", [], ["--blocks", "5-8"], "recorded_blocks"),
     "--sequences": ("sdar", [], ["--sequences", 1], "recorded_sequences"),
     "--set-size": ("sdar", ["--record", "sets"], ["--set-size", 3], "set_size"),
     "--set-normaliser": ("sdar", ["--record", "sets"], ["--set-normaliser", "prefix+block"], "set_normaliser"),

@@ -99,6 +99,19 @@ TEST_P(FixtureTokenizer, EncodesAMegabyteRunInLinearTime) {
   }
 }
 
+TEST_P(FixtureTokenizer, StopsBehindTheTokensThatTheCallerCanUse) {
+  for (const std::string unit : {"a", " ", "ab cd ", "é", "7"}) {
+    std::string text;
+    for (int i = 0; i < 50; ++i) text += unit;
+    const std::vector<TokenId> ids = tokenizer_.encode(text, false);
+    if (ids.empty()) continue;  // a normalizer that strips spaces
+    EXPECT_EQ(tokenizer_.encode(text, false, ids.size()), ids) << unit;
+    EXPECT_THROW(tokenizer_.encode(text, false, ids.size() - 1), PromptError) << unit;
+    while (text.size() < (std::size_t{1} << 22)) text += text;
+    EXPECT_THROW(tokenizer_.encode(text, false, 1000), PromptError) << unit;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Styles, FixtureTokenizer,
                          testing::Values("qwen2", "gpt2", "llama3", "mixed"),
                          [](const auto& style) { return style.param; });
