@@ -137,6 +137,7 @@ File open_file(const std::string& path, OpenMode mode, bool clear_flags) {
   silence();
   const H5Plist access(H5Pcreate(H5P_FILE_ACCESS));
   check(H5Pset_fclose_degree(access.get(), H5F_CLOSE_SEMI), path, "set up");
+  check(H5Pset_cache(access.get(), 0, 1, 0, 0.75), path, "set up");  // after H5Drefresh too
   unsigned flags = H5F_ACC_RDONLY;
   if (mode == OpenMode::swmr_read || mode == OpenMode::dead_read) flags |= H5F_ACC_SWMR_READ;
   if (mode == OpenMode::swmr_write) flags = H5F_ACC_RDWR | H5F_ACC_SWMR_WRITE;
@@ -286,7 +287,8 @@ Dataset open_dataset(const File& file, const std::string& path, Element element,
   dataset.filtered = H5Pget_nfilters(plist.get()) != 0;
   if (dataset.filtered) {
     // With a cache, or every access to a compressed chunk would decompress it again.
-    dataset.handle = H5Dataset(check_id(H5Dopen2(file.handle.get(), path.c_str(), H5P_DEFAULT),
+    check(H5Pset_chunk_cache(access.get(), 521, 1U << 20U, 0.75), where, "set up");
+    dataset.handle = H5Dataset(check_id(H5Dopen2(file.handle.get(), path.c_str(), access.get()),
                                         where, "open the dataset"));
   }
   return dataset;
