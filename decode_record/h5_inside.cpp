@@ -34,6 +34,18 @@ void check_part(const File& file, const std::string& part, const std::string& wh
 
 }  // namespace
 
+bool exists(const File& file, const std::string& path) {
+  silence();
+  for (std::size_t slash = path.find('/', 1);; slash = path.find('/', slash + 1)) {
+    const std::string prefix = path.substr(0, slash);
+    if (H5Lexists(file.handle.get(), prefix.c_str(), H5P_DEFAULT) <= 0) {
+      H5Eclear2(H5E_DEFAULT);
+      return false;
+    }
+    if (slash == std::string::npos) return true;
+  }
+}
+
 void check_links(const File& file, const std::string& path) {
   for (std::size_t slash = path.find('/', 1); path != "/"; slash = path.find('/', slash + 1)) {
     const std::string prefix = path.substr(0, slash);

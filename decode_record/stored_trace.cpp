@@ -81,7 +81,7 @@ h5::Dataset& StoredTrace::dataset(Field field) const {
     slot.dataset = open(field);
     slot.stale = true;  // HDF5 keeps what it knows of a dataset that was opened and closed before
   }
-  const bool may_grow = spec.extendible() && file_.mode != h5::OpenMode::read;
+  const bool may_grow = spec.extendible() && file_.mode == h5::OpenMode::swmr_read;
   if (slot.stale && may_grow) h5::refresh(*slot.dataset);
   slot.stale = false;
   return *slot.dataset;
