@@ -288,27 +288,9 @@ void set_extent(Dataset& dataset, std::span<const hsize_t> extent) {
   dataset.extent.assign(extent.begin(), extent.end());
 }
 
-namespace {
-
-/// H5Drefresh opens a dataset with a cache of whole chunks, and a file may hold part of one.
-void open_without_cache(Dataset& dataset) {
-  const H5File file(check_id(H5Iget_file_id(dataset.handle.get()), dataset.name, "refresh"));
-  const ssize_t length = H5Iget_name(dataset.handle.get(), nullptr, 0);
-  check_id(static_cast<hid_t>(length), dataset.name, "refresh");
-  std::string path(static_cast<std::size_t>(length) + 1, '\0');
-  H5Iget_name(dataset.handle.get(), path.data(), path.size());
-  const H5Plist access = uncached(dataset.name);
-  dataset.handle.close();  // first: two handles would share the cache
-  dataset.handle = H5Dataset(
-      check_id(H5Dopen2(file.get(), path.c_str(), access.get()), dataset.name, "refresh"));
-}
-
-}  // namespace
-
 void refresh(Dataset& dataset) {
   silence();
   check(H5Drefresh(dataset.handle.get()), dataset.name, "refresh");
-  if (!dataset.filtered) open_without_cache(dataset);
   const H5Space space(check_id(H5Dget_space(dataset.handle.get()), dataset.name, "refresh"));
   if (H5Sget_simple_extent_ndims(space.get()) != static_cast<int>(dataset.extent.size())) {
     throw CorruptTrace(dataset.name + ": the number of axes changed while reading");
