@@ -57,13 +57,15 @@ MODULES = {
 
 @pytest.mark.parametrize("name", MODULES)
 @torch.no_grad()
-def test_multihead_attention(tmp_path, name):
+def test_multihead_attention(tmp_path, monkeypatch, name):
     attend, options, change = MODULES[name]
-    model = Model(attend, **options).eval()
+    model, kernel, fused = Model(attend, **options).eval(), torch._native_multi_head_attention, []
+    monkeypatch.setattr(torch, "_native_multi_head_attention", lambda *args: fused.append(args) or kernel(*args))
     plain = model(IDS)
     with blockscope.record(model, tmp_path / "run.h5", **OPTIONS) as run:
         assert torch.equal(model(IDS), plain)  # to the last bit
         run.end_sequence(IDS.masked_fill(IDS == MASK, 7))
+    assert len(fused) == (2 * len(model.layers) if name.startswith("fused") else 0)  # with a recording too
     check(tmp_path / "run.h5", model, change)
 
 
