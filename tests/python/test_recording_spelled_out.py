@@ -35,6 +35,18 @@ def test_what_users_write(tmp_path, way):
     same_attention(*paths)
 
 
+@pytest.mark.parametrize("attend", [ways.bmm_viewed, ways.einsum_of_groups, ways.ours], ids=lambda one: one.__name__)
+def test_level_full(tmp_path, attend):
+    """With the keys and values that prefill and commits store."""
+    change, paths = WAYS[attend.__name__][1], [tmp_path / "mine.h5", tmp_path / "sdpa.h5"]
+    for path, way in zip(paths, (lambda q, k, v, mask: attend(q, k, v), as_sdpa(change))):
+        model = small_model()
+        Kept(model, way)
+        with blockscope.record(model, path, level="full", block_length=SIZE, array_type="f32", set_size=4) as run:
+            run.end_sequence(models.decode_blocks(model, PROMPT[:40], 16, SIZE))
+    assert blockscope.compare(*paths, absolute=1e-3, ignore_timing=True).equal
+
+
 def test_query_heads_of_one_kv_head(tmp_path):
     model, path = small_model(), tmp_path / "run.h5"
     model.config.num_key_value_heads = 1
