@@ -147,8 +147,8 @@ def test_the_lines_of_the_documents(tmp_path):
         make(tmp_path / f"run.r000{i}.h5", "--seed", i)
     for document in (root / "README.md", root / "docs" / "python.md"):
         blocks = re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
-        # The operators' lines are test_ops.py's.
-        blocks = [block for block in blocks if "import h5py" not in block and "blockscope import ops" not in block]
+        # Lines that need torch are those of test_ops.py and test_recording_stated.py.
+        blocks = [block for block in blocks if "import h5py" not in block and "import torch" not in block]
         scripts = [block for block in blocks if "__main__" in block]
         pasted = "\n".join(block for block in blocks if block not in scripts)
         assert pasted, document

@@ -149,3 +149,42 @@ def test_one_model_in_two_threads_is_refused(tmp_path):
         hook.remove()
         run.end_sequence(torch.zeros(1, 16, dtype=torch.long))
     assert blockscope.open(tmp_path / "run.h5").num_rows == 1
+
+
+OLDER = {  # what each does between its products, in transformers' own code
+    "Bloom": dict(hidden_size=48, n_layer=2, n_head=4, attn_implementation="eager"),  # baddbmm of ALiBi
+    "CodeGen": dict(n_embd=64, n_layer=2, n_head=4, rotary_dim=8, n_positions=64),  # divided after the mask
+    "GPTNeo": dict(hidden_size=48, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=8,
+                   max_position_embeddings=64, attn_implementation="eager"),  # torch.where
+    "XGLM": dict(d_model=48, num_layers=2, attention_heads=4, ffn_dim=64, max_position_embeddings=64)}  # bmm, max
+
+
+@pytest.mark.parametrize("name", OLDER)
+@torch.no_grad()
+def test_attention_of_older_models(tmp_path, name):
+    """The judge: the attention weights that the model itself hands out."""
+    import transformers
+
+    torch.manual_seed(7)
+    config = getattr(transformers, name + "Config")(vocab_size=97, bos_token_id=1, eos_token_id=2, **OLDER[name])
+    model = getattr(transformers, name + "ForCausalLM")(config).eval()
+    for parameter in model.parameters():
+        parameter.normal_(std=0.2)
+    prompt, path = torch.tensor([[5 * i % 90 for i in range(12)], [7 * i % 90 for i in range(12)]]), tmp_path / "run.h5"
+    plain = models.decode_tokens(model, prompt, 5)
+    with blockscope.record(model, path, array_type="f32", set_size=4) as run:
+        assert torch.equal(models.decode_tokens(model, prompt, 5), plain)
+        run.end_sequence(plain)
+    weights = torch.stack(model(plain, output_attentions=True).attentions).double().numpy()  # [L, S, H, T, N]
+    with h5py.File(path) as file:
+        count = rows_of(file)
+        judged = np.flatnonzero(file["/steps/kind"][:count] == 1)
+        assert len(judged) == 8
+        for row in judged:
+            at = file["/steps/context_length"][row]  # the position of the query, whose own key is internal
+            own = weights[:, file["/steps/sequence"][row], :, at, :at + 1]
+            difference = file["/attention/lse_external"][row] - file["/attention/lse_internal"][row]
+            outside = own[..., :-1].sum(-1, keepdims=True)
+            check_array("share", 1 / (1 + np.exp(-difference.astype(float))), outside, 1e-5)
+            best = np.sort(own[..., :-1] / outside)[..., :-5:-1]
+            check_array("probability", file["/sets/probability"][row], best, 1e-5)

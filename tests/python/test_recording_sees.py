@@ -76,6 +76,24 @@ def test_flex_attention_that_nobody_compiled(tmp_path):
     check_rows(path, kept.calls, 6, lambda s, h, row, key, rows: s * float(SLOPE[h]))
 
 
+def test_flex_attention_of_an_older_torch(tmp_path, monkeypatch):
+    """torch 2.8 builds a BlockMask without some of the later arguments."""
+    now = BlockMask.from_kv_blocks
+
+    def older(kv_num_blocks, kv_indices, full_kv_num_blocks=None, full_kv_indices=None, BLOCK_SIZE=128, mask_mod=None,
+              seq_lengths=None):
+        return now(kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices, BLOCK_SIZE, mask_mod, seq_lengths)
+
+    monkeypatch.setattr(BlockMask, "from_kv_blocks", older)
+    options, change = FLEX["mask"]
+    model = models.PlainModel("needle")
+    kept = Kept(model, lambda q, k, v, mask: flex_attention(q, k, v, enable_gqa=True, **options(q, k)))
+    path = tmp_path / "run.h5"
+    with blockscope.record(model, path, block_length=SIZE, array_type="f32", set_size=4, compiled="eager"):
+        models.decode_blocks(model, PROMPT[:32], SIZE, SIZE)
+    check_rows(path, kept.calls, 6, change)
+
+
 def test_flex_masks_that_the_kernel_would_not_follow_are_refused(tmp_path):
     """A BlockMask that leaves out blocks which its mask_mod doesn't: the kernel leaves them out, eager code doesn't."""
     model = models.PlainModel("needle")

@@ -41,9 +41,10 @@ def record(
     """Records what ``model`` does within ``with blockscope.record(...) as run:`` as a trace at ``path``.
 
     The model is called by your own loop, as always; no token changes. Attention is seen where the model calls
-    ``scaled_dot_product_attention``, flash-attn's operators, flex attention, or transformers' eager attention; steps
-    are seen by the model's inputs. What can't be inferred has to be stated (:meth:`Recorder.begin_sequence`,
-    :meth:`Recorder.step`), and an error says what.
+    ``scaled_dot_product_attention``, flash-attn's operators, flex attention, ``nn.MultiheadAttention``,
+    ``blockscope.ops.split_attention`` or transformers' eager attention, and where it writes out the products and the
+    softmax. Steps are seen by the model's inputs. What can't be inferred has to be stated
+    (:meth:`Recorder.begin_sequence`, :meth:`Recorder.step`, :meth:`Recorder.attention`), and an error says what.
 
     level: ``trajectory``, ``summary``, ``sets``, ``outputs`` or ``full``; docs/trace_format.md says what each holds.
     block_length: positions of a block. 1 for a model without masks, which is recorded token by token. None: of a

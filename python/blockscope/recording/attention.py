@@ -1,6 +1,7 @@
-"""Seeing a model's attention while it runs: a ``TorchFunctionMode`` sees ``scaled_dot_product_attention``, flash-attn's
-operators (operators.py) and flex attention (flex.py); functions in transformers' attention interface see what it
-calls (interface.py). What the model gets back is what it would have got. Nothing is patched."""
+"""Seeing a model's attention while it runs: a ``TorchFunctionMode`` sees ``scaled_dot_product_attention``, operators
+of flash-attn and ours (operators.py), flex attention (flex.py) and products around a softmax (spelled_out.py).
+Functions in transformers' attention interface see what it calls (interface.py), hooks what ``nn.MultiheadAttention``
+is called with (multihead.py). What the model gets back is what it would have got. Nothing is patched."""
 
 from __future__ import annotations
 
@@ -13,14 +14,16 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from ..errors import UsageError
-from . import operators
+from . import multihead, operators
 from .calls import AttentionCall, Maker, scale_of
 from .spelled_out import SpelledOut
+from .trails import Lost
 
 LOOKED_FOR = ("torch.nn.functional.scaled_dot_product_attention", "flash_attn_func and flash_attn_varlen_func of "
               "flash-attn 2 and 3 (torch.ops.flash_attn, torch.ops.flash_attn_3, those of the kernels hub)",
               "torch.nn.attention.varlen.varlen_attn", "torch.nn.attention.flex_attention.flex_attention",
-              "transformers' eager attention", "matmul, softmax and matmul")
+              "torch.nn.MultiheadAttention", "blockscope.ops.split_attention", "transformers' eager attention",
+              "matmul, softmax and matmul (or bmm, baddbmm, einsum; or exp and sum)")
 
 Watcher = Callable[[AttentionCall], None]
 Giver = Callable[[AttentionCall], "torch.Tensor | None"]  # the call's result, or None: its own function has to
@@ -52,6 +55,8 @@ def _maker_of(function: Any) -> Maker | None:
     """Asked of every operation of a forward pass, so it has to be cheap."""
     if function is _SDPA:
         return lambda function, result, args, kwargs: _of_sdpa(result, *args, **kwargs)
+    if function is torch.nn.functional.multi_head_attention_forward:
+        return multihead.of_function
     if type(function) in _OPERATOR_TYPES:
         return operators.maker_of(getattr(function, "overloadpacket", function)._qualified_op_name)
     if isinstance(function, torch._ops.HigherOrderOperator) and function.name() == "flex_attention":
@@ -61,16 +66,17 @@ def _maker_of(function: Any) -> Maker | None:
     return None
 
 
-class _Seer(TorchFunctionMode):
-    def __init__(self, watcher: Watcher, giver: Giver | None, refuses: bool) -> None:
-        super().__init__()
-        self._watcher, self._giver, self._refuses = watcher, giver, refuses
-        self.hidden = False
-        self._spelled_out = SpelledOut(self._found)
+def operation_name(function: Any) -> str:
+    """As users write it: torch.cumsum."""
+    name = torch.overrides.resolve_name(function) if callable(function) else None
+    return name or getattr(function, "__name__", type(function).__name__)
 
-    def _found(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float,
-               softcap: float, dropout: float, out: torch.Tensor) -> None:
-        self._watcher(AttentionCall("matmul and softmax", q, k, v, mask, "", (-1, -1), scale, softcap, dropout, out))
+
+class _Seer(TorchFunctionMode):
+    def __init__(self, watcher: Watcher, giver: Giver | None, spelled_out: SpelledOut, refuses: bool) -> None:
+        super().__init__()
+        self._watcher, self._giver, self._spelled_out, self._refuses = watcher, giver, spelled_out, refuses
+        self.hidden = False
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.compiler.is_compiling():  # its graph must not hold us
@@ -84,12 +90,12 @@ class _Seer(TorchFunctionMode):
         if not self.hidden:
             maker = _maker_of(function)
             if maker is not None:
-                self._show(maker, function, result, args, kwargs)
+                self.show(maker, function, result, args, kwargs)
             else:
                 self._spelled_out.see(function, args, kwargs, result)
         return result
 
-    def _show(self, maker: Maker, function: Any, result: Any, args: Any, kwargs: Any) -> None:
+    def show(self, maker: Maker, function: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             call = maker(function, result, args, kwargs)
         except UsageError:
@@ -100,12 +106,14 @@ class _Seer(TorchFunctionMode):
 
 
 class Watch:
-    """Shows a watcher every attention call of this thread between begin() and end(). A giver may compute
-    scaled_dot_product_attention in the model's place. refuses: whether a call that isn't recorded is an error."""
+    """Shows a watcher every attention call of this thread until end(), and where attention that is spelled out was
+    lost. A giver may compute scaled_dot_product_attention in the model's place. sequences, length: of the pass.
+    refuses: whether a call that isn't recorded is an error."""
 
-    def __init__(self, watcher: Watcher, giver: Giver | None = None, refuses: bool = True) -> None:
+    def __init__(self, watcher: Watcher, lost: Callable[[Lost], None], giver: Giver | None, sequences: int,
+                 length: int, refuses: bool) -> None:
         self._watcher = watcher
-        self.seer = _Seer(watcher, giver, refuses)
+        self.seer = _Seer(watcher, giver, SpelledOut(watcher, lost, sequences, length), refuses)
         self.seer.__enter__()
         watchers().append(watcher)
         _seers().append(self.seer)
@@ -141,3 +149,31 @@ def unseen() -> Iterator[None]:
             if off:
                 seer.__enter__()
             seer.hidden = False
+
+
+def watch_multihead(model: torch.nn.Module) -> list[Any]:
+    """Hooks with remove() that show what each ``nn.MultiheadAttention`` of the model computes. While the module runs
+    nobody looks: a mode would keep PyTorch from its fused kernel, whose last bits differ."""
+
+    def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        seers = [seer for seer in _seers() if not seer.hidden]
+        if not seers or torch.compiler.is_compiling() or getattr(_local, "module", None) is not None:
+            return  # another recording's hooks may be there too
+        _local.module, _local.hidden, _local.looking = module, unseen(), seers
+        _local.hidden.__enter__()
+
+    def after(module: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        if torch.compiler.is_compiling() or getattr(_local, "module", None) is not module:
+            return
+        _local.module = None
+        _local.hidden.__exit__(None, None, None)
+        if result is not None:  # else it raised
+            with unseen(), torch.no_grad():
+                for seer in _local.looking:
+                    seer.show(multihead.of_module, module, result, args, kwargs)
+
+    found = [module for module in model.modules() if isinstance(module, torch.nn.MultiheadAttention)
+             and type(module).forward is torch.nn.MultiheadAttention.forward]
+    return [hook for module in found for hook in (
+        module.register_forward_pre_hook(before, with_kwargs=True),
+        module.register_forward_hook(after, prepend=True, with_kwargs=True, always_call=True))]  # a layer may be one

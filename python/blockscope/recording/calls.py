@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ..errors import UsageError
+
 
 @dataclass
 class AttentionCall:
@@ -25,6 +27,9 @@ class AttentionCall:
     dropout: float
     out: torch.Tensor | None  # [S, H, T, D]; None: not computed yet
     score_mod: Any = None  # flex.ScoreMod: what becomes of the scaled scores before the mask
+    confirm: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None  # where out isn't seen: what these queries,
+    # keys and values make of the layer's result, and the result
+    stated: bool = False  # by run.attention
 
 
 Maker = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], AttentionCall]  # function, result, args, kwargs
@@ -32,3 +37,30 @@ Maker = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], AttentionCall]  # 
 
 def scale_of(q: torch.Tensor, scale: float | None) -> float:
     return float(scale) if scale is not None else q.shape[-1] ** -0.5
+
+
+def stated_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float | None,
+                sequences: int) -> AttentionCall:
+    """What ``run.attention`` was given; UsageError where the shapes don't belong together."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor) or x.dim() != 4 or x.shape[0] != sequences or not x.is_floating_point():
+            found = f"{x.dtype} {list(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
+            heads = "H, T" if name == "q" else "K, N"
+            raise UsageError(f"run.attention: {name}: expected a float tensor [{sequences}, {heads}, D] of the pass's "
+                             f"{sequences} sequences, got {found}")
+    if k.shape[:3] != v.shape[:3] or k.shape[-1] != q.shape[-1] or k.shape[1] == 0 or q.shape[1] % k.shape[1] != 0:
+        raise UsageError("run.attention: expected k and v of the same heads and keys, q and k of the same channels, "
+                         f"and query heads that are a multiple of the KV heads; got q {list(q.shape)}, "
+                         f"k {list(k.shape)}, v {list(v.shape)}")
+    if mask is not None:
+        wanted = (sequences, q.shape[1], q.shape[2], k.shape[2])
+        if not isinstance(mask, torch.Tensor) or mask.dim() > 4 or not (
+                mask.dtype == torch.bool or mask.is_floating_point()) or any(
+                    size not in (1, whole) for size, whole in zip(mask.shape[::-1], wanted[::-1])):
+            found = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
+            raise UsageError("run.attention: mask: expected a tensor of bool or float that is broadcast to "
+                             f"{list(wanted)}, got {found}")
+        mask = mask[(None,) * (4 - mask.dim())]
+        mask = mask.expand(*mask.shape[:3], k.shape[2])
+    return AttentionCall("run.attention", q, k, v, mask, "", (-1, -1), scale_of(q, scale), 0.0, 0.0, None,
+                         stated=True)

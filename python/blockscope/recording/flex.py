@@ -4,6 +4,7 @@ rows alone, by PyTorch's own ``create_mask``."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,13 +21,25 @@ def _blocks(number: torch.Tensor, index: torch.Tensor, columns: int) -> torch.Te
     return dense.scatter_(-1, torch.where(named, index, columns).long(), True)[..., :columns]
 
 
+@dataclass(frozen=True, eq=False)
+class KeyBlocks:
+    """What LazyMask reads of a BlockMask, whose constructors differ between versions of torch."""
+
+    kv_num_blocks: torch.Tensor
+    kv_indices: torch.Tensor
+    full_kv_num_blocks: torch.Tensor | None
+    full_kv_indices: torch.Tensor | None
+    BLOCK_SIZE: tuple[int, int]
+    mask_mod: Callable[..., Any]
+
+
 class LazyMask:
     """A BlockMask as far as geometry needs one: [S or 1, H or 1, T, N], True where seen, computed for the rows that
     are asked for. Blocks that the BlockMask leaves out count as unseen, as they do for the kernel."""
 
     dtype = torch.bool
 
-    def __init__(self, block_mask: BlockMask, buffers: tuple[Any, ...], queries: int, keys: int) -> None:
+    def __init__(self, block_mask: BlockMask | KeyBlocks, buffers: tuple[Any, ...], queries: int, keys: int) -> None:
         self._given, self._buffers = block_mask, buffers
         sequences, heads = block_mask.kv_num_blocks.shape[:2]
         self.shape = (sequences, heads, queries, keys)
@@ -101,10 +114,10 @@ def of_operator(function: Any, result: Any, args: tuple[Any, ...], kwargs: dict[
              "mask_mod_other_buffers")
     given = {**dict(zip(names, args)), **kwargs}
     q, k, v = given["query"], given["key"], given["value"]
-    # BlockMask.as_tuple(): lengths, six index tensors of keys and queries each half, the sizes of a block, mask_mod.
-    length_q, length_k, number, index, full_number, full_index, *_, rows, keys, mask_mod = given["block_mask"]
-    block_mask = BlockMask.from_kv_blocks(number, index, full_number, full_index, BLOCK_SIZE=(rows, keys),
-                                          mask_mod=mask_mod, seq_lengths=(length_q, length_k), compute_q_blocks=False)
+    # BlockMask.as_tuple(): two lengths (from torch 2.6 on), four index tensors of keys and as many of queries, the
+    # sizes of a block, mask_mod.
+    number, index, full_number, full_index, *_, rows, keys, mask_mod = given["block_mask"][-11:]
+    block_mask = KeyBlocks(number, index, full_number, full_index, (rows, keys), mask_mod)
     mask = LazyMask(block_mask, tuple(given.get("mask_mod_other_buffers") or ()), q.shape[2], k.shape[2])
     score_mod = None if _changes_nothing(given["score_mod"]) else ScoreMod(
         given["score_mod"], tuple(given.get("score_mod_other_buffers") or ()))

@@ -35,7 +35,7 @@ class HeadChoice:
         """Leaves the others out of the call, and of its keys and values [S, K, N, D]."""
         if self.read is None:
             return k, v
-        call.q, call.out = call.q[:, self.read], call.out[:, self.read]
+        call.q, call.out = call.q[:, self.read], None if call.out is None else call.out[:, self.read]
         return k[:, self.kv], v[:, self.kv]
 
     def biases(self, biases: Biases) -> Biases:

@@ -1,5 +1,6 @@
-"""Attention calls of operators: flash-attn 2 and 3, under their own names or those of the kernels hub, and
-``torch.nn.attention.varlen``. Arguments are told by the names that the operator's schema gives them."""
+"""Attention calls of operators: flash-attn 2 and 3, under their own names or those of the kernels hub,
+``torch.nn.attention.varlen``, and ``blockscope.ops.split_attention``. Arguments are told by the names that the
+operator's schema gives them."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def maker_of(name: str) -> Maker | None:
     space, _, operator = name.partition("::")
     if operator in _FLASH and "flash_attn" in space:  # the hub's are called _flash_attn2_<digest>
         return _of_flash
-    return _of_varlen if name == "torch_attn::_varlen_attn" else None
+    return {"torch_attn::_varlen_attn": _of_varlen, "blockscope::split_attention": _of_split}.get(name)
 
 
 def _bound(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -77,3 +78,14 @@ def _of_varlen(function: Any, result: Any, args: tuple[Any, ...], kwargs: dict[s
     window = tuple(given.get("window_size") or (-1, -1))
     return AttentionCall("varlen_attn", q, k, v, None, "bottom" if given.get("is_causal") else "", window,
                          scale_of(q, given.get("scale")), 0.0, 0.0, out)
+
+
+def _of_split(function: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionCall:
+    given = _bound(function, args, kwargs)
+    length, *others = sorted(set(given["ext_len"].tolist()))
+    if others:
+        raise UsageError(f"blockscope.ops.split_attention: expected one ext_len for the whole batch, got {length} to "
+                         f"{others[-1]}. HINT: record sequences of one length together, or one at a time")
+    k, v = (torch.cat([given[f"{name}_ext"][:, :, :length], given[f"{name}_in"]], 2) for name in "kv")
+    return AttentionCall("blockscope.ops.split_attention", given["q"], k, v, None, "", (-1, -1),
+                         scale_of(given["q"], given["scale"]), 0.0, 0.0, result[0])

@@ -10,7 +10,7 @@ import torch
 
 from ..errors import UsageError
 from . import kernels
-from .attention import LOOKED_FOR
+from .attention import LOOKED_FOR, operation_name
 from .caches import LayerRows, layer_rows, selected_rows, selects_by_layer
 from .calls import AttentionCall
 from .geometry import Biases, BlockRows, Geometry, KeyRanges
@@ -19,6 +19,11 @@ from .settings import Settings
 from .shapes import LayerShapes, unpacked
 from .split import LayerAttention, Part, Sets, attend, merge, scaled_scores, topk_sets, topk_sets_of
 from .steps import Kind, Pass, PassInput
+from .trails import Lost
+
+
+_TWICE = ("called more than once in a layer and pass, so which call attends to the sequence's own keys can't be told. "
+          "HINT: say it with run.attention(layer, q, k, v) before the layer's own calls")
 
 
 class RunningPass:
@@ -34,6 +39,8 @@ class RunningPass:
         self.attention: dict[int, LayerAttention] = {}
         self.hidden: dict[int, torch.Tensor] = {}  # [S, B, hidden_size]
         self.stored: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # [S, K, T, D] keys, values; level full
+        self.stated: set[int] = set()  # layers whose attention the loop stated
+        self.lost: dict[int, list[Lost]] = {}  # by layer, where attention that is spelled out was followed to
         self.by_layer: dict[int, LayerRows] = {}  # where each layer chooses the rows that it computes
         self.computed = given.computed or given.positions  # [S][R] positions; None: all of the pass
         self.read: torch.Tensor | None = None  # keys [S, K, N, D] of the last attention call, of the whole batch
@@ -64,11 +71,12 @@ class RunningPass:
         if call.q.shape[2] == 0:
             return
         if self.layer in self.attention:
-            raise UsageError(f"{where}: called more than once in a layer and pass, so which call attends to the "
-                             "sequence's own keys can't be told")
+            raise UsageError(f"{where}: {_TWICE}")
         if call.dropout > 0:
             raise UsageError(f"{where}: with dropout of {call.dropout}, so the attention isn't what its keys give. "
                              "HINT: model.eval()")
+        if check and call.confirm is not None:
+            _compare(*call.confirm(), where)
         chosen, k, v = self._own_heads(call, shapes, where)
         rows = self._rows_of(call.q.shape[2], call.q.device, by_layer=True)
         ranges, biases = self._masks_of(call, rows)
@@ -83,12 +91,21 @@ class RunningPass:
             scores = scaled_scores(q, k, call.scale)
             biases = biases.plus(call.score_mod.difference(scores, rows.first, chosen.read), ranges)
         external, internal, sets = self._attend(q, k, v, call, ranges, biases, rows)
-        if check:
+        if check and call.out is not None:
             _compare(merge(external, internal), rows.of(call.out, 2), where)
         external, internal = (chosen.part(Part(rows.blank(part.output, 2), rows.blank(part.lse, 2)))
                               for part in (external, internal))
         self.attention[self.layer] = LayerAttention(
             external, internal, chosen.kept(rows.blank(q, 2)), sets, ranges.inside(k, 2), ranges.inside(v, 2))
+
+    def state(self, layer: int) -> None:
+        """The loop is about to state this layer's attention: what was seen of it no longer counts."""
+        if layer in self.stated:
+            raise UsageError(f"run.attention: layer {layer}: stated twice in one pass. HINT: state all of its heads "
+                             "and keys in one call")
+        self.stated.add(layer)
+        self.attention.pop(layer, None)
+        self.stored.pop(layer, None)
 
     def give_attention(self, call: AttentionCall, name: str, shapes: LayerShapes) -> torch.Tensor | None:
         """What the call has to give, computed once for the model and for the recording; None where more than plain
@@ -122,8 +139,7 @@ class RunningPass:
         """Of a pass that denoises nothing: what it stored."""
         where = f"{name}: {call.function}"
         if self.layer in self.stored:
-            raise UsageError(f"{where}: called more than once in a layer and pass, so which call attends to the "
-                             "sequence's own keys can't be told")
+            raise UsageError(f"{where}: {_TWICE}")
         _, k, v = self._own_heads(call, shapes, where)
         self.stored[self.layer] = self._computed(k, v, canvas, where)
 
@@ -242,18 +258,30 @@ class RunningPass:
 
     def require_layers(self, recorded: list[int], layers: list[tuple[str, torch.nn.Module]], model: str) -> None:
         seen = self.attention if self.denoises else self.stored
-        missing = [layers[index][0] for index in recorded if index not in seen]
+        missing = [index for index in recorded if index not in seen]
         if not missing:
             return
-        named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        named = ", ".join(layers[index][0] for index in missing[:3])
+        named += f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         if not self.denoises:
             named += " in a pass that stores keys, which level full records (where an encoder stores them: " \
                      "level=\"outputs\"),"
         raise UsageError(
-            f"{model}: the attention of {named} can't be seen. Looked for {'; '.join(LOOKED_FOR)}. HINT: load the "
-            "model with attn_implementation=\"sdpa\"; of compiled code (torch.compile) nothing is seen: don't compile "
-            "it, or record(..., compiled=\"eager\") runs it as if it weren't; or record the trajectory alone with "
-            "level=\"trajectory\"")
+            f"{model}: the attention of {named} can't be seen. {self._trails(missing, layers)}Looked for "
+            f"{'; '.join(LOOKED_FOR)}. HINT: load the model with attn_implementation=\"sdpa\"; state what attends with "
+            "run.attention(layer, q, k, v) inside the layer; of compiled code (torch.compile) nothing is seen: don't "
+            "compile it, or record(..., compiled=\"eager\") runs it as if it weren't; or record the trajectory alone "
+            "with level=\"trajectory\"")
+
+    def _trails(self, missing: list[int], layers: list[tuple[str, torch.nn.Module]]) -> str:
+        """Where attention that is spelled out was lost: in the first layer that has some, as far as it was followed."""
+        layer = next((index for index in missing if index in self.lost), None)
+        if layer is None:
+            return ""
+        furthest = max(lost.stage for lost in self.lost[layer])
+        ends = {f"{operation_name(lost.function)} after {lost.after}{lost.why and f' ({lost.why})'}": None
+                for lost in self.lost[layer] if lost.stage == furthest}
+        return f"In {layers[layer][0]} it was followed and lost at {', at '.join(list(ends)[:3])}. "
 
 
 def _compare(merged: torch.Tensor, used: torch.Tensor, where: str) -> None:

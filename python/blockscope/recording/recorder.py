@@ -16,9 +16,9 @@ import torch
 from .. import _core
 from ..errors import UsageError
 from . import kernels
-from .attention import Watch
+from .attention import Watch, unseen, watch_multihead
 from .batch import Batch
-from .calls import AttentionCall
+from .calls import AttentionCall, stated_call
 from .compiled import run_as_compiled, run_eagerly, uncompiled
 from .entrances import Entrances
 from .geometry import Geometry
@@ -32,6 +32,7 @@ from .shapes import LayerShape, LayerShapes, assumed_shape, configured_shape
 from .shift import ShiftCheck
 from .statistics import FirstPrediction, History
 from .steps import Change, Kind, Statement
+from .trails import Lost
 
 
 class Recorder:
@@ -94,8 +95,7 @@ class Recorder:
             self._hooks += [
                 layer.register_forward_pre_hook(self._layer_hook(index), with_kwargs=True),
                 layer.register_forward_hook(self._layer_end)]
-        if not self._looks_inside:
-            self._hooks += self._guard()
+        self._hooks += watch_multihead(uncompiled(self._model)) if self._looks_inside else self._guard()
         return self
 
     def _guard(self) -> list[Any]:
@@ -176,6 +176,29 @@ class Recorder:
             raise UsageError("run.step: either start or positions")
         self._statement = Statement(start, block_start, kinds[kind] if kind else None, _rising(positions))
 
+    def attention(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
+                  mask: torch.Tensor | None = None, scale: float | None = None) -> None:
+        """States the attention of a layer where the recorder can't see it. Call it while the layer runs. In this pass
+        the recorder then ignores what the layer itself calls. Outside a recorded pass the call does nothing.
+
+        layer: its number among the decoder layers, from 0. q [S, H, T, D]: of the pass's tokens. k, v [S, K, N, D]: the
+        pass's own keys included; query head h reads KV head h // (H / K). mask and scale are those of
+        ``scaled_dot_product_attention``. mask: True where a key is seen, or added to the scores. scale: None is
+        D ** -0.5."""
+        running = self._running
+        if torch.compiler.is_compiling() or running is None or self._watch is None or self._idle():
+            return
+        if self._thread != threading.get_ident():
+            return
+        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < self._num_layers:
+            raise UsageError(f"run.attention: layer: expected 0 to {self._num_layers - 1}, got {layer!r}")
+        with unseen():
+            call = stated_call(q, k, v, mask, scale, running.given.batch)
+            running.state(layer)
+            before, running.layer = running.layer, layer
+            self._see(call)
+            running.layer = before
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Passes within are no part of the recording."""
@@ -236,8 +259,8 @@ class Recorder:
         if self._looks_inside and running.denoises:
             running.geometry = Geometry.of(given, observed[0][0], self._batch.sequences[0])
         if self._watches(running):
-            self._watch = Watch(self._see, self._give if self._settings.attention == "replace" else None,
-                                refuses=self._looks_inside)
+            self._watch = Watch(self._see, self._lose, self._give if self._settings.attention == "replace" else None,
+                                given.batch, given.length, refuses=self._looks_inside)
 
     def _records(self, running: RunningPass) -> bool:
         """At level full the keys of every pass are recorded."""
@@ -272,6 +295,10 @@ class Recorder:
         if not torch.compiler.is_compiling() and self._running is not None:
             self._running.layer = -1
 
+    def _lose(self, lost: Lost) -> None:
+        if self._running is not None:
+            self._running.lost.setdefault(self._running.layer, []).append(lost)
+
     def _see(self, call: AttentionCall) -> None:
         running = self._running
         if running is None:
@@ -280,6 +307,8 @@ class Recorder:
         if not self._looks_inside and self._shape is None:
             self._shapes.look(call, running.given.length)
         if not self._records(running) or running.layer not in self._looked_at:
+            return
+        if running.layer in running.stated and not call.stated:
             return
         begun = time.perf_counter_ns()
         with torch.no_grad():
@@ -295,7 +324,7 @@ class Recorder:
     def _give(self, call: AttentionCall) -> torch.Tensor | None:
         """After a layer's own function gave what its parts give, both together."""
         running = self._running
-        if running is None or not running.denoises or running.layer not in self._checked:
+        if running is None or not running.denoises or running.layer not in self._checked - running.stated:
             return None
         begun = time.perf_counter_ns()
         with torch.no_grad():
