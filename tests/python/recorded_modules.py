@@ -1,5 +1,5 @@
-"""A model of two layers around nn.MultiheadAttention, and what its trace must hold: float64 recomputation of each layer's
-input, its weights and masks."""
+"""A model of two layers around nn.MultiheadAttention, and what its trace must hold: float64 recomputation of each
+layer's input, its weights and masks."""
 
 import h5py
 import numpy as np

@@ -1,5 +1,5 @@
-"""Attention of blockscope.record() in nn.MultiheadAttention. The judge: float64 recomputation of each layer's input, its
-weights and masks (recorded_modules.py)."""
+"""Attention of blockscope.record() in nn.MultiheadAttention. The judge: float64 recomputation of each layer's input,
+its weights and masks (recorded_modules.py)."""
 
 import pytest
 
