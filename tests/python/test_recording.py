@@ -419,7 +419,7 @@ def test_a_fork_leaves_the_trace_alone(tmp_path):
 
 def test_the_file_is_deleted(tmp_path):
     model = models.PlainModel("needle")
-    with pytest.raises(blockscope.TraceError, match="rename"):
+    with pytest.raises(blockscope.TraceError, match="was removed while it was written"):
         with blockscope.record(model, tmp_path / "run.h5", block_length=16) as run:
             models.decode_blocks(model, PROMPT, 16, 16)
             run.commit()

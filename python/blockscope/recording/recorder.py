@@ -102,11 +102,12 @@ class Recorder:
         """Without hooks on layers nothing would show that the loop calls ``model.forward``, past those on the model."""
         if getattr(self._model, "_compiled_call_impl", None) is not None or hasattr(self._model, "_orig_mod"):
             return []  # a hook would be compiled anew
+        hooks = watch_multihead(uncompiled(self._model))  # a batch is watched at every level
         try:
             name, layer = (self._layers or find_layers(self._model, None))[0]
         except UsageError:
-            return []
-        return [layer.register_forward_pre_hook(lambda *_: self._refuse_outside(name))]
+            return hooks
+        return [*hooks, layer.register_forward_pre_hook(lambda *_: self._refuse_outside(name))]
 
     def _refuse_outside(self, layer: str) -> None:
         if not torch.compiler.is_compiling() and self._running is None and not self._idle():
