@@ -157,7 +157,10 @@ TEST(Checkpoint, MissingMisshapenAndUnknownTensorsAreListedTogether) {
 
 TEST(Checkpoint, OfShardsThatDoNotFitEachTensorSaysItsOwn) {
   const CheckpointCopy copy("tiny_sharded");
-  copy.edit("config.json", [](json& value) { value["num_hidden_layers"] = 1; });
+  copy.edit("config.json", [](json& value) {
+    value["num_hidden_layers"] = 1;
+    value["layer_types"] = std::vector<std::string>{"full_attention"};
+  });
   const json index =
       json::parse(test::read_text(copy.path() / "model.safetensors.index.json"))["weight_map"];
   const std::string name = "model.layers.1.mlp.up_proj.weight";
