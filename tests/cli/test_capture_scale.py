@@ -47,7 +47,7 @@ class Scale(CheckpointCase):
         for name, text in (("words", "some words " * (size // 11)), ("letters", "a" * size), ("digits", "7" * size),
                            ("marks", "\u00e9" * (size // 2)), ("special", "<|im_end|>" * (size // 10))):
             peaks = []
-            for count in (1 << 10, len(text)):
+            for count in (1 << 14, len(text)):
                 prompts = self.root / f"{name}.jsonl"
                 prompts.write_text(json.dumps({"prompt": text[:count]}, ensure_ascii=False) + "\n")
                 # Both have more tokens than the model has positions.
