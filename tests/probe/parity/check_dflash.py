@@ -39,7 +39,7 @@ CASES = [
     Case("one draft layer", Shape(vocab=5, layers=7, draft_layers=1, block_size=9, kv_heads=1, seed=2),
          stop=True),
     Case("block of 2", Shape(vocab=5, block_size=2, draft_layers=3, layers=9, seed=29), stop=True),
-    Case("block of 1", Shape(vocab=7, block_size=1, seed=5), gen_lengths=(5, 6, 7)),
+    Case("rounds of 1", Shape(vocab=7, block_size=4, seed=5), gen_lengths=(5, 6, 7), block_length=1),
     Case("shorter blocks than the draft's", Shape(vocab=5, block_size=8, target_layers=(2, 1, 4), seed=100),
          block_length=3),
     Case("block size among dflash_config", Shape(vocab=6, block_size=16, block_key_inside=True, draft_layers=4,
