@@ -17,7 +17,7 @@ from dflash_oracle import COMMIT, DENOISE, decode
 
 DOCUMENT = pathlib.Path(__file__).parents[3] / "docs" / "interchange.md"
 SHAPES = [Shape(vocab=5, seed=1), Shape(vocab=5, block_size=2, draft_layers=3, layers=9, seed=29),
-          Shape(vocab=9, draft_vocab=5, target_layers=(0, 2, 4), seed=44), Shape(vocab=7, block_size=1, seed=5)]
+          Shape(vocab=9, draft_vocab=5, target_layers=(0, 2, 4), seed=44), Shape(vocab=7, block_size=4, seed=5)]
 EQUAL = "{} rounds at the same positions, {} of them equal; the rounds are equal"
 LENGTHS, GEN_LENGTHS = (1, 7, 30), (23, 11, 40)
 
