@@ -77,7 +77,8 @@ TEST(DecodingCurves, ReplaysAndUnknownStrategiesAreRefused) {
   SmallSetTrace replay(folder.file("a.h5"), 2, 0, RecordLevel::trajectory, kReplay);
   EXPECT_THAT(message_of([group = TraceGroup({replay.finish()})] { decoding_curves(group); }),
               HasSubstr("replays a.h5"));
-  SmallSetTrace silent(folder.file("b.h5"), 2, 0, RecordLevel::trajectory, "{}");
+  SmallSetTrace silent(folder.file("b.h5"), 2, 0, RecordLevel::trajectory,
+                       R"({"version":"0.1.0"})");
   EXPECT_THAT(message_of([group = TraceGroup({silent.finish()})] { decoding_curves(group); }),
               HasSubstr("expected a text \"strategy\""));
 }
