@@ -2,7 +2,8 @@
 // the library offers no call for:
 //  - data behind the end of the file is an error. HDF5 gives zeros for it, so that a trace that was
 //    cut off would read as one whose last rows are zeros;
-//  - every opening is independent of the others: each refreshes what it knows of a file that is being
+//  - every opening is independent of the others: each refreshes what it knows of a file that is
+//  being
 //    written, and no opening finds another one's old lengths and chunk indices;
 //  - a chunk's place in the file is told with one look-up in the chunk index, and a chunk can be
 //    asked for ahead: H5Dread_chunk looks the chunk up and calls the driver, which then only takes

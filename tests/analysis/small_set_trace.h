@@ -28,12 +28,11 @@ struct SmallStep {
 
 class SmallSetTrace {
  public:
-  SmallSetTrace(
-      std::string path, std::int64_t block_length, std::int64_t k,
-      RecordLevel level = RecordLevel::full,
-      std::string run_json =
-          R"({"version":"test","policy":"exact","strategy":"threshold","threshold":0.9})",
-      std::int64_t selected_size = 0)  ///< of a sparse policy, beside exact attention
+  SmallSetTrace(std::string path, std::int64_t block_length, std::int64_t k,
+                RecordLevel level = RecordLevel::full,
+                std::string run_json =
+                    R"({"version":"test","policy":"exact","strategy":"threshold","threshold":0.9})",
+                std::int64_t selected_size = 0)  ///< of a sparse policy, beside exact attention
       : path_(std::move(path)),
         meta_(make_meta(block_length, k, level, std::move(run_json), selected_size)),
         writer_(path_, meta_) {}

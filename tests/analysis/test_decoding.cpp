@@ -45,10 +45,9 @@ TEST(Decoding, SettledPositionsMAndBlocksCutOff) {
 }
 
 std::string free_run(const std::string& path, double threshold, std::int64_t steps, float score) {
-  SmallSetTrace trace(
-      path, 2, 0, RecordLevel::trajectory,
-      R"({"version":"test","policy":"exact","strategy":"threshold","threshold":)" +
-          std::to_string(threshold) + "}");
+  SmallSetTrace trace(path, 2, 0, RecordLevel::trajectory,
+                      R"({"version":"test","policy":"exact","strategy":"threshold","threshold":)" +
+                          std::to_string(threshold) + "}");
   trace.sequence();
   for (std::int64_t s = 1; s <= steps; ++s) {
     trace.add({.step = s,
