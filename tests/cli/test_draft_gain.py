@@ -28,7 +28,7 @@ class DraftGain(CheckpointCase):
     def setUpClass(cls):
         super().setUpClass()
         cls.target = write_target(cls.root / "target", seed=3, vocab_size=WORDS, eos_token_id=STOP)
-        config = zlab_config(vocab_size=WORDS, block_size=BLOCK,
+        config = zlab_config(vocab_size=WORDS, block_size=BLOCK, eos_token_id=STOP,
                              dflash_config={"mask_token_id": WORDS - 1, "target_layer_ids": [0, 2]})
         cls.draft = write_draft(cls.root / "draft", config, small_tensors(5))
         random = np.random.default_rng(1)
