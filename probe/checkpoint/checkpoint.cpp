@@ -109,7 +109,7 @@ bool is_float(TensorDtype dtype) {
   return dtype == TensorDtype::kF32 || dtype == TensorDtype::kF16 || dtype == TensorDtype::kBF16;
 }
 
-/// An LM head beside a tied embedding must be its copy. If it is not, two loaders make two models
+/// An LM head next to a tied embedding must be its copy. If it is not, two loaders make two models
 /// of the files: transformers 4 takes the embedding, transformers 5 the head.
 void check_tied_head(const Checkpoint& checkpoint) {
   const ModelConfig& config = checkpoint.config();

@@ -28,7 +28,7 @@ class JsonObject {
   const nlohmann::json& raw() const { return value_; }
   /// The keys that are there, are not null and were never asked for, by any copy of this object.
   std::vector<std::string> unread() const;
-  /// Counts keys as asked for that mean nothing beside what another one says.
+  /// Counts keys as asked for that mean nothing because of what another one says.
   void pass_over(std::initializer_list<const char*> keys) const;
   /// Present and not null.
   bool has(const std::string& key) const;

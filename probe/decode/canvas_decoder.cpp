@@ -190,7 +190,7 @@ class CanvasDecoder {
     std::vector<int64_t> index;   // [B + N]: of the block's positions, any row of the pass for one
                                   // that has none; and of `behind`
     std::vector<bool> exists;     // [B]
-    std::vector<int64_t> behind;  // [N] masks behind the block, where somebody asks for them
+    std::vector<int64_t> behind;  // [N] masks after the block, where somebody asks for them
   };
   PredictingRows predicting_rows(const std::vector<int64_t>& rows) const {
     const auto row_of = [&](int64_t p) -> std::optional<int64_t> {
@@ -258,8 +258,8 @@ class CanvasDecoder {
     return input;
   }
 
-  /// [N] of the best tokens of the masks behind the block, where the cache asks for them, and the
-  /// tokens, where the strategy looks at them. The step's decision waits for what stands behind
+  /// [N] of the best tokens of the masks after the block, where the cache asks for them, and the
+  /// tokens, where the strategy looks at them. The step's decision waits for what stands after
   /// these in their stream.
   HostCopies behind_confidence(const StepInput& input) const {
     if (!cache_->wants_answer_confidence() || input.behind.empty()) return {};
@@ -310,7 +310,7 @@ class CanvasDecoder {
     return {prediction.score.begin(), prediction.score.end()};
   }
 
-  /// [G] of the masks that the pass predicts, NaN elsewhere; `best`: of those behind the block.
+  /// [G] of the masks that the pass predicts, NaN elsewhere; `best`: of those after the block.
   std::vector<float> answer_confidence(const BlockPrediction& prediction,
                                        const std::vector<int64_t>& behind, HostCopies& best) const {
     std::vector<float> confidence(static_cast<size_t>(state_.length - state_.prompt_length), kNaN);

@@ -101,8 +101,8 @@ struct BlockPrediction {
 /// but where the quota is due nothing. Ties go to the lower position. `density`: factors of the
 /// scores, [B]; empty: none. `chosen`: positions of the block that were known before its first step
 /// or chosen since, also where the token was [MASK]; only the quota `carry` heeds them. `unseen`:
-/// masks of the block beside the `masked` ones, which the pass does not predict; the quota `linear`
-/// counts them, as the released code does.
+/// masks of the block besides the `masked` ones, which the pass does not predict; the quota
+/// `linear` counts them, as the released code does.
 std::vector<int64_t> select_transfers(const UnmaskingOptions& options, int64_t step,
                                       const BlockPrediction& prediction,
                                       const std::vector<bool>& masked,

@@ -65,7 +65,7 @@ class Tokenizer {
   Tokenizer& operator=(const Tokenizer&) = delete;
 
   /// Text (UTF-8) to ids; `add_special_tokens` applies the post-processor's template (BOS, EOS).
-  /// Near-linear in the length of the text; beside the ids it needs memory for the longest word.
+  /// Near-linear in the length of the text; besides the ids it needs memory for the longest word.
   /// Safe to call from several threads. Throws PromptError if the text is not UTF-8, a pattern
   /// needs too much backtracking, or there are more than `most` ids: then it stops there.
   std::vector<TokenId> encode(std::string_view text, bool add_special_tokens = true,

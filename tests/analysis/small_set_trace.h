@@ -32,7 +32,7 @@ class SmallSetTrace {
                 RecordLevel level = RecordLevel::full,
                 std::string run_json =
                     R"({"version":"test","policy":"exact","strategy":"threshold","threshold":0.9})",
-                std::int64_t selected_size = 0)  ///< of a sparse policy, beside exact attention
+                std::int64_t selected_size = 0)  ///< of a sparse policy, with exact attention too
       : path_(std::move(path)),
         meta_(make_meta(block_length, k, level, std::move(run_json), selected_size)),
         writer_(path_, meta_) {}

@@ -32,7 +32,7 @@ path, seconds = sys.argv[1], float(sys.argv[2])
 end, reads = time.monotonic() + seconds, 0
 first = blockscope.open(path)
 while time.monotonic() < end:
-    with blockscope.open(path) as trace:  # beside the first one
+    with blockscope.open(path) as trace:  # while the first one is open
         before = first.num_rows
         first.refresh()
         assert first.num_rows >= before

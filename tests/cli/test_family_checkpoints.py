@@ -100,7 +100,7 @@ class FamilyCheckpoints(FamilyCase):
         self.all_refused(cases)
 
     def test_a_config_that_says_two_things(self):
-        """A key that is there twice, something behind the JSON, and an LM head beside a tied embedding."""
+        """A key that is there twice, something after the JSON, and an LM head next to a tied embedding."""
         cases = []
         for family in ("llada", "Dream", "llada2_moe", "sdar"):
             text = json.dumps(family_config(family))

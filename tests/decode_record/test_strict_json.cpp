@@ -1,4 +1,4 @@
-// What strict_json.h refuses beside text that does not parse. How readers say it: their own tests.
+// What strict_json.h refuses besides text that does not parse. How readers say it: their own tests.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

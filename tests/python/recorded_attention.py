@@ -83,7 +83,7 @@ def einsum(q, k, v):
 
 
 def einsum_of_rows(q, k, v):
-    """Heads behind rows, and the product with the values in another order."""
+    """Heads after rows, and the product with the values in another order."""
     k, v = (x.transpose(1, 2) for x in repeated(q, k, v))
     scores = torch.einsum("bqhd,bkhd->bqhk", q.transpose(1, 2), k) * SCALE
     scores = scores.masked_fill(~seen(q.shape[2], k.shape[1])[:, None], -1e9)

@@ -100,7 +100,7 @@ class Axes:
 
 def viewed(axes: Axes, dims: Dims, name: str, function: Any, rest: tuple[Any, ...], kwargs: dict[str, Any],
            shape: tuple[int, ...]) -> Dims | None:
-    """What the result of a view holds; rest: its arguments behind the tensor."""
+    """What the result of a view holds; rest: its arguments after the tensor."""
     if name in SAME:
         return dims if len(shape) == len(dims) else None
     if name in IN_ORDER or name == "__getitem__":  # one that adds dimensions

@@ -175,7 +175,7 @@ def _rows(sides: Sides, side: int, heads: tuple[str, ...], order: list[str],
         return (fitting or list(candidates))[0],
     behind = [axis for axis in candidates if order.index(axis) > 0 and order[order.index(axis) - 1] in heads]
     others = [axis for axis in candidates if axis not in behind]
-    if len(behind) == 1 and len(others) == 1:  # query heads stand behind their KV head
+    if len(behind) == 1 and len(others) == 1:  # query heads come after their KV head
         return others[0],
     return "which dimension holds the rows of the queries can't be told"
 
