@@ -31,6 +31,16 @@ CONFIG = {
 }
 
 
+def run_tests(tests, only=""):
+    """The functions test_* of a file (its globals()) whose names hold `only`, each in a folder of its own."""
+    for name, test in list(tests.items()):
+        if name.startswith("test_") and only in name:
+            with temporary_folder() as folder:
+                begin = time.monotonic()
+                test(pathlib.Path(folder))
+            print(f"{name}: ok, {time.monotonic() - begin:.1f} s", flush=True)
+
+
 def require_binary():
     """Without the binary the tests are skipped, as ctest understands it."""
     if not os.access(BINARY, os.X_OK):

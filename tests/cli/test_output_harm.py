@@ -5,12 +5,11 @@ name. What a link leads to stays as it was; nobody's file gets the name of an ou
 
 import json
 import os
-import pathlib
 import subprocess
 import sys
 
 import h5py
-from capture_harness import require_binary, run, temporary_folder, write_checkpoint, write_prompts
+from capture_harness import require_binary, run, run_tests, write_checkpoint, write_prompts
 from interchange_files import MASK, VOCAB, klass_run
 
 TOOL = ""
@@ -165,8 +164,4 @@ def test_a_trace_that_was_cut_is_no_success(folder):
 if __name__ == "__main__":
     require_binary()
     TOOL = sys.argv[1]
-    for name, test in list(globals().items()):
-        if name.startswith("test_") and (len(sys.argv) < 3 or sys.argv[2] in name):
-            with temporary_folder() as folder:
-                test(pathlib.Path(folder))
-            print(f"{name}: ok", flush=True)
+    run_tests(globals(), sys.argv[2] if len(sys.argv) > 2 else "")

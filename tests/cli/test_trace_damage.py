@@ -17,7 +17,7 @@ import time
 import h5py
 import numpy as np
 
-from capture_harness import require_binary, run, temporary_folder
+from capture_harness import require_binary, run, run_tests
 
 TOOL = ""
 # Dataset, element, and values it can't have. The fixture: 2 sequences of 200 positions behind 4 and
@@ -358,9 +358,4 @@ def test_leftovers_of_killed_writers_go_at_the_next_start(folder):
 if __name__ == "__main__":
     require_binary()
     TOOL = sys.argv[1]
-    for name, test in list(globals().items()):
-        if name.startswith("test_") and (len(sys.argv) < 3 or sys.argv[2] in name):
-            with temporary_folder() as folder:
-                begin = time.monotonic()
-                test(pathlib.Path(folder))
-            print(f"{name}: ok, {time.monotonic() - begin:.1f} s", flush=True)
+    run_tests(globals(), sys.argv[2] if len(sys.argv) > 2 else "")

@@ -8,13 +8,12 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
 
 import h5py
 
-from capture_harness import MODELS, require_binary, run, temporary_folder
+from capture_harness import MODELS, require_binary, run, run_tests
 from outside_trace import REACHES, made_anew, to_a_link_of_another_file, to_a_soft_link
 import test_trace_damage as damage
 
@@ -115,9 +114,4 @@ def test_a_resume_writes_nothing_behind_a_link(folder):
 if __name__ == "__main__":
     require_binary()
     damage.TOOL = sys.argv[1]
-    for name, test in list(globals().items()):
-        if name.startswith("test_"):
-            with temporary_folder() as folder:
-                begin = time.monotonic()
-                test(pathlib.Path(folder))
-            print(f"{name}: ok, {time.monotonic() - begin:.1f} s", flush=True)
+    run_tests(globals())

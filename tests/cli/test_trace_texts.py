@@ -6,12 +6,11 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import time
 
 import h5py
 import numpy as np
 
-from capture_harness import require_binary, run, temporary_folder
+from capture_harness import require_binary, run, run_tests
 import test_trace_damage as damage
 from test_trace_outside import commands
 
@@ -96,9 +95,4 @@ def test_repack_names_its_output_where_it_can_not_write(folder):
 if __name__ == "__main__":
     require_binary()
     damage.TOOL = sys.argv[1]
-    for name, test in list(globals().items()):
-        if name.startswith("test_"):
-            with temporary_folder() as folder:
-                begin = time.monotonic()
-                test(pathlib.Path(folder))
-            print(f"{name}: ok, {time.monotonic() - begin:.1f} s", flush=True)
+    run_tests(globals())
