@@ -9,8 +9,8 @@
 #include <set>
 
 #include "command_line/options.h"
-#include "decode_record/error.h"
-#include "decode_record/index_set.h"
+#include "decode_record/base/error.h"
+#include "decode_record/base/index_set.h"
 
 namespace blockscope {
 namespace {

@@ -7,8 +7,8 @@
 #include <set>
 
 #include "command_line/options.h"
-#include "decode_record/error.h"
-#include "decode_record/output_file.h"
+#include "decode_record/base/error.h"
+#include "decode_record/files/output_file.h"
 
 namespace blockscope {
 namespace {

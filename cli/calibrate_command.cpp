@@ -19,9 +19,9 @@
 #include "command_line/progress.h"
 #include "command_line/standard_streams.h"
 #include "command_line/text_output.h"
-#include "decode_record/error.h"
-#include "decode_record/json_text.h"
-#include "decode_record/text.h"
+#include "decode_record/base/error.h"
+#include "decode_record/base/text.h"
+#include "decode_record/json/json_text.h"
 
 namespace blockscope {
 namespace {

@@ -11,9 +11,9 @@
 #include "cli/commands.h"
 #include "command_line/options.h"
 #include "command_line/printable.h"
-#include "decode_record/compare_traces.h"
-#include "decode_record/imported_trajectory.h"
-#include "decode_record/text.h"
+#include "decode_record/base/text.h"
+#include "decode_record/compare/compare_traces.h"
+#include "decode_record/interchange/imported_trajectory.h"
 
 namespace blockscope {
 namespace {

@@ -18,7 +18,7 @@
 #include "cli/host_facts.h"
 #include "cli/modules.h"
 #include "cmake/build_info/build_info.h"
-#include "decode_record/trace_inventory.h"
+#include "decode_record/read/trace_inventory.h"
 
 namespace blockscope {
 namespace {

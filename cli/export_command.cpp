@@ -21,11 +21,11 @@
 #include "command_line/options.h"
 #include "command_line/standard_streams.h"
 #include "command_line/text_output.h"
-#include "decode_record/error.h"
-#include "decode_record/index_set.h"
-#include "decode_record/json_text.h"
-#include "decode_record/text.h"
-#include "decode_record/trace_reader.h"
+#include "decode_record/base/error.h"
+#include "decode_record/base/index_set.h"
+#include "decode_record/base/text.h"
+#include "decode_record/json/json_text.h"
+#include "decode_record/read/trace_reader.h"
 
 namespace blockscope {
 namespace {
@@ -63,12 +63,6 @@ std::vector<std::int64_t> chosen_sequences(const TraceReader& reader, const Expo
          plural(left, "aborted sequence"));
   }
   return result;
-}
-
-ordered_json numbers(const std::vector<float>& values) {
-  auto list = ordered_json::array();
-  for (const float value : values) list.push_back(json_number(value));
-  return list;
 }
 
 const char* pass_kind(std::uint8_t kind) {
@@ -111,12 +105,15 @@ void write_csv_delta(std::ostream& out, const std::string& prefix, const Sequenc
 }
 
 ordered_json delta_json(const SequenceDelta& delta) {
-  return {
-      {"transfer_index", delta.transfer_index},  {"transfer_src_index", delta.transfer_src_index},
-      {"insert_index", delta.insert_index},      {"insert_src_index", delta.insert_src_index},
-      {"delete_index", delta.delete_index},      {"decoded_tokens", delta.decoded_tokens},
-      {"confidence", numbers(delta.confidence)}, {"transfer_step", delta.transfer_step},
-      {"insert_step", delta.insert_step}};
+  return {{"transfer_index", delta.transfer_index},
+          {"transfer_src_index", delta.transfer_src_index},
+          {"insert_index", delta.insert_index},
+          {"insert_src_index", delta.insert_src_index},
+          {"delete_index", delta.delete_index},
+          {"decoded_tokens", delta.decoded_tokens},
+          {"confidence", json_numbers(delta.confidence)},
+          {"transfer_step", delta.transfer_step},
+          {"insert_step", delta.insert_step}};
 }
 
 /// Row by row: what each pass of the sequence decided.
@@ -170,6 +167,12 @@ ordered_json trajectory_json(const TraceReader& reader, std::int64_t index) {
 
 ordered_json json_number(float value) {
   return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr);
+}
+
+ordered_json json_numbers(const std::vector<float>& values) {
+  auto list = ordered_json::array();
+  for (const float value : values) list.push_back(json_number(value));
+  return list;
 }
 
 ordered_json sequence_head(const TraceReader& reader, std::int64_t index) {

@@ -9,12 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "decode_record/trace_reader.h"
+#include "decode_record/read/trace_reader.h"
 
 namespace blockscope {
 
 /// The value, or null where JSON has no word for it (NaN, an infinity).
 nlohmann::ordered_json json_number(float value);
+nlohmann::ordered_json json_numbers(const std::vector<float>& values);
 
 /// What every format of ours says of a sequence: its number, name, prompt hash, how it ended, text.
 nlohmann::ordered_json sequence_head(const TraceReader& reader, std::int64_t index);

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cli/export_formats.h"
-#include "decode_record/import_frames.h"
+#include "decode_record/interchange/import_frames.h"
 
 namespace blockscope {
 namespace {
@@ -16,12 +16,6 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr float kRevokedConfidence = 1.0F;  // what WINO says of a mask that comes back
-
-ordered_json numbers(const std::vector<float>& values) {
-  auto list = ordered_json::array();
-  for (const float value : values) list.push_back(json_number(value));
-  return list;
-}
 
 ordered_json or_null(const std::vector<std::int64_t>& values) {
   return values.empty() ? ordered_json(nullptr) : ordered_json(values);
@@ -104,7 +98,7 @@ ordered_json delta_json(const TraceReader& reader, std::int64_t row, const Frame
           {"insert_src_index", or_null(insert_source)},
           {"delete_index", or_null(delta.delete_index)},
           {"decoded_tokens", decoded.tokens},
-          {"confidence", any ? numbers(decoded.confidence) : ordered_json(nullptr)},
+          {"confidence", any ? json_numbers(decoded.confidence) : ordered_json(nullptr)},
           {"extra", explicit_steps(delta, before)}};
 }
 
@@ -142,7 +136,7 @@ ordered_json frames_json(const TraceReader& reader, std::int64_t index) {
   item["mask_token_id"] = first.mask_token_id;
   item["initial_frame"] = {{"prompts", first.prompts.at(0)},
                            {"generated_tokens", first.generated_tokens},
-                           {"confidence", numbers(first.confidence)},
+                           {"confidence", json_numbers(first.confidence)},
                            {"steps", first.steps}};
   item["deltas"] = ordered_json::array();
   for (auto frame = record.begin(); frame.index() < record.num_deltas(); ++frame) {

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "cli/export_formats.h"
-#include "decode_record/error.h"
-#include "decode_record/import_klass.h"
+#include "decode_record/base/error.h"
+#include "decode_record/interchange/import_klass.h"
 
 namespace blockscope {
 namespace {

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "cli/export_formats.h"
-#include "decode_record/error.h"
-#include "decode_record/import_rounds.h"
-#include "decode_record/json_text.h"
+#include "decode_record/base/error.h"
+#include "decode_record/interchange/import_rounds.h"
+#include "decode_record/json/json_text.h"
 
 namespace blockscope {
 namespace {

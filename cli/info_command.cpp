@@ -17,12 +17,12 @@
 #include "cli/commands.h"
 #include "command_line/options.h"
 #include "command_line/printable.h"
-#include "decode_record/error.h"
-#include "decode_record/imported_trajectory.h"
-#include "decode_record/json_text.h"
-#include "decode_record/text.h"
-#include "decode_record/trace_inventory.h"
-#include "decode_record/trace_reader.h"
+#include "decode_record/base/error.h"
+#include "decode_record/base/text.h"
+#include "decode_record/interchange/imported_trajectory.h"
+#include "decode_record/json/json_text.h"
+#include "decode_record/read/trace_inventory.h"
+#include "decode_record/read/trace_reader.h"
 
 namespace blockscope {
 namespace {

@@ -10,7 +10,7 @@
 #include <chrono>
 #include <cstdlib>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {

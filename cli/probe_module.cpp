@@ -8,7 +8,7 @@
 #include "cli/environment.h"
 #include "command_line/exit_code.h"
 #include "command_line/options.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/commands/bench_command.h"
 #include "probe/commands/capture_command.h"
 #include "probe/commands/check_command.h"

@@ -11,9 +11,9 @@
 #include "command_line/pass_progress.h"
 #include "command_line/printable.h"
 #include "command_line/standard_streams.h"
-#include "decode_record/error.h"
-#include "decode_record/repack.h"
-#include "decode_record/text.h"
+#include "decode_record/base/error.h"
+#include "decode_record/base/text.h"
+#include "decode_record/repack/repack.h"
 
 namespace blockscope {
 namespace {

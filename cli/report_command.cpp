@@ -14,8 +14,8 @@
 #include "command_line/pass_progress.h"
 #include "command_line/printable.h"
 #include "command_line/text_output.h"
-#include "decode_record/error.h"
-#include "decode_record/text.h"
+#include "decode_record/base/error.h"
+#include "decode_record/base/text.h"
 
 namespace blockscope {
 namespace {

@@ -12,7 +12,7 @@
 #include "command_line/interrupt.h"
 #include "command_line/options.h"
 #include "command_line/standard_streams.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {

@@ -6,7 +6,7 @@
 #include <csignal>
 #include <string_view>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {

@@ -8,7 +8,7 @@
 #include <limits>
 #include <thread>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {

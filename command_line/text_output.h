@@ -6,7 +6,7 @@
 #include <ostream>
 #include <string>
 
-#include "decode_record/command_files.h"
+#include "decode_record/files/command_files.h"
 
 namespace blockscope {
 

@@ -11,7 +11,7 @@
 
 #include "kernels/ops.h"
 #include "kernels/row_ops.h"
-#include "kernels/tile_kernels.h"
+#include "kernels/simd/tile_kernels.h"
 
 namespace blockscope {
 

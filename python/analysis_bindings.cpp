@@ -13,8 +13,8 @@
 #include "analysis/pass/damage.h"
 #include "analysis/results/result_selection.h"
 #include "analysis/results/result_table.h"
-#include "decode_record/error.h"
-#include "decode_record/text.h"
+#include "decode_record/base/error.h"
+#include "decode_record/base/text.h"
 #include "python/bindings.h"
 
 namespace blockscope::python {

@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include "analysis/calibration/calibration.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "python/bindings.h"
 
 namespace blockscope::python {

@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "analysis/figures/figures.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "python/bindings.h"
 #include "python/drawing.h"
 

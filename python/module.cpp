@@ -1,8 +1,8 @@
 // The extension module `blockscope._core`: exceptions, locks, progress.
 #include "cmake/build_info/build_info.h"
-#include "decode_record/error.h"
-#include "decode_record/frame.h"
-#include "decode_record/trace_inventory.h"
+#include "decode_record/base/error.h"
+#include "decode_record/frames/frame.h"
+#include "decode_record/read/trace_inventory.h"
 #include "python/bindings.h"
 
 namespace blockscope::python {

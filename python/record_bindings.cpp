@@ -12,8 +12,8 @@
 #include <mutex>
 #include <tuple>
 
-#include "decode_record/error.h"
-#include "decode_record/trace_writer.h"
+#include "decode_record/base/error.h"
+#include "decode_record/write/trace_writer.h"
 #include "python/bindings.h"
 
 namespace blockscope::python {

@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <set>
 
-#include "decode_record/compare_traces.h"
-#include "decode_record/error.h"
-#include "decode_record/trace_arrays.h"
-#include "decode_record/trace_reader.h"
+#include "decode_record/base/error.h"
+#include "decode_record/compare/compare_traces.h"
+#include "decode_record/read/trace_arrays.h"
+#include "decode_record/read/trace_reader.h"
 #include "python/bindings.h"
 
 namespace blockscope::python {

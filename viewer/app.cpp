@@ -11,10 +11,10 @@
 #include <chrono>
 
 #include "command_line/interrupt.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
+#include "viewer/model/selection_text.h"
 #include "viewer/panels/calibration_parts.h"
 #include "viewer/panels/show_text.h"
-#include "viewer/selection_text.h"
 
 namespace blockscope {
 namespace {

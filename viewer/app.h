@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "viewer/file_dialog.h"
+#include "viewer/model/settings.h"
 #include "viewer/panels/panels.h"
-#include "viewer/settings.h"
 #include "viewer/window.h"
 
 namespace blockscope {

@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "decode_record/error.h"
-#include "decode_record/output_file.h"
+#include "decode_record/base/error.h"
+#include "decode_record/files/output_file.h"
 #include "viewer/app.h"
+#include "viewer/model/selection_text.h"
 #include "viewer/png_file.h"
-#include "viewer/selection_text.h"
 
 namespace blockscope {
 

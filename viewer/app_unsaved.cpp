@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <utility>
 
-#include "decode_record/error.h"
-#include "decode_record/text.h"
+#include "decode_record/base/error.h"
+#include "decode_record/base/text.h"
 #include "viewer/app.h"
 #include "viewer/panels/calibration_parts.h"
 

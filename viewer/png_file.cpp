@@ -6,8 +6,8 @@
 #include <cerrno>
 #include <cstring>
 
-#include "decode_record/error.h"
-#include "decode_record/output_file.h"
+#include "decode_record/base/error.h"
+#include "decode_record/files/output_file.h"
 
 namespace blockscope {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "decode_record/output_file.h"
+#include "decode_record/files/output_file.h"
 
 namespace blockscope {
 

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "viewer/fonts.h"
 
 namespace blockscope {

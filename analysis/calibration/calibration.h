@@ -27,7 +27,7 @@
 
 #include "analysis/metrics/reuse_error.h"
 #include "analysis/pass/step_pass.h"
-#include "decode_record/reuse_file.h"
+#include "decode_record/interchange/reuse_file.h"
 
 namespace blockscope {
 

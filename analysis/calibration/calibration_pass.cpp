@@ -14,7 +14,7 @@
 #include "analysis/math/running_mean.h"
 #include "analysis/metrics/left_out.h"
 #include "analysis/pass/damage.h"
-#include "decode_record/sha256.h"
+#include "decode_record/base/sha256.h"
 
 namespace blockscope {
 namespace {

@@ -10,8 +10,8 @@
 #include "analysis/figures/report_figure.h"
 #include "analysis/pass/block_index.h"
 #include "analysis/results/metric_result.h"
-#include "decode_record/reuse_file.h"
-#include "decode_record/trace_reader.h"
+#include "decode_record/interchange/reuse_file.h"
+#include "decode_record/read/trace_reader.h"
 
 namespace blockscope {
 

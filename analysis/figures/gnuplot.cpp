@@ -22,8 +22,8 @@
 
 #include "analysis/figures/figure_style.h"
 #include "analysis/figures/svg.h"
-#include "decode_record/error.h"
-#include "decode_record/scratch_folder.h"
+#include "decode_record/base/error.h"
+#include "decode_record/files/scratch_folder.h"
 
 namespace blockscope {
 namespace {

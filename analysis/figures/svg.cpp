@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "analysis/figures/gnuplot.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {

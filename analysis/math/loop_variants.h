@@ -4,7 +4,7 @@
 #include <array>
 #include <cstddef>
 
-#include "analysis/math/cpu_features.h"
+#include "kernels/simd/instruction_set.h"
 
 namespace blockscope {
 

@@ -6,7 +6,7 @@
 namespace blockscope {
 namespace {
 
-const LoopVariants<RowProductKernels>& available() {
+const LoopVariants<RowProductKernels>& row_products() {
 #if defined(__x86_64__)
   static const LoopVariants<RowProductKernels> loops(&kRowProductsAvx512, &kRowProductsAvx2,
                                                      kRowProductsBaseline);
@@ -19,10 +19,10 @@ const LoopVariants<RowProductKernels>& available() {
 }  // namespace
 
 const RowProductKernels* const* available_row_products(size_t* count) {
-  *count = available().count;
-  return available().variants.data();
+  *count = row_products().count;
+  return row_products().variants.data();
 }
 
-const RowProductKernels& best_row_products() { return *available().variants[0]; }
+const RowProductKernels& best_row_products() { return *row_products().variants[0]; }
 
 }  // namespace blockscope

@@ -2,14 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <stdexcept>
 #include <utility>
+
+#include "decode_record/base/nan.h"
 
 namespace blockscope {
 namespace {
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 const RunningMean kNoTerms;
 
 }  // namespace

@@ -6,7 +6,7 @@
 namespace blockscope {
 namespace {
 
-const LoopVariants<SetLoops>& available() {
+const LoopVariants<SetLoops>& set_loops() {
 #if defined(__x86_64__)
   static const LoopVariants<SetLoops> loops(&kSetLoopsAvx512, &kSetLoopsAvx2, kSetLoopsBaseline);
 #else
@@ -18,10 +18,10 @@ const LoopVariants<SetLoops>& available() {
 }  // namespace
 
 const SetLoops* const* available_set_loops(size_t* count) {
-  *count = available().count;
-  return available().variants.data();
+  *count = set_loops().count;
+  return set_loops().variants.data();
 }
 
-const SetLoops& best_set_loops() { return *available().variants[0]; }
+const SetLoops& best_set_loops() { return *set_loops().variants[0]; }
 
 }  // namespace blockscope

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <set>
 
-#include "decode_record/trace_layout.h"
+#include "decode_record/schema/trace_layout.h"
 
 namespace blockscope {
 namespace {

@@ -15,7 +15,7 @@
 namespace blockscope {
 namespace {
 
-constexpr const char* kName = "cache";
+constexpr const char* kCacheMetric = "cache";
 
 struct StaleField {
   Field field;
@@ -38,7 +38,7 @@ std::int64_t positions_in(const std::vector<PositionRange>& ranges) {
 class CacheMetric final : public StepMetric {
  public:
   Needs begin_trace(const TraceReader& trace, const TraceShape& shape) override {
-    require_field(trace, Field::query_end, kName);
+    require_field(trace, Field::query_end, kCacheMetric);
     trace_ = &trace;
     length_.clear();
     if (layers_.size() == 0) {
@@ -62,7 +62,7 @@ class CacheMetric final : public StepMetric {
 
   MetricResult finish() override {
     MetricResult result;
-    result.metric = kName;
+    result.metric = kCacheMetric;
     result.title = "What the cache saved";
     result.formula =
         "rows: mean C(l, s); saved: 1 - sum C / sum L; staleness: mean cos(cached, whole pass)";

@@ -15,13 +15,13 @@
 #include "analysis/metrics/external_mass_metric.h"
 #include "analysis/metrics/layer_counts.h"
 #include "analysis/pass/exact_values.h"
-#include "decode_record/imported_trajectory.h"
-#include "decode_record/round_records.h"
+#include "decode_record/interchange/imported_trajectory.h"
+#include "decode_record/write/round_records.h"
 
 namespace blockscope {
 namespace {
 
-constexpr const char* kName = "draft";
+constexpr const char* kDraftMetric = "draft";
 constexpr const char* kBehind = "reached positions behind the answer's end";
 constexpr const char* kUnknownValue = "values of reached positions that are not known";
 constexpr const char* kNoCost = "traces without /draft/cost: no predicted speed-up";
@@ -58,7 +58,7 @@ struct LayerMass {
 class DraftMetric final : public StepMetric {
  public:
   Needs begin_trace(const TraceReader& trace, const TraceShape& shape) override {
-    require_field(trace, Field::draft_accepted, kName);
+    require_field(trace, Field::draft_accepted, kDraftMetric);
     finish_trace();
     if (layers_.empty()) {
       shape_ = shape;
@@ -335,7 +335,7 @@ std::vector<ResultArray> DraftMetric::by_mass() const {
 MetricResult DraftMetric::finish() {
   finish_trace();
   MetricResult result;
-  result.metric = kName;
+  result.metric = kDraftMetric;
   result.title = "Acceptance of drafts";
   result.formula =
       "accepted / reached; tau(b) T_target(1) / (T_draft(b) + T_target(b)), tau(b) = mean "

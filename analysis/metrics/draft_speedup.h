@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "analysis/results/metric_result.h"
-#include "decode_record/trace_meta.h"
+#include "decode_record/schema/trace_meta.h"
 
 namespace blockscope {
 

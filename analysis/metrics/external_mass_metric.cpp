@@ -14,7 +14,7 @@
 namespace blockscope {
 namespace {
 
-constexpr const char* kName = "external_mass";
+constexpr const char* kMassMetric = "external_mass";
 
 class ExternalMassMetric final : public StepMetric {
  public:
@@ -31,7 +31,7 @@ class ExternalMassMetric final : public StepMetric {
         from_summary_ ? Needs{{Field::external_mass}, false, false, {}}
                       : Needs{{lse_external_, Field::attention_lse_internal}, false, false, {}};
     for (const Field field : needs.fields) {
-      require_field(trace, field, kName);
+      require_field(trace, field, kMassMetric);
       paths_.emplace(spec_of(field).path);
     }
     return needs;
@@ -54,7 +54,7 @@ class ExternalMassMetric final : public StepMetric {
   MetricResult finish() override {
     for (const std::int64_t count : non_finite_) left_out_[kNonFinite] += count;
     return MetricResult{
-        kName,
+        kMassMetric,
         "External mass",
         "mean over positions of exp(L_out) / (exp(L_in) + exp(L_out))",
         "FlashBlock, arXiv 2602.05305, eq. 5: the weight of A_out in the merge",

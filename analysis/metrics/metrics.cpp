@@ -16,7 +16,7 @@
 #include "analysis/metrics/selection.h"
 #include "analysis/metrics/similarity_metric.h"
 #include "analysis/metrics/union_size.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {

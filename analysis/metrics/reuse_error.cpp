@@ -8,11 +8,10 @@
 #include <utility>
 
 #include "analysis/math/row_products.h"
+#include "decode_record/base/nan.h"
 
 namespace blockscope {
 namespace {
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 /// Weight of the external side in the merge; exact where that side is empty (L_out = -inf). No
 /// attention has an LSE of +inf: NaN, so that it is counted.

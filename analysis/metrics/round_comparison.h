@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "analysis/metrics/trace_comparison.h"
-#include "decode_record/round_records.h"
+#include "decode_record/write/round_records.h"
 
 namespace blockscope {
 

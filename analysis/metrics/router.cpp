@@ -4,23 +4,21 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <span>
 
 #include "analysis/math/running_mean.h"
 #include "analysis/metrics/layer_counts.h"
 #include "analysis/pass/exact_values.h"
+#include "decode_record/base/nan.h"
 
 namespace blockscope {
 namespace {
 
-constexpr const char* kName = "router";
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
+constexpr const char* kRouterMetric = "router";
 class RouterMetric final : public StepMetric {
  public:
   Needs begin_trace(const TraceReader& trace, const TraceShape& shape) override {
-    require_field(trace, Field::router_expert, kName);
+    require_field(trace, Field::router_expert, kRouterMetric);
     const TraceMeta& meta = trace.info().meta;
     if (layers_.empty()) {
       shape_ = shape;
@@ -74,7 +72,7 @@ class RouterMetric final : public StepMetric {
 
   MetricResult finish() override {
     MetricResult result;
-    result.metric = kName;
+    result.metric = kRouterMetric;
     result.title = "Experts chosen by the routers";
     result.formula = "share of rows per expert; -sum p ln p; |C(s) n C(s-1)| / k";
     result.source = "counts of the routers' choices, Qwen3-MoE and LLaDA2 MoE";

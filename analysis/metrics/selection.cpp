@@ -9,7 +9,7 @@
 namespace blockscope {
 namespace {
 
-constexpr const char* kName = "selection";
+constexpr const char* kSelectionMetric = "selection";
 constexpr const char* kDense = "steps that read the whole prefix";
 constexpr const char* kTrivial = "rows with N <= k";
 
@@ -28,9 +28,9 @@ CoveredShare covered_share(std::span<const float> used, std::span<const float> e
 }
 
 Needs SelectionMetric::begin_trace(const TraceReader& trace, const TraceShape& shape) {
-  require_field(trace, Field::attention_selected, kName);
+  require_field(trace, Field::attention_selected, kSelectionMetric);
   const ExactFields exact = exact_fields(trace);
-  require_field(trace, Field::shadow_output_error, kName);
+  require_field(trace, Field::shadow_output_error, kSelectionMetric);
   if (counters_.empty()) {
     shape_ = shape;
     counters_.resize(shape.layers.size());
@@ -132,7 +132,7 @@ void SelectionMetric::add_heads(const StepView& step) {
 
 MetricResult SelectionMetric::finish() {
   MetricResult result;
-  result.metric = kName;
+  result.metric = kSelectionMetric;
   result.title = "What a sparse policy's sets hold";
   result.formula = "|S n S*(t)| / k; mean of exp(L_S - L_out); |out - out*| / |out*|";
   result.source = "MAGE, eq. 1; FlashBlock, Table 3";

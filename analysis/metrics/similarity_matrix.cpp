@@ -9,8 +9,8 @@
 
 #include "analysis/metrics/token_similarity.h"
 #include "analysis/pass/exact_values.h"
-#include "decode_record/error.h"
-#include "decode_record/trace_layout.h"
+#include "decode_record/base/error.h"
+#include "decode_record/schema/trace_layout.h"
 
 namespace blockscope {
 namespace {

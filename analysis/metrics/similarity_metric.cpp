@@ -11,7 +11,7 @@
 namespace blockscope {
 namespace {
 
-constexpr const char* kName = "similarity";
+constexpr const char* kSimilarityMetric = "similarity";
 
 class SimilarityMetric final : public StepMetric {
  public:
@@ -27,8 +27,8 @@ class SimilarityMetric final : public StepMetric {
     summaries_ = from_summary_ || !trace.has(exact.external);
     field_external_ = summaries_ ? Field::similarity_external : exact.external;
     field_internal_ = summaries_ ? Field::similarity_internal : Field::attention_internal;
-    require_field(trace, field_external_, kName);
-    require_field(trace, field_internal_, kName);
+    require_field(trace, field_external_, kSimilarityMetric);
+    require_field(trace, field_internal_, kSimilarityMetric);
     paths_.insert(
         {std::string(spec_of(field_external_).path), std::string(spec_of(field_internal_).path)});
     return Needs{{field_external_, field_internal_}, !summaries_, false, {}};
@@ -47,7 +47,7 @@ class SimilarityMetric final : public StepMetric {
   }
 
   MetricResult finish() override {
-    MetricResult result{kName,
+    MetricResult result{kSimilarityMetric,
                         "Cross-step similarity of attention outputs",
                         "mean over positions i of cos(X_i(s), X_i(s+1)), X = A_out, A_in",
                         "FlashBlock, arXiv 2602.05305, section 3 and Fig. 5",

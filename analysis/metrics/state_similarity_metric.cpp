@@ -13,7 +13,7 @@
 namespace blockscope {
 namespace {
 
-constexpr const char* kName = "similarity_states";
+constexpr const char* kStatesMetric = "similarity_states";
 
 struct State {
   Field field;
@@ -31,7 +31,7 @@ class StateSimilarityMetric final : public StepMetric {
  public:
   Needs begin_trace(const TraceReader& trace, const TraceShape& shape) override {
     // Queries are there from level outputs on, the rest from level full on.
-    require_field(trace, Field::query, kName);
+    require_field(trace, Field::query, kStatesMetric);
     if (shape_.layers.empty()) {
       shape_ = shape;
       for (std::size_t i = 0; i < kStates.size(); ++i) {
@@ -59,7 +59,7 @@ class StateSimilarityMetric final : public StepMetric {
   }
 
   MetricResult finish() override {
-    MetricResult result{kName,
+    MetricResult result{kStatesMetric,
                         "Cross-step similarity of queries, keys, values and hidden states",
                         "mean over positions i of cos(X_i(s), X_i(s+1)), X = q, K, V, h",
                         "Fast-dLLM, arXiv 2505.22618, Fig. 3 (keys, values); FlashBlock, arXiv "

@@ -12,7 +12,7 @@
 namespace blockscope {
 namespace {
 
-constexpr const char* kName = "token_matrix";
+constexpr const char* kMatrixMetric = "token_matrix";
 
 /// Sums of matrices [B, B], one per layer.
 struct MatrixSums {
@@ -43,7 +43,7 @@ class TokenMatrixMetric final : public StepMetric {
       internal_.resize(shape.layers.size(), cells);
     }
     field_external_ = exact_fields(trace).external;
-    require_field(trace, field_external_, kName);
+    require_field(trace, field_external_, kMatrixMetric);
     computed_from_ = std::string(spec_of(field_external_).path) + ", /attention/internal";
     return Needs{{field_external_, Field::attention_internal}, true, false, {}};
   }
@@ -61,7 +61,7 @@ class TokenMatrixMetric final : public StepMetric {
   }
 
   MetricResult finish() override {
-    MetricResult result{kName,
+    MetricResult result{kMatrixMetric,
                         "Token x token similarity across adjacent steps",
                         "C_ij = mean over step pairs of cos(X_i(s), X_j(s+1)), heads concatenated",
                         "FlashBlock, arXiv 2602.05305, Fig. 1",

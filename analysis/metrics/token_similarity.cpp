@@ -4,17 +4,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <span>
 
 #include "analysis/math/cosine.h"
 #include "analysis/pass/array_view.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
+#include "decode_record/base/nan.h"
 
 namespace blockscope {
 namespace {
 
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr std::size_t kMemoryForSteps = std::size_t{64} << 20U;
 
 /// One layer of a row as it lies in the file, [heads, B, dim].

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "analysis/results/metric_result.h"
-#include "decode_record/trace_reader.h"
+#include "decode_record/read/trace_reader.h"
 
 namespace blockscope {
 

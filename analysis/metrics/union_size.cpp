@@ -2,15 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 
 #include "analysis/pass/exact_values.h"
+#include "decode_record/base/nan.h"
 
 namespace blockscope {
 namespace {
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 const std::vector<double> kQuantiles{0.05, 0.5, 0.95, 1.0};
 
 ResultAxis steps_axis() { return {"steps", {}, {"all", "step 1"}}; }

@@ -1,8 +1,8 @@
 #include <Eigen/Core>
 #include <algorithm>
-#include <limits>
 
 #include "analysis/metrics/query_statistics.h"
+#include "decode_record/base/nan.h"
 
 namespace blockscope {
 
@@ -28,7 +28,6 @@ UnitGaps unit_gaps(std::span<const float> a, std::span<const float> b, std::size
     ++positions;
   }
   if (positions == 0) {
-    constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
     return {kNaN, kNaN};
   }
   const auto n = static_cast<double>(positions);

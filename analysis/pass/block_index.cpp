@@ -6,7 +6,7 @@
 #include <map>
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {

@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "decode_record/trace_reader.h"
+#include "decode_record/read/trace_reader.h"
 
 namespace blockscope {
 

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 

@@ -2,7 +2,7 @@
 // which may be old or partial; similarity, recall and calibration read exact values only.
 #pragma once
 
-#include "decode_record/trace_reader.h"
+#include "decode_record/read/trace_reader.h"
 
 namespace blockscope {
 

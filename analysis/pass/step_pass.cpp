@@ -26,7 +26,7 @@ constexpr std::size_t kRunSharedBytes = std::size_t{4} << 20U;
 constexpr std::size_t kRunTasks = 2048;
 // What the system is asked to read before it is needed: enough for a disk with many requests at a
 // time; far more made it slower.
-constexpr std::size_t kBytesAhead = std::size_t{16} << 20U;
+constexpr std::size_t kStepBytesAhead = std::size_t{16} << 20U;
 constexpr std::size_t kMostStepsAhead = 64;
 constexpr auto kProgressInterval = std::chrono::milliseconds(50);
 
@@ -91,8 +91,8 @@ class TracePass {
     group_ = std::clamp<std::size_t>(layer == 0 ? layers_.size() : room / layer, 1,
                                      std::max<std::size_t>(layers_.size(), 1));
     shared_bytes_ = reader_.shared_bytes(all);
-    steps_ahead_ = std::clamp<std::size_t>(kBytesAhead / std::max<std::size_t>(shared_bytes_, 1), 1,
-                                           kMostStepsAhead);
+    steps_ahead_ = std::clamp<std::size_t>(
+        kStepBytesAhead / std::max<std::size_t>(shared_bytes_, 1), 1, kMostStepsAhead);
   }
 
   /// All recorded steps of a block, as many layers at a time as memory holds.

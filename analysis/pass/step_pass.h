@@ -19,8 +19,8 @@
 #include "analysis/pass/array_view.h"
 #include "analysis/pass/block_index.h"
 #include "analysis/results/metric_result.h"
-#include "decode_record/error.h"
-#include "decode_record/trace_reader.h"
+#include "decode_record/base/error.h"
+#include "decode_record/read/trace_reader.h"
 
 namespace blockscope {
 

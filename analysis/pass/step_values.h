@@ -10,7 +10,7 @@
 
 #include "analysis/pass/buffer_pool.h"
 #include "analysis/pass/step_pass.h"
-#include "decode_record/located_values.h"
+#include "decode_record/read/located_values.h"
 
 namespace blockscope {
 

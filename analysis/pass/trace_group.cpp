@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "analysis/pass/step_pass.h"
-#include "decode_record/given_once.h"
+#include "decode_record/compare/given_once.h"
 
 namespace blockscope {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "analysis/figures/terms.h"
 #include "analysis/report/html.h"
-#include "decode_record/imported_trajectory.h"
+#include "decode_record/interchange/imported_trajectory.h"
 
 namespace blockscope {
 namespace {

@@ -11,8 +11,8 @@
 #include "analysis/report/facts.h"
 #include "analysis/report/report_metrics.h"
 #include "analysis/report/sections.h"
-#include "decode_record/error.h"
-#include "decode_record/text.h"
+#include "decode_record/base/error.h"
+#include "decode_record/base/text.h"
 
 namespace blockscope {
 namespace {

@@ -5,7 +5,7 @@
 #include "analysis/calibration/calibration.h"
 #include "analysis/report/html.h"
 #include "analysis/report/report_metrics.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {

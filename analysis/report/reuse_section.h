@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "analysis/pass/step_pass.h"
-#include "decode_record/reuse_file.h"
+#include "decode_record/interchange/reuse_file.h"
 
 namespace blockscope {
 

@@ -4,7 +4,7 @@
 
 #include "analysis/report/html.h"
 #include "analysis/report/trajectory.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {

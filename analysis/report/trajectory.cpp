@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "analysis/figures/gnuplot.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "analysis/pass/block_index.h"
-#include "decode_record/trace_reader.h"
+#include "decode_record/read/trace_reader.h"
 
 namespace blockscope {
 

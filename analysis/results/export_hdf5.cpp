@@ -3,12 +3,12 @@
 #include <map>
 #include <span>
 
-#include "decode_record/array_file.h"
+#include "decode_record/files/array_file.h"
 
 namespace blockscope {
 namespace {
 
-bool same_elements(const ResultAxis& a, const ResultAxis& b) {
+bool same_axis(const ResultAxis& a, const ResultAxis& b) {
   return a.index == b.index && a.labels == b.labels;
 }
 
@@ -43,7 +43,7 @@ class MetricGroup {
     std::string name = axis.name;
     const auto known = axes_.find(name);
     if (known != axes_.end()) {
-      if (same_elements(known->second, axis)) return path_ + "/" + name;
+      if (same_axis(known->second, axis)) return path_ + "/" + name;
       name += "_of_" + array;
     }
     axes_.emplace(name, axis);

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "analysis/results/analysis_document.h"
-#include "decode_record/output_file.h"
+#include "decode_record/files/output_file.h"
 
 namespace blockscope {
 

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "decode_record/json_text.h"
+#include "decode_record/json/json_text.h"
 
 namespace blockscope {
 namespace {

@@ -4,15 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
+#include "decode_record/base/nan.h"
 
 namespace blockscope {
 namespace {
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 std::size_t cells(const std::vector<ResultAxis>& axes) {
   return std::accumulate(axes.begin(), axes.end(), std::size_t{1},

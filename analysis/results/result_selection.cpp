@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <set>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "analysis/results/result_columns.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {

@@ -3,7 +3,7 @@
 #include <array>
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {

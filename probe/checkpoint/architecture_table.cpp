@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/checkpoint/draft_config.h"
 
 namespace blockscope {

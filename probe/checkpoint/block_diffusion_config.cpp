@@ -4,11 +4,12 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <limits>
 #include <string_view>
 #include <utility>
 
-#include "decode_record/error.h"
+#include "probe/checkpoint/config_limits.h"
+
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 
@@ -18,7 +19,6 @@ using nlohmann::json;
 using Values = std::vector<Resolved<std::int64_t>>;
 
 constexpr std::string_view kCommandLine = "command line";  // begins the name of such a source
-constexpr std::int64_t kMaxId = std::numeric_limits<std::int32_t>::max();
 constexpr std::array<const char*, 2> kSideMaskKeys = {"mask_token_id", "mask_id"};
 constexpr std::array<const char*, 3> kSideBlockKeys = {"block_size", "block_length", "bd_size"};
 
@@ -29,16 +29,12 @@ void add_integer(const JsonObject& object, const std::string& file, const std::s
   }
 }
 
-std::string where_of(const ConfigTexts& texts, const std::string& file) {
-  return texts.folder.empty() ? file : texts.folder + "/" + file;
-}
-
 void add_side_files(const ConfigTexts& texts, Values& masks, Values& blocks) {
   const std::array<std::pair<const char*, const std::optional<std::string>*>, 2> files = {
       {{"block_diffusion.json", &texts.block_diffusion}, {"dlm_config.json", &texts.dlm_config}}};
   for (const auto& [name, text] : files) {
     if (!*text) continue;
-    const JsonObject object = JsonObject::parse(**text, where_of(texts, name));
+    const JsonObject object = JsonObject::parse(**text, texts.place_of(name));
     for (const char* key : kSideMaskKeys) add_integer(object, name, key, 0, masks);
     for (const char* key : kSideBlockKeys) add_integer(object, name, key, 1, blocks);
   }
@@ -48,7 +44,7 @@ void add_side_files(const ConfigTexts& texts, Values& masks, Values& blocks) {
 void add_from_added_tokens(const ConfigTexts& texts, const std::string& token, Values& masks) {
   if (!texts.added_tokens) return;
   const JsonObject object =
-      JsonObject::parse(*texts.added_tokens, where_of(texts, "added_tokens.json"));
+      JsonObject::parse(*texts.added_tokens, texts.place_of("added_tokens.json"));
   add_integer(object, "added_tokens.json", token, 0, masks);
 }
 
@@ -56,7 +52,7 @@ void add_from_added_tokens(const ConfigTexts& texts, const std::string& token, V
 void add_from_tokenizer_config(const ConfigTexts& texts, const std::string& token, Values& masks) {
   if (!texts.tokenizer_config) return;
   const JsonObject object =
-      JsonObject::parse(*texts.tokenizer_config, where_of(texts, "tokenizer_config.json"));
+      JsonObject::parse(*texts.tokenizer_config, texts.place_of("tokenizer_config.json"));
   const auto decoder = object.optional_object("added_tokens_decoder");
   if (!decoder) return;
   for (const auto& [id, entry] : decoder->raw().items()) {
@@ -71,7 +67,7 @@ void add_from_tokenizer_config(const ConfigTexts& texts, const std::string& toke
 // {"added_tokens": [{"id": 151669, "content": "<|MASK|>", ...}, ...], "model": ...}
 void add_from_tokenizer(const ConfigTexts& texts, const std::string& token, Values& masks) {
   if (!texts.tokenizer) return;
-  const std::string where = where_of(texts, "tokenizer.json");
+  const std::string where = texts.place_of("tokenizer.json");
   // The vocabulary and merges are megabytes nobody reads here.
   const JsonObject object = JsonObject::parse(*texts.tokenizer, where, "added_tokens");
   if (!object.has("added_tokens")) return;

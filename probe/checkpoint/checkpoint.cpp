@@ -10,7 +10,7 @@
 #include <set>
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/checkpoint/json_object.h"
 #include "probe/checkpoint/llada_config.h"
 #include "probe/checkpoint/weight_names.h"

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <unordered_set>
 
-#include "decode_record/sha256.h"
+#include "decode_record/base/sha256.h"
 #include "probe/checkpoint/checkpoint.h"
 #include "probe/checkpoint/json_object.h"
 

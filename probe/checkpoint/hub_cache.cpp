@@ -7,7 +7,7 @@
 #include <fstream>
 #include <system_error>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 

@@ -9,8 +9,8 @@
 #include <system_error>
 #include <utility>
 
-#include "decode_record/error.h"
-#include "decode_record/strict_json.h"
+#include "decode_record/base/error.h"
+#include "decode_record/json/strict_json.h"
 
 namespace blockscope {
 
@@ -107,6 +107,16 @@ void JsonObject::pass_over(std::initializer_list<const char*> keys) const {
 }
 
 bool JsonObject::has(const std::string& key) const { return find(key) != nullptr; }
+
+void JsonObject::require_switch(const char* key, bool expected, const char* why) const {
+  const auto value = optional_boolean(key);
+  if (value && *value != expected) fail(key, expected ? "true" : "false", why);
+}
+
+void JsonObject::require_text(const char* key, const char* expected) const {
+  const auto value = optional_string(key);
+  if (value && *value != expected) fail(key, fmt::format("\"{}\"", expected));
+}
 
 void JsonObject::fail(const std::string& key, const std::string& expected,
                       const std::string& hint) const {

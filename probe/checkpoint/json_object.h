@@ -42,6 +42,10 @@ class JsonObject {
   std::optional<std::string> optional_string(const std::string& key) const;
   std::optional<JsonObject> optional_object(const std::string& key) const;
 
+  /// Throw fail() for a key that is there and says something else than what the runtime computes.
+  void require_switch(const char* key, bool expected, const char* why = "") const;
+  void require_text(const char* key, const char* expected) const;
+
   /// Throws "<where>: key "<key>": expected <expected>, got <value>".
   [[noreturn]] void fail(const std::string& key, const std::string& expected,
                          const std::string& hint = {}) const;

@@ -4,23 +4,13 @@
 
 #include <algorithm>
 
+#include "probe/checkpoint/config_limits.h"
+
 namespace blockscope {
 namespace {
 
-constexpr std::int64_t kMaxExperts = 65'536;
 constexpr std::int64_t kMaxShared = 1024;
 constexpr double kMaxScaling = 1e6;
-
-/// A switch of the official model that has to stand as the runtime computes.
-void require_switch(const JsonObject& file, const char* key, bool expected, const char* why = "") {
-  const auto value = file.optional_boolean(key);
-  if (value && *value != expected) file.fail(key, expected ? "true" : "false", why);
-}
-
-void require_text(const JsonObject& file, const char* key, const char* expected) {
-  const auto value = file.optional_string(key);
-  if (value && *value != expected) file.fail(key, fmt::format("\"{}\"", expected));
-}
 
 /// A key that repeats what others say, in some of the published files.
 void require_number(const JsonObject& file, const char* key, double expected) {
@@ -28,18 +18,18 @@ void require_number(const JsonObject& file, const char* key, double expected) {
   if (value && *value != expected) file.fail(key, fmt::format("{} or nothing", expected));
 }
 
-void refuse_other_models(const JsonObject& file) {
-  require_switch(file, "use_rmsnorm", true);
-  require_switch(file, "norm_head", false);
-  require_switch(file, "norm_softmax", false);
-  require_switch(file, "using_split_qkv_in_self_attention", false);
-  require_switch(file, "moe_router_enable_expert_bias", true);
-  require_switch(file, "norm_topk_prob", true,
-                 "the official code normalises whatever this says, other engines do not");
-  require_text(file, "score_function", "sigmoid");
-  require_text(file, "scoring_func", "sigmoid");
-  require_text(file, "topk_method", "noaux_tc");
-  require_text(file, "router_dtype", "fp32");
+void refuse_other_llada2(const JsonObject& file) {
+  file.require_switch("use_rmsnorm", true);
+  file.require_switch("norm_head", false);
+  file.require_switch("norm_softmax", false);
+  file.require_switch("using_split_qkv_in_self_attention", false);
+  file.require_switch("moe_router_enable_expert_bias", true);
+  file.require_switch("norm_topk_prob", true,
+                      "the official code normalises whatever this says, other engines do not");
+  file.require_text("score_function", "sigmoid");
+  file.require_text("scoring_func", "sigmoid");
+  file.require_text("topk_method", "noaux_tc");
+  file.require_text("router_dtype", "fp32");
   require_number(file, "num_nextn_predict_layers", 0.0);
 }
 
@@ -78,7 +68,7 @@ MoeConfig parse_experts(const JsonObject& file, std::int64_t num_layers, std::in
 }  // namespace
 
 void parse_llada2(const JsonObject& file, std::int64_t max_width, ModelConfig& config) {
-  refuse_other_models(file);
+  refuse_other_llada2(file);
   config.moe = parse_experts(file, config.num_layers, max_width);
   config.attention_bias = file.optional_boolean("use_qkv_bias").value_or(false);
   config.attention_output_bias = file.optional_boolean("use_bias").value_or(true);

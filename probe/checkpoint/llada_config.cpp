@@ -5,24 +5,10 @@
 #include <algorithm>
 #include <map>
 
+#include "probe/checkpoint/config_limits.h"
+
 namespace blockscope {
 namespace {
-
-constexpr std::int64_t kMaxLayers = 4096;
-constexpr std::int64_t kMaxHeads = 4096;
-constexpr std::int64_t kMaxVocab = std::int64_t{1} << 26;
-constexpr std::int64_t kMaxPositions = std::int64_t{1} << 30;
-
-/// A switch of the official model that has to stand as the runtime computes.
-void require_switch(const JsonObject& file, const char* key, bool expected) {
-  const auto value = file.optional_boolean(key);
-  if (value && *value != expected) file.fail(key, expected ? "true" : "false");
-}
-
-void require_text(const JsonObject& file, const char* key, const char* expected) {
-  const auto value = file.optional_string(key);
-  if (value && *value != expected) file.fail(key, fmt::format("\"{}\"", expected));
-}
 
 /// The official configuration without this key is of another model. `meant`: which.
 void require_key(const JsonObject& file, const char* key, const char* expected, const char* meant) {
@@ -35,22 +21,22 @@ void require_key(const JsonObject& file, const char* key, const char* expected, 
 
 // What the keys mean where they are absent: `configuration_llada.py`, class ModelConfig. Those that
 // change no number: config_keys.cpp.
-void refuse_other_models(const JsonObject& file) {
+void refuse_other_llada(const JsonObject& file) {
   require_key(file, "block_type", "\"llama\"", "blocks of type \"sequential\"");
   require_key(file, "layer_norm_type", "\"rms\"", "LayerNorm (\"default\")");
   require_key(file, "rope", "true", "learned positions instead of RoPE");
-  require_text(file, "block_type", "llama");
-  require_text(file, "layer_norm_type", "rms");
-  require_text(file, "activation_type", "silu");
-  require_switch(file, "alibi", false);
-  require_switch(file, "rope", true);
-  require_switch(file, "rope_full_precision", true);
-  require_switch(file, "attention_layer_norm", false);
-  require_switch(file, "input_emb_norm", false);
-  require_switch(file, "scale_logits", false);
-  require_switch(file, "include_bias", false);
-  require_switch(file, "bias_for_layer_norm", false);
-  require_switch(file, "layer_norm_with_affine", true);
+  file.require_text("block_type", "llama");
+  file.require_text("layer_norm_type", "rms");
+  file.require_text("activation_type", "silu");
+  file.require_switch("alibi", false);
+  file.require_switch("rope", true);
+  file.require_switch("rope_full_precision", true);
+  file.require_switch("attention_layer_norm", false);
+  file.require_switch("input_emb_norm", false);
+  file.require_switch("scale_logits", false);
+  file.require_switch("include_bias", false);
+  file.require_switch("bias_for_layer_norm", false);
+  file.require_switch("layer_norm_with_affine", true);
 }
 
 std::int64_t key_value_heads(const JsonObject& file, std::int64_t num_heads) {
@@ -93,7 +79,7 @@ std::string llada_key(const std::string& key) {
 }
 
 void parse_llada_shape(const JsonObject& file, std::int64_t max_width, ModelConfig& config) {
-  refuse_other_models(file);
+  refuse_other_llada(file);
   config.num_layers = file.integer("n_layers", 1, kMaxLayers);
   config.hidden_size = file.integer("d_model", 1, max_width);
   config.intermediate_size = mlp_width(file, config.hidden_size, max_width);
@@ -111,7 +97,7 @@ void parse_llada_shape(const JsonObject& file, std::int64_t max_width, ModelConf
   config.max_position_embeddings = file.integer("max_sequence_length", 1, kMaxPositions);
   config.rms_norm_eps = file.number("rms_norm_eps", 0.0, 1.0);
   config.tie_word_embeddings = file.optional_boolean("weight_tying").value_or(true);
-  require_switch(file, "tie_word_embeddings", config.tie_word_embeddings);
+  file.require_switch("tie_word_embeddings", config.tie_word_embeddings);
   config.attention_bias = file.optional_boolean("include_qkv_bias").value_or(false);
 }
 

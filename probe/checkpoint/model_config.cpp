@@ -8,10 +8,11 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/checkpoint/architecture_table.h"
 #include "probe/checkpoint/block_diffusion_config.h"
 #include "probe/checkpoint/config_keys.h"
+#include "probe/checkpoint/config_limits.h"
 #include "probe/checkpoint/json_object.h"
 #include "probe/checkpoint/llada2_config.h"
 #include "probe/checkpoint/llada_config.h"
@@ -24,20 +25,7 @@ namespace {
 
 using nlohmann::json;
 
-// Upper limits are far above any published model; they keep every product of two sizes within
-// int64.
-constexpr std::int64_t kMaxLayers = 4096;
-constexpr std::int64_t kMaxHeads = 4096;
-constexpr std::int64_t kMaxHeadDim = 4096;
-constexpr std::int64_t kMaxWidth = std::int64_t{1} << 22;
-constexpr std::int64_t kMaxVocab = std::int64_t{1} << 26;
-constexpr std::int64_t kMaxPositions = std::int64_t{1} << 30;
-constexpr std::int64_t kMaxExperts = 65'536;
 constexpr std::uintmax_t kMaxConfigBytes = 64u << 20;  // tokenizer.json is the largest, ~10 MB
-
-std::string where_of(const ConfigTexts& texts, const std::string& file) {
-  return texts.folder.empty() ? file : texts.folder + "/" + file;
-}
 
 void parse_shape(const JsonObject& file, const ArchitectureFamily& family, ModelConfig& config) {
   config.num_layers = file.integer("num_hidden_layers", 1, kMaxLayers);
@@ -236,7 +224,7 @@ std::optional<std::string> read_file(const std::filesystem::path& path) {
 }  // namespace
 
 ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& overrides) {
-  const JsonObject whole = JsonObject::parse(texts.config, where_of(texts, "config.json"));
+  const JsonObject whole = JsonObject::parse(texts.config, texts.place_of("config.json"));
   const ArchitectureFamily& family = find_architecture(whole);
   const JsonObject file = family.draft ? draft_shape_keys(whole) : whole;
   ModelConfig config;

@@ -110,6 +110,10 @@ struct ConfigTexts {
   std::optional<std::string> added_tokens{};       // added_tokens.json
   std::optional<std::string> block_diffusion{};    // block_diffusion.json
   std::optional<std::string> dlm_config{};         // dlm_config.json
+
+  std::string place_of(const std::string& file) const {
+    return folder.empty() ? file : folder + "/" + file;
+  }
 };
 
 /// Throws CheckpointError naming file, key, expected and found.

@@ -4,12 +4,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include "probe/checkpoint/config_limits.h"
+
 namespace blockscope {
-namespace {
-
-constexpr std::int64_t kMaxExperts = 65'536;
-
-}  // namespace
+namespace {}  // namespace
 
 std::optional<MoeConfig> parse_moe_config(const JsonObject& file, std::int64_t num_layers,
                                           std::int64_t max_width) {

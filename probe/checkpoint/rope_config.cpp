@@ -6,13 +6,14 @@
 #include <algorithm>
 #include <array>
 
-#include "decode_record/error.h"
+#include "probe/checkpoint/config_limits.h"
+
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 
 namespace {
 
-constexpr std::int64_t kMaxPositions = std::int64_t{1} << 30;
 // Far above any published value; keeps powers and logarithms finite in double.
 constexpr double kMaxTheta = 1e15;
 constexpr double kMaxFactor = 1e6;

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "decode_record/output_file.h"
+#include "decode_record/files/output_file.h"
 
 namespace blockscope {
 

@@ -7,7 +7,7 @@
 #include <set>
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/checkpoint/safetensors.h"
 
 namespace blockscope {

@@ -4,18 +4,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "probe/checkpoint/config_limits.h"
+
 namespace blockscope {
 namespace {
 
 using nlohmann::json;
-
-constexpr std::int64_t kMaxId = std::numeric_limits<std::int32_t>::max();
 
 std::optional<std::int64_t> parse_single_id(const JsonObject& file, const std::string& key,
                                             ModelConfig& config) {

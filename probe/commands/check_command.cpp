@@ -21,7 +21,7 @@
 
 #include "command_line/options.h"
 #include "command_line/standard_streams.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "kernels/ops.h"
 #include "probe/checkpoint/safetensors.h"
 #include "probe/model/device.h"

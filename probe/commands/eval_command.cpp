@@ -17,8 +17,8 @@
 #include "command_line/options.h"
 #include "command_line/progress.h"
 #include "command_line/standard_streams.h"
-#include "decode_record/command_files.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
+#include "decode_record/files/command_files.h"
 #include "probe/decode/gen_length.h"
 #include "probe/run/policy_flags.h"
 #include "probe/run/run_description.h"
@@ -31,9 +31,6 @@ namespace blockscope {
 namespace {
 
 constexpr size_t kDepthBins = 5;
-constexpr uint64_t kLongestContext = uint64_t{1} << 20U;
-constexpr uint64_t kMostPrompts = 10'000;
-
 struct EvalFlags {
   ModelFlags model;
   DecodingFlags decoding;
@@ -292,7 +289,7 @@ void add_eval_command(CLI::App& app, const Environment& environment) {
       ->capture_default_str();
   command->add_option("--contexts", flags->contexts, "Context lengths in tokens")
       ->delimiter(',')
-      ->check(whole_number(64, kLongestContext))
+      ->check(whole_number(64, kMostContext))
       ->capture_default_str();
   command->add_option("--per-cell", flags->per_cell, "Prompts per task and context length")
       ->check(whole_number(1, kMostPrompts))

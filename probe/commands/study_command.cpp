@@ -17,10 +17,10 @@
 #include "command_line/options.h"
 #include "command_line/progress.h"
 #include "command_line/standard_streams.h"
-#include "decode_record/command_files.h"
-#include "decode_record/error.h"
-#include "decode_record/reuse_file.h"
-#include "decode_record/sha256.h"
+#include "decode_record/base/error.h"
+#include "decode_record/base/sha256.h"
+#include "decode_record/files/command_files.h"
+#include "decode_record/interchange/reuse_file.h"
 #include "probe/checkpoint/checkpoint.h"
 #include "probe/commands/study_texts.h"
 #include "probe/run/run_description.h"
@@ -32,9 +32,6 @@ namespace blockscope {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr uint64_t kLongestContext = uint64_t{1} << 20U;
-constexpr uint64_t kMostPrompts = 10'000;
 
 /// Options that only some studies look at.
 constexpr std::array kStudyOptions{
@@ -339,7 +336,7 @@ void add_study_command(CLI::App& app, const Environment& environment,
       ->delimiter(',');
   generated->add_option("--contexts", options.prompts.contexts, "Context lengths in tokens")
       ->delimiter(',')
-      ->check(whole_number(64, kLongestContext));
+      ->check(whole_number(64, kMostContext));
   generated
       ->add_option("--depths", options.prompts.depths, "needle: places of the needle (default: 11)")
       ->check(whole_number(1, kMostPrompts));

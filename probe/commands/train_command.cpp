@@ -15,8 +15,8 @@
 
 #include "command_line/interrupt.h"
 #include "command_line/options.h"
-#include "decode_record/error.h"
-#include "decode_record/output_file.h"
+#include "decode_record/base/error.h"
+#include "decode_record/files/output_file.h"
 #include "probe/run/device_option.h"
 #include "probe/run/ranks.h"
 #include "probe/tasks/prompts_file.h"

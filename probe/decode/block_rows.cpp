@@ -2,15 +2,13 @@
 
 #include <ATen/ATen.h>
 
-#include <limits>
 #include <vector>
 
+#include "decode_record/base/nan.h"
 #include "probe/model/device.h"
 
 namespace blockscope {
 namespace {
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 /// Exact parts with every tensor over the query rows replaced.
 template <class Replace>

@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
 
+#include "decode_record/base/nan.h"
 #include "probe/decode/canvas_seams.h"
 #include "probe/decode/pc_sampler.h"
 #include "probe/decode/step_decision.h"
@@ -20,8 +20,6 @@
 
 namespace blockscope {
 namespace {
-
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 CanvasShape canvas_shape(const ModelConfig& config, const DecodeOptions& options, int64_t length) {
   return {config.num_layers, config.num_kv_heads, config.head_dim, length, options.block_length()};

@@ -3,12 +3,12 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <utility>
 
+#include "decode_record/base/nan.h"
 #include "kernels/ops.h"
 #include "probe/decode/block_rows.h"
 #include "probe/decode/shadow_block.h"
@@ -17,8 +17,6 @@
 
 namespace blockscope {
 namespace {
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 /// Entries [first, first + count) of an ascending list are the positions of [begin, end) in it.
 struct Part {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <set>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/checkpoint/rope.h"
 #include "probe/decode/decoder.h"
 #include "probe/decode/gen_length.h"

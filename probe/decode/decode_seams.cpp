@@ -3,9 +3,9 @@
 #include <ATen/ATen.h>
 
 #include <array>
-#include <limits>
 #include <optional>
 
+#include "decode_record/base/nan.h"
 #include "kernels/ops.h"
 #include "probe/decode/block_rows.h"
 #include "probe/model/device.h"
@@ -13,12 +13,6 @@
 #include "probe/policies/exact_policy.h"
 
 namespace blockscope {
-namespace {
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
-}  // namespace
-
 DecodeSeams::DecodeSeams(const DecodeSeamsOptions& options, AttentionPolicy& policy, KvCache& cache,
                          DecodeObserver* observer)
     : options_(options), policy_(policy), cache_(cache), observer_(observer) {}

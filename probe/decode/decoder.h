@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-#include "decode_record/trace_meta.h"
+#include "decode_record/schema/trace_meta.h"
 #include "probe/caches/cache_options.h"
 #include "probe/decode/committed_prefix.h"
 #include "probe/decode/decode_observer.h"

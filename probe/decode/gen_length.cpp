@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 

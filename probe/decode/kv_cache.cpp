@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "kernels/huge_pages.h"
+#include "kernels/cpu/huge_pages.h"
 
 namespace blockscope {
 

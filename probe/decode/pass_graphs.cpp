@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <string>
 
-#include "kernels/device_operators.h"
+#include "kernels/cuda/device_operators.h"
 #include "probe/model/device.h"
 
 namespace blockscope {

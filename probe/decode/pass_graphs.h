@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/device_graph.h"
+#include "kernels/cuda/device_graph.h"
 #include "probe/decode/pass_plan.h"
 #include "probe/model/block_diffusion_model.h"
 #include "probe/model/forward_seams.h"

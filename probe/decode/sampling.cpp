@@ -8,7 +8,7 @@
 #include <limits>
 #include <tuple>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "kernels/row_ops.h"
 #include "probe/model/device.h"
 

@@ -7,7 +7,7 @@
 #include <limits>
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/caches/certainty_density.h"
 #include "probe/model/device.h"
 

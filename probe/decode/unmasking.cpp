@@ -8,7 +8,7 @@
 #include <numeric>
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/decode/choice_names.h"
 #include "probe/decode/wino.h"
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "decode_record/trace_meta.h"
+#include "decode_record/schema/trace_meta.h"
 #include "probe/draft/draft_model.h"
 
 namespace blockscope {

@@ -9,7 +9,7 @@
 
 #include "probe/draft/draft_seams.h"
 #include "probe/draft/draft_verdict.h"
-#include "probe/draft/drafted_sequence.h"
+#include "probe/draft/round_state.h"
 #include "probe/model/device.h"
 #include "probe/model/stopwatch.h"
 
@@ -62,7 +62,7 @@ class DraftedBatch {
       round();
       retire();
     }
-    for (DraftedSequence& state : active_) {
+    for (RoundState& state : active_) {
       state.outcome.reason = FinishReason::interrupted;
       finish(state);
     }
@@ -73,7 +73,7 @@ class DraftedBatch {
   bool records_target() const { return run_.recorded == RecordedModel::target; }
   int64_t mask() const { return draft_.draft().mask_token_id; }
 
-  SequencePass pass_of(const DraftedSequence& state, PassKind kind, int64_t block_start) const {
+  SequencePass pass_of(const RoundState& state, PassKind kind, int64_t block_start) const {
     SequencePass pass;
     pass.sequence = state.request->sequence;
     pass.kind = kind;
@@ -87,7 +87,7 @@ class DraftedBatch {
   /// A round's passes of all active sequences.
   PassContext round_context(PassKind kind) {
     PassContext context{next_pass_++, {}};
-    for (const DraftedSequence& state : active_) {
+    for (const RoundState& state : active_) {
       SequencePass pass = pass_of(state, kind, state.start());
       if (kind == PassKind::denoise) {
         pass.step = 1;
@@ -104,7 +104,7 @@ class DraftedBatch {
   /// [S, count]: `count` positions of every active sequence from its block's start on.
   at::Tensor block_positions(int64_t count) const {
     std::vector<int64_t> positions;
-    for (const DraftedSequence& state : active_) {
+    for (const RoundState& state : active_) {
       for (int64_t p = 0; p < count; ++p) positions.push_back(state.start() + p);
     }
     return at::tensor(positions, at::kLong).view({-1, count});
@@ -158,7 +158,7 @@ class DraftedBatch {
   }
 
   void prefill(int64_t slot) {
-    DraftedSequence& state = active_[static_cast<size_t>(slot)];
+    RoundState& state = active_[static_cast<size_t>(slot)];
     const int64_t chunk = std::max<int64_t>(run_.prefill_chunk, 1);
     for (int64_t begin = 0; begin < state.prompt_length && !interrupted_; begin += chunk) {
       const int64_t length = std::min(chunk, state.prompt_length - begin);
@@ -248,7 +248,7 @@ class DraftedBatch {
   /// round, so that no two tokens hang on the same random numbers.
   std::vector<BlockPrediction> choose(const at::Tensor& logits) const {
     std::vector<StreamId> streams;
-    for (const DraftedSequence& state : active_) {
+    for (const RoundState& state : active_) {
       streams.push_back({state.request->prompt_hash, state.round + 1, 0});
     }
     std::vector<BlockPrediction> chosen = predict_tokens(logits, run_.sampling, streams);
@@ -292,7 +292,7 @@ class DraftedBatch {
       const Stopwatch watch(keeping_ns);
       keep(committing, 0, hidden, block_positions(block_), kept);
       for (size_t s = 0; s < active_.size(); ++s) {
-        DraftedSequence& state = active_[s];
+        RoundState& state = active_[s];
         const std::vector<int64_t>& own = drafted.tokens[s];
         state.tokens.insert(state.tokens.end(), own.begin(), own.begin() + (kept[s] - 1));
         const NextToken next = state.next(chosen[s], kept[s] - 1);
@@ -345,7 +345,7 @@ class DraftedBatch {
   /// Takes finished sequences out of the batch, last slot first so that moves stay valid.
   void retire() {
     for (int64_t slot = std::ssize(active_) - 1; slot >= 0; --slot) {
-      DraftedSequence& state = active_[static_cast<size_t>(slot)];
+      RoundState& state = active_[static_cast<size_t>(slot)];
       if (!state.finished()) continue;
       finish(state);
       target_cache_.remove(slot);
@@ -356,7 +356,7 @@ class DraftedBatch {
     }
   }
 
-  void finish(DraftedSequence& state) {
+  void finish(RoundState& state) {
     state.finish(mask());
     DecodeOutcome& outcome = state.outcome;
     if (callbacks_.on_finished) callbacks_.on_finished(outcome);
@@ -378,7 +378,7 @@ class DraftedBatch {
   KvCache context_;  // the draft's keys of the target's hidden states
   TargetSeams target_seams_;
   DraftSeams draft_seams_;
-  std::vector<DraftedSequence> active_;  // by slot
+  std::vector<RoundState> active_;  // by slot
   std::vector<DecodeOutcome> finished_;
   int64_t observer_ns_ = 0;
   bool interrupted_ = false;

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {

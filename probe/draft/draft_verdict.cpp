@@ -3,14 +3,12 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <limits>
 
+#include "decode_record/base/nan.h"
 #include "kernels/row_ops.h"
 
 namespace blockscope {
 namespace {
-
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 /// The draft's ids of these tokens; -1: it has none.
 std::vector<int64_t> draft_ids(const std::vector<int64_t>& tokens, const at::Tensor& target_ids) {

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/chain_operators.h"
+#include "kernels/torch/chain_operators.h"
 #include "probe/model/device.h"
 
 namespace blockscope {

@@ -6,7 +6,7 @@
 #include <tuple>
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/checkpoint/rope.h"
 #include "probe/checkpoint/weight_names.h"
 #include "probe/model/device.h"

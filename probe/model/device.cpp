@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "kernels/device_operators.h"
+#include "kernels/cuda/device_operators.h"
 #include "probe/model/host_copies.h"
 
 namespace blockscope {

@@ -9,7 +9,7 @@
 #include <span>
 #include <utility>
 
-#include "kernels/chain_operators.h"
+#include "kernels/torch/chain_operators.h"
 #include "probe/model/device.h"
 
 namespace blockscope {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/instruction_set.h"
+#include "kernels/simd/instruction_set.h"
 
 namespace blockscope {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/packed_matrix.h"
+#include "kernels/cpu/packed_matrix.h"
 
 namespace blockscope {
 

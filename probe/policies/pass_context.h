@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "decode_record/trace_meta.h"
+#include "decode_record/schema/trace_meta.h"
 
 namespace blockscope {
 

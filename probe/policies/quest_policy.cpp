@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "kernels/ops.h"
 
 namespace blockscope {

@@ -8,7 +8,7 @@
 #include <limits>
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "kernels/ops.h"
 #include "probe/model/stopwatch.h"
 #include "probe/policies/exact_policy.h"

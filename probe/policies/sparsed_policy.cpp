@@ -1,6 +1,6 @@
 #include "probe/policies/sparsed_policy.h"
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {

@@ -3,16 +3,14 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <utility>
 
+#include "decode_record/base/nan.h"
 #include "probe/record/row_copies.h"
 
 namespace blockscope {
 namespace {
-
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 /// A buffer that keeps the tensor alive; contiguous, already in the file's type.
 Buffer buffer_of(const at::Tensor& tensor) {
@@ -226,7 +224,7 @@ void Recorder::on_hidden(const PassContext& context, int64_t layer, const at::Te
     if (pass.first_step()) {
       history.first_hidden = FirstRows(rows, row);
     } else if (history.first_hidden.like(rows)) {
-      const UnitGaps gaps = unit_gaps(rows, row, history.first_hidden);
+      const RowGaps gaps = row_gaps(rows, row, history.first_hidden);
       put_floats(slot, Field::hidden_gap, index, gaps.gap.data(), 1);
     }
   }

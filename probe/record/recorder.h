@@ -9,8 +9,8 @@
 #include <map>
 #include <vector>
 
-#include "decode_record/trace_writer.h"
-#include "kernels/step_statistics.h"
+#include "decode_record/write/trace_writer.h"
+#include "kernels/cpu/step_statistics.h"
 #include "probe/decode/decode_observer.h"
 #include "probe/record/attention_reads.h"
 #include "probe/record/recorder_options.h"

@@ -8,14 +8,13 @@
 #include <numeric>
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
+#include "decode_record/base/nan.h"
 #include "probe/record/recorder.h"
 #include "probe/record/row_copies.h"
 
 namespace blockscope {
 namespace {
-
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 /// Entry `row` of all [S, heads, ...], of the recorded heads alone. Some dozen of these a layer and
 /// step: a chain of tensor operators would cost more than the copy.

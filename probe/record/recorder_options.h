@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <set>
 
-#include "decode_record/trace_meta.h"
+#include "decode_record/schema/trace_meta.h"
 
 namespace blockscope {
 

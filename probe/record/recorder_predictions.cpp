@@ -3,18 +3,12 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
+#include "decode_record/base/nan.h"
 #include "probe/record/recorder.h"
 
 namespace blockscope {
-namespace {
-
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-}  // namespace
-
 void Recorder::on_logits(const PassContext& context, const std::vector<int64_t>& slots,
                          const at::Tensor& logits) {
   if (!reads_logits(context)) return;

@@ -5,9 +5,9 @@
 #include <memory>
 #include <utility>
 
-#include "kernels/cpu_support.h"
-#include "kernels/head_tasks.h"
-#include "kernels/row_kernels.h"
+#include "kernels/cpu/cpu_support.h"
+#include "kernels/cpu/head_tasks.h"
+#include "kernels/simd/row_kernels.h"
 
 namespace blockscope {
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "decode_record/trace_writer.h"
+#include "decode_record/write/trace_writer.h"
 
 namespace blockscope {
 

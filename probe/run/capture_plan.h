@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "decode_record/trace_meta.h"
+#include "decode_record/schema/trace_meta.h"
 #include "probe/record/recorder.h"
 #include "probe/run/policy_flags.h"
 #include "probe/run/run_flags.h"

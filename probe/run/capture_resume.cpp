@@ -9,9 +9,9 @@
 
 #include "command_line/interrupt.h"
 #include "command_line/standard_streams.h"
-#include "decode_record/error.h"
-#include "decode_record/same_layout.h"
-#include "decode_record/trace_reader.h"
+#include "decode_record/base/error.h"
+#include "decode_record/read/trace_reader.h"
+#include "decode_record/schema/same_layout.h"
 #include "probe/run/run_description.h"
 
 namespace blockscope {

@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "decode_record/trace_meta.h"
-#include "decode_record/trace_writer.h"
+#include "decode_record/schema/trace_meta.h"
+#include "decode_record/write/trace_writer.h"
 
 namespace blockscope {
 

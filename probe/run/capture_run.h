@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "decode_record/trace_writer.h"
+#include "decode_record/write/trace_writer.h"
 #include "probe/draft/draft_decoder.h"
 #include "probe/draft/draft_model.h"
 #include "probe/record/recorder.h"

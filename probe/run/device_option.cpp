@@ -13,8 +13,8 @@
 #include <string_view>
 
 #include "cmake/build_info/build_info.h"
-#include "decode_record/error.h"
-#include "kernels/device_operators.h"
+#include "decode_record/base/error.h"
+#include "kernels/cuda/device_operators.h"
 
 namespace blockscope {
 namespace {

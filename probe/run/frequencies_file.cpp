@@ -9,8 +9,8 @@
 #include <string_view>
 #include <utility>
 
-#include "decode_record/error.h"
-#include "decode_record/sha256.h"
+#include "decode_record/base/error.h"
+#include "decode_record/base/sha256.h"
 #include "probe/checkpoint/checkpoint.h"
 #include "probe/checkpoint/json_object.h"
 #include "probe/text/text_json.h"

@@ -7,7 +7,7 @@
 #include <charconv>
 #include <string_view>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {

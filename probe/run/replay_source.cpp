@@ -4,8 +4,8 @@
 
 #include <utility>
 
-#include "decode_record/error.h"
-#include "decode_record/trace_reader.h"
+#include "decode_record/base/error.h"
+#include "decode_record/read/trace_reader.h"
 #include "probe/text/prompts.h"
 
 namespace blockscope {

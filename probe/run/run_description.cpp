@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "cmake/build_info/build_info.h"
-#include "decode_record/sha256.h"
-#include "decode_record/text.h"
+#include "decode_record/base/sha256.h"
+#include "decode_record/base/text.h"
 #include "kernels/ops.h"
 
 namespace blockscope {

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "command_line/options.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/run/device_option.h"
 #include "probe/run/frequencies_file.h"
 #include "probe/run/ranks.h"

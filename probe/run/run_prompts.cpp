@@ -10,7 +10,7 @@
 
 #include "command_line/options.h"
 #include "command_line/standard_streams.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/checkpoint/rope.h"
 #include "probe/decode/gen_length.h"
 #include "probe/text/prompts.h"

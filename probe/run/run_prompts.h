@@ -3,6 +3,7 @@
 #pragma once
 
 #include <CLI/App.hpp>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -29,6 +30,9 @@ struct PromptFlags {
 void add_prompt_flags(CLI::App& app, PromptFlags& flags);
 /// Throws UsageError for an option that the given prompts would ignore.
 void check_prompt_flags(const CLI::App& app, const PromptFlags& flags);
+
+inline constexpr std::uint64_t kMostPrompts = 10'000;                   ///< that are made for a run
+inline constexpr std::uint64_t kMostContext = std::uint64_t{1} << 20U;  ///< tokens of one of them
 
 struct RunPrompt {
   std::string name;

@@ -11,7 +11,7 @@
 #include "analysis/figures/bar_chart.h"
 #include "analysis/figures/line_chart.h"
 #include "command_line/interrupt.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/policies/exact_policy.h"
 #include "probe/study/study.h"
 
@@ -201,11 +201,12 @@ StudyReport CachesStudy::report(const std::vector<nlohmann::json>& values) const
   for (size_t m = 0; m < methods_.size(); ++m) {
     const CacheRun& total = totals[m];
     const auto n = static_cast<double>(std::max<int64_t>(total.prompts, 1));
-    table.table.rows.push_back({methods_[m].strategy, methods_[m].cache, percent(total.accuracy()),
-                                fmt::format("{:.1f}", static_cast<double>(total.passes) / n),
-                                fmt::format("{:.2f}", total.tokens_per_pass()),
-                                fmt::format("{:.0f}", total.rows / n), percent(total.saved()),
-                                fmt::format("{:.1f}", total.speed()), percent(total.agreement())});
+    table.table.rows.push_back(
+        {methods_[m].strategy, methods_[m].cache, percent_number(total.accuracy()),
+         fmt::format("{:.1f}", static_cast<double>(total.passes) / n),
+         fmt::format("{:.2f}", total.tokens_per_pass()), fmt::format("{:.0f}", total.rows / n),
+         percent_number(total.saved()), fmt::format("{:.1f}", total.speed()),
+         percent_number(total.agreement())});
     report.csv.push_back(
         {methods_[m].strategy, methods_[m].cache, std::to_string(total.prompts),
          fmt::format("{:.6g}", total.accuracy()), std::to_string(total.passes),

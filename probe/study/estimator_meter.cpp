@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "kernels/ops.h"
 #include "probe/model/device.h"
 #include "probe/verify/lockstep.h"

@@ -136,7 +136,7 @@ ReportTable NeedleStudy::table(const std::vector<Totals>& totals, int64_t contex
   for (const std::string& name : names()) {
     std::vector<std::string> row{name};
     for (const int64_t k : input_.options.set_sizes) {
-      row.push_back(percent(of(totals, name, k).at({context, -1}).accuracy()));
+      row.push_back(percent_number(of(totals, name, k).at({context, -1}).accuracy()));
     }
     part.table.rows.push_back(std::move(row));
   }
@@ -158,7 +158,7 @@ void NeedleStudy::separation(const std::vector<Totals>& totals, const std::set<i
     if (!(exact >= kSolved)) {
       report.notes.push_back(
           fmt::format("{}: exact attention solves {} %, below {:.0f}: the methods are not compared",
-                      context_name(context), percent(exact), 100.0 * kSolved));
+                      context_name(context), percent_number(exact), 100.0 * kSolved));
       continue;
     }
     for (const int64_t k : input_.options.set_sizes) {
@@ -171,9 +171,9 @@ void NeedleStudy::separation(const std::vector<Totals>& totals, const std::set<i
       std::stable_sort(order.begin(), order.end(),
                        [](const auto& a, const auto& b) { return a.first < b.first; });
       std::string line = fmt::format("{}: exact {}; at k = {} random fails:", context_name(context),
-                                     percent(exact), k);
+                                     percent_number(exact), k);
       for (const auto& [value, name] : order) {
-        line += fmt::format(" {} {},", name, percent(-value));
+        line += fmt::format(" {} {},", name, percent_number(-value));
       }
       line.pop_back();
       report.notes.push_back(line);

@@ -165,7 +165,7 @@ StudyReport ResidualStudy::report(const std::vector<nlohmann::json>& values) con
                           : distance.kl / static_cast<double>(distance.positions);
     for (const std::string& task : tasks) {
       const MethodTotals& total = totals[m].at(task);
-      row.push_back(percent(total.accuracy()));
+      row.push_back(percent_number(total.accuracy()));
       all.prompts += total.prompts;
       all.sum.tokens += total.sum.tokens;
       all.sum.equal += total.sum.equal;
@@ -180,8 +180,8 @@ StudyReport ResidualStudy::report(const std::vector<nlohmann::json>& values) con
            fmt::format("{:.6g}", distance.all_layers.l1()),
            fmt::format("{:.6g}", distance.all_layers.relative_l2()), fmt::format("{:.6g}", kl)});
     }
-    row.push_back(percent(all.share_equal()));
-    row.push_back(percent(all.saving()));
+    row.push_back(percent_number(all.share_equal()));
+    row.push_back(percent_number(all.saving()));
     accuracy.table.rows.push_back(std::move(row));
     if (m == 0) continue;
     error.table.rows.push_back({label(m), report_number(distance.first_layer.l1(), 5),

@@ -13,7 +13,7 @@
 #include "analysis/metrics/query_comparison.h"
 #include "analysis/pass/step_pass.h"
 #include "command_line/interrupt.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/policies/exact_policy.h"
 #include "probe/run/capture_plan.h"
 #include "probe/run/capture_run.h"
@@ -170,8 +170,9 @@ StudyReport StagesStudy::report(const std::vector<nlohmann::json>& values) const
   draw_chart(chart, figure);
   figure.width = 900;
   if (!values.front().at("accuracy").is_null()) {
-    report.notes.push_back(fmt::format("the trained model solved {} % of the prompts",
-                                       percent(values.front().at("accuracy").get<double>())));
+    report.notes.push_back(
+        fmt::format("the trained model solved {} % of the prompts",
+                    percent_number(values.front().at("accuracy").get<double>())));
   }
   return report;
 }

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/study/study.h"
 
 namespace blockscope {
@@ -126,7 +126,7 @@ std::vector<std::string> PromptStudy::cells() const {
   return names;
 }
 
-std::string percent(double share) {
+std::string percent_number(double share) {
   return std::isfinite(share) ? fmt::format("{:.1f}", 100.0 * share) : "-";
 }
 

@@ -108,6 +108,6 @@ std::unique_ptr<Study> make_tau_study(const StudyInput& input);
 std::unique_ptr<Study> make_time_study(const StudyInput& input);
 
 /// "41.2", one decimal of a share in percent; "-" for NaN.
-std::string percent(double share);
+std::string percent_number(double share);
 
 }  // namespace blockscope

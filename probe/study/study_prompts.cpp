@@ -5,7 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/decode/gen_length.h"
 #include "probe/tasks/task_generator.h"
 #include "probe/text/prompts.h"

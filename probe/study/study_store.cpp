@@ -10,8 +10,8 @@
 #include <sstream>
 #include <utility>
 
-#include "decode_record/error.h"
-#include "decode_record/output_file.h"
+#include "decode_record/base/error.h"
+#include "decode_record/files/output_file.h"
 
 namespace blockscope {
 namespace {

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "decode_record/own_file.h"
+#include "decode_record/files/own_file.h"
 
 namespace blockscope {
 

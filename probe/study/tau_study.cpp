@@ -7,7 +7,7 @@
 #include <set>
 
 #include "analysis/figures/line_chart.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/study/study.h"
 
 namespace blockscope {
@@ -100,7 +100,7 @@ StudyReport TauStudy::report(const std::vector<nlohmann::json>& values) const {
     MethodTotals all;
     for (const std::string& task : tasks) {
       const MethodTotals& total = by_task[m].at(task);
-      row.push_back(percent(total.accuracy()));
+      row.push_back(percent_number(total.accuracy()));
       all.sum.tokens += total.sum.tokens;
       all.sum.equal += total.sum.equal;
       all.sum.rows += total.sum.rows;
@@ -110,8 +110,8 @@ StudyReport TauStudy::report(const std::vector<nlohmann::json>& values) const {
                             fmt::format("{:.6g}", total.share_equal()),
                             fmt::format("{:.6g}", total.saving()), "", ""});
     }
-    row.push_back(percent(all.share_equal()));
-    row.push_back(percent(all.saving()));
+    row.push_back(percent_number(all.share_equal()));
+    row.push_back(percent_number(all.saving()));
     accuracy.table.rows.push_back(std::move(row));
     std::vector<std::string> line{methods_[m].name};
     Curve curve{.title = m == 0 ? "exact" : fmt::format("τ = {}", methods_[m].k), .x = {}, .y = {}};

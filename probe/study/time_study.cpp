@@ -14,7 +14,7 @@
 
 #include "analysis/figures/bar_chart.h"
 #include "analysis/figures/line_chart.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/checkpoint/rope.h"
 #include "probe/decode/sampling.h"
 #include "probe/study/study.h"
@@ -273,7 +273,7 @@ StudyReport TimeStudy::report(const std::vector<nlohmann::json>& values) const {
         return std::isfinite(value) ? fmt::format("{:.2f}", value) : std::string("-");
       };
       steps.table.rows.push_back({context, per_block, methods_[m].name, ms(s.step), ms(s.attention),
-                                  ms(s.choosing), ms(s.rest), percent(s.estimating_share),
+                                  ms(s.choosing), ms(s.rest), percent_number(s.estimating_share),
                                   ms(s.estimating), ms(s.other), ms(s.beside), ms(s.waited)});
       std::vector<std::string> row{context, per_block, methods_[m].name};
       for (const double value :

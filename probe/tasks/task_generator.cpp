@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {

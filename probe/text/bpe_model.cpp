@@ -7,7 +7,7 @@
 #include <limits>
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/text/unicode.h"
 
 namespace blockscope {

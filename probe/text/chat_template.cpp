@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/text/prompts.h"
 #include "probe/text/template_parser.h"
 #include "probe/text/template_renderer.h"

@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/text/bpe_model.h"
 #include "probe/text/text_json.h"
 

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/text/unicode.h"
 
 namespace blockscope {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/text/template_parser.h"
 
 namespace blockscope {

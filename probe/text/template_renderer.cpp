@@ -7,7 +7,7 @@
 #include <map>
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/text/template_value.h"
 
 namespace blockscope {

@@ -8,8 +8,8 @@
 #include <system_error>
 #include <utility>
 
-#include "decode_record/error.h"
-#include "decode_record/strict_json.h"
+#include "decode_record/base/error.h"
+#include "decode_record/json/strict_json.h"
 
 namespace blockscope {
 

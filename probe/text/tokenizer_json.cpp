@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/text/tokenizer.h"
 #include "probe/text/tokenizer_impl.h"
 

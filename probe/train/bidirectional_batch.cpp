@@ -8,10 +8,7 @@
 namespace blockscope {
 namespace {
 
-using Ids = std::vector<std::int64_t>;
-
 constexpr double kFillWeight = 0.3;  // of the end tokens that fill a length, beside an answer's
-constexpr double kNoiseReach = 1.2;  // a sixth of the answers are all masks, as decoding begins
 constexpr std::int64_t kLengthUnit = 8;
 
 /// One document's sequence and what of it is to be predicted.
@@ -21,16 +18,16 @@ struct Sequence {
     int task, question;  // task -1: fills the length
     double weight;
   };
-  Ids ids;
+  TokenIds ids;
   std::vector<Loss> losses;
 };
 
-void append(Ids& to, const Ids& from) { to.insert(to.end(), from.begin(), from.end()); }
+void append(TokenIds& to, const TokenIds& from) { to.insert(to.end(), from.begin(), from.end()); }
 
 /// The answer behind its question, filled with end tokens and masked.
-void add_answer(Sequence& sequence, const Ids& words, int task, int question,
+void add_answer(Sequence& sequence, const TokenIds& words, int task, int question,
                 const TaskTokens& tokens, TaskRandom& random) {
-  Ids answer = words;
+  TokenIds answer = words;
   answer.push_back(tokens.end);
   const auto own = answer.size();  // what is asked for: the words and the end
   constexpr auto kUnit = static_cast<std::size_t>(kLengthUnit);
@@ -59,10 +56,10 @@ void add_answer(Sequence& sequence, const Ids& words, int task, int question,
 
 }  // namespace
 
-TrainingBatch bidirectional_rows(const std::vector<Ids>& sequences, std::int64_t fill_token) {
+TrainingBatch bidirectional_rows(const std::vector<TokenIds>& sequences, std::int64_t fill_token) {
   const auto batch = static_cast<std::int64_t>(sequences.size());
   std::size_t longest = 0;
-  for (const Ids& ids : sequences) longest = std::max(longest, ids.size());
+  for (const TokenIds& ids : sequences) longest = std::max(longest, ids.size());
   const auto length = static_cast<std::int64_t>(longest);
   TrainingBatch out;
   out.tokens = at::full({batch, length}, fill_token, at::kLong);
@@ -70,7 +67,7 @@ TrainingBatch bidirectional_rows(const std::vector<Ids>& sequences, std::int64_t
   out.mask = at::zeros({batch, 1, length, length});
   out.chunks = {{0, length, length, 0, 0}};
   for (std::int64_t s = 0; s < batch; ++s) {
-    const Ids& ids = sequences[static_cast<std::size_t>(s)];
+    const TokenIds& ids = sequences[static_cast<std::size_t>(s)];
     const auto count = static_cast<std::int64_t>(ids.size());
     std::copy(ids.begin(), ids.end(), out.tokens.mutable_data_ptr<std::int64_t>() + s * length);
     // Nobody sees the padding; what it sees does not matter.
@@ -96,11 +93,11 @@ TrainingBatch make_bidirectional_batch(const std::vector<TaskDocument>& document
     }
     sequences.push_back(std::move(sequence));
   }
-  std::vector<Ids> ids;
+  std::vector<TokenIds> ids;
   for (const Sequence& sequence : sequences) ids.push_back(sequence.ids);
   TrainingBatch out = bidirectional_rows(ids, tokens.end);
-  Ids rows;
-  Ids targets;
+  TokenIds rows;
+  TokenIds targets;
   std::vector<float> weights;
   for (std::size_t s = 0; s < sequences.size(); ++s) {
     for (const Sequence::Loss& loss : sequences[s].losses) {

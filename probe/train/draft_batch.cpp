@@ -11,8 +11,6 @@
 namespace blockscope {
 namespace {
 
-using Ids = std::vector<std::int64_t>;
-
 constexpr std::int64_t kChunkRows = 96;  // of an attention call, about
 
 /// A block of a draft: its anchor among the target's rows of a document, and what those before it
@@ -20,7 +18,7 @@ constexpr std::int64_t kChunkRows = 96;  // of an attention call, about
 struct Block {
   std::int64_t context, question, anchor;
   std::int64_t position;  // of the anchor
-  Ids targets;            // of the masks, up to the end token
+  TokenIds targets;       // of the masks, up to the end token
   std::int64_t certain;   // the anchor's token
   int task, number;       // of the question
 };
@@ -44,14 +42,14 @@ std::vector<Block> add_document(BatchLayout& layout, const TaskDocument& documen
                                 TaskRandom& random, int& running) {
   std::vector<Block> blocks;
   layout.begin_document();
-  const Ids context = tokens.encode(document.context);
+  const TokenIds context = tokens.encode(document.context);
   const std::int64_t length = std::ssize(context);
   layout.add(context, 0, -1, 0);
   for (std::size_t g = 0; g < document.questions.size(); ++g, ++running) {
     const TaskQuestion& question = document.questions[g];
-    Ids ids = tokens.encode(question.question);
+    TokenIds ids = tokens.encode(question.question);
     const std::size_t begin = ids.size();
-    const Ids answer = tokens.encode(question.answer);
+    const TokenIds answer = tokens.encode(question.answer);
     ids.insert(ids.end(), answer.begin(), answer.end());
     ids.push_back(tokens.end);
     // No block reads the end token's hidden state, but it costs nothing to leave it in.
@@ -63,8 +61,8 @@ std::vector<Block> add_document(BatchLayout& layout, const TaskDocument& documen
       const auto offset = static_cast<std::int64_t>(at);
       blocks.push_back(
           {length, first, first + offset, length + offset,
-           Ids(ids.begin() + offset + 1, ids.begin() + static_cast<std::ptrdiff_t>(end)), ids[at],
-           static_cast<int>(question.task), running});
+           TokenIds(ids.begin() + offset + 1, ids.begin() + static_cast<std::ptrdiff_t>(end)),
+           ids[at], static_cast<int>(question.task), running});
     }
   }
   return blocks;
@@ -109,8 +107,8 @@ TrainingBatch make_draft_batch(const std::vector<TaskDocument>& documents, const
   out.positions = at::zeros({batch, rows}, at::kLong);
   out.mask = at::full({batch, 1, rows, columns + rows}, -std::numeric_limits<float>::infinity());
   out.chunks = chunks_of(rows, size, columns);
-  Ids loss_rows;
-  Ids targets;
+  TokenIds loss_rows;
+  TokenIds targets;
   std::vector<float> weights;
   double sum = 0.0;
   for (std::int64_t s = 0; s < batch; ++s) {

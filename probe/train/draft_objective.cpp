@@ -6,7 +6,7 @@
 
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/draft/hidden_taps.h"
 #include "probe/train/masked_attention.h"
 

@@ -12,8 +12,6 @@
 namespace blockscope {
 namespace {
 
-using Ids = std::vector<std::int64_t>;
-
 /// Longest answer: 4 keys of 4 words; three blocks of 8 hold it.
 constexpr std::size_t kMostAnswerWords = 28;
 
@@ -36,7 +34,7 @@ void evaluate_backbone(const Trainer& trainer, const TaskDocument& document,
 /// One question while it is decoded: ids from the context's last whole block on, or from the
 /// context's beginning (bidirectional).
 struct Decoding {
-  Ids ids;
+  TokenIds ids;
   std::size_t answer_begin = 0;
   std::size_t block_begin = 0;
   bool done = false;
@@ -66,7 +64,7 @@ void fill_best(const at::Tensor& logits, const std::vector<Masked>& masked, std:
 }
 
 /// One denoising step of every open question: fills each one's most confident masked position.
-void denoise(const Trainer& trainer, const Ids& context, std::vector<Decoding>& open,
+void denoise(const Trainer& trainer, const TokenIds& context, std::vector<Decoding>& open,
              std::size_t block) {
   const TaskTokens& tokens = trainer.tokens();
   BatchLayout layout(static_cast<std::int64_t>(block));
@@ -77,8 +75,8 @@ void denoise(const Trainer& trainer, const Ids& context, std::vector<Decoding>& 
     const Decoding& decoding = open[g];
     if (decoding.done) continue;
     const auto begin = decoding.ids.begin() + static_cast<std::ptrdiff_t>(decoding.block_begin);
-    const Ids before(decoding.ids.begin(), begin);
-    const Ids current(begin, begin + static_cast<std::ptrdiff_t>(block));
+    const TokenIds before(decoding.ids.begin(), begin);
+    const TokenIds current(begin, begin + static_cast<std::ptrdiff_t>(block));
     const auto position = static_cast<std::int64_t>(context.size());
     layout.add(before, position, static_cast<int>(g), 0);
     const std::int64_t first =
@@ -98,7 +96,7 @@ void denoise(const Trainer& trainer, const Ids& context, std::vector<Decoding>& 
 /// masks of the blocks to come.
 void denoise_bidirectional(const Trainer& trainer, std::vector<Decoding>& open, std::size_t block) {
   const TaskTokens& tokens = trainer.tokens();
-  std::vector<Ids> sequences;
+  std::vector<TokenIds> sequences;
   std::vector<Masked> masked;
   std::vector<std::size_t> sequence_of;
   for (std::size_t g = 0; g < open.size(); ++g) {
@@ -111,7 +109,7 @@ void denoise_bidirectional(const Trainer& trainer, std::vector<Decoding>& open, 
     sequences.push_back(open[g].ids);
   }
   TrainingBatch batch = bidirectional_rows(sequences, tokens.end);
-  Ids rows;
+  TokenIds rows;
   for (std::size_t m = 0; m < masked.size(); ++m) {
     rows.push_back(static_cast<std::int64_t>(sequence_of[m]) * batch.tokens.size(1) +
                    static_cast<std::int64_t>(masked[m].at));
@@ -128,9 +126,9 @@ bool any_open(const std::vector<Decoding>& open) {
 void judge(const TaskTokens& tokens, const std::vector<Decoding>& decoded,
            const TaskDocument& document, EvaluationReport& report) {
   for (std::size_t g = 0; g < decoded.size(); ++g) {
-    const Ids& ids = decoded[g].ids;
+    const TokenIds& ids = decoded[g].ids;
     const auto from = ids.begin() + static_cast<std::ptrdiff_t>(decoded[g].answer_begin);
-    const Ids answer(from, std::find(from, ids.end(), tokens.end));
+    const TokenIds answer(from, std::find(from, ids.end(), tokens.end));
     const auto task = static_cast<std::size_t>(document.questions[g].task);
     ++report.asked[task];
     report.right[task] += answer == tokens.encode(document.questions[g].answer) ? 1 : 0;
@@ -144,7 +142,7 @@ void evaluate_bidirectional(const Trainer& trainer, const TaskDocument& document
   for (const TaskQuestion& question : document.questions) {
     Decoding decoding;
     decoding.ids = tokens.encode(document.context);
-    const Ids asked = tokens.encode(question.question);
+    const TokenIds asked = tokens.encode(question.question);
     decoding.ids.insert(decoding.ids.end(), asked.begin(), asked.end());
     decoding.answer_begin = decoding.block_begin = decoding.ids.size();
     decoding.ids.resize(decoding.ids.size() + kMostGenerated, tokens.mask);
@@ -166,15 +164,15 @@ void evaluate_bidirectional(const Trainer& trainer, const TaskDocument& document
 void evaluate_diffusion(const Trainer& trainer, const TaskDocument& document, std::size_t block,
                         EvaluationReport& report) {
   const TaskTokens& tokens = trainer.tokens();
-  Ids context = tokens.encode(document.context);
+  TokenIds context = tokens.encode(document.context);
   const std::size_t whole = context.size() / block * block;
-  const Ids left_over(context.begin() + static_cast<std::ptrdiff_t>(whole), context.end());
+  const TokenIds left_over(context.begin() + static_cast<std::ptrdiff_t>(whole), context.end());
   context.resize(whole);
   std::vector<Decoding> open;
   for (const TaskQuestion& question : document.questions) {
     Decoding decoding;
     decoding.ids = left_over;
-    const Ids asked = tokens.encode(question.question);
+    const TokenIds asked = tokens.encode(question.question);
     decoding.ids.insert(decoding.ids.end(), asked.begin(), asked.end());
     decoding.answer_begin = decoding.ids.size();
     decoding.block_begin = decoding.answer_begin / block * block;

@@ -10,9 +10,9 @@
 
 #include "command_line/interrupt.h"
 #include "command_line/standard_streams.h"
-#include "decode_record/command_files.h"
-#include "decode_record/error.h"
-#include "decode_record/scratch_folder.h"
+#include "decode_record/base/error.h"
+#include "decode_record/files/command_files.h"
+#include "decode_record/files/scratch_folder.h"
 #include "probe/train/evaluation.h"
 #include "probe/train/train_settings.h"
 

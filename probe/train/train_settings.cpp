@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/checkpoint/checkpoint.h"
 #include "probe/checkpoint/safetensors.h"
 

@@ -10,7 +10,7 @@
 #include <numeric>
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/checkpoint/weight_names.h"
 #include "probe/train/draft_batch.h"
 #include "probe/train/masked_attention.h"

@@ -5,8 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "decode_record/error.h"
-#include "decode_record/output_file.h"
+#include "decode_record/base/error.h"
+#include "decode_record/files/output_file.h"
 #include "probe/checkpoint/checkpoint.h"
 #include "probe/text/text_json.h"
 #include "probe/train/trainer.h"

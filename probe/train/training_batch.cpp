@@ -7,7 +7,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {
@@ -15,13 +15,10 @@ namespace {
 constexpr double kPlainWeight = 0.3;  // weight of the mean loss over all rows beside the answers'
 // Noise levels are min(1, U(0,1) * 1.2): a sixth of the blocks are all masks, as at every block's
 // first decoding step.
-constexpr double kNoiseReach = 1.2;
 
 // Rows per attention call: context chunks are multiples of every block length.
 constexpr std::int64_t kContextChunk = 256;
 constexpr std::int64_t kGroupChunk = 96;
-
-using Ids = std::vector<std::int64_t>;
 
 /// GPT-2's byte-level alphabet for the two characters that occur in task words.
 std::string byte_level(const std::string& text) {
@@ -39,8 +36,8 @@ std::string byte_level(const std::string& text) {
 
 }  // namespace
 
-Ids TaskTokens::encode(const std::vector<TaskWord>& words) const {
-  Ids out;
+TokenIds TaskTokens::encode(const std::vector<TaskWord>& words) const {
+  TokenIds out;
   out.reserve(words.size());
   for (const TaskWord word : words) out.push_back(ids[word]);
   return out;
@@ -76,7 +73,8 @@ TaskTokens load_task_tokens(const std::string& path) {
 
 void BatchLayout::begin_document() { documents_.emplace_back(); }
 
-std::int64_t BatchLayout::add(const Ids& tokens, std::int64_t first_position, int group, int copy) {
+std::int64_t BatchLayout::add(const TokenIds& tokens, std::int64_t first_position, int group,
+                              int copy) {
   std::vector<Row>& rows = documents_.back();
   const auto first = static_cast<std::int64_t>(rows.size());
   for (const std::int64_t token : tokens) rows.push_back({token, first_position++, group, copy});
@@ -193,16 +191,16 @@ TrainingBatch make_backbone_batch(const std::vector<TaskDocument>& documents,
   int running = 0;
   for (const TaskDocument& document : documents) {
     layout.begin_document();
-    const Ids context = tokens.encode(document.context);
+    const TokenIds context = tokens.encode(document.context);
     layout.add(context, 0, -1, 0);
     for (std::size_t i = 0; i + 1 < context.size(); ++i) {
       layout.add_loss(static_cast<std::int64_t>(i), context[i + 1], -1, -1);
     }
     for (std::size_t g = 0; g < document.questions.size(); ++g) {
       const TaskQuestion& question = document.questions[g];
-      Ids ids = tokens.encode(question.question);
+      TokenIds ids = tokens.encode(question.question);
       const std::size_t answer_begin = ids.size();
-      const Ids answer = tokens.encode(question.answer);
+      const TokenIds answer = tokens.encode(question.answer);
       ids.insert(ids.end(), answer.begin(), answer.end());
       ids.push_back(tokens.end);
       const std::int64_t first =
@@ -222,7 +220,7 @@ namespace {
 
 /// Masks positions [begin, end) of one block at a random level, at least one; the rows that were
 /// masked go into the loss.
-void add_noisy_block(BatchLayout& layout, const Ids& clean, std::size_t begin, std::size_t end,
+void add_noisy_block(BatchLayout& layout, const TokenIds& clean, std::size_t begin, std::size_t end,
                      std::int64_t first_position, int group, int copy, const TaskTokens& tokens,
                      int task, int question, TaskRandom& random) {
   const double level = std::min(1.0, random.uniform() * kNoiseReach);
@@ -233,7 +231,7 @@ void add_noisy_block(BatchLayout& layout, const Ids& clean, std::size_t begin, s
     any = any || masked[i];
   }
   if (!any) masked[begin + random.below(end - begin)] = true;
-  Ids noisy = clean;
+  TokenIds noisy = clean;
   for (std::size_t i = begin; i < end; ++i) {
     if (masked[i]) noisy[i] = tokens.mask;
   }
@@ -249,15 +247,15 @@ TrainingBatch make_diffusion_batch(const std::vector<TaskDocument>& documents,
                                    const TaskTokens& tokens, const NoiseSpec& noise,
                                    TaskRandom& random) {
   const auto block = static_cast<std::size_t>(noise.block_length);
-  const auto slice = [&](const Ids& ids, std::size_t begin, std::size_t end) {
-    return Ids(ids.begin() + static_cast<std::ptrdiff_t>(begin),
-               ids.begin() + static_cast<std::ptrdiff_t>(end));
+  const auto slice = [&](const TokenIds& ids, std::size_t begin, std::size_t end) {
+    return TokenIds(ids.begin() + static_cast<std::ptrdiff_t>(begin),
+                    ids.begin() + static_cast<std::ptrdiff_t>(end));
   };
   BatchLayout layout(noise.block_length);
   int running = 0;
   for (const TaskDocument& document : documents) {
     layout.begin_document();
-    const Ids context = tokens.encode(document.context);
+    const TokenIds context = tokens.encode(document.context);
     const std::size_t whole = context.size() / block * block;  // the rest belongs to each group
     layout.add(slice(context, 0, whole), 0, -1, 0);
     for (int c = 0; c < noise.context_blocks && whole > 0; ++c) {
@@ -268,9 +266,9 @@ TrainingBatch make_diffusion_batch(const std::vector<TaskDocument>& documents,
     for (std::size_t g = 0; g < document.questions.size(); ++g) {
       const TaskQuestion& question = document.questions[g];
       const int group = static_cast<int>(g);
-      Ids ids = slice(context, whole, context.size());
-      const Ids asked = tokens.encode(question.question);
-      const Ids answer = tokens.encode(question.answer);
+      TokenIds ids = slice(context, whole, context.size());
+      const TokenIds asked = tokens.encode(question.question);
+      const TokenIds answer = tokens.encode(question.answer);
       ids.insert(ids.end(), asked.begin(), asked.end());
       const std::size_t answer_begin = ids.size();
       ids.insert(ids.end(), answer.begin(), answer.end());

@@ -28,6 +28,12 @@
 
 namespace blockscope {
 
+using TokenIds = std::vector<std::int64_t>;
+
+/// Noise levels are drawn up to here and cut at 1: a sixth of the answers are all masks, as
+/// decoding begins.
+inline constexpr double kNoiseReach = 1.2;
+
 /// Token ids of the task words and of the special tokens.
 struct TaskTokens {
   std::vector<std::int64_t> ids;  // by TaskWord

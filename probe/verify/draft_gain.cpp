@@ -1,16 +1,14 @@
 #include "probe/verify/draft_gain.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <utility>
 
 #include "analysis/metrics/draft_rounds.h"
+#include "decode_record/base/nan.h"
 
 namespace blockscope {
 namespace {
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 double ratio(double part, double whole) { return whole > 0.0 ? part / whole : kNaN; }
 

@@ -8,8 +8,6 @@
 namespace blockscope {
 namespace {
 
-using Json = nlohmann::ordered_json;  // keys in the order of the text; NaN is written as null
-
 Json to_json(const DraftGain& gain) {
   return {{"prompts", gain.prompts},
           {"tokens_alone", gain.alone_tokens},

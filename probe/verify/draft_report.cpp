@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "decode_record/text.h"
+#include "decode_record/base/text.h"
 #include "probe/verify/report_lines.h"
 #include "probe/verify/verify_report.h"
 

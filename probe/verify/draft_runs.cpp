@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "command_line/interrupt.h"
-#include "decode_record/text.h"
+#include "decode_record/base/text.h"
 #include "probe/draft/draft_decoder.h"
 #include "probe/policies/exact_policy.h"
 

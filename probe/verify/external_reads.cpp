@@ -20,7 +20,7 @@ void add_each(std::vector<int64_t>& to, const std::vector<int64_t>& from) {
   for (size_t i = 0; i < from.size(); ++i) to[i] += from[i];
 }
 
-double share(int64_t part, int64_t whole) {
+double share_read(int64_t part, int64_t whole) {
   return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
 }
 
@@ -47,14 +47,16 @@ ExternalReads& ExternalReads::operator+=(const ExternalReads& other) {
 int64_t ExternalReads::total_rows() const { return sum(rows); }
 int64_t ExternalReads::total_read() const { return sum(rows_read); }
 
-double ExternalReads::saving() const { return share(total_rows() - total_read(), total_rows()); }
+double ExternalReads::saving() const {
+  return share_read(total_rows() - total_read(), total_rows());
+}
 
 double ExternalReads::saving_with_choice() const {
-  return saving() - 0.5 * share(choice_rows, total_rows());
+  return saving() - 0.5 * share_read(choice_rows, total_rows());
 }
 
 double ExternalReads::saving_with_commits() const {
-  return share(total_rows() - total_read(), total_rows() + commit_rows);
+  return share_read(total_rows() - total_read(), total_rows() + commit_rows);
 }
 
 double ExternalReads::flops(int64_t block_length, int64_t head_dim) const {

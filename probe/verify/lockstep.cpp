@@ -11,7 +11,7 @@
 #include <thread>
 #include <utility>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "kernels/ops.h"
 
 namespace blockscope {

@@ -8,6 +8,8 @@
 
 namespace blockscope {
 
+using Json = nlohmann::ordered_json;  ///< keys in the order of the text; NaN is written as null
+
 inline nlohmann::ordered_json spread_json(const Spread& spread) {
   return {{"median", spread.median}, {"low", spread.low}, {"high", spread.high}};
 }

@@ -8,6 +8,8 @@
 #include <map>
 #include <string>
 
+#include "decode_record/base/nan.h"
+
 namespace blockscope {
 namespace {
 
@@ -178,7 +180,6 @@ void add_reference(const VerifyResult& result, Figure& figure) {
   figure.data.push_back(
       {"reference.tsv", data_row({0.0, low, high, mean}) + data_row({100.0, low, high, mean})});
   if (!result.pair()) return;
-  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
   figure.data.push_back(
       {"reference_point.tsv", point_row(result.reference, scores.count == 0 ? kNaN : mean, "")});
 }

@@ -11,8 +11,6 @@
 namespace blockscope {
 namespace {
 
-using Json = nlohmann::ordered_json;  // keys in the order of the text
-
 Json to_json(const KlSummary& kl) {
   Json json = {{"positions", kl.count}, {"mean", kl.mean}, {"p95", kl.p95}, {"max", kl.max}};
   if (kl.step > 0) json["step"] = kl.step;

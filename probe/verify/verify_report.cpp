@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "command_line/progress.h"
-#include "decode_record/text.h"
+#include "decode_record/base/text.h"
 #include "probe/verify/report_lines.h"
 
 namespace blockscope {

@@ -4,21 +4,19 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
 #include <utility>
 
 #include "command_line/interrupt.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
+#include "decode_record/base/nan.h"
 #include "probe/verify/free_run.h"
 #include "probe/verify/verify_settings.h"
 
 namespace blockscope {
 namespace {
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 bool interrupted() { return InterruptGuard::signal() != 0; }
 

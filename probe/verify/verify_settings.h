@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "decode_record/reuse_file.h"
+#include "decode_record/interchange/reuse_file.h"
 #include "probe/run/policy_flags.h"
 #include "probe/verify/verify_result.h"
 

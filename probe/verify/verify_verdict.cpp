@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "decode_record/text.h"
+#include "decode_record/base/text.h"
 #include "probe/verify/report_lines.h"
 #include "probe/verify/verify_report.h"
 

@@ -1,10 +1,9 @@
-"""Top-k, recall and union size: ours beside torch, in one run, on the same data.
+"""Recall and union size: ours beside torch, in one run, on the same data.
 
     scripts/bench/sets_torch.py build/release/tests/bench_sets [--threads 2] [--work FOLDER]
                                 [--rows 24] [--layers 4] [--context 32768] [--k 512]
 
-Top-k: softmax scores in memory, torch.topk (sorted). Recall (with the probability that the sets cover)
-and union: sets of a trace of level full, read from the file on both sides (torch through h5py),
+Recall (with the probability that the sets cover) and union: sets of a trace of level full, read from the file on both sides (torch through h5py),
 membership by scatter and gather on a table of positions, the fastest of the ways tried with torch (isin
 and unique are slower). Both sides give the same numbers, which is checked. Best of --repeat runs, files
 in the page cache."""
@@ -37,19 +36,6 @@ def ours(tool, *words):
 def line(what, size, torch_seconds, our_seconds):
     print(f"| {what} | {size / torch_seconds / 1e9:.2f} | {size / our_seconds / 1e9:.2f} | "
           f"{torch_seconds / our_seconds:.1f}x |", flush=True)
-
-
-def bench_topk(args, n, k, rows):
-    scores = torch.softmax(3 * torch.randn(rows, n, generator=torch.Generator().manual_seed(1)), -1)
-    path = os.path.join(args.work, "scores.bin")
-    scores.numpy().tofile(path)
-    seconds, (_, index) = best(args.repeat, lambda: torch.topk(scores, k))
-    got = ours(args.tool, "topk", "--scores", path, "--rows", rows, "--n", n, "--k", k,
-               "--threads", args.threads, "--repeat", args.repeat)
-    # Equal scores may come in another order from torch, so a row may differ in few places.
-    want = int((index * torch.arange(1, k + 1)).sum())
-    assert abs(got["checksum"] - want) <= abs(want) * 1e-6, (got["checksum"], want)
-    line(f"top {k} of {n:,} scores in memory, {rows} rows", rows * n * 4, seconds, got["seconds"])
 
 
 def torch_recall(path, k, context):
@@ -106,10 +92,8 @@ def main():
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory(dir=args.work) as folder:
         args.work = folder
-        print(f"torch {torch.__version__}, {args.threads} threads, GB/s of scores or sets")
+        print(f"torch {torch.__version__}, {args.threads} threads, GB/s of sets")
         print("| what | torch | blockscope | faster |\n|---|---|---|---|")
-        for n, k, rows in ((32768, 512, 256), (8192, 512, 512), (1024, 64, 2048)):
-            bench_topk(args, n, k, rows)
         trace = os.path.join(folder, "sets.h5")
         ours(args.tool, "make", "--output", trace, "--rows", args.rows, "--layers", args.layers,
              "--kv-heads", args.kv_heads, "--block", args.block, "--k", args.k,

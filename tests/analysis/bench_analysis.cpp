@@ -25,7 +25,7 @@
 #include "analysis/math/cosine.h"
 #include "analysis/metrics/pair_cosines.h"
 #include "analysis/pass/step_pass.h"
-#include "decode_record/trace_writer.h"
+#include "decode_record/write/trace_writer.h"
 
 namespace blockscope {
 namespace {

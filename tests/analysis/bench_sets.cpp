@@ -1,23 +1,20 @@
 // Times the set metrics for scripts/bench/sets_torch.py, which runs torch on the same data:
 //   bench_sets make --output T.h5 [--rows 24 --layers 4 --kv-heads 8 --block 32 --k 512
 //                                  --context 32768]
-//   bench_sets topk --scores FLOATS --rows R --n N --k K [--threads T --repeat 5]
 //   bench_sets metric --trace T.h5 --metric recall [--threads T --repeat 5]
-// `make` writes a trace of level full that holds sets and little else. The others print JSON: the
-// best time in seconds, the bytes of scores or sets, and numbers to compare the results by.
+// `make` writes a trace of level full that holds sets and little else. The other prints JSON:
+// the best time in seconds, and numbers to compare the results by.
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <functional>
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "analysis/math/top_k.h"
 #include "analysis/metrics/metrics.h"
-#include "decode_record/trace_writer.h"
+#include "decode_record/write/trace_writer.h"
 #include "tests/support/seed.h"
 
 namespace blockscope {
@@ -142,26 +139,6 @@ double best_time(std::int64_t repeat, const std::function<void()>& body) {
   return best;
 }
 
-nlohmann::json time_topk(const Flags& flags) {
-  const std::int64_t rows = integer(flags, "rows", 64);
-  const std::int64_t n = integer(flags, "n", 32768);
-  const std::int64_t k = integer(flags, "k", 512);
-  std::vector<float> scores(static_cast<std::size_t>(rows * n));
-  std::ifstream file(flags.at("scores"), std::ios::binary);
-  file.read(reinterpret_cast<char*>(scores.data()),
-            static_cast<std::streamsize>(scores.size() * sizeof(float)));
-  if (!file) throw UsageError(flags.at("scores") + ": too short for rows x n floats");
-  TopKSets sets;
-  const auto threads = static_cast<std::size_t>(integer(flags, "threads", 0));
-  const double seconds =
-      best_time(integer(flags, "repeat", 5), [&] { sets = top_k(scores, rows, n, k, threads); });
-  std::int64_t checksum = 0;
-  for (std::size_t i = 0; i < sets.index.size(); ++i) {
-    checksum += sets.index[i] * static_cast<std::int64_t>(i % static_cast<std::size_t>(k) + 1);
-  }
-  return {{"seconds", seconds}, {"bytes", rows * n * 4}, {"checksum", checksum}};
-}
-
 nlohmann::json time_metric(const Flags& flags) {
   const std::string name = flags.at("metric");
   const TraceGroup group({flags.at("trace")});
@@ -189,12 +166,10 @@ int run(const std::vector<std::string>& words) {
   const std::string command = words.empty() ? "" : words[0];
   if (command == "make") {
     make_trace(flags);
-  } else if (command == "topk") {
-    std::cout << time_topk(flags) << "\n";
   } else if (command == "metric") {
     std::cout << time_metric(flags) << "\n";
   } else {
-    throw UsageError("bench_sets: expected make, topk or metric; see the top of bench_sets.cpp");
+    throw UsageError("bench_sets: expected make or metric; see the top of bench_sets.cpp");
   }
   return 0;
 }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "analysis/metrics/metrics.h"
-#include "decode_record/trace_writer.h"
+#include "decode_record/write/trace_writer.h"
 #include "tests/decode_record/trace_fixture.h"
 
 namespace blockscope::testing {

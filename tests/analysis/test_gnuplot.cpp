@@ -13,7 +13,7 @@
 #include <regex>
 
 #include "analysis/figures/svg.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {

@@ -9,7 +9,7 @@
 #include <set>
 
 #include "analysis/math/set_loops.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "tests/support/seed.h"
 
 namespace blockscope {

@@ -14,6 +14,7 @@
 #include "analysis/results/export_json.h"
 #include "analysis/results/result_selection.h"
 #include "analysis/results/text_table.h"
+#include "decode_record/base/nan.h"
 
 namespace blockscope {
 namespace {
@@ -22,8 +23,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 using ::testing::Not;
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 /// [layer 0 and 5, head 0 and 1]: the cells weigh 1, 3, 2 and nothing.
 MetricResult small_result() {

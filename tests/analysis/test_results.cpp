@@ -11,12 +11,11 @@
 #include "analysis/math/cosine.h"
 #include "analysis/math/row_products.h"
 #include "analysis/math/running_mean.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
+#include "decode_record/base/nan.h"
 
 namespace blockscope {
 namespace {
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 TEST(RunningMean, WeightsByTermsAndKeepsASmallSpread) {
   RunningMean all;

@@ -8,6 +8,7 @@
 
 #include "analysis/metrics/query_comparison.h"
 #include "analysis/metrics/query_statistics.h"
+#include "decode_record/base/nan.h"
 #include "tests/analysis/small_set_trace.h"
 
 namespace blockscope {
@@ -22,8 +23,6 @@ using ::testing::Pair;
 using testing::run;
 using testing::SmallSetTrace;
 using testing::SmallStep;
-
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 SmallStep with_set(std::int64_t step, std::int64_t n, std::vector<std::int32_t> set,
                    std::vector<float> probability) {

@@ -13,7 +13,7 @@
 
 #include "analysis/metrics/metrics.h"
 #include "analysis/pass/step_pass.h"
-#include "decode_record/repack.h"
+#include "decode_record/repack/repack.h"
 #include "tests/analysis/trace_maker.h"
 #include "tests/decode_record/trace_fixture.h"
 

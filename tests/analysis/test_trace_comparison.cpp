@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-#include "decode_record/trace_writer.h"
+#include "decode_record/write/trace_writer.h"
 #include "tests/decode_record/trace_fixture.h"
 
 namespace blockscope {

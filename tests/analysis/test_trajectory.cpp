@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "analysis/report/html.h"
-#include "decode_record/trace_writer.h"
+#include "decode_record/write/trace_writer.h"
 #include "tests/decode_record/trace_fixture.h"
 
 namespace blockscope {

@@ -14,8 +14,6 @@
 namespace blockscope::testing {
 namespace {
 
-std::size_t u(std::int64_t value) { return static_cast<std::size_t>(value); }
-
 bool among(const std::vector<std::int64_t>& list, std::int64_t value) {
   return list.empty() || std::ranges::find(list, value) != list.end();
 }

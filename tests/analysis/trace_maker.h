@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "decode_record/trace_meta.h"
+#include "decode_record/schema/trace_meta.h"
 
 namespace blockscope::testing {
 

@@ -1,4 +1,5 @@
 #include "tests/analysis/trace_model.h"
+#include "decode_record/base/nan.h"
 
 #include <algorithm>
 #include <bit>
@@ -10,10 +11,7 @@
 namespace blockscope::testing {
 namespace {
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-std::size_t u(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 /// The k largest, by falling value, ties to the lower index; -1 where there are fewer.
 std::vector<std::int32_t> largest(const Values& values, std::int64_t k) {

@@ -11,6 +11,8 @@
 
 namespace blockscope::testing {
 
+inline std::size_t u(std::int64_t value) { return static_cast<std::size_t>(value); }
+
 using Values = std::vector<double>;
 
 /// One layer of one denoising step. H heads, K KV heads, B positions, D channels, N external keys.

@@ -1,4 +1,5 @@
 #include "tests/analysis/trace_rows.h"
+#include "decode_record/base/nan.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,10 +8,6 @@
 
 namespace blockscope::testing {
 namespace {
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
-std::size_t u(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 /// A row of `dim` values.
 std::span<const double> vector_at(const Values& values, std::int64_t row, std::int64_t dim) {

@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "decode_record/trace_writer.h"
+#include "decode_record/write/trace_writer.h"
 #include "tests/analysis/trace_model.h"
 
 namespace blockscope::testing {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "decode_record/trace_writer.h"
+#include "decode_record/write/trace_writer.h"
 #include "tests/analysis/sparse_writes.h"
 
 namespace blockscope::testing {
@@ -20,7 +20,7 @@ constexpr std::int64_t kVocabulary = 256;
 constexpr std::int64_t kPrompt = 64;
 constexpr std::int64_t kSetSize = 16;
 
-std::size_t u(std::int64_t value) { return static_cast<std::size_t>(value); }
+std::size_t index(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 /// A fast generator: billions of values are made.
 class Random {
@@ -79,7 +79,7 @@ class Arrays {
                       shares(Field::similarity_internal, step == 1 ? NAN : 0.5F, 0.4F)});
     slices.push_back({Field::external_mass, kAllLayers, shares(Field::external_mass, 0.3F, 0.4F)});
     slices.push_back({Field::set_recall, kAllLayers, shares(Field::set_recall, 0.6F, 0.4F)});
-    const std::size_t sets = u(o_.layers * o_.kv_heads);
+    const std::size_t sets = index(o_.layers * o_.kv_heads);
     std::vector<std::int32_t> positions;
     std::vector<float> probability;
     for (std::size_t i = 0; i < sets; ++i) {
@@ -171,7 +171,7 @@ class VastWriter {
         row.step = step;
         row.transferred = step == 1 ? 0 : 1;
         row.masks_left = o_.block_length - step + 1;
-        row.valid.assign(u(o_.block_length), 1);
+        row.valid.assign(index(o_.block_length), 1);
         row.recorded = true;
         row.arrays = arrays_.next(denoised_++ < o_.real_rows, row.context_length, step);
         row.delta = make_transfer({block * o_.block_length + step - 1},

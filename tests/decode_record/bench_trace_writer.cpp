@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "decode_record/trace_reader.h"
+#include "decode_record/read/trace_reader.h"
 #include "tests/decode_record/trace_fixture.h"
 
 namespace blockscope {

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <random>
 
-#include "decode_record/decode_record.h"
+#include "decode_record/frames/decode_record.h"
 
 // Deltas are written with only the fields they use.
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"

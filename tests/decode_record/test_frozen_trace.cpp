@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "decode_record/trace_reader.h"
+#include "decode_record/read/trace_reader.h"
 
 namespace blockscope {
 namespace {

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "decode_record/error.h"
-#include "decode_record/import_frames.h"
-#include "decode_record/import_klass.h"
-#include "decode_record/json_document.h"
+#include "decode_record/base/error.h"
+#include "decode_record/interchange/import_frames.h"
+#include "decode_record/interchange/import_klass.h"
+#include "decode_record/json/json_document.h"
 
 namespace blockscope {
 namespace {
@@ -18,12 +18,12 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr std::int64_t kVocab = 50;
-constexpr std::int64_t kMask = 49;
+constexpr std::int64_t kImportMask = 49;
 
 ImportFacts facts() {
   ImportFacts result;
   result.vocab_size = kVocab;
-  result.mask_token_id = kMask;
+  result.mask_token_id = kImportMask;
   return result;
 }
 
@@ -57,12 +57,12 @@ json frames() {
   };
   return {{"initial_frame",
            {{"prompts", {1, 2}},
-            {"generated_tokens", {kMask, kMask, kMask, kMask}},
+            {"generated_tokens", {kImportMask, kImportMask, kImportMask, kImportMask}},
             {"confidence", nullptr},
             {"steps", {-1, -1, -1, -1}}}},
           {"deltas",
            {delta({2, 0}, {5, 6, 7, 8}, {0.5, 0.25, 0.75, 0.125}),
-            delta({0, 1}, {kMask, 9, -100, 8}, {1.0, 0.5, nullptr, 0.25})}}};
+            delta({0, 1}, {kImportMask, 9, -100, 8}, {1.0, 0.5, nullptr, 0.25})}}};
 }
 
 template <typename Parse>
@@ -80,7 +80,7 @@ TEST(ImportKlass, FindsPromptBlockAndSteps) {
   EXPECT_EQ(trajectory.block_length, 2);
   ASSERT_EQ(trajectory.sequences.size(), 1u);
   const ImportedSequence& sequence = trajectory.sequences[0];
-  EXPECT_THAT(sequence.start.prompt, ElementsAre(kMask, kMask, kMask));
+  EXPECT_THAT(sequence.start.prompt, ElementsAre(kImportMask, kImportMask, kImportMask));
   EXPECT_EQ(sequence.start.gen_length, 2);
   EXPECT_EQ(sequence.end.text, "text");
   ASSERT_EQ(sequence.steps.size(), 2u);
@@ -131,7 +131,7 @@ TEST(ImportFrames, AMaskOnATokenTakesItBack) {
   const ImportedTrajectory trajectory = parse_frames(frames().dump(), "in.json", facts());
   EXPECT_EQ(trajectory.block_length, 4);
   const ImportedStep& step = trajectory.sequences[0].steps[1];
-  EXPECT_THAT(step.delta.decoded_tokens, ElementsAre(kMask, 9));
+  EXPECT_THAT(step.delta.decoded_tokens, ElementsAre(kImportMask, 9));
   EXPECT_THAT(step.delta.confidence, ElementsAre(kUntouchedConfidence, 0.5F));
   EXPECT_THAT(step.delta.transfer_step, ElementsAre(kUndecodedStep, 1));
   ASSERT_EQ(step.revoked.size(), 1u);
@@ -147,7 +147,7 @@ TEST(ImportFrames, ATokenOnATokenIsRefused) {
   EXPECT_THAT(refusal(parse_frames, record),
               HasSubstr("deltas[1]: token 4 at position 0 after the prompt: expected a mask there, "
                         "got token 5"));
-  record["deltas"][1]["decoded_tokens"][0] = kMask;
+  record["deltas"][1]["decoded_tokens"][0] = kImportMask;
   record["deltas"][1]["confidence"][0] = 0.5;
   EXPECT_THAT(refusal(parse_frames, record), HasSubstr("expected 1 or null, got 0.5"));
 }
@@ -177,7 +177,7 @@ TEST(ImportFrames, WhatTheFileAndTheFlagsSayMustAgree) {
 TEST(ImportFrames, WhatStandsAroundTheRecordsHoldsForEach) {
   json record = frames();
   record["block_length"] = 4;
-  json document = {{"vocab_size", kVocab}, {"mask_token_id", kMask}, {"block_length", 4}};
+  json document = {{"vocab_size", kVocab}, {"mask_token_id", kImportMask}, {"block_length", 4}};
   document["sequences"] = {frames(), record};
   EXPECT_EQ(refusal(parse_frames, document), "taken");
   document["block_length"] = 2;

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "decode_record/error.h"
-#include "decode_record/import_rounds.h"
+#include "decode_record/base/error.h"
+#include "decode_record/interchange/import_rounds.h"
 
 namespace blockscope {
 namespace {

@@ -1,12 +1,12 @@
 // Index lists of the command line.
-#include "decode_record/index_set.h"
+#include "decode_record/base/index_set.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {

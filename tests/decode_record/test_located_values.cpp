@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "decode_record/repack.h"
-#include "decode_record/trace_reader.h"
+#include "decode_record/read/trace_reader.h"
+#include "decode_record/repack/repack.h"
 #include "tests/decode_record/trace_fixture.h"
 
 namespace blockscope {

@@ -1,5 +1,5 @@
 // Output files: whole under their name, or not there at all.
-#include "decode_record/output_file.h"
+#include "decode_record/files/output_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,9 +11,9 @@
 #include <functional>
 #include <iterator>
 
-#include "decode_record/array_file.h"
-#include "decode_record/command_files.h"
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
+#include "decode_record/files/array_file.h"
+#include "decode_record/files/command_files.h"
 #include "tests/decode_record/trace_fixture.h"
 
 namespace blockscope {

@@ -1,6 +1,6 @@
 // The calibration file: what fits is read, what is malformed, contradicts itself or was made for
 // another model is refused by its place in the file; what is written is read back.
-#include "decode_record/reuse_file.h"
+#include "decode_record/interchange/reuse_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "tests/decode_record/trace_fixture.h"
 
 namespace blockscope {

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "decode_record/strict_json.h"
+#include "decode_record/json/strict_json.h"
 
 namespace blockscope {
 namespace {

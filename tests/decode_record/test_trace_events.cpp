@@ -4,9 +4,9 @@
 
 #include <limits>
 
-#include "decode_record/compare_traces.h"
-#include "decode_record/repack.h"
-#include "decode_record/trace_reader.h"
+#include "decode_record/compare/compare_traces.h"
+#include "decode_record/read/trace_reader.h"
+#include "decode_record/repack/repack.h"
 #include "tests/decode_record/trace_fixture.h"
 
 namespace blockscope {

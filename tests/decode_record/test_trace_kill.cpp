@@ -10,7 +10,7 @@
 #include <random>
 #include <thread>
 
-#include "decode_record/trace_reader.h"
+#include "decode_record/read/trace_reader.h"
 #include "tests/decode_record/trace_fixture.h"
 
 namespace blockscope {

@@ -5,14 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "decode_record/trace_inventory.h"
-#include "decode_record/trace_reader.h"
+#include "decode_record/read/trace_inventory.h"
+#include "decode_record/read/trace_reader.h"
 #include "tests/decode_record/trace_fixture.h"
 
 namespace blockscope {
 namespace {
 
-constexpr std::int64_t kBlocks = 2000;
+constexpr std::int64_t kLiveBlocks = 2000;
 
 class LiveTrace : public ::testing::Test {
  protected:
@@ -48,7 +48,7 @@ class LiveTrace : public ::testing::Test {
 };
 
 TEST_F(LiveTrace, ReadersOfOneFileDoNotHoldEachOtherBack) {
-  writer_.begin_sequence(fixture::sequence_start(0, kBlocks));
+  writer_.begin_sequence(fixture::sequence_start(0, kLiveBlocks));
   write_rows(4);
   TraceReader first(path_);
   expect_rows(first, 4);
@@ -70,7 +70,7 @@ TEST_F(LiveTrace, ReadersOfOneFileDoNotHoldEachOtherBack) {
 }
 
 TEST_F(LiveTrace, ASequenceEndsForAReaderWhenItLooksAgain) {
-  writer_.begin_sequence(fixture::sequence_start(0, kBlocks));
+  writer_.begin_sequence(fixture::sequence_start(0, kLiveBlocks));
   write_rows(2);
   TraceReader reader(path_);
   writer_.end_sequence(0, {FinishReason::length, std::string(20000, 'x'), 1.0F});
@@ -83,7 +83,7 @@ TEST_F(LiveTrace, ASequenceEndsForAReaderWhenItLooksAgain) {
 }
 
 TEST_F(LiveTrace, ATraceIsFoundUnderItsFirstNameAfterItsEnd) {
-  writer_.begin_sequence(fixture::sequence_start(0, kBlocks));
+  writer_.begin_sequence(fixture::sequence_start(0, kLiveBlocks));
   write_rows(2);
   TraceReader reader(path_);
   const std::string first_name = reader.info().path;

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "decode_record/trace_reader.h"
+#include "decode_record/read/trace_reader.h"
 #include "tests/decode_record/trace_fixture.h"
 
 namespace blockscope {

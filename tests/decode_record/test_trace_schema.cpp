@@ -8,7 +8,7 @@
 #include <set>
 #include <sstream>
 
-#include "decode_record/trace_layout.h"
+#include "decode_record/schema/trace_layout.h"
 
 namespace blockscope {
 namespace {

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "decode_record/trace_reader.h"
+#include "decode_record/read/trace_reader.h"
 #include "tests/decode_record/trace_fixture.h"
 
 namespace blockscope {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "decode_record/trace_writer.h"
+#include "decode_record/write/trace_writer.h"
 
 namespace blockscope::fixture {
 

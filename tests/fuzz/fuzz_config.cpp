@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/checkpoint/checkpoint.h"
 #include "probe/checkpoint/model_config.h"
 #include "probe/checkpoint/rope.h"

@@ -6,10 +6,10 @@
 #include <string_view>
 #include <utility>
 
-#include "decode_record/error.h"
-#include "decode_record/import_frames.h"
-#include "decode_record/import_klass.h"
-#include "decode_record/import_rounds.h"
+#include "decode_record/base/error.h"
+#include "decode_record/interchange/import_frames.h"
+#include "decode_record/interchange/import_klass.h"
+#include "decode_record/interchange/import_rounds.h"
 
 namespace {
 

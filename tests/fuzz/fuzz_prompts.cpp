@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/text/prompts.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

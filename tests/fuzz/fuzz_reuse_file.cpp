@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
-#include "decode_record/error.h"
-#include "decode_record/reuse_file.h"
+#include "decode_record/base/error.h"
+#include "decode_record/interchange/reuse_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view input(reinterpret_cast<const char*>(data), size);

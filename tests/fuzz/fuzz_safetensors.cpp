@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/checkpoint/safetensors.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/text/chat_template.h"
 #include "probe/text/tokenizer.h"
 #include "probe/text/unicode.h"

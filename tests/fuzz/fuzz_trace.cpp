@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "decode_record/error.h"
-#include "decode_record/trace_reader.h"
-#include "decode_record/trace_writer.h"
+#include "decode_record/base/error.h"
+#include "decode_record/read/trace_reader.h"
+#include "decode_record/write/trace_writer.h"
 
 namespace {
 

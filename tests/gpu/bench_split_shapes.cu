@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "kernels/split_attention_device.cuh"
+#include "kernels/cuda/split_attention_device.cuh"
 
 namespace blockscope::cuda {
 namespace {

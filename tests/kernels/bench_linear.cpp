@@ -16,12 +16,12 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/linear_kernels.h"
-#include "kernels/packed_matrix.h"
+#include "kernels/cpu/packed_matrix.h"
+#include "kernels/simd/linear_kernels.h"
 
 namespace {
 
-struct Shape {
+struct LinearShape {
   int64_t out, in;
 };
 
@@ -56,7 +56,8 @@ double seconds_each(int repeats, size_t count, const std::function<void(size_t)>
   return least;
 }
 
-void report(int64_t rows, const Shape& shape, double bytes, const char* what, double seconds) {
+void report(int64_t rows, const LinearShape& shape, double bytes, const char* what,
+            double seconds) {
   const auto products = static_cast<double>(rows * shape.out * shape.in);
   std::printf("%4lld x %6lld x %4lld  %-14s %9.1f us %7.1f GFLOP/s %6.1f GB/s of weights\n",
               static_cast<long long>(rows), static_cast<long long>(shape.out),
@@ -64,7 +65,7 @@ void report(int64_t rows, const Shape& shape, double bytes, const char* what, do
               bytes / seconds * 1e-9);
 }
 
-void bench(const Shape& shape, at::ScalarType dtype, const std::vector<int64_t>& row_counts,
+void bench(const LinearShape& shape, at::ScalarType dtype, const std::vector<int64_t>& row_counts,
            int repeats) {
   const at::Tensor first = at::randn({shape.out, shape.in}).to(dtype);
   if (!blockscope::PackedMatrix::fits(first)) {
@@ -113,7 +114,8 @@ int main(int argc, char** argv) {
         &count);
     std::printf("%s, %d threads, our kernels: %s\n", c10::toString(dtype), threads,
                 count > 0 ? kernels[0]->name : "none");
-    for (const Shape& shape : {Shape{768, 768}, {3072, 768}, {768, 3072}, {384, 1024}}) {
+    for (const LinearShape& shape :
+         {LinearShape{768, 768}, {3072, 768}, {768, 3072}, {384, 1024}}) {
       bench(shape, dtype, rows, repeats);
     }
   }

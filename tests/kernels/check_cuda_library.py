@@ -170,7 +170,7 @@ def compile_source(nvcc, compiler, source, name, folder):
     os.mkdir(keep)
     codes = [part for arch in ARCHITECTURES for part in ("-gencode", f"arch=compute_{arch},code=sm_{arch}")]
     said = run(nvcc, "-std=c++20", "-O3", f"-I{source}", "-ccbin", compiler, "-Xcompiler", "-fPIC", "--threads", "2",
-               "--resource-usage", *codes, "--keep", "--keep-dir", keep, "-c", f"{source}/kernels/{name}.cu", "-o",
+               "--resource-usage", *codes, "--keep", "--keep-dir", keep, "-c", f"{source}/kernels/cuda/{name}.cu", "-o",
                f"{keep}.o")
     return said, glob.glob(f"{keep}/*.cubin")
 
@@ -238,7 +238,7 @@ def link(source, torch, kernels_library, compiler, toolkit, folder, objects):
     for name in ("registration_cuda", "device_graph_cuda"):
         objects.append(f"{folder}/{name}.o")
         run(compiler, "-std=c++20", "-O1", "-fPIC", f"-I{source}", f"-I{toolkit}/include", "-idirafter",
-            f"{torch}/include", "-D_GLIBCXX_USE_CXX11_ABI=1", "-c", f"{source}/kernels/{name}.cpp", "-o", objects[-1])
+            f"{torch}/include", "-D_GLIBCXX_USE_CXX11_ABI=1", "-c", f"{source}/kernels/cuda/{name}.cpp", "-o", objects[-1])
     library = f"{folder}/libblockscope_kernels_cuda.so"
     paths = [os.path.dirname(kernels_library), f"{torch}/lib", f"{torch}/../nvidia/cu13/lib", f"{toolkit}/lib64"]
     run(compiler, "-shared", *objects, "-o", library, "-Wl,--no-undefined", kernels_library,

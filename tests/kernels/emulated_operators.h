@@ -3,11 +3,11 @@
 // must pass the CPU's tests.
 #pragma once
 
-#include "kernels/attention_device.h"
+#include "kernels/cuda/attention_device.h"
+#include "kernels/cuda/row_ops_device.h"
+#include "kernels/cuda/small_operators_device.h"
 #include "kernels/device/emulator.h"
 #include "kernels/ops.h"
-#include "kernels/row_ops_device.h"
-#include "kernels/small_operators_device.h"
 #include "tests/support/emulated_launches.h"
 
 namespace blockscope::testing {

@@ -212,7 +212,7 @@ EQUIVALENT = {
 
 def compile_command(build, source):
     for entry in json.loads((build / "compile_commands.json").read_text()):
-        if entry["file"].endswith(f"kernels/{source}"):
+        if entry["file"].endswith(f"kernels/cuda/{source}"):
             return entry["command"].split(), entry["directory"]
     sys.exit(f"{build}/compile_commands.json: expected {source}, found none. HINT: cmake --preset release")
 
@@ -220,7 +220,7 @@ def compile_command(build, source):
 def compile_copy(build, source, copy, output):
     """Compiles `source` with the headers of `copy` before those of the repository."""
     command, folder = compile_command(build, source)
-    command = [str(copy / "kernels" / source) if part.endswith(f"kernels/{source}") else part for part in command]
+    command = [str(copy / "kernels/cuda" / source) if part.endswith(f"kernels/cuda/{source}") else part for part in command]
     command[command.index("-o") + 1] = str(output)
     command = [f"-I{copy}" if part == f"-I{ROOT}" else "-O1" if part == "-O3" else part for part in command]
     command = [part for part in command if not part.startswith("-W")] + ["-w"]
@@ -276,10 +276,10 @@ def main():
             if not tests:
                 tests = sorted({test for mistake in chosen for test in mistake[5]})
             else:
-                text = (folder / "kernels" / file).read_text()
+                text = (folder / "kernels/cuda" / file).read_text()
                 if text.count(old) != 1:
                     sys.exit(f"{name}: expected its text once in {file}, found it {text.count(old)} times: {old!r}")
-                (folder / "kernels" / file).write_text(text.replace(old, new))
+                (folder / "kernels/cuda" / file).write_text(text.replace(old, new))
             done = compile_copy(options.build, source, folder, folder / "mutant.o")
             if done.returncode != 0:
                 sys.exit(f"{name}: does not compile:\n{done.stderr[-3000:]}")

@@ -5,8 +5,8 @@
 
 #include <set>
 
+#include "kernels/cpu/top_k_selector.h"
 #include "kernels/ops.h"
-#include "kernels/top_k_selector.h"
 #include "tests/kernels/attention_case.h"
 
 namespace blockscope::testing {

@@ -1,6 +1,6 @@
 // The chains of tensor operators beside the CPU's kernels, on the CPU and, as ops.h calls them, on
 // the emulated device.
-#include "kernels/chain_operators.h"
+#include "kernels/torch/chain_operators.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -17,17 +17,17 @@ namespace blockscope {
 namespace {
 
 using at::Tensor;
-using Tensors = std::vector<Tensor>;
+using FaultTensors = std::vector<Tensor>;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr int64_t kLength = 70;
 
-struct Arguments {
+struct FaultArguments {
   Tensor q, k_ext, v_ext, k_in, v_in, index, cached, cached_lse, lse;
 
-  static Arguments random(at::ScalarType type) {
+  static FaultArguments random(at::ScalarType type) {
     at::manual_seed(11);
-    Arguments a;
+    FaultArguments a;
     a.q = at::randn({1, 6, 5, 16}).to(type);
     a.k_ext = at::randn({1, 2, 80, 16}).to(type);
     a.v_ext = at::randn({1, 2, 80, 16}).to(type);
@@ -43,8 +43,8 @@ struct Arguments {
     return a;
   }
 
-  Arguments mapped(const std::function<Tensor(const Tensor&)>& map) const {
-    Arguments a = *this;
+  FaultArguments mapped(const std::function<Tensor(const Tensor&)>& map) const {
+    FaultArguments a = *this;
     for (Tensor* each :
          {&a.q, &a.k_ext, &a.v_ext, &a.k_in, &a.v_in, &a.index, &a.cached, &a.cached_lse, &a.lse}) {
       *each = map(*each);
@@ -52,7 +52,7 @@ struct Arguments {
     return a;
   }
   Tensor weight() const { return k_in.select(0, 0).select(0, 0).select(0, 0); }
-  Arguments on_cuda() const {
+  FaultArguments on_cuda() const {
     return mapped([](const Tensor& tensor) { return tensor.to(at::kCUDA); });
   }
 };
@@ -60,13 +60,13 @@ struct Arguments {
 Tensor length() { return at::full({1}, kLength, at::kLong); }
 
 template <class Result>
-Tensors parts(const Result& r) {
+FaultTensors fault_parts(const Result& r) {
   return {r.out, r.external, r.lse_external, r.internal, r.lse_internal};
 }
 
 struct Operator {
   std::string name;
-  std::function<Tensors(const Arguments&)> call;
+  std::function<FaultTensors(const FaultArguments&)> call;
 };
 
 Tensor some_heads() { return at::tensor({1, 0, 1, 0, 0, 1}).to(at::kBool).unsqueeze(0); }
@@ -74,66 +74,70 @@ Tensor some_heads() { return at::tensor({1, 0, 1, 0, 0, 1}).to(at::kBool).unsque
 const std::vector<Operator>& operators() {
   static const std::vector<Operator> all = {
       {"split_attention",
-       [](const Arguments& a) {
-         return parts(split_attention(a.q, a.k_ext, a.v_ext, length(), a.k_in, a.v_in, 0.25));
+       [](const FaultArguments& a) {
+         return fault_parts(split_attention(a.q, a.k_ext, a.v_ext, length(), a.k_in, a.v_in, 0.25));
        }},
       {"reuse_attention",
-       [](const Arguments& a) {
-         return parts(reuse_attention(a.q, a.k_ext, a.v_ext, length(), a.k_in, a.v_in, a.cached,
-                                      a.cached_lse, some_heads(), 0.25));
+       [](const FaultArguments& a) {
+         return fault_parts(reuse_attention(a.q, a.k_ext, a.v_ext, length(), a.k_in, a.v_in,
+                                            a.cached, a.cached_lse, some_heads(), 0.25));
        }},
       {"gather_attention",
-       [](const Arguments& a) {
-         return parts(
+       [](const FaultArguments& a) {
+         return fault_parts(
              gather_attention(a.q, a.k_ext, a.v_ext, length(), a.index, a.k_in, a.v_in, 0.25));
        }},
       {"unselected_attention",
-       [](const Arguments& a) {
+       [](const FaultArguments& a) {
          const PartialAttention r =
              unselected_attention(a.q, a.k_ext, a.v_ext, length(), a.index, 0.25);
-         return Tensors{r.output, r.lse};
+         return FaultTensors{r.output, r.lse};
        }},
       {"prefill_attention",
-       [](const Arguments& a) {
-         return Tensors{prefill_attention(a.q, a.k_ext, a.v_ext, length(), 4, 0.25, 60)};
+       [](const FaultArguments& a) {
+         return FaultTensors{prefill_attention(a.q, a.k_ext, a.v_ext, length(), 4, 0.25, 60)};
        }},
       {"topk_sets",
-       [](const Arguments& a) {
+       [](const FaultArguments& a) {
          const TopKSets r = topk_sets(a.q, a.k_ext, length(), a.lse, 8, 0.25, true);
-         return Tensors{r.index, r.probability, r.union_size, r.token_index, r.token_probability};
+         return FaultTensors{r.index, r.probability, r.union_size, r.token_index,
+                             r.token_probability};
        }},
       {"page_scores",
-       [](const Arguments& a) {
+       [](const FaultArguments& a) {
          const PageBounds bounds = page_bounds(a.k_ext, length(), 16);
-         return Tensors{bounds.max, bounds.min, page_scores(a.q, bounds, length(), 16),
-                        token_page_scores(a.q, bounds, length(), 16)};
+         return FaultTensors{bounds.max, bounds.min, page_scores(a.q, bounds, length(), 16),
+                             token_page_scores(a.q, bounds, length(), 16)};
        }},
       {"merge_attention",
-       [](const Arguments& a) {
+       [](const FaultArguments& a) {
          const MergedAttention r =
              merge_attention({a.cached, a.q.to(at::kFloat)}, {a.cached_lse, a.lse});
-         return Tensors{r.out, r.lse};
+         return FaultTensors{r.out, r.lse};
        }},
       {"rms_norm_rows",
-       [](const Arguments& a) {
+       [](const FaultArguments& a) {
          const SumAndNorm r = add_rms_norm_rows(a.k_in, a.v_in, a.weight(), 1e-6, false);
-         return Tensors{rms_norm_rows(a.q, a.weight(), 1e-6, true), r.sum, r.norm};
+         return FaultTensors{rms_norm_rows(a.q, a.weight(), 1e-6, true), r.sum, r.norm};
        }},
       {"norm_rotate_rows",
-       [](const Arguments& a) {
+       [](const FaultArguments& a) {
          const Tensor table = a.v_in.narrow(1, 0, 1).contiguous();
          return norm_rotate_rows({{a.q, a.weight(), 1e-6, true}, {a.k_in, {}, 0.0, false}}, table,
                                  table);
        }},
-      {"silu_multiply", [](const Arguments& a) { return Tensors{silu_multiply(a.k_in, a.v_in)}; }},
+      {"silu_multiply",
+       [](const FaultArguments& a) { return FaultTensors{silu_multiply(a.k_in, a.v_in)}; }},
       {"cross_step_similarity",
-       [](const Arguments& a) { return Tensors{cross_step_similarity(a.q, a.q.roll(1, 2))}; }},
+       [](const FaultArguments& a) {
+         return FaultTensors{cross_step_similarity(a.q, a.q.roll(1, 2))};
+       }},
   };
   return all;
 }
 
 /// The same finite numbers, and others at the same places.
-void expect_same_places(const Tensors& device, const Tensors& cpu, double tolerance) {
+void expect_same_places(const FaultTensors& device, const FaultTensors& cpu, double tolerance) {
   ASSERT_EQ(device.size(), cpu.size());
   for (size_t i = 0; i < cpu.size(); ++i) {
     SCOPED_TRACE(i);
@@ -152,21 +156,21 @@ class DeviceFaults : public ::testing::TestWithParam<at::ScalarType> {
 };
 
 TEST_P(DeviceFaults, NanIsWhereTheCpuHasIt) {
-  using Poison = std::function<void(Arguments&)>;
+  using Poison = std::function<void(FaultArguments&)>;
   const std::vector<std::pair<std::string, Poison>> poisons = {
-      {"q", [](Arguments& a) { a.q.select(1, 4).select(1, 2).select(1, 7).fill_(kNaN); }},
-      {"q infinite", [](Arguments& a) { a.q[0][1][0][3] = INFINITY; }},
-      {"k_ext", [](Arguments& a) { a.k_ext[0][1][33][0] = kNaN; }},
-      {"k_in", [](Arguments& a) { a.k_in[0][0][4][15] = kNaN; }},
-      {"v_in", [](Arguments& a) { a.v_in[0][1][2][5] = kNaN; }},
+      {"q", [](FaultArguments& a) { a.q.select(1, 4).select(1, 2).select(1, 7).fill_(kNaN); }},
+      {"q infinite", [](FaultArguments& a) { a.q[0][1][0][3] = INFINITY; }},
+      {"k_ext", [](FaultArguments& a) { a.k_ext[0][1][33][0] = kNaN; }},
+      {"k_in", [](FaultArguments& a) { a.k_in[0][0][4][15] = kNaN; }},
+      {"v_in", [](FaultArguments& a) { a.v_in[0][1][2][5] = kNaN; }},
       {"behind the length",
-       [](Arguments& a) {
+       [](FaultArguments& a) {
          a.k_ext.narrow(2, kLength, 10).fill_(kNaN);
          a.v_ext.narrow(2, kLength, 10).fill_(kNaN);
        }},
   };
   for (const auto& [what, poison] : poisons) {
-    Arguments a = Arguments::random(GetParam());
+    FaultArguments a = FaultArguments::random(GetParam());
     poison(a);
     for (const Operator& op : operators()) {
       SCOPED_TRACE(op.name + ", " + what);
@@ -192,12 +196,12 @@ Tensor transposed(const Tensor& tensor) {
 }
 
 TEST_P(DeviceFaults, LayoutChangesNothing) {
-  const Arguments a = Arguments::random(GetParam());
+  const FaultArguments a = FaultArguments::random(GetParam());
   for (const Operator& op : operators()) {
     SCOPED_TRACE(op.name);
-    const Tensors expected = op.call(a.on_cuda());
+    const FaultTensors expected = op.call(a.on_cuda());
     for (const auto& layout : {strided, transposed}) {
-      const Tensors got = op.call(a.mapped(layout));
+      const FaultTensors got = op.call(a.mapped(layout));
       for (size_t i = 0; i < expected.size(); ++i) {
         EXPECT_TRUE(at::equal(got[i].cpu(), expected[i].cpu())) << i;
       }
@@ -219,8 +223,8 @@ std::string refusal(const std::function<void()>& call) {
 TEST(DeviceFault, MixedDevicesAreNamed) {
   using ::testing::AllOf;
   using ::testing::HasSubstr;
-  const Arguments cpu = Arguments::random(at::kFloat);
-  const Arguments cuda = cpu.on_cuda();
+  const FaultArguments cpu = FaultArguments::random(at::kFloat);
+  const FaultArguments cuda = cpu.on_cuda();
   const auto expect_refusal = [&](const char* op, const char* name,
                                   const std::function<void()>& call) {
     EXPECT_THAT(refusal(call), AllOf(HasSubstr(op), HasSubstr(name))) << op << " " << name;
@@ -259,9 +263,10 @@ TEST(DeviceFault, MixedDevicesAreNamed) {
 }
 
 TEST(DeviceFault, SetsAreCheckedUnlessTheyAreTrusted) {
-  const Arguments a = Arguments::random(at::kFloat).on_cuda();
+  const FaultArguments a = FaultArguments::random(at::kFloat).on_cuda();
   const auto gather = [&](const Tensor& index) {
-    return parts(gather_attention(a.q, a.k_ext, a.v_ext, length(), index, a.k_in, a.v_in, 0.25));
+    return fault_parts(
+        gather_attention(a.q, a.k_ext, a.v_ext, length(), index, a.k_in, a.v_in, 0.25));
   };
   Tensor wrong = a.index.cpu();
   Tensor left_out = wrong.clone();
@@ -271,16 +276,16 @@ TEST(DeviceFault, SetsAreCheckedUnlessTheyAreTrusted) {
   left_out[0][1][5] = -1;
   EXPECT_THAT(refusal([&] { gather(wrong.to(at::kCUDA)); }),
               ::testing::HasSubstr("gather_attention: index[0, 0]"));
-  const Tensors expected = gather(left_out.to(at::kCUDA));
+  const FaultTensors expected = gather(left_out.to(at::kCUDA));
   emulated_cuda::reset_counters();
   const TrustedSetsScope trusted;
-  const Tensors got = gather(wrong.to(at::kCUDA, at::kInt, /*non_blocking=*/true));
+  const FaultTensors got = gather(wrong.to(at::kCUDA, at::kInt, /*non_blocking=*/true));
   EXPECT_EQ(emulated_cuda::counters().host_waits(), 0);
   for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i].cpu(), expected[i].cpu()));
 }
 
 TEST(DeviceFault, MemoryThatRunsOutIsNamedAndGivenBack) {
-  const Arguments a = Arguments::random(at::kFloat).on_cuda();
+  const FaultArguments a = FaultArguments::random(at::kFloat).on_cuda();
   const auto call = [&] { operators().front().call(a).front().cpu(); };
   call();
   const size_t before = emulated_cuda::allocated_bytes();
@@ -292,7 +297,7 @@ TEST(DeviceFault, MemoryThatRunsOutIsNamedAndGivenBack) {
 }
 
 TEST(DeviceFault, ALostDeviceStaysLost) {
-  const Arguments a = Arguments::random(at::kFloat).on_cuda();
+  const FaultArguments a = FaultArguments::random(at::kFloat).on_cuda();
   const Tensor there = a.q.clone();
   there.cpu();
   emulated_cuda::lose_device_at(1);

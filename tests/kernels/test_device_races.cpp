@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <vector>
 
+#include "kernels/cuda/device_calls.h"
 #include "kernels/device/emulator.h"
-#include "kernels/device_calls.h"
 
 namespace blockscope {
 namespace {

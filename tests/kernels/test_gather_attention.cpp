@@ -12,7 +12,7 @@
 namespace blockscope::testing {
 namespace {
 
-SplitAttention split(const AttentionCase& c) {
+SplitAttention split_whole(const AttentionCase& c) {
   return split_attention(c.q, c.k_ext, c.v_ext, c.ext_len, c.k_in, c.v_in, c.scale);
 }
 
@@ -113,7 +113,7 @@ TEST(GatherAttention, SelectedAndUnselectedEqualTheReferenceOverTheirKeys) {
       expect_near(got.external, got.lse_external, selected);
       const PartialAttention rest = unselected(c, index);
       expect_near(rest.output, rest.lse, reference(c, index, false));
-      const SplitAttention dense = split(c);
+      const SplitAttention dense = split_whole(c);
       EXPECT_TRUE(at::equal(got.internal, dense.internal));
       EXPECT_TRUE(at::equal(got.lse_internal, dense.lse_internal));
       EXPECT_TRUE(at::equal(got.keys_read, index.ge(0).sum(-1)));
@@ -130,7 +130,7 @@ TEST(GatherAttention, ASetOfTheWholePrefixIsBitForBitSplitAttention) {
   for (const at::ScalarType dtype : {at::kFloat, at::kHalf, at::kBFloat16}) {
     const AttentionCase c =
         make_case({.heads = 6, .kv_heads = 2, .ext_len = {1500, 0, 64, 77}, .dtype = dtype}, 5);
-    const SplitAttention dense = split(c);
+    const SplitAttention dense = split_whole(c);
     for (const int64_t k : {1500, 1700}) {
       const at::Tensor index = random_sets(c, k, 6);
       for (const GatherAttention& got :

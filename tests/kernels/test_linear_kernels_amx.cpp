@@ -13,10 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/amx_support.h"
-#include "kernels/instruction_set.h"
-#include "kernels/linear_kernels.h"
-#include "kernels/packed_matrix.h"
+#include "kernels/cpu/packed_matrix.h"
+#include "kernels/simd/amx_support.h"
+#include "kernels/simd/instruction_set.h"
+#include "kernels/simd/linear_kernels.h"
 #include "tests/kernels/amx_emulation.h"
 #include "tests/support/at_the_edge.h"
 #include "tests/support/seed.h"
@@ -39,15 +39,15 @@ const LinearKernels* const* available_linear_kernels(Element element, int64_t* c
 namespace testing {
 namespace {
 
-using Numbers = AtTheEdge<uint16_t>;
+using AmxNumbers = AtTheEdge<uint16_t>;
 
-char* bytes_of(Numbers& numbers) { return reinterpret_cast<char*>(numbers.data()); }
+char* bytes_of(AmxNumbers& numbers) { return reinterpret_cast<char*>(numbers.data()); }
 
 double value_of(uint16_t bfloat16) {
   return std::bit_cast<float>(static_cast<uint32_t>(bfloat16) << 16);
 }
 
-void fill(Numbers& numbers, SeededRandom& random) {
+void fill(AmxNumbers& numbers, SeededRandom& random) {
   for (size_t i = 0; i < numbers.size(); ++i) {
     const auto number = static_cast<float>(random.normal());
     numbers[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(number) >> 16);
@@ -67,7 +67,7 @@ struct Case {
         bias(columns),
         out((rows - 1) * kPanelColumns + columns) {
     SeededRandom random(seed);
-    for (Numbers* numbers : {&x, &panel, &bias}) fill(*numbers, random);
+    for (AmxNumbers* numbers : {&x, &panel, &bias}) fill(*numbers, random);
   }
 
   std::vector<uint16_t> product(bool biased) {
@@ -102,7 +102,7 @@ struct Case {
 
   static constexpr int64_t kPitch = 150;  // elements from row to row
   int64_t rows, steps, columns;
-  Numbers x, panel, bias, out;
+  AmxNumbers x, panel, bias, out;
 };
 
 void expect_exact(Case& c, bool biased) {

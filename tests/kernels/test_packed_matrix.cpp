@@ -1,5 +1,5 @@
 // Products with weights that were laid out once, beside float64 and beside themselves.
-#include "kernels/packed_matrix.h"
+#include "kernels/cpu/packed_matrix.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -43,8 +43,8 @@ void expect_near(const at::Tensor& got, const at::Tensor& x, const at::Tensor& w
 }
 
 TEST_P(PackedMatrixOf, EqualsFloat64) {
-  // Tiles of one to twelve rows, panels that are full and that end early, one panel and many, depths
-  // of whole chunks and a step more.
+  // Tiles of one to twelve rows, panels that are full and that end early, one panel and many,
+  // depths of whole chunks and a step more.
   for (const auto& [out, in] :
        {std::pair{1, 2}, {31, 6}, {32, 64}, {33, 130}, {40, 512}, {33, 514}, {500, 1000}}) {
     const at::Tensor weight = random({out, in});

@@ -9,7 +9,7 @@
 namespace blockscope::testing {
 namespace {
 
-SplitAttention split(const AttentionCase& problem) {
+SplitAttention split_exact(const AttentionCase& problem) {
   return split_attention(problem.q, problem.k_ext, problem.v_ext, problem.ext_len, problem.k_in,
                          problem.v_in, problem.scale);
 }
@@ -38,7 +38,7 @@ TEST(ReuseAttention, AllFalseMaskIsBitForBitSplitAttention) {
     shape.dtype = dtype;
     const AttentionCase problem = make_case(shape, 1);
     const ReuseAttention got = reuse(problem, {}, {}, mask_of({0, 0, 0, 0, 0, 0}));
-    expect_equal(got, split(problem));
+    expect_equal(got, split_exact(problem));
     EXPECT_TRUE(at::equal(got.keys_read, at::tensor({90, 90, 0, 0, 600, 600}).view({3, 2})));
   }
 }
@@ -49,7 +49,7 @@ TEST(ReuseAttention, AFreshCacheGivesSplitAttentionWhateverTheMask) {
     CaseShape shape = kShape;
     shape.dtype = dtype;
     const AttentionCase problem = make_case(shape, 2);
-    const SplitAttention fresh = split(problem);
+    const SplitAttention fresh = split_exact(problem);
     for (const auto& flags : std::vector<std::vector<int64_t>>{
              {1, 1, 1, 1, 1, 1}, {1, 0, 0, 1, 1, 1}, {0, 0, 1, 0, 1, 0}}) {
       expect_equal(reuse(problem, fresh.external, fresh.lse_external, mask_of(flags)), fresh);
@@ -59,7 +59,7 @@ TEST(ReuseAttention, AFreshCacheGivesSplitAttentionWhateverTheMask) {
 
 TEST(ReuseAttention, ReusedHeadsTakeTheCachedPairAndTheOthersAFreshOne) {
   const AttentionCase problem = make_case(kShape, 3);
-  const SplitAttention fresh = split(problem);
+  const SplitAttention fresh = split_exact(problem);
   SeededRandom random(4);
   const at::Tensor external = random_tensor(fresh.external.sizes(), at::kFloat, random);
   const at::Tensor lse = random_tensor(fresh.lse_external.sizes(), at::kFloat, random, 5.0);
@@ -84,7 +84,7 @@ TEST(ReuseAttention, APrefixIsReadUnlessAllHeadsOfItsGroupReuse) {
     CaseShape shape = kShape;
     shape.dtype = dtype;
     AttentionCase problem = make_case(shape, 5);
-    const SplitAttention fresh = split(problem);
+    const SplitAttention fresh = split_exact(problem);
     // KV head 0 serves heads 0-2, KV head 1 heads 3-5; sequence 2 has a mask of its own.
     const at::Tensor mask =
         at::tensor({1, 1, 1, 1, 0, 1, /**/ 1, 1, 1, 1, 1, 1, /**/ 0, 1, 1, 1, 1, 1})
@@ -103,7 +103,7 @@ TEST(ReuseAttention, APrefixIsReadUnlessAllHeadsOfItsGroupReuse) {
 
 TEST(ReuseAttention, ACacheIsNeededOnlyIfSomeHeadReuses) {
   const AttentionCase problem = make_case(kShape, 6);
-  const SplitAttention fresh = split(problem);
+  const SplitAttention fresh = split_exact(problem);
   const at::Tensor one = mask_of({0, 0, 0, 0, 0, 1});
   EXPECT_THROW(reuse(problem, {}, fresh.lse_external, one), c10::Error);
   EXPECT_THROW(reuse(problem, fresh.external, {}, one), c10::Error);

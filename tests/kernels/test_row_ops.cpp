@@ -9,15 +9,15 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cpu_support.h"
-#include "kernels/row_kernels.h"
+#include "kernels/cpu/cpu_support.h"
 #include "kernels/row_ops.h"
+#include "kernels/simd/row_kernels.h"
 
 namespace blockscope::testing {
 namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kInf = std::numeric_limits<float>::infinity();
 
 at::Tensor random_rows(at::IntArrayRef shape, at::ScalarType type, double spread = 2.0) {
   return (at::randn(shape) * spread).to(type);
@@ -220,9 +220,9 @@ TEST_P(RowOps, BestTokenIsTheFirstOfTheLargestWithItsProbability) {
 TEST_P(RowOps, BestTokenOfRowsThatAreNotFinite) {
   const at::Tensor rows = at::zeros({4, 40});
   rows[0][7] = kNaN;
-  rows[1][39] = kInfinity;
-  rows[2].fill_(-kInfinity);
-  rows[3][0] = -kInfinity;  // a filtered token: the others share the whole
+  rows[1][39] = kInf;
+  rows[2].fill_(-kInf);
+  rows[3][0] = -kInf;  // a filtered token: the others share the whole
   const BestTokens best = best_tokens(rows.to(GetParam()));
   for (size_t r = 0; r < 3; ++r) EXPECT_TRUE(std::isnan(best.probability[r])) << r;
   EXPECT_EQ(best.token[3], 1);
@@ -233,7 +233,7 @@ TEST_P(RowOps, TokenOddsAreThoseOfFloat64) {
   for (const int64_t vocab : {1, 5, 16, 33, 1000, 32769, 151936}) {
     const at::Tensor logits = random_rows({6, vocab}, GetParam(), 3.0);
     logits[5] *= 20.0;  // nearly sure of one token
-    logits[4][vocab - 1] = -kInfinity;
+    logits[4][vocab - 1] = -kInf;
     const std::vector<int64_t> tokens{0, vocab / 2, vocab - 1, vocab / 3, vocab / 4, vocab / 5};
     const TokenOdds odds = token_odds(logits, tokens);
     const at::Tensor exact = at::softmax(logits.to(at::kDouble), -1);
@@ -255,9 +255,9 @@ TEST_P(RowOps, TokenOddsAreThoseOfFloat64) {
 TEST_P(RowOps, TokenOddsOfRowsThatAreNotFinite) {
   const at::Tensor rows = at::zeros({4, 40});
   rows[0][7] = kNaN;
-  rows[1][39] = kInfinity;
-  rows[2].fill_(-kInfinity);
-  rows[3][0] = -kInfinity;
+  rows[1][39] = kInf;
+  rows[2].fill_(-kInf);
+  rows[3][0] = -kInf;
   const TokenOdds odds = token_odds(rows.to(GetParam()), {1, 1, 1, 0});
   for (size_t r = 0; r < 3; ++r) {
     EXPECT_TRUE(std::isnan(odds.probability[r])) << r;

@@ -4,8 +4,8 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include "kernels/cpu/split_attention_cpu.h"
 #include "kernels/ops.h"
-#include "kernels/split_attention_cpu.h"
 #include "tests/kernels/attention_case.h"
 #include "tests/kernels/split_cases.h"
 

@@ -1,6 +1,6 @@
 // What a recorder sums over rows, on every instruction set of this machine, beside plain float64
 // loops.
-#include "kernels/statistics_kernels.h"
+#include "kernels/simd/statistics_kernels.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -9,13 +9,13 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/cpu_support.h"
-#include "kernels/instruction_set.h"
+#include "kernels/cpu/cpu_support.h"
+#include "kernels/simd/instruction_set.h"
 
 namespace blockscope::testing {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kEndless = std::numeric_limits<float>::infinity();
 
 std::vector<const StatisticsKernels*> variants() {
   std::vector<const StatisticsKernels*> all{&kStatisticsKernelsBaseline};
@@ -107,10 +107,10 @@ TEST(StatisticsKernels, GapsOfUnitVectorsOfEveryType) {
 
 TEST(StatisticsKernels, ExternalWeightsOfMerges) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  const std::vector<float> external{0.0F, 3.0F,   -200.0F, -kInfinity, 5.0F,
-                                    nan,  700.0F, 1.0F,    -kInfinity};
-  const std::vector<float> internal{0.0F, 1.0F,    10.0F, 2.0F,      -kInfinity,
-                                    1.0F, -700.0F, nan,   -kInfinity};
+  const std::vector<float> external{0.0F, 3.0F,   -200.0F, -kEndless, 5.0F,
+                                    nan,  700.0F, 1.0F,    -kEndless};
+  const std::vector<float> internal{0.0F, 1.0F,    10.0F, 2.0F,     -kEndless,
+                                    1.0F, -700.0F, nan,   -kEndless};
   const std::vector<float> expected{0.5F, 0.88079708F, 0.0F, 0.0F, 1.0F, nan, 1.0F, nan, 0.0F};
   for (const StatisticsKernels* kernels : variants()) {
     std::vector<float> weight(external.size());
@@ -150,8 +150,8 @@ TEST(StatisticsKernels, DivergenceOfVocabulariesEqualsFloat64) {
       }
     }
     // What the first distribution leaves out counts nothing, wherever the second has it.
-    const at::Tensor first = at::tensor({0.0F, -kInfinity, 1.0F});
-    const at::Tensor now = at::tensor({0.5F, -kInfinity, 0.5F});
+    const at::Tensor first = at::tensor({0.0F, -kEndless, 1.0F});
+    const at::Tensor now = at::tensor({0.5F, -kEndless, 0.5F});
     const auto lse = [&](const at::Tensor& x) {
       return kernels->log_sum_exp(Element::kFloat32, data(x), 3);
     };

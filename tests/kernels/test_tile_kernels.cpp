@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/tile_kernels.h"
+#include "kernels/simd/tile_kernels.h"
 #include "tests/support/at_the_edge.h"
 #include "tests/support/compare.h"
 #include "tests/support/seed.h"
@@ -20,7 +20,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-int64_t num_variants() {
+int64_t num_tile_variants() {
   int64_t count = 0;
   available_tile_kernels(&count);
   return count;
@@ -352,7 +352,7 @@ TEST_P(TileKernelsOn, ABoundSplitsTheLargestOff) {
 }
 
 INSTANTIATE_TEST_SUITE_P(InstructionSet, TileKernelsOn,
-                         ::testing::Range<int64_t>(0, num_variants()));
+                         ::testing::Range<int64_t>(0, num_tile_variants()));
 
 }  // namespace
 }  // namespace blockscope::testing

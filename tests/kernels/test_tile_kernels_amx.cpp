@@ -9,10 +9,10 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/amx_support.h"
-#include "kernels/instruction_set.h"
 #include "kernels/ops.h"
-#include "kernels/tile_kernels.h"
+#include "kernels/simd/amx_support.h"
+#include "kernels/simd/instruction_set.h"
+#include "kernels/simd/tile_kernels.h"
 #include "tests/kernels/amx_emulation.h"
 #include "tests/kernels/attention_case.h"
 

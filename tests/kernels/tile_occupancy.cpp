@@ -8,10 +8,10 @@
 #include <climits>
 #include <cstdio>
 
-#include "kernels/mean_tile_device.cuh"
-#include "kernels/prefill_device.cuh"
-#include "kernels/split_floats_device.cuh"
-#include "kernels/split_tile_device.cuh"
+#include "kernels/cuda/mean_tile_device.cuh"
+#include "kernels/cuda/prefill_device.cuh"
+#include "kernels/cuda/split_floats_device.cuh"
+#include "kernels/cuda/split_tile_device.cuh"
 
 namespace {
 

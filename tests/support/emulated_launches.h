@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/device_kernels.h"
+#include "kernels/cuda/device_kernels.h"
 
 namespace blockscope::testing {
 

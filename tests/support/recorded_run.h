@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "decode_record/trace_reader.h"
-#include "decode_record/trace_writer.h"
+#include "decode_record/read/trace_reader.h"
+#include "decode_record/write/trace_writer.h"
 #include "probe/record/late_recorder.h"
 #include "probe/record/recorder.h"
 #include "tests/support/tiny_model.h"

@@ -27,7 +27,7 @@ def check_pictures(folder):
 
 
 def colour_table():
-    text = pathlib.Path("viewer/colormap_tables.inc").read_text()
+    text = pathlib.Path("viewer/model/colormap_tables.inc").read_text()
     digits = "".join(re.findall(r'"([0-9a-f]+)"', text.split("kViridis")[1].split(";")[0]))
     return np.array([[int(digits[i + j : i + j + 2], 16) for j in (0, 2, 4)] for i in range(0, 6 * 256, 6)])
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "decode_record/trace_writer.h"
+#include "decode_record/write/trace_writer.h"
 #include "tests/decode_record/trace_fixture.h"
 
 namespace blockscope::testing {

@@ -5,7 +5,7 @@
 #include <array>
 #include <fstream>
 
-#include "decode_record/trace_reader.h"
+#include "decode_record/read/trace_reader.h"
 #include "tests/viewer/app_fixture.h"
 
 namespace blockscope::testing {

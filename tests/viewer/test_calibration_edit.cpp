@@ -1,7 +1,7 @@
 // The Calibration panel without its window: the saved file is the one `blockscope calibrate`
 // writes, pins and undo do what they say, files of other models and traces without exact values are
 // refused.
-#include "viewer/calibration_edit.h"
+#include "viewer/model/calibration_edit.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 #include <iterator>
 #include <thread>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "tests/analysis/trace_maker.h"
 #include "tests/cli/command.h"
 #include "tests/decode_record/trace_fixture.h"
@@ -41,7 +41,7 @@ testing::TraceMakerOptions small_trace(std::uint64_t seed) {
   return options;
 }
 
-std::string bytes_of(const std::string& path) {
+std::string file_bytes(const std::string& path) {
   std::ifstream stream(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(stream), {}};
 }
@@ -82,12 +82,12 @@ class CalibrationOfTraces : public ::testing::Test {
     arguments.insert(arguments.end(), flags.begin(), flags.end());
     const test::CommandResult done = test::run_blockscope(arguments);
     EXPECT_EQ(done.exit_code, 0) << done.err;
-    return bytes_of(output);
+    return file_bytes(output);
   }
 
   std::string saved(CalibrationEdit& edit) {
     save_calibration(model_, edit, folder_.file("saved.json"), true);
-    return bytes_of(folder_.file("saved.json"));
+    return file_bytes(folder_.file("saved.json"));
   }
 
   fixture::TempDir folder_;

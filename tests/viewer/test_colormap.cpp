@@ -1,11 +1,11 @@
-#include "viewer/colormap.h"
+#include "viewer/model/colormap.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {

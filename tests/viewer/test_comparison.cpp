@@ -1,5 +1,5 @@
 // The Compare panel without its window.
-#include "viewer/comparison.h"
+#include "viewer/model/comparison.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

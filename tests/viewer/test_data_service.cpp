@@ -1,5 +1,5 @@
 // The background thread's promises: answers at once, never queues stale work, keeps to its budget.
-#include "viewer/data_service.h"
+#include "viewer/model/data_service.h"
 
 #include <gtest/gtest.h>
 

@@ -12,13 +12,13 @@
 #include <stdexcept>
 #include <thread>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
-#include "decode_record/trace_writer.h"
+#include "decode_record/write/trace_writer.h"
 #include "tests/analysis/trace_maker.h"
 #include "tests/decode_record/trace_fixture.h"
 #include "tests/viewer/view_model_test.h"
-#include "viewer/comparison.h"
+#include "viewer/model/comparison.h"
 
 namespace blockscope {
 namespace {

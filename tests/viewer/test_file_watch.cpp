@@ -1,5 +1,5 @@
 // What the file system says about an open file, and which of its bytes are looked at.
-#include "viewer/file_watch.h"
+#include "viewer/model/file_watch.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // What the panels draw of a MetricResult, against the cells of its arrays.
-#include "viewer/panel_metrics.h"
+#include "viewer/model/panel_metrics.h"
 
 #include <gtest/gtest.h>
 
@@ -10,19 +10,20 @@
 
 #include "analysis/metrics/metrics.h"
 #include "analysis/pass/step_pass.h"
-#include "decode_record/trace_reader.h"
+#include "decode_record/read/trace_reader.h"
 
 namespace blockscope {
 namespace {
 
-const std::string kTrace = std::string(BLOCKSCOPE_SOURCE_DIR) + "/tests/data/trace_schema_1.h5";
+const std::string kMetricsTrace =
+    std::string(BLOCKSCOPE_SOURCE_DIR) + "/tests/data/trace_schema_1.h5";
 
-TraceMeta meta_of_trace() { return TraceReader(kTrace).info().meta; }
+TraceMeta meta_of_trace() { return TraceReader(kMetricsTrace).info().meta; }
 
 MetricResult compute(const std::string& metric) {
   std::vector<std::unique_ptr<StepMetric>> metrics;
   metrics.push_back(metric_by_name(metric).make({}));
-  return run_pass(TraceGroup({kTrace}), metrics, {}).at(0);
+  return run_pass(TraceGroup({kMetricsTrace}), metrics, {}).at(0);
 }
 
 TEST(PanelMetric, EveryChoiceIsInItsResult) {
@@ -54,7 +55,7 @@ TEST(PanelMetric, ATauThatTheTraceLacksHasNoValues) {
   ASSERT_STREQ(choice.metric, "reuse_error");
   choice.tau = 99.0;
   for (const float value : head_grid(result, choice, meta).values) EXPECT_TRUE(std::isnan(value));
-  for (const Curve& curve : head_curves(means_by_step(result, choice), meta).curves) {
+  for (const HeadCurve& curve : head_curves(means_by_step(result, choice), meta).curves) {
     EXPECT_TRUE(curve.steps.empty());
   }
 }
@@ -71,7 +72,7 @@ TEST(PanelMetric, CurvesOfKeyValueHeadsStandAtTheirGroup) {
       const auto kv = static_cast<std::size_t>(
           std::ranges::find(meta.kv_heads, meta.heads[head] / group) - meta.kv_heads.begin());
       std::size_t shown = 0;
-      const Curve& curve = curves.at(layer, head);
+      const HeadCurve& curve = curves.at(layer, head);
       for (std::size_t step = 0; step < recall.axes[2].size(); ++step) {
         const double value = recall.at({layer, kv, step, last_k});
         if (std::isnan(value)) continue;

@@ -1,5 +1,5 @@
 // What the viewer remembers, and paths being typed.
-#include "viewer/settings.h"
+#include "viewer/model/settings.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "tests/decode_record/trace_fixture.h"
 
 namespace blockscope {

@@ -1,17 +1,17 @@
 // What the Draft panel shows of a trace, against rounds that were written down by hand.
-#include "viewer/shown_rounds.h"
+#include "viewer/model/shown_rounds.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "decode_record/error.h"
-#include "decode_record/trace_reader.h"
+#include "decode_record/base/error.h"
+#include "decode_record/read/trace_reader.h"
 #include "tests/analysis/small_set_trace.h"
 #include "tests/viewer/draft_trace.h"
 #include "tests/viewer/view_model_test.h"
-#include "viewer/draft_view.h"
+#include "viewer/model/draft_view.h"
 
 namespace blockscope {
 namespace {

@@ -1,15 +1,15 @@
 // What the Selection panel shows of a step, against sets that were written down by hand and against
 // the metric `selection`.
-#include "viewer/step_keys.h"
+#include "viewer/model/step_keys.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "decode_record/error.h"
-#include "decode_record/trace_reader.h"
+#include "decode_record/base/error.h"
+#include "decode_record/read/trace_reader.h"
 #include "tests/viewer/sparse_trace.h"
 #include "tests/viewer/view_model_test.h"
-#include "viewer/panel_metrics.h"
+#include "viewer/model/panel_metrics.h"
 
 namespace blockscope {
 namespace {

@@ -1,14 +1,14 @@
 // The numbers that panels export.
-#include "viewer/tables.h"
+#include "viewer/model/tables.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "tests/viewer/view_model_test.h"
-#include "viewer/selection_text.h"
+#include "viewer/model/selection_text.h"
 
 namespace blockscope {
 namespace {

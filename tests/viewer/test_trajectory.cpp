@@ -6,12 +6,12 @@
 #include <utility>
 #include <vector>
 
-#include "decode_record/frame_delta.h"
-#include "decode_record/trace_reader.h"
-#include "decode_record/trace_writer.h"
+#include "decode_record/frames/frame_delta.h"
+#include "decode_record/read/trace_reader.h"
+#include "decode_record/write/trace_writer.h"
 #include "tests/decode_record/trace_fixture.h"
-#include "viewer/data_service.h"
-#include "viewer/queries.h"
+#include "viewer/model/data_service.h"
+#include "viewer/model/queries.h"
 
 namespace blockscope::testing {
 namespace {

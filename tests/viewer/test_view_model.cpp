@@ -1,11 +1,11 @@
 // The viewer without its window, on the frozen trace: what is selected stays valid, what is shown
 // is what the file holds.
-#include "viewer/view_model.h"
+#include "viewer/model/view_model.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "decode_record/trace_reader.h"
+#include "decode_record/read/trace_reader.h"
 #include "tests/viewer/view_model_test.h"
 
 namespace blockscope {

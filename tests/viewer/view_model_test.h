@@ -6,7 +6,7 @@
 #include <string>
 #include <thread>
 
-#include "viewer/view_model.h"
+#include "viewer/model/view_model.h"
 
 namespace blockscope::testing {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <string>
 
-#include "decode_record/text.h"
+#include "decode_record/base/text.h"
 #include "viewer/panels/calibration_parts.h"
 
 namespace blockscope {

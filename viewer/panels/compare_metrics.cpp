@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "viewer/comparison.h"
+#include "viewer/model/comparison.h"
 #include "viewer/panels/compare_views.h"
 #include "viewer/panels/heatmap_plot.h"
 
@@ -14,8 +14,6 @@
 
 namespace blockscope {
 namespace {
-
-ImVec4 colour4(Colour colour) { return ImGui::ColorConvertU32ToFloat4(colour); }
 
 struct GridPlace {
   const char* id;

@@ -1,7 +1,7 @@
 // The Compare panel: the active trace (A) beside another one (B). Dense decoding against reuse, a
 // trained model against its backbone: grids and curves with their difference, where the tokens of
 // a sequence part, and the query statistics of a replayed pair (MAGE, arXiv 2602.14209, Table 2).
-#include "viewer/comparison.h"
+#include "viewer/model/comparison.h"
 
 #include <fmt/format.h>
 #include <imgui.h>
@@ -17,7 +17,8 @@
 namespace blockscope {
 namespace {
 
-constexpr std::array<const char*, 4> kModes = {"heads", "steps", "tokens", "query statistics"};
+constexpr std::array<const char*, 4> kCompareViews = {"heads", "steps", "tokens",
+                                                      "query statistics"};
 
 std::string short_name(const OpenDocument& document) {
   return std::filesystem::path(document.path).filename().string();
@@ -75,7 +76,8 @@ void draw_pair_controls(PanelContext& context) {
 void draw_mode_controls(PanelContext& context) {
   PanelState::Compare& state = context.state.compare;
   ImGui::SetNextItemWidth(130.0F * context.scale);
-  ImGui::Combo("##compare-mode", &state.mode, kModes.data(), static_cast<int>(kModes.size()));
+  ImGui::Combo("##compare-mode", &state.mode, kCompareViews.data(),
+               static_cast<int>(kCompareViews.size()));
   if (state.mode > 1) return;
   ImGui::SameLine();
   pick_metric("##compare-metric", state.metric, context.scale);

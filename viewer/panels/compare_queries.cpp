@@ -7,7 +7,7 @@
 #include <array>
 #include <cmath>
 
-#include "viewer/comparison.h"
+#include "viewer/model/comparison.h"
 #include "viewer/panels/compare_views.h"
 
 #include "viewer/panels/plot_axes.h"

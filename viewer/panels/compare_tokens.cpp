@@ -7,8 +7,8 @@
 #include <array>
 #include <cmath>
 
-#include "decode_record/text.h"
-#include "viewer/comparison.h"
+#include "decode_record/base/text.h"
+#include "viewer/model/comparison.h"
 #include "viewer/panels/compare_views.h"
 
 namespace blockscope {

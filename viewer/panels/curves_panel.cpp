@@ -11,7 +11,7 @@
 #include <limits>
 #include <vector>
 
-#include "viewer/panel_metrics.h"
+#include "viewer/model/panel_metrics.h"
 #include "viewer/panels/metric_picker.h"
 #include "viewer/panels/panels.h"
 #include "viewer/panels/plot_axes.h"
@@ -25,9 +25,7 @@ using Mode = PanelState::Curves::Mode;
 constexpr std::array<Colour, 6> kLineColours = {kGreen,     kPurple,    kSkyBlue,
                                                 kVermilion, 0xFF42E4F0, 0xFF8C8C8C};
 
-ImVec4 colour4(Colour colour) { return ImGui::ColorConvertU32ToFloat4(colour); }
-
-void plot_curve(const std::string& label, const Curve& curve, const ImPlotSpec& spec) {
+void plot_curve(const std::string& label, const HeadCurve& curve, const ImPlotSpec& spec) {
   ImPlot::PlotLine(label.c_str(), curve.steps.data(), curve.values.data(),
                    static_cast<int>(curve.steps.size()), spec);
 }
@@ -144,7 +142,7 @@ void draw_over_steps(PanelContext& context, const std::shared_ptr<const MetricPa
     plot_curve(fmt::format("layer {}, head {}", meta.layers[kept.layer], meta.heads[kept.head]),
                curves.at(kept.layer, kept.head), spec);
   }
-  const Curve& selected = curves.at(at.layer, at.head);
+  const HeadCurve& selected = curves.at(at.layer, at.head);
   plot_curve(fmt::format("head {} (n = {})###selected", meta.heads[at.head], selected.terms),
              selected, strong(kExternalColour, context.scale));
   step_cursor(model);
@@ -259,11 +257,11 @@ void draw_curves_panel(PanelContext& context) {
   ViewModel& model = context.model;
   if (model.block() == nullptr) return explain_missing("No trace is open.");
   PanelState::Curves& state = context.state.curves;
-  constexpr const char* kModes[] = {"over steps", "A_in, A_out per head", "recall for several k",
-                                    "union sizes"};
+  constexpr const char* kPlotModes[] = {"over steps", "A_in, A_out per head",
+                                        "recall for several k", "union sizes"};
   int mode = static_cast<int>(state.mode);
   ImGui::SetNextItemWidth(172.0F * context.scale);
-  if (ImGui::Combo("##mode", &mode, kModes, IM_ARRAYSIZE(kModes))) state.mode = Mode{mode};
+  if (ImGui::Combo("##mode", &mode, kPlotModes, IM_ARRAYSIZE(kPlotModes))) state.mode = Mode{mode};
   ImGui::SameLine();
   pick_scope("##scope", state.scope, context.scale);
   if (state.mode == Mode::over_steps) {

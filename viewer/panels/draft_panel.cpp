@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "decode_record/text.h"
+#include "decode_record/base/text.h"
 #include "viewer/panels/draft_parts.h"
 #include "viewer/panels/plot_axes.h"
 
@@ -28,7 +28,7 @@ const DraftValues& values_of(DraftState& state, const std::shared_ptr<const Show
   return state.values;
 }
 
-void draw_controls(PanelContext& context) {
+void draw_draft_controls(PanelContext& context) {
   DraftState& state = context.state.draft;
   constexpr std::array<const char*, 2> kViews = {"rounds", "answer"};
   int view = state.answer ? 1 : 0;
@@ -199,7 +199,7 @@ void draw_survival(const PanelContext& context, const DraftTotals& totals, ImVec
 
 void draw_head(PanelContext& context, const std::shared_ptr<const ShownRounds>& rounds) {
   DraftState& state = context.state.draft;
-  draw_controls(context);
+  draw_draft_controls(context);
   const auto totals = context.model.draft_totals();
   if (!ready_or_explain(totals)) return;
   draw_summary(context, *totals.value, *rounds);

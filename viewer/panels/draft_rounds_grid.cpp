@@ -12,7 +12,7 @@
 namespace blockscope {
 namespace {
 
-struct Grid {
+struct RoundsGrid {
   const ShownRounds& rounds;
   ImVec2 origin;  ///< of the first round's certain token, scrolled
   ImVec2 corner;  ///< upper left one of what can be seen
@@ -55,7 +55,7 @@ std::string fitted(std::string label, float wide) {
 }
 
 /// `raised`: pixels above the cell's middle.
-void draw_label(const Grid& grid, ImVec2 low, Colour colour, const std::string& token,
+void draw_label(const RoundsGrid& grid, ImVec2 low, Colour colour, const std::string& token,
                 float raised = 0.0F) {
   const std::string label = fitted(token, grid.cell.x - 6.0F);
   const ImVec2 high(low.x + grid.cell.x - 2.0F, low.y + grid.cell.y - 1.0F);
@@ -68,7 +68,7 @@ void draw_label(const Grid& grid, ImVec2 low, Colour colour, const std::string& 
 }
 
 /// A token of the target: outlined, on nothing.
-void draw_target(const Grid& grid, ImVec2 low, std::int32_t token) {
+void draw_target(const RoundsGrid& grid, ImVec2 low, std::int32_t token) {
   if (token < 0) return;
   const ImVec2 high(low.x + grid.cell.x - 2.0F, low.y + grid.cell.y - 1.0F);
   ImDrawList* draw = ImGui::GetWindowDrawList();
@@ -106,7 +106,7 @@ Look look_of(const PanelContext& context, const ShownRounds::Cell& cell, DraftOu
   return {fill, readable_on(fill)};
 }
 
-void draw_drafted(const PanelContext& context, const Grid& grid, std::size_t index,
+void draw_drafted(const PanelContext& context, const RoundsGrid& grid, std::size_t index,
                   std::int32_t position) {
   const ShownRounds::Round& round = grid.rounds.rounds[index];
   const ShownRounds::Cell& cell = grid.rounds.cell(index, position);
@@ -134,7 +134,7 @@ void draw_drafted(const PanelContext& context, const Grid& grid, std::size_t ind
              values && outcome == DraftOutcome::behind ? grid.cell.y * 0.1F : 0.0F);
 }
 
-void draw_round(const PanelContext& context, const Grid& grid, std::size_t index) {
+void draw_round(const PanelContext& context, const RoundsGrid& grid, std::size_t index) {
   const ShownRounds::Round& round = grid.rounds.rounds[index];
   const std::int32_t block = grid.rounds.block_length;
   const ImVec2 first(grid.left(0), grid.top(index));
@@ -154,7 +154,7 @@ void draw_round(const PanelContext& context, const Grid& grid, std::size_t index
 }
 
 /// Number and acceptance of each round, beside what scrolls, and the positions above it.
-void draw_margins(const PanelContext& context, const Grid& grid) {
+void draw_margins(const PanelContext& context, const RoundsGrid& grid) {
   ImDrawList* draw = ImGui::GetWindowDrawList();
   const Colour back = ImGui::GetColorU32(ImGuiCol_WindowBg);
   const Colour faint = ImGui::GetColorU32(ImGuiCol_TextDisabled);
@@ -189,7 +189,7 @@ void draw_margins(const PanelContext& context, const Grid& grid) {
   draw->AddText(ImVec2(grid.corner.x + 4.0F, grid.corner.y), faint, "round");
 }
 
-void hover_and_click(PanelContext& context, const Grid& grid) {
+void hover_and_click_rounds(PanelContext& context, const RoundsGrid& grid) {
   if (!ImGui::IsItemHovered()) return;
   const ImVec2 mouse = ImGui::GetMousePos();
   if (mouse.y < grid.corner.y + grid.header) return;
@@ -237,15 +237,15 @@ void draw_draft_rounds(PanelContext& context, const ShownRounds& rounds) {
       "cells",
       ImVec2(gutter + cell.x * columns,
              header + pitch * static_cast<float>(std::max<std::size_t>(1, rounds.rounds.size()))));
-  const Grid grid{rounds,
-                  ImVec2(start.x + gutter, start.y + header),
-                  ImGui::GetWindowPos(),
-                  ImGui::GetWindowSize(),
-                  gutter,
-                  header,
-                  cell,
-                  pitch,
-                  seen_lines(rounds.rounds.size(), pitch)};
+  const RoundsGrid grid{rounds,
+                        ImVec2(start.x + gutter, start.y + header),
+                        ImGui::GetWindowPos(),
+                        ImGui::GetWindowSize(),
+                        gutter,
+                        header,
+                        cell,
+                        pitch,
+                        seen_lines(rounds.rounds.size(), pitch)};
   context.state.draft.drawn = grid.seen;
   if (here >= grid.seen.first && here < grid.seen.last) {
     ImGui::GetWindowDrawList()->AddRectFilled(
@@ -257,7 +257,7 @@ void draw_draft_rounds(PanelContext& context, const ShownRounds& rounds) {
     draw_round(context, grid, index);
   }
   draw_margins(context, grid);
-  hover_and_click(context, grid);
+  hover_and_click_rounds(context, grid);
   ImGui::EndChild();
 }
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "viewer/draft_view.h"
+#include "viewer/model/draft_view.h"
 #include "viewer/panels/token_lines.h"
 
 namespace blockscope {

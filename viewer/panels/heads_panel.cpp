@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <imgui.h>
 
-#include "viewer/panel_metrics.h"
+#include "viewer/model/panel_metrics.h"
 #include "viewer/panels/calibration_parts.h"
 #include "viewer/panels/heatmap_plot.h"
 #include "viewer/panels/metric_picker.h"

@@ -16,7 +16,8 @@
 namespace blockscope {
 namespace {
 
-constexpr std::array<const char*, 3> kModes = {"token x token", "step x step", "top-k positions"};
+constexpr std::array<const char*, 3> kHeatmapModes = {"token x token", "step x step",
+                                                      "top-k positions"};
 
 struct Side {
   const char* name;
@@ -44,11 +45,11 @@ void pick_step(PanelContext& context) {
   ImGui::EndCombo();
 }
 
-void draw_controls(PanelContext& context) {
+void draw_heatmap_controls(PanelContext& context) {
   PanelState::Heatmap& state = context.state.heatmap;
   Appearance& appearance = context.appearance;
   ImGui::SetNextItemWidth(140.0F * context.scale);
-  ImGui::Combo("##mode", &state.mode, kModes.data(), static_cast<int>(kModes.size()));
+  ImGui::Combo("##mode", &state.mode, kHeatmapModes.data(), static_cast<int>(kHeatmapModes.size()));
   if (state.mode == 0) pick_step(context);
   if (state.mode != 2) {
     ImGui::SameLine();
@@ -168,7 +169,7 @@ void draw_sets(PanelContext& context) {
 void draw_heatmap_panel(PanelContext& context) {
   ViewModel& model = context.model;
   if (model.step() == nullptr) return explain_missing("No denoising step is selected.");
-  draw_controls(context);
+  draw_heatmap_controls(context);
   const TraceMeta& meta = model.overview()->info.meta;
   const int mode = context.state.heatmap.mode;
   const RecordLevel needed = mode == 2 ? RecordLevel::sets : RecordLevel::outputs;

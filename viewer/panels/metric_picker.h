@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "viewer/panel_metrics.h"
+#include "viewer/model/panel_metrics.h"
 
 namespace blockscope {
 

@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "viewer/calibration_edit.h"
-#include "viewer/comparison.h"
-#include "viewer/panel_metrics.h"
+#include "viewer/model/calibration_edit.h"
+#include "viewer/model/comparison.h"
+#include "viewer/model/panel_metrics.h"
+#include "viewer/model/view_model.h"
 #include "viewer/panels/draft_state.h"
 #include "viewer/panels/selection_state.h"
-#include "viewer/view_model.h"
 
 namespace blockscope {
 

@@ -2,10 +2,10 @@
 // in the cache.
 #include <nlohmann/json.hpp>
 
-#include "viewer/draft_view.h"
+#include "viewer/model/draft_view.h"
+#include "viewer/model/tables.h"
 #include "viewer/panels/calibration_parts.h"
 #include "viewer/panels/panels.h"
-#include "viewer/tables.h"
 
 namespace blockscope {
 namespace {

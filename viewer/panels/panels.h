@@ -5,11 +5,11 @@
 #include <optional>
 #include <string>
 
-#include "viewer/colormap.h"
-#include "viewer/csv_table.h"
+#include "viewer/model/colormap.h"
+#include "viewer/model/csv_table.h"
+#include "viewer/model/settings.h"
 #include "viewer/panels/panel_state.h"
-#include "viewer/settings.h"
-#include "viewer/textures.h"
+#include "viewer/panels/textures.h"
 
 namespace blockscope {
 

@@ -5,8 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "decode_record/imported_trajectory.h"
-#include "decode_record/text.h"
+#include "decode_record/base/text.h"
+#include "decode_record/interchange/imported_trajectory.h"
 #include "viewer/panels/panels.h"
 
 namespace blockscope {

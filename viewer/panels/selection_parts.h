@@ -1,7 +1,7 @@
 // The parts of the Selection panel below its controls and numbers.
 #pragma once
 
-#include "viewer/colormap.h"
+#include "viewer/model/colormap.h"
 #include "viewer/panels/panels.h"
 
 namespace blockscope {

@@ -7,8 +7,8 @@
 #include <optional>
 #include <vector>
 
+#include "viewer/model/step_keys.h"
 #include "viewer/panels/token_lines.h"
-#include "viewer/step_keys.h"
 
 namespace blockscope {
 

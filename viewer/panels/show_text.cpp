@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {
@@ -18,7 +18,7 @@ namespace {
 constexpr std::array<std::string_view, 3> kHeatmaps = {"tokens", "steps", "sets"};
 constexpr std::array<std::string_view, 3> kScopes = {"trace", "sequence", "block"};
 constexpr std::array<std::string_view, 4> kCompareModes = {"heads", "steps", "tokens", "queries"};
-constexpr std::array<std::string_view, 2> kAgainst = {"read", "first"};
+constexpr std::array<std::string_view, 2> kAgainstWords = {"read", "first"};
 /// Curves that are no metric over steps.
 constexpr std::array<std::string_view, 3> kCurveModes = {"heads", "recall-sizes", "unions"};
 
@@ -59,7 +59,7 @@ bool show(const std::string& what, const std::string& value, PanelState& state) 
     return mode.has_value();
   }
   if (what == "selection") {
-    const auto against = index_in(kAgainst, value);
+    const auto against = index_in(kAgainstWords, value);
     if (against) state.selection.against = static_cast<KeysAgainst>(*against);
     return against.has_value();
   }
@@ -100,7 +100,7 @@ std::string show_text_help() {
       "heads=METRIC, curves=METRIC or {}, heatmap={}, selection={}, draft={}|{}, compare={}, "
       "scope={}; "
       "METRIC: {}",
-      fmt::join(kCurveModes, " or "), fmt::join(kHeatmaps, "|"), fmt::join(kAgainst, "|"),
+      fmt::join(kCurveModes, " or "), fmt::join(kHeatmaps, "|"), fmt::join(kAgainstWords, "|"),
       fmt::join(draft_colour_names(), "|"), kDraftAnswer, fmt::join(kCompareModes, "|"),
       fmt::join(kScopes, "|"), fmt::join(metric_names(), ", "));
 }

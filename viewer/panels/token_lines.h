@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "viewer/data_service.h"
+#include "viewer/model/data_service.h"
 
 namespace blockscope {
 

@@ -41,14 +41,14 @@ void draw_controls(PanelContext& context, std::int32_t t, std::int32_t last) {
   context.model.move_step(1);
 }
 
-struct Grid {
+struct TrajectoryGrid {
   const Trajectory& trajectory;
   std::int32_t now;
   ImVec2 origin, cell;
   std::int32_t first_row, last_row;  // that can be seen
 };
 
-void draw_grid(PanelContext& context, const Grid& grid) {
+void draw_grid(PanelContext& context, const TrajectoryGrid& grid) {
   ImDrawList* draw = ImGui::GetWindowDrawList();
   const float header = grid.cell.y;
   const ImVec2 clip_low = ImGui::GetWindowPos();
@@ -113,7 +113,7 @@ void draw_grid(PanelContext& context, const Grid& grid) {
   }
 }
 
-void hover_and_click(PanelContext& context, const Grid& grid) {
+void hover_and_click_grid(PanelContext& context, const TrajectoryGrid& grid) {
   if (!ImGui::IsItemHovered()) return;
   const ImVec2 mouse = ImGui::GetMousePos();
   const auto position =
@@ -183,7 +183,7 @@ void draw_trajectory_panel(PanelContext& context) {
                          ImVec2(std::max(1.0F, cell.x * static_cast<float>(trajectory.gen_length)),
                                 cell.y * static_cast<float>(rows + 1)));
   const float above = ImGui::GetScrollY() / cell.y;
-  const Grid grid{
+  const TrajectoryGrid grid{
       trajectory,
       t,
       origin,
@@ -192,7 +192,7 @@ void draw_trajectory_panel(PanelContext& context) {
       std::clamp(static_cast<std::int32_t>(above + ImGui::GetWindowHeight() / cell.y) + 1, 0,
                  rows)};
   draw_grid(context, grid);
-  hover_and_click(context, grid);
+  hover_and_click_grid(context, grid);
   ImGui::EndChild();
 }
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/decode/decoder.h"
 #include "tests/support/tiny_model.h"
 

@@ -10,7 +10,7 @@
 #include <iterator>
 #include <string>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope::test {
 

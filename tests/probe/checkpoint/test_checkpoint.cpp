@@ -7,7 +7,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "decode_record/sha256.h"
+#include "decode_record/base/sha256.h"
 #include "probe/checkpoint/checkpoint.h"
 #include "tests/probe/checkpoint/checkpoint_fixture.h"
 

@@ -1,5 +1,5 @@
 // Every key of a config.json is read, known to change nothing, or refused by name, in all families.
-// The key sets are those of published files; the ones marked "transformers 5" are what its
+// The key sets are those of published_keys files; the ones marked "transformers 5" are what its
 // save_pretrained writes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ json joined(json first, const json& second) {
   return first;
 }
 
-const json kQwen = json::parse(R"({"attention_dropout": 0.0, "bos_token_id": 151643,
+const json kQwen = json::parse_keys(R"({"attention_dropout": 0.0, "bos_token_id": 151643,
     "eos_token_id": 151645, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
     "intermediate_size": 6144, "max_position_embeddings": 32768, "max_window_layers": 28,
     "num_attention_heads": 16, "num_hidden_layers": 4, "num_key_value_heads": 8,
@@ -32,21 +32,22 @@ const json kQwen = json::parse(R"({"attention_dropout": 0.0, "bos_token_id": 151
     "use_cache": true, "use_sliding_window": false, "vocab_size": 152064})");
 const json kQwen3 =
     joined(kQwen, {{"attention_bias", false}, {"head_dim", 128}, {"rope_scaling", nullptr}});
-const json kExperts = json::parse(R"({"decoder_sparse_step": 1, "mlp_only_layers": [],
+const json kExperts = json::parse_keys(R"({"decoder_sparse_step": 1, "mlp_only_layers": [],
     "moe_intermediate_size": 768, "norm_topk_prob": true, "num_experts": 128,
     "num_experts_per_tok": 8, "output_router_logits": false, "router_aux_loss_coef": 0.001})");
-const json kSdar = joined(kQwen3, json::parse(R"({"auto_map": {"AutoConfig": "c.C"},
+const json kSdar = joined(kQwen3, json::parse_keys(R"({"auto_map": {"AutoConfig": "c.C"},
     "attn_implementation": "flex_attention", "debug": false, "block_size": 4,
     "mask_token_id": 151669, "ep_size": 1, "fuse_cross_entropy": true, "micro_forward": false,
     "skip_checkpoint": false, "use_deepep": false, "tie_word_embeddings": false})"));
 const json kFullAttention = {"full_attention", "full_attention", "full_attention",
                              "full_attention"};
 // transformers 5
-const json kSaved = json::parse(R"({"dtype": "bfloat16", "torch_dtype": null, "rope_theta": null,
+const json kSaved =
+    json::parse_keys(R"({"dtype": "bfloat16", "torch_dtype": null, "rope_theta": null,
     "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "pad_token_id": null})");
 
 /// name -> config.json
-const std::map<std::string, json>& published() {
+const std::map<std::string, json>& published_keys() {
   static const std::map<std::string, json> configs = {
       {"SDAR-8B-Chat, TraDo",
        joined(kSdar, {{"model_type", "sdar"}, {"architectures", {"SDARForCausalLM"}}})},
@@ -86,7 +87,8 @@ const std::map<std::string, json>& published() {
                                          {"bd_size", 32},
                                          {"layer_types", kFullAttention},
                                          {"rope_scaling", nullptr}})},
-      {"LLaDA-8B-Instruct, LLaDA-1.5", json::parse(R"({"activation_type": "silu", "alibi": false,
+      {"LLaDA-8B-Instruct, LLaDA-1.5",
+       json::parse_keys(R"({"activation_type": "silu", "alibi": false,
           "alibi_bias_max": 8.0, "architectures": ["LLaDAModelLM"], "attention_dropout": 0.0,
           "attention_layer_norm": false, "attention_layer_norm_with_affine": true,
           "auto_map": {"AutoConfig": "configuration_llada.LLaDAConfig"},
@@ -102,7 +104,7 @@ const std::map<std::string, json>& published() {
           "rms_norm_eps": 1e-05, "rope": true, "rope_full_precision": true,
           "rope_theta": 500000.0, "scale_logits": false, "transformers_version": "4.46.3",
           "use_cache": false, "vocab_size": 126464, "weight_tying": false})")},
-      {"LLaDA2.0-mini, LLaDA2.1-mini", json::parse(R"({"architectures": ["LLaDA2MoeModelLM"],
+      {"LLaDA2.0-mini, LLaDA2.1-mini", json::parse_keys(R"({"architectures": ["LLaDA2MoeModelLM"],
           "attention_dropout": 0.0, "auto_map": {"AutoConfig": "c.C"}, "dtype": "bfloat16",
           "embedding_dropout": 0.0, "eos_token_id": 156892, "first_k_dense_replace": 1,
           "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
@@ -153,10 +155,12 @@ const std::map<std::string, json>& published() {
   return configs;
 }
 
-void parse(const json& config) { parse_model_config({.folder = "/m", .config = config.dump()}); }
+void parse_keys(const json& config) {
+  parse_model_config({.folder = "/m", .config = config.dump()});
+}
 
 TEST(ConfigKeys, ThePublishedKeySetsAreTaken) {
-  for (const auto& [name, config] : published()) EXPECT_NO_THROW(parse(config)) << name;
+  for (const auto& [name, config] : published_keys()) EXPECT_NO_THROW(parse_keys(config)) << name;
 }
 
 TEST(ConfigKeys, AKeyThatNobodyReadsIsRefusedByNameInEveryFamily) {
@@ -181,11 +185,11 @@ TEST(ConfigKeys, AKeyThatNobodyReadsIsRefusedByNameInEveryFamily) {
                                                           {"quantization_config", {{"bits", 4}}},
                                                           {"_sliding_window_pattern", 6},
                                                           {"a_key_of_tomorrow", 0}};
-  for (const auto& [name, config] : published()) {
+  for (const auto& [name, config] : published_keys()) {
     for (const auto& [key, value] : keys) {
       SCOPED_TRACE(name + ": " + key);
       EXPECT_THAT(checkpoint_error([&] {
-                    parse(joined(config, {{key, value}}));
+                    parse_keys(joined(config, {{key, value}}));
                   }),
                   AllOf(HasSubstr("/m/config.json"), HasSubstr("key \"" + key + "\""),
                         HasSubstr("HINT: ")));
@@ -200,14 +204,14 @@ TEST(ConfigKeys, NothingAndTheValueThatChangesNothingAreTaken) {
                         {"drop_tokens", false},         {"pruned_heads", json::object()},
                         {"chunk_size_feed_forward", 0}, {"id2label", {{"0", "LABEL_0"}}},
                         {"_name_or_path", "org/name"},  {"repetition_penalty", 1.05}};
-  for (const auto& [name, config] : published()) {
-    EXPECT_NO_THROW(parse(joined(config, neutral))) << name;
+  for (const auto& [name, config] : published_keys()) {
+    EXPECT_NO_THROW(parse_keys(joined(config, neutral))) << name;
   }
 }
 
 TEST(ConfigKeys, AllUnknownKeysAreNamedAtOnce) {
-  const json config = joined(published().at("Qwen3"), {{"x_first", 1}, {"x_second", 2}});
-  EXPECT_THAT(checkpoint_error([&] { parse(config); }),
+  const json config = joined(published_keys().at("Qwen3"), {{"x_first", 1}, {"x_second", 2}});
+  EXPECT_THAT(checkpoint_error([&] { parse_keys(config); }),
               AllOf(HasSubstr("key \"x_first\": expected no such key"), HasSubstr("got 1"),
                     HasSubstr("(also x_second)")));
 }
@@ -216,14 +220,14 @@ TEST(ConfigKeys, LayerTypesAreCounted) {
   for (const std::size_t count : {0u, 3u, 5u}) {
     const json types = std::vector<std::string>(count, "full_attention");
     EXPECT_THAT(checkpoint_error([&] {
-                  parse(joined(published().at("Qwen3"), {{"layer_types", types}}));
+                  parse_keys(joined(published_keys().at("Qwen3"), {{"layer_types", types}}));
                 }),
                 HasSubstr("\"full_attention\" for every layer (4)"));
   }
 }
 
 TEST(ConfigKeys, KeysOfInnerObjectsFollowTheRule) {
-  const json zlab = published().at("Qwen3-8B-DFlash-b16");
+  const json zlab = published_keys().at("Qwen3-8B-DFlash-b16");
   for (const auto& [key, value] : std::map<std::string, json>{{"projector_type", "domino"},
                                                               {"sample_from_anchor", true},
                                                               {"attention_mode", "mla"},
@@ -231,25 +235,25 @@ TEST(ConfigKeys, KeysOfInnerObjectsFollowTheRule) {
                                                               {"temperature", 0.5}}) {
     json config = zlab;
     config["dflash_config"][key] = value;
-    EXPECT_THAT(checkpoint_error([&] { parse(config); }),
+    EXPECT_THAT(checkpoint_error([&] { parse_keys(config); }),
                 HasSubstr("config.json:dflash_config: key \"" + key + "\""));
   }
-  json outer = published().at("a draft of speculators");
+  json outer = published_keys().at("a draft of speculators");
   outer["layer_types"] = {"full_attention", "full_attention", "full_attention",
                           "sliding_attention"};
-  EXPECT_THAT(checkpoint_error([&] { parse(outer); }), HasSubstr("key \"layer_types\""));
-  json inner = published().at("a draft of speculators");
+  EXPECT_THAT(checkpoint_error([&] { parse_keys(outer); }), HasSubstr("key \"layer_types\""));
+  json inner = published_keys().at("a draft of speculators");
   inner["transformer_layer_config"]["logits_scaling"] = 2;
-  EXPECT_THAT(checkpoint_error([&] { parse(inner); }),
+  EXPECT_THAT(checkpoint_error([&] { parse_keys(inner); }),
               HasSubstr("transformer_layer_config: key \"logits_scaling\""));
 }
 
 TEST(ConfigKeys, DraftsOfOtherKindsAreRefused) {
-  const json zlab = published().at("Qwen3-8B-DFlash-b16");
-  const json own = published().at("a draft of speculators");
+  const json zlab = published_keys().at("Qwen3-8B-DFlash-b16");
+  const json own = published_keys().at("a draft of speculators");
   const auto refused = [](json config, const char* key, const json& value) {
     config[key] = value;
-    EXPECT_THAT(checkpoint_error([&] { parse(config); }), HasSubstr(std::string(key) + "\""));
+    EXPECT_THAT(checkpoint_error([&] { parse_keys(config); }), HasSubstr(std::string(key) + "\""));
   };
   for (const json& config : {zlab, own}) {
     refused(config, "architectures", {"LlamaForCausalLMEagle3"});
@@ -261,13 +265,13 @@ TEST(ConfigKeys, DraftsOfOtherKindsAreRefused) {
   refused(own, "speculators_model_type", "eagle3");
   json twice = zlab;
   twice["dflash_config"]["target_layer_ids"] = {1, 9, 17, 9, 33};
-  EXPECT_THAT(checkpoint_error([&] { parse(twice); }), HasSubstr("every layer once"));
+  EXPECT_THAT(checkpoint_error([&] { parse_keys(twice); }), HasSubstr("every layer once"));
   json two_blocks = zlab;
   two_blocks["dflash_config"]["block_size"] = 8;
-  EXPECT_THAT(checkpoint_error([&] { parse(two_blocks); }), HasSubstr("16 as outside of it"));
+  EXPECT_THAT(checkpoint_error([&] { parse_keys(two_blocks); }), HasSubstr("16 as outside of it"));
   json llama = own;
   llama["transformer_layer_config"]["model_type"] = "llama";
-  EXPECT_THAT(checkpoint_error([&] { parse(llama); }), HasSubstr("\"qwen3\", got \"llama\""));
+  EXPECT_THAT(checkpoint_error([&] { parse_keys(llama); }), HasSubstr("\"qwen3\", got \"llama\""));
 }
 
 }  // namespace

@@ -37,17 +37,17 @@ json zlab_json(int layers, int target_layers) {
   return config;
 }
 
-ModelConfig parse(const json& config) {
+ModelConfig parse_draft(const json& config) {
   return parse_model_config({.folder = "/m", .config = config.dump()});
 }
 
 TEST(DraftConfig, DefaultTargetLayersAreThoseThatPythonRoundsTo) {
-  const json table = json::parse(test::read_text(test::kData / "draft_target_layers.json"));
+  const json table = json::parse_draft(test::read_text(test::kData / "draft_target_layers.json"));
   size_t compared = 0;
   for (int target = 6; target <= 40; ++target) {
     for (int draft = 1; draft <= 8; ++draft, ++compared) {
       const std::string key = std::to_string(target) + "x" + std::to_string(draft);
-      EXPECT_EQ(parse(zlab_json(draft, target)).draft->target_layers,
+      EXPECT_EQ(parse_draft(zlab_json(draft, target)).draft->target_layers,
                 table.at(key).get<std::vector<std::int64_t>>())
           << key;
     }
@@ -57,14 +57,14 @@ TEST(DraftConfig, DefaultTargetLayersAreThoseThatPythonRoundsTo) {
 
 TEST(DraftConfig, HalvesAreRoundedToTheEvenLayer) {
   // 1 + 5 / 2 = 3.5 and 1 + 3 / 2 = 2.5
-  EXPECT_THAT(parse(zlab_json(3, 9)).draft->target_layers, ElementsAre(1, 4, 6));
-  EXPECT_THAT(parse(zlab_json(3, 7)).draft->target_layers, ElementsAre(1, 2, 4));
+  EXPECT_THAT(parse_draft(zlab_json(3, 9)).draft->target_layers, ElementsAre(1, 4, 6));
+  EXPECT_THAT(parse_draft(zlab_json(3, 7)).draft->target_layers, ElementsAre(1, 2, 4));
 }
 
 TEST(DraftConfig, ReadsTheLayoutOfZLab) {
   json config = zlab_json(2, 8);
   config["dflash_config"]["target_layer_ids"] = {6, 0, 7};
-  const ModelConfig model = parse(config);
+  const ModelConfig model = parse_draft(config);
   ASSERT_TRUE(model.draft.has_value());
   EXPECT_EQ(model.model_type, "dflash");
   EXPECT_THAT(model.draft->target_layers, ElementsAre(6, 0, 7));
@@ -74,7 +74,7 @@ TEST(DraftConfig, ReadsTheLayoutOfZLab) {
   EXPECT_EQ(model.block_length->value, 16);
   config.erase("block_size");
   config["dflash_config"]["block_size"] = 4;
-  EXPECT_EQ(parse(config).draft->block_size, 4);
+  EXPECT_EQ(parse_draft(config).draft->block_size, 4);
 }
 
 TEST(DraftConfig, ReadsTheLayoutOfSpeculators) {
@@ -84,7 +84,7 @@ TEST(DraftConfig, ReadsTheLayoutOfSpeculators) {
                        {"draft_vocab_size", 50},
                        {"aux_hidden_state_layer_ids", {2, 5}},
                        {"transformer_layer_config", shape_json(3)}};
-  const ModelConfig model = parse(config);
+  const ModelConfig model = parse_draft(config);
   ASSERT_TRUE(model.draft.has_value());
   // Hidden state 2 is the output of layer 1.
   EXPECT_THAT(model.draft->target_layers, ElementsAre(1, 4));
@@ -96,10 +96,11 @@ TEST(DraftConfig, ReadsTheLayoutOfSpeculators) {
 }
 
 TEST(DraftConfig, DefaultLayersNeedATargetThatHasThem) {
-  EXPECT_THAT(checkpoint_error([] { parse(zlab_json(3, 2)); }), HasSubstr("target_layer_ids"));
+  EXPECT_THAT(checkpoint_error([] { parse_draft(zlab_json(3, 2)); }),
+              HasSubstr("target_layer_ids"));
   json config = zlab_json(3, 9);
   config.erase("num_target_layers");
-  EXPECT_THAT(checkpoint_error([&] { parse(config); }), HasSubstr("num_target_layers"));
+  EXPECT_THAT(checkpoint_error([&] { parse_draft(config); }), HasSubstr("num_target_layers"));
 }
 
 }  // namespace

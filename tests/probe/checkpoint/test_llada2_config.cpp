@@ -18,7 +18,7 @@ using testing::HasSubstr;
 
 /// dFactory, configs/model_configs/llada2_mini/config.json.
 json mini_json() {
-  return json::parse(R"({"architectures": ["LLaDA2MoeModelLM"], "attention_dropout": 0.0,
+  return json::parse_llada2(R"({"architectures": ["LLaDA2MoeModelLM"], "attention_dropout": 0.0,
     "num_hidden_layers": 20, "hidden_size": 2048, "intermediate_size": 5120,
     "first_k_dense_replace": 1, "hidden_act": "silu", "max_position_embeddings": 16384,
     "model_type": "llada2_moe", "moe_intermediate_size": 512, "norm_topk_prob": true,
@@ -41,12 +41,12 @@ json with(const std::string& key, const json& value) {
   return config;
 }
 
-ModelConfig parse(const json& config) {
+ModelConfig parse_llada2(const json& config) {
   return parse_model_config({.folder = "/m", .config = config.dump()});
 }
 
 TEST(Llada2Config, ReadsThePublishedKeys) {
-  const ModelConfig config = parse(mini_json());
+  const ModelConfig config = parse_llada2(mini_json());
   ASSERT_TRUE(config.moe.has_value());
   EXPECT_EQ(config.moe->num_experts, 256);
   EXPECT_EQ(config.moe->experts_per_token, 8);
@@ -64,7 +64,7 @@ TEST(Llada2Config, ReadsThePublishedKeys) {
   EXPECT_FALSE(config.attention_output_bias);
   EXPECT_EQ(require_mask_token_id(config), 156895);
   EXPECT_EQ(require_block_length(config), 32);
-  const json table = json::parse(resolved_json(config));
+  const json table = json::parse_llada2(resolved_json(config));
   EXPECT_EQ(table.at("mask_token_id").at("source"), "architecture table");
   EXPECT_EQ(table.at("expert_groups").at("source"), "config.json:n_group");
   EXPECT_EQ(table.at("expert_layers").at("source"), "first_k_dense_replace");
@@ -72,7 +72,7 @@ TEST(Llada2Config, ReadsThePublishedKeys) {
 }
 
 TEST(Llada2Config, NamesTheTensorsOfThePublishedLayout) {
-  const auto tensors = expected_tensors(parse(mini_json()));
+  const auto tensors = expected_tensors(parse_llada2(mini_json()));
   const auto shape_of = [&](const std::string& name) {
     for (const ExpectedTensor& tensor : tensors) {
       if (tensor.name == name) return tensor.shape;
@@ -91,7 +91,7 @@ TEST(Llada2Config, NamesTheTensorsOfThePublishedLayout) {
   EXPECT_EQ(shape_of("model.layers.3.mlp.shared_experts.up_proj.weight"), (Shape{512, 2048}));
   EXPECT_EQ(shape_of("model.layers.0.mlp.gate.weight"), Shape{});
   EXPECT_EQ(shape_of("model.layers.3.attention.query_key_value.bias"), Shape{});
-  const auto with_bias = expected_tensors(parse(with("use_qkv_bias", true)));
+  const auto with_bias = expected_tensors(parse_llada2(with("use_qkv_bias", true)));
   EXPECT_EQ(with_bias.size(), tensors.size() + 20);
 }
 
@@ -132,21 +132,21 @@ TEST(Llada2Config, RefusesEveryOtherValueByItsKey) {
       {"hidden_act", "gelu"},
       {"use_sliding_window", true}};
   for (const auto& [key, value] : refused) {
-    EXPECT_THAT(checkpoint_error([&] { parse(with(key, value)); }),
+    EXPECT_THAT(checkpoint_error([&] { parse_llada2(with(key, value)); }),
                 HasSubstr("key \"" + key + "\""))
         << value;
   }
 }
 
 TEST(Llada2Config, RefusesTheStackedTrainingLayoutWithTheWayOut) {
-  EXPECT_THAT(checkpoint_error([] { parse(with("model_type", "llada2_moe_veomni")); }),
+  EXPECT_THAT(checkpoint_error([] { parse_llada2(with("model_type", "llada2_moe_veomni")); }),
               HasSubstr("moe_convertor.py"));
 }
 
 TEST(Llada2Config, OneExpertKeepsItsScoreAndNoSharedOneIsNoWidth) {
   json config = with("num_experts_per_tok", 1);
   config["num_shared_experts"] = nullptr;
-  const ModelConfig parsed = parse(config);
+  const ModelConfig parsed = parse_llada2(config);
   EXPECT_FALSE(parsed.moe->normalise);
   EXPECT_EQ(parsed.moe->shared_size, 0);
 }

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "tests/support/tiny_model.h"
 
 namespace blockscope {

@@ -12,7 +12,7 @@
 #include <set>
 #include <vector>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "tests/support/recompute.h"
 #include "tests/support/tiny_model.h"
 

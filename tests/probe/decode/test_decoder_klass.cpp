@@ -23,7 +23,7 @@ DecodeOptions klass_options() {
 }
 
 /// The tokens that each denoising step of one sequence took.
-std::vector<size_t> taken_by_step(const PassLog& log) {
+std::vector<size_t> klass_taken_by_step(const PassLog& log) {
   std::vector<size_t> counts;
   for (const ReplayStep& step : log.steps_of(0, kTinyBlock)) counts.push_back(step.tokens.size());
   return counts;
@@ -34,7 +34,7 @@ TEST(DecoderKlass, HasAKlForEveryPositionAndStepAndStableOnlyWithAHistory) {
   PassLog log;
   decode_exact(tiny_model(27), options, {tiny_request(0, 8, 8)}, &log);
   // Step 1 falls back on the schedule, step 2 takes all that are left: in each block anew.
-  EXPECT_EQ(taken_by_step(log), (std::vector<size_t>{1, 3, 1, 3}));
+  EXPECT_EQ(klass_taken_by_step(log), (std::vector<size_t>{1, 3, 1, 3}));
   for (const PassLog::Entry& pass : log.passes) {
     const SequencePass& sequence = pass.context.sequences[0];
     if (sequence.kind != PassKind::denoise) continue;
@@ -54,7 +54,7 @@ TEST(DecoderKlass, ChoosesAmongPositionsWithoutAHistoryByHowFarTheyAreFromNothin
   options.unmasking.klass_choose = KlassChoose::kMinKl;
   PassLog log;
   decode_exact(tiny_model(27), options, {tiny_request(0, 8, 8)}, &log);
-  EXPECT_EQ(taken_by_step(log), (std::vector<size_t>{1, 1, 1, 1, 1, 1, 1, 1}));
+  EXPECT_EQ(klass_taken_by_step(log), (std::vector<size_t>{1, 1, 1, 1, 1, 1, 1, 1}));
   size_t first_steps = 0;
   for (const PassLog::Entry& pass : log.passes) {
     const SequencePass& sequence = pass.context.sequences[0];

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/decode/decoder.h"
 #include "probe/decode/step_decision.h"
 #include "probe/policies/flashblock_policy.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/decode/decoder.h"
 #include "probe/policies/flashblock_policy.h"
 #include "probe/policies/mage_policy.h"

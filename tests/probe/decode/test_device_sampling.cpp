@@ -15,11 +15,11 @@ namespace blockscope {
 namespace {
 
 constexpr int64_t kSequences = 3;
-constexpr int64_t kBlock = 8;
+constexpr int64_t kSampledBlock = 8;
 
 at::Tensor random_logits(uint64_t seed, int64_t vocab, double spread) {
   testing::SeededRandom random(seed);
-  at::Tensor logits = at::empty({kSequences, kBlock, vocab}, at::kFloat);
+  at::Tensor logits = at::empty({kSequences, kSampledBlock, vocab}, at::kFloat);
   float* data = logits.data_ptr<float>();
   for (int64_t i = 0; i < logits.numel(); ++i) {
     data[i] = static_cast<float>(spread * random.normal());
@@ -85,7 +85,8 @@ TEST(DeviceSampling, GivesTheTokensOfTheCpuAfterOneWait) {
 
 /// Rows of one and of two possible tokens.
 TEST(DeviceSampling, NeverDrawsATokenWithoutProbability) {
-  at::Tensor logits = at::full({kSequences, kBlock, 65}, -std::numeric_limits<float>::infinity());
+  at::Tensor logits =
+      at::full({kSequences, kSampledBlock, 65}, -std::numeric_limits<float>::infinity());
   logits.select(-1, 17).fill_(1.0F);
   logits.select(0, 1).select(-1, 40).fill_(1.0F);
   const at::Tensor there = logits.to(at::kCUDA);

@@ -11,7 +11,7 @@
 #include <tuple>
 #include <vector>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/decode/decoder.h"
 #include "probe/policies/flashblock_policy.h"
 #include "probe/policies/mage_policy.h"

@@ -11,7 +11,7 @@
 #include <set>
 #include <vector>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "tests/support/seed.h"
 
 namespace blockscope {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/caches/certainty_density.h"
 #include "probe/decode/klass.h"
 #include "probe/decode/quota.h"
@@ -24,14 +24,14 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-BlockPrediction with_confidence(std::vector<float> confidence) {
+BlockPrediction rule_input(std::vector<float> confidence) {
   BlockPrediction prediction;
   prediction.token.assign(confidence.size(), 1);
   prediction.confidence = std::move(confidence);
   return prediction;
 }
 
-UnmaskingOptions options_of(Strategy strategy, int64_t block_length, int64_t steps) {
+UnmaskingOptions rule_options(Strategy strategy, int64_t block_length, int64_t steps) {
   UnmaskingOptions options;
   options.strategy = strategy;
   options.block_length = block_length;
@@ -50,9 +50,9 @@ TEST(LinearQuota, TruncatesAndTakesEverythingAtTheLastStep) {
 
 TEST(LinearQuota, CountsMasksThatThePassDoesNotPredict) {
   // Dream with a cache, where the block's first token was predicted as [MASK].
-  UnmaskingOptions options = options_of(Strategy::kLowConfidenceStatic, 8, 4);
+  UnmaskingOptions options = rule_options(Strategy::kLowConfidenceStatic, 8, 4);
   options.quota = Quota::kLinear;
-  const BlockPrediction prediction = with_confidence({.1F, .2F, .9F, .4F, .95F, .3F, .5F, .6F});
+  const BlockPrediction prediction = rule_input({.1F, .2F, .9F, .4F, .95F, .3F, .5F, .6F});
   const std::vector<bool> masked = {false, true, true, true, true, true, false, false};
   for (const int64_t unseen : {0, 1, 3}) {
     const auto due = static_cast<size_t>(linear_quota(5 + unseen, 4, 1));
@@ -66,17 +66,17 @@ TEST(LinearQuota, CountsMasksThatThePassDoesNotPredict) {
 
 TEST(LinearQuota, MayGiveAStepNothingUnlessAThresholdIsPassed) {
   const std::vector<bool> masked(4, true);
-  const BlockPrediction prediction = with_confidence({.2F, .9F, .4F, .95F});
+  const BlockPrediction prediction = rule_input({.2F, .9F, .4F, .95F});
   for (const Strategy strategy :
        {Strategy::kSequential, Strategy::kLowConfidenceStatic, Strategy::kPrefixOrdered}) {
-    UnmaskingOptions options = options_of(strategy, 4, 4);
+    UnmaskingOptions options = rule_options(strategy, 4, 4);
     options.quota = Quota::kLinear;
     EXPECT_THAT(select_transfers(options, 0, prediction, {true, false, true, true}), IsEmpty())
         << strategy_name(strategy);
     EXPECT_THAT(select_transfers(options, 3, prediction, masked), ElementsAre(0, 1, 2, 3))
         << strategy_name(strategy);
   }
-  UnmaskingOptions options = options_of(Strategy::kLowConfidenceDynamic, 4, 4);
+  UnmaskingOptions options = rule_options(Strategy::kLowConfidenceDynamic, 4, 4);
   options.quota = Quota::kLinear;
   EXPECT_THAT(select_transfers(options, 0, prediction, {true, true, false, true}),
               ElementsAre(1, 3));
@@ -85,8 +85,8 @@ TEST(LinearQuota, MayGiveAStepNothingUnlessAThresholdIsPassed) {
 }
 
 TEST(PrefixOrdered, EndsAtTheFirstHoleHoweverMuchIsDue) {
-  UnmaskingOptions options = options_of(Strategy::kPrefixOrdered, 6, 2);  // 3 due
-  const BlockPrediction prediction = with_confidence({.9F, .9F, .9F, .9F, .9F, .9F});
+  UnmaskingOptions options = rule_options(Strategy::kPrefixOrdered, 6, 2);  // 3 due
+  const BlockPrediction prediction = rule_input({.9F, .9F, .9F, .9F, .9F, .9F});
   EXPECT_THAT(select_transfers(options, 0, prediction, {false, true, true, false, true, true}),
               ElementsAre(1, 2));
   options.threshold = 0.9;  // equal passes
@@ -95,12 +95,12 @@ TEST(PrefixOrdered, EndsAtTheFirstHoleHoweverMuchIsDue) {
 }
 
 TEST(PrefixOrdered, StopsAtTheFirstThatFailsAndTakesWhatIsDue) {
-  UnmaskingOptions options = options_of(Strategy::kPrefixOrdered, 5, 5);  // 1 due
+  UnmaskingOptions options = rule_options(Strategy::kPrefixOrdered, 5, 5);  // 1 due
   options.threshold = 0.5;
   const std::vector<bool> masked(5, true);
-  EXPECT_THAT(select_transfers(options, 0, with_confidence({.6F, .7F, .4F, .9F, .9F}), masked),
+  EXPECT_THAT(select_transfers(options, 0, rule_input({.6F, .7F, .4F, .9F, .9F}), masked),
               ElementsAre(0, 1));
-  EXPECT_THAT(select_transfers(options, 0, with_confidence({.1F, .7F, .4F, .9F, .9F}), masked),
+  EXPECT_THAT(select_transfers(options, 0, rule_input({.1F, .7F, .4F, .9F, .9F}), masked),
               ElementsAre(0));
 }
 
@@ -250,9 +250,9 @@ TEST(CertaintyDensity, OfARangeIsThatOfTheAnswerAndOneOutsideIt) {
 }
 
 TEST(CertaintyDensity, WeighsTheScoreBeforeRankingAndThreshold) {
-  UnmaskingOptions options = options_of(Strategy::kThreshold, 3, 3);
+  UnmaskingOptions options = rule_options(Strategy::kThreshold, 3, 3);
   options.threshold = 0.5;
-  const BlockPrediction prediction = with_confidence({.9F, .8F, .6F});
+  const BlockPrediction prediction = rule_input({.9F, .8F, .6F});
   EXPECT_THAT(select_transfers(options, 0, prediction, {true, true, true}, {.1F, .9F, .9F}),
               ElementsAre(1, 2));
   options.strategy = Strategy::kLowConfidenceStatic;
@@ -261,13 +261,13 @@ TEST(CertaintyDensity, WeighsTheScoreBeforeRankingAndThreshold) {
 }
 
 TEST(PcSampler, PrefersRareTokensAndEarlyPositions) {
-  UnmaskingOptions options = options_of(Strategy::kPcSampler, 3, 3);
+  UnmaskingOptions options = rule_options(Strategy::kPcSampler, 3, 3);
   EXPECT_THROW(check_unmasking_options(options), UsageError);
   auto table = std::make_shared<TokenFrequencies>();
   table->share = {.5F, .001F};
   options.frequencies = table;
   EXPECT_NO_THROW(check_unmasking_options(options));
-  BlockPrediction prediction = with_confidence({.9F, .9F, .9F});
+  BlockPrediction prediction = rule_input({.9F, .9F, .9F});
   prediction.token = {0, 1, 1};
   const std::vector<bool> masked(3, true);
   EXPECT_THAT(select_transfers(options, 0, prediction, masked), ElementsAre(1));

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/decode/gen_length.h"
 #include "probe/decode/sub_blocks.h"
 #include "tests/support/tiny_model.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "tests/support/seed.h"
 
 namespace blockscope {

@@ -5,7 +5,7 @@
 #include <limits>
 #include <string>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/decode/quota.h"
 #include "probe/decode/unmasking.h"
 

@@ -7,7 +7,7 @@
 #include <set>
 #include <vector>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/policies/oracle_policy.h"
 #include "probe/policies/quest_policy.h"
 #include "probe/policies/random_policy.h"

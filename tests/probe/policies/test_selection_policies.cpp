@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/policies/mage_policy.h"
 #include "probe/policies/oracle_policy.h"
 #include "probe/policies/quest_policy.h"

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "tests/probe/record/late_recorder_fixture.h"
 
 namespace blockscope {

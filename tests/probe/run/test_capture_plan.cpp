@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/run/capture_plan.h"
 #include "tests/support/tiny_model.h"
 

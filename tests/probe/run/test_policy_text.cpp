@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/run/policy_flags.h"
 
 namespace blockscope {

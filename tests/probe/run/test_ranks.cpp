@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/run/device_option.h"
 #include "probe/run/ranks.h"
 

@@ -8,7 +8,7 @@
 #include <sstream>
 #include <string>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/study/study_store.h"
 
 namespace blockscope {

@@ -11,7 +11,7 @@
 #include <sstream>
 #include <string>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/tasks/prompts_file.h"
 #include "probe/text/tokenizer.h"
 

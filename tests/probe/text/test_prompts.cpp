@@ -7,7 +7,7 @@
 #include <sstream>
 #include <string>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 
 namespace blockscope {
 namespace {
@@ -20,7 +20,7 @@ PromptSet read(const std::string& text) {
   return read_prompts(stream, "p.jsonl");
 }
 
-std::string error_of(const std::string& text) {
+std::string prompt_error(const std::string& text) {
   try {
     read(text);
   } catch (const PromptError& error) {
@@ -115,22 +115,22 @@ TEST(ReadPrompts, NamesTheLineOfEveryMistake) {
       {"{\"prompt\": \"a\", \"id\": \"line-1\"}", "which line 1 has"},
   };
   for (const auto& [line, message] : cases) {
-    const std::string error = error_of(good + line);
+    const std::string error = prompt_error(good + line);
     EXPECT_THAT(error, HasSubstr(message)) << line;
     EXPECT_THAT(error, HasSubstr("p.jsonl:3")) << line;
   }
 }
 
 TEST(ReadPrompts, RefusesAFileWithoutPrompts) {
-  EXPECT_THAT(error_of(""), HasSubstr("at least one prompt"));
-  EXPECT_THAT(error_of("\n\n"), HasSubstr("at least one prompt"));
+  EXPECT_THAT(prompt_error(""), HasSubstr("at least one prompt"));
+  EXPECT_THAT(prompt_error("\n\n"), HasSubstr("at least one prompt"));
   EXPECT_THROW(read_prompts(std::filesystem::path("/nonexistent/p.jsonl")), PromptError);
   EXPECT_THROW(read_prompts(std::filesystem::temp_directory_path()), PromptError);
 }
 
 TEST(ReadPrompts, SurvivesDeeplyNestedJson) {
   const std::string deep(1'000'000, '[');
-  EXPECT_THAT(error_of(deep), HasSubstr("p.jsonl:1: expected JSON"));
+  EXPECT_THAT(prompt_error(deep), HasSubstr("p.jsonl:1: expected JSON"));
 }
 
 TEST(TokenizePrompt, AddsBosToTextAndNotToRenderedMessages) {

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/text/tokenizer.h"
 
 namespace blockscope {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/text/chat_template.h"
 #include "probe/text/metrics.h"
 #include "probe/text/tokenizer.h"

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/train/evaluation.h"
 #include "tests/probe/train/tiny_trainer.h"
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/draft/draft_decoder.h"
 #include "probe/train/draft_batch.h"
 #include "probe/train/evaluation.h"

@@ -2,7 +2,7 @@
 // can reach), groups that equal single prompts, resuming bit for bit, the exported checkpoint.
 #include <gtest/gtest.h>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "tests/probe/train/tiny_trainer.h"
 
 namespace blockscope {

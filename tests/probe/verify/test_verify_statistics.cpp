@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "decode_record/error.h"
+#include "decode_record/base/error.h"
 #include "probe/verify/agreement.h"
 #include "probe/verify/predicted_reads.h"
 #include "probe/verify/verify_settings.h"

@@ -1,0 +1,67 @@
+// A decoding state: the prompt, the generated region with its masks, and when and how surely each
+// token was decided. One Frame holds one sequence or a batch whose rows have the same gen_length.
+// Meaning and names follow d2Cache's `Frame` (src/frame.py); where that code has bugs the rules of
+// docs/trace_format.md ("Frames") hold.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "decode_record/base/error.h"
+
+namespace blockscope {
+
+/// `steps` value of a position that no delta has decoded yet.
+inline constexpr std::int64_t kUndecodedStep = -1;
+
+/// `confidence` of a position that no delta has touched.
+inline constexpr float kUntouchedConfidence = -std::numeric_limits<float>::infinity();
+
+/// Thrown for an index, position or step number outside its range, or deltas that don't fit a
+/// frame.
+class FrameError : public Error {
+ public:
+  using Error::Error;
+};
+
+struct Frame {
+  std::size_t num_sequences = 0;
+  std::size_t gen_length = 0;  ///< positions of the generated region, the same in every sequence
+  std::int64_t mask_token_id = 0;
+  std::vector<std::vector<std::int64_t>> prompts;  ///< [num_sequences][prompt_length], may differ
+  std::vector<std::int64_t> generated_tokens;      ///< [num_sequences, gen_length]
+  std::vector<float> confidence;                   ///< [num_sequences, gen_length]
+  std::vector<std::int64_t> steps;  ///< [num_sequences, gen_length]; kUndecodedStep or step >= 0
+
+  /// Row `sequence` of the members above. Throw FrameError when out of range.
+  std::span<const std::int64_t> tokens_of(std::size_t sequence) const;
+  std::span<const float> confidence_of(std::size_t sequence) const;
+  std::span<const std::int64_t> steps_of(std::size_t sequence) const;
+
+  /// The largest step number of `sequence`, kUndecodedStep when nothing is decoded. Always computed
+  /// from `steps` (d2Cache caches it and serves a stale value).
+  std::int64_t current_step(std::size_t sequence = 0) const;
+
+  /// Number of positions of `sequence` that hold the mask token.
+  std::size_t masks_left(std::size_t sequence = 0) const;
+
+  /// The single-sequence frame of row `sequence`.
+  Frame sequence(std::size_t sequence) const;
+
+  /// Throws FrameError unless every vector has the size the two counts call for.
+  void check() const;
+
+  bool operator==(const Frame&) const = default;
+};
+
+/// The all-mask frame a sequence starts from.
+Frame make_initial_frame(std::vector<std::int64_t> prompt, std::size_t gen_length,
+                         std::int64_t mask_token_id);
+
+/// The batch of `frames` (single or batched); gen_length and mask_token_id must agree.
+Frame stack_frames(std::span<const Frame> frames);
+
+}  // namespace blockscope

@@ -1,0 +1,74 @@
+// What one denoising step changes in a Frame: transfers (masks that became tokens), insertions and
+// deletions. A delta of a batch holds rows for the sequences that are still active only.
+// Field names follow d2Cache's `FrameDelta` (src/frame.py).
+//
+// Order and index rules, the same for one sequence and for each row of a batch:
+//   1. transfers: position `transfer_index[i]` of the frame before the delta takes the token
+//      `decoded_tokens[source]`, source = transfer_src_index[i] (transfer_index[i] when empty);
+//   2. insertions: `insert_index[i]` counts in the frame before any insertion, i = before element
+//   i,
+//      gen_length = at the end; equal indices keep the order in which they are listed;
+//   3. deletions: `delete_index[i]` counts in the frame after the insertions.
+// Every transferred and inserted token gets step = (largest step of its sequence before the delta)
+// + 1, unless the delta carries explicit steps. Batch: all active rows must insert the same number
+// n and delete the same number; a finished sequence gets n mask tokens at position 0 (step
+// kUndecodedStep, confidence 0) and loses leading undecoded masks to a deletion, never a token.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "decode_record/frames/frame.h"
+
+namespace blockscope {
+
+/// The changes of one sequence.
+struct SequenceDelta {
+  std::vector<std::int64_t> transfer_index;      ///< [num_transfers], distinct, in [0, gen_length)
+  std::vector<std::int64_t> transfer_src_index;  ///< [num_transfers] into decoded_tokens, or empty
+  std::vector<std::int64_t> insert_index;        ///< [num_insertions], in [0, gen_length]
+  std::vector<std::int64_t> insert_src_index;    ///< [num_insertions] into decoded_tokens
+  std::vector<std::int64_t> delete_index;    ///< [num_deletions], distinct, in [0, gen_length + n)
+  std::vector<std::int64_t> decoded_tokens;  ///< [num_decoded]; gen_length when src index is empty
+  std::vector<float> confidence;             ///< [num_decoded], or empty (then 0 is stored)
+  std::vector<std::int64_t> transfer_step;   ///< [num_transfers] explicit steps, or empty
+  std::vector<std::int64_t> insert_step;     ///< [num_insertions] explicit steps, or empty
+
+  bool empty() const {
+    return transfer_index.empty() && insert_index.empty() && delete_index.empty();
+  }
+  bool operator==(const SequenceDelta&) const = default;
+};
+
+struct FrameDelta {
+  std::size_t num_sequences = 1;       ///< of the frame this delta applies to
+  std::vector<std::size_t> active{0};  ///< sequences with a row, ascending; the others are finished
+  std::vector<SequenceDelta> rows{1};  ///< [active.size()]
+
+  /// Throws FrameError unless this delta fits `frame`: counts, ranges, distinct indices.
+  void check(const Frame& frame) const;
+
+  bool operator==(const FrameDelta&) const = default;
+};
+
+/// The usual delta of one sequence: `tokens[i]` with `confidence[i]` goes to `positions[i]`.
+FrameDelta make_transfer(std::vector<std::int64_t> positions, std::vector<std::int64_t> tokens,
+                         std::vector<float> confidence);
+
+/// Tokens that the transfers of a resolved delta add: one each, and one less for each token that
+/// they take back (which is a transfer of the mask, with step kUndecodedStep).
+std::int64_t net_transfers(const FrameDelta& delta);
+
+/// Changes `frame` in place (strong guarantee: a delta that doesn't fit throws and changes
+/// nothing).
+void apply_delta(Frame& frame, const FrameDelta& delta);
+
+/// `delta` in compact form (decoded_tokens holds the used tokens only, in the order transfers,
+/// insertions) and with explicit steps, as applied to `before`. Applying it gives the same frame.
+FrameDelta resolve_delta(const Frame& before, const FrameDelta& delta);
+
+/// One delta, in resolved form, with the effect on `before` of `first` and then `second`.
+FrameDelta compose(const Frame& before, const FrameDelta& first, const FrameDelta& second);
+
+}  // namespace blockscope

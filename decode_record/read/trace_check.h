@@ -1,0 +1,90 @@
+// Whether a trace's columns make sense: every value that is an index, a count, a position, a token
+// or a step, and every range of CSR elements. Whoever reads a trace has it checked here first, so
+// that no command meets a value outside its range. Internal to decode_record.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "decode_record/read/stored_trace.h"
+
+namespace blockscope {
+
+/// Reads columns from the first row to the last, once, a slab at a time. Throws CorruptTrace that
+/// names the file, the dataset, the row, what was expected and what was found.
+class TraceCheck {
+ public:
+  /// `trace` must outlive it. Sequences that are true in `cut` have no text, as those without an
+  /// end.
+  explicit TraceCheck(const StoredTrace& trace, std::vector<bool> cut = {})
+      : trace_(&trace), cut_(std::move(cut)) {}
+
+  /// The vocabulary.
+  void pieces() const;
+  /// Goes on to the first `count` sequences. Those that have not ended have no text yet.
+  void sequences(std::int64_t count);
+  /// Goes on to the first `count` rows, whose sequences were checked.
+  void rows(std::int64_t count);
+  /// One more than the largest position that a token of these sequences can have.
+  std::int64_t positions() const { return positions_; }
+
+ private:
+  /// A sequence behind the rows that were checked.
+  struct Sequence {
+    std::int64_t prompt_length = 0;
+    std::int64_t length = 0;  ///< of its frame
+    std::int64_t last_row = -1;
+    std::int64_t rows = 0;
+    std::int64_t keyframe = -1;
+    std::int64_t block = -1;                      ///< of the last denoising row
+    std::int64_t step = 0;                        ///< of that row
+    std::int64_t decided = -1;                    ///< largest step that decided a token
+    std::map<std::int64_t, std::int64_t> tokens;  ///< not masks, by position (has_revocations)
+  };
+  struct Columns;   // one slab of /steps and of the ends
+  struct Elements;  // the CSR columns
+  [[noreturn]] void refuse(Field field, const std::string& where, const std::string& expected,
+                           const std::string& got) const;
+  void check(Field field, const char* unit, std::int64_t at, std::int64_t value, std::int64_t least,
+             std::int64_t most) const;
+  std::vector<std::int64_t> column(Field field, std::int64_t first, std::int64_t count) const;
+  void check_prompts(std::int64_t first, std::int64_t end) const;
+  void check_texts(std::int64_t first, std::int64_t count) const;
+  std::int64_t end_of(Field end_field, Field elements, std::int64_t row) const;
+  void check_row(const Columns& columns, std::size_t i, Elements& elements);
+  void check_step(const Columns& columns, std::size_t i, Sequence& sequence) const;
+  void check_keyframe(const Columns& columns, std::size_t i, Sequence& sequence,
+                      Elements& elements);
+  void check_delta(const Columns& columns, std::size_t i, Sequence& sequence, Elements& elements);
+  void check_prefix(const Columns& columns, std::size_t i, const Sequence& sequence,
+                    Elements& elements) const;
+  void check_revocations(const Columns& columns, std::size_t i, Sequence& sequence,
+                         Elements& elements);
+  void follow_moves(const Columns& columns, std::size_t i, Sequence& sequence,
+                    Elements& elements) const;
+  void check_cache(const Columns& columns, std::size_t i, const Sequence& sequence,
+                   Elements& elements) const;
+  void check_tokens(Field field, std::int64_t row, std::span<const std::int32_t> tokens) const;
+  void check_decided(Field field, std::int64_t row, std::span<const std::int32_t> steps,
+                     std::span<const std::int32_t> tokens, std::int64_t most) const;
+  void check_confidence(Field field, std::int64_t row, std::span<const float> values) const;
+  void check_all(Field field, std::int64_t row, std::span<const std::int32_t> values,
+                 std::int64_t least, std::int64_t most) const;
+  void check_distinct(Field field, std::int64_t row, std::span<const std::int32_t> values);
+
+  const StoredTrace* trace_;
+  std::vector<bool> cut_;
+  std::vector<Sequence> sequences_;
+  std::int64_t rows_ = 0;  // checked
+  std::int64_t keyframes_ = 0;
+  std::int64_t positions_ = 0;
+  std::vector<std::int64_t> seen_;  // by position: the last check_distinct() that met it
+  std::int64_t looks_ = 0;
+};
+
+}  // namespace blockscope

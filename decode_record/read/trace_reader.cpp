@@ -1,0 +1,326 @@
+#include "decode_record/read/trace_reader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "decode_record/read/trace_reader_impl.h"
+#include "decode_record/schema/trace_header.h"
+
+namespace blockscope {
+namespace {
+
+std::vector<float> to_floats(const std::vector<std::byte>& rows, h5::Element element) {
+  if (element == h5::Element::f32) {
+    std::vector<float> values(rows.size() / sizeof(float));
+    if (!values.empty()) std::memcpy(values.data(), rows.data(), rows.size());
+    return values;
+  }
+  std::vector<float> values(rows.size() / 2);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    std::uint16_t word = 0;
+    std::memcpy(&word, rows.data() + 2 * i, sizeof(word));
+    values[i] = std::bit_cast<float>(std::uint32_t{word} << 16U);
+  }
+  return values;
+}
+
+std::vector<std::int32_t> to_ints(const std::vector<std::byte>& rows, h5::Element element) {
+  if (element == h5::Element::i32) {
+    std::vector<std::int32_t> values(rows.size() / sizeof(std::int32_t));
+    if (!values.empty()) std::memcpy(values.data(), rows.data(), rows.size());
+    return values;
+  }
+  std::vector<std::int32_t> values(rows.size());
+  std::ranges::transform(rows, values.begin(),
+                         [](std::byte byte) { return std::to_integer<std::int32_t>(byte); });
+  return values;
+}
+
+h5::Element checked_element(const StoredTrace& raw, Field field, bool floats) {
+  const DatasetSpec& spec = spec_of(field);
+  const h5::Element element = file_element(spec, raw.meta());
+  const bool is_float = element == h5::Element::f32 || element == h5::Element::bf16;
+  if (is_float != floats || element == h5::Element::i64 || !spec.per_row()) {
+    throw UsageError(fmt::format("{}: not a dataset of {} with a row axis", spec.path,
+                                 floats ? "floats" : "32-bit integers"));
+  }
+  return element;
+}
+
+}  // namespace
+
+TraceReader::Impl::Impl(const std::string& path) : requested(path), raw(path), check_(raw) {
+  info.path = raw.path();
+  info.format_version = kTraceFormatVersion;
+  info.meta = raw.meta();
+  info.partial = info.path.ends_with(".partial");
+  check_.pieces();
+  read_counts();
+  raw.check_not_cut(info.num_rows);
+}
+
+void TraceReader::Impl::corrupt(std::string_view what) const {
+  throw CorruptTrace(fmt::format("{}: {}. HINT: the file is damaged.", info.path, what));
+}
+
+void TraceReader::Impl::read_counts() {
+  const Committed& now = raw.committed();
+  check_.sequences(now.sequences);
+  check_.rows(now.rows);
+  raw.set_positions(check_.positions());
+  info.num_rows = now.rows;
+  info.num_sequences = now.sequences;
+  info.complete = now.complete;
+  info.file_bytes = static_cast<std::int64_t>(raw.file_bytes());
+}
+
+void TraceReader::Impl::check_rows(std::int64_t first, std::int64_t count) const {
+  if (first < 0 || count < 0 || first > info.num_rows || count > info.num_rows - first) {
+    throw UsageError(fmt::format("{}: expected rows in [0, {}), got [{}, {} + {})", info.path,
+                                 info.num_rows, first, first, count));
+  }
+}
+
+void TraceReader::Impl::check_sequence(std::int64_t sequence) const {
+  if (sequence < 0 || sequence >= info.num_sequences) {
+    throw UsageError(fmt::format("{}: expected a sequence in [0, {}), got {}", info.path,
+                                 info.num_sequences, sequence));
+  }
+}
+
+const TraceReader::Impl::Rows& TraceReader::Impl::rows_of(std::int64_t sequence) {
+  check_sequence(sequence);
+  rows_.resize(static_cast<std::size_t>(info.num_sequences));
+  while (rows_indexed_ < info.num_rows) {
+    const std::int64_t count = std::min<std::int64_t>(65536, info.num_rows - rows_indexed_);
+    const auto owner = raw.column<std::int32_t>(Field::step_sequence, rows_indexed_, count);
+    const auto kind = raw.column<std::uint8_t>(Field::step_kind, rows_indexed_, count);
+    for (std::size_t i = 0; i < owner.size(); ++i) {
+      if (owner[i] < 0 || owner[i] >= info.num_sequences) {
+        corrupt(
+            fmt::format("/steps/sequence: expected [0, {}), got {}", info.num_sequences, owner[i]));
+      }
+      Rows& rows = rows_[static_cast<std::size_t>(owner[i])];
+      const std::int64_t row = rows_indexed_ + static_cast<std::int64_t>(i);
+      rows.all.push_back(row);
+      if (kind[i] == static_cast<std::uint8_t>(PassKind::denoise)) rows.denoise.push_back(row);
+    }
+    rows_indexed_ += count;
+  }
+  return rows_[static_cast<std::size_t>(sequence)];
+}
+
+std::vector<std::int64_t> TraceReader::Impl::prompt(std::int64_t sequence) const {
+  const auto start = value<std::int64_t>(Field::sequence_prompt_start, sequence);
+  const auto length = value<std::int32_t>(Field::sequence_prompt_length, sequence);
+  const auto tokens = raw.column<std::int32_t>(Field::sequence_prompt_token, start, length);
+  return {tokens.begin(), tokens.end()};
+}
+
+std::string TraceReader::Impl::text(Field start, Field length, std::int64_t sequence) const {
+  const auto bytes = raw.column<char>(Field::sequence_bytes, value<std::int64_t>(start, sequence),
+                                      value<std::int32_t>(length, sequence));
+  return {bytes.begin(), bytes.end()};
+}
+
+TraceMeta read_trace_meta(const std::string& path) {
+  return read_header(open_trace(path, Writer::maybe));
+}
+
+TraceReader::TraceReader(const std::string& path) : impl_(std::make_unique<Impl>(path)) {}
+TraceReader::TraceReader(TraceReader&&) noexcept = default;
+TraceReader& TraceReader::operator=(TraceReader&&) noexcept = default;
+TraceReader::~TraceReader() = default;
+
+const TraceInfo& TraceReader::info() const { return impl_->info; }
+
+bool TraceReader::refresh() {
+  const TraceInfo before = impl_->info;
+  if (existing_trace(impl_->requested) != before.path) {
+    impl_ = std::make_unique<Impl>(impl_->requested);  // the writer finished and renamed it
+  } else {
+    impl_->raw.look();
+    impl_->read_counts();
+  }
+  const TraceInfo& now = impl_->info;
+  return now.num_rows != before.num_rows || now.num_sequences != before.num_sequences ||
+         now.complete != before.complete || now.path != before.path;
+}
+
+bool TraceReader::has(Field field) const { return impl_->raw.has(field); }
+
+StepColumns TraceReader::steps(std::int64_t first_row, std::int64_t count) const {
+  impl_->check_rows(first_row, count);
+  const auto read = [&]<typename Value>(Field field, std::vector<Value>& values) {
+    values = impl_->raw.column<Value>(field, first_row, count);
+  };
+  StepColumns columns;
+  columns.first_row = first_row;
+  columns.count = count;
+  read(Field::step_sequence, columns.sequence);
+  read(Field::step_block, columns.block);
+  read(Field::step_block_start, columns.block_start);
+  read(Field::step_step, columns.step);
+  read(Field::step_context_length, columns.context_length);
+  read(Field::step_transferred, columns.transferred);
+  read(Field::step_masks_left, columns.masks_left);
+  read(Field::step_pass, columns.pass);
+  read(Field::step_previous, columns.previous);
+  read(Field::step_pass_time_ns, columns.pass_time_ns);
+  read(Field::step_kind, columns.kind);
+  read(Field::step_recorded, columns.recorded);
+  return columns;
+}
+
+SequenceInfo TraceReader::sequence(std::int64_t index) const {
+  impl_->check_sequence(index);
+  SequenceInfo info;
+  info.name = impl_->text(Field::sequence_name_start, Field::sequence_name_length, index);
+  info.answer = impl_->text(Field::sequence_answer_start, Field::sequence_answer_length, index);
+  info.metric = impl_->text(Field::sequence_metric_start, Field::sequence_metric_length, index);
+  info.prompt = impl_->prompt(index);
+  std::ranges::copy(impl_->raw.column<std::uint8_t>(Field::sequence_prompt_hash, index, 1),
+                    info.prompt_hash.begin());
+  info.gen_length = impl_->value<std::int32_t>(Field::sequence_gen_length, index);
+  info.aborted = impl_->value<std::uint8_t>(Field::sequence_aborted, index) != 0;
+  const std::uint8_t reason =
+      impl_->raw.committed().finish_reasons[static_cast<std::size_t>(index)];
+  if (reason > static_cast<std::uint8_t>(FinishReason::interrupted)) {
+    impl_->corrupt(fmt::format("/sequences/finish_reason: expected 0 to 4, got {}", reason));
+  }
+  info.finish_reason = static_cast<FinishReason>(reason);
+  info.score = std::numeric_limits<float>::quiet_NaN();
+  if (info.finish_reason == FinishReason::unfinished) return info;  // the text may not be there
+  info.score = impl_->value<float>(Field::sequence_score, index);
+  info.text = impl_->text(Field::sequence_text_start, Field::sequence_text_length, index);
+  return info;
+}
+
+std::vector<std::uint8_t> TraceReader::aborted() const {
+  return impl_->raw.column<std::uint8_t>(Field::sequence_aborted, 0, impl_->info.num_sequences);
+}
+
+std::vector<std::int64_t> TraceReader::rows_of(std::int64_t sequence) const {
+  return impl_->rows_of(sequence).all;
+}
+
+std::vector<float> TraceReader::read_floats(Field field, std::int64_t first_row,
+                                            std::int64_t count) const {
+  const h5::Element element = checked_element(impl_->raw, field, true);
+  impl_->check_rows(first_row, count);
+  return to_floats(impl_->raw.read(field, first_row, count, StoredTrace::kAllLayersOfRow), element);
+}
+
+std::vector<std::int32_t> TraceReader::read_ints(Field field, std::int64_t first_row,
+                                                 std::int64_t count) const {
+  const h5::Element element = checked_element(impl_->raw, field, false);
+  impl_->check_rows(first_row, count);
+  return to_ints(impl_->raw.read(field, first_row, count, StoredTrace::kAllLayersOfRow), element);
+}
+
+std::vector<float> TraceReader::read_floats_at(Field field, std::int64_t row,
+                                               std::int64_t layer) const {
+  const h5::Element element = checked_element(impl_->raw, field, true);
+  impl_->check_rows(row, 1);
+  return to_floats(impl_->raw.read(field, row, 1, layer), element);
+}
+
+std::vector<std::int32_t> TraceReader::read_ints_at(Field field, std::int64_t row,
+                                                    std::int64_t layer) const {
+  const h5::Element element = checked_element(impl_->raw, field, false);
+  impl_->check_rows(row, 1);
+  return to_ints(impl_->raw.read(field, row, 1, layer), element);
+}
+
+void TraceReader::read_raw(Field field, std::int64_t first_row, std::int64_t count,
+                           std::int64_t layer, std::span<std::byte> out) const {
+  if (!spec_of(field).per_row()) {
+    throw UsageError(fmt::format("{}: not a dataset with a row axis", spec_of(field).path));
+  }
+  impl_->check_rows(first_row, count);
+  impl_->raw.read_into(field, first_row, count, layer, out);
+}
+
+void TraceReader::prefetch(Field field, std::int64_t row, std::int64_t layer) const {
+  if (!spec_of(field).per_row()) {
+    throw UsageError(fmt::format("{}: not a dataset with a row axis", spec_of(field).path));
+  }
+  impl_->check_rows(row, 1);
+  impl_->raw.prefetch(field, row, layer);
+}
+
+std::optional<LocatedValues> TraceReader::locate(Field field, std::int64_t row,
+                                                 std::int64_t layer) const {
+  if (!spec_of(field).per_row()) {
+    throw UsageError(fmt::format("{}: not a dataset with a row axis", spec_of(field).path));
+  }
+  impl_->check_rows(row, 1);
+  return impl_->raw.locate(field, row, layer);
+}
+
+bool TraceReader::written(Field field, std::int64_t row, std::int64_t layer) const {
+  impl_->check_rows(row, 1);
+  return impl_->raw.chunk_written(field, row, layer);
+}
+
+TraceReader::Prefix TraceReader::prefix(Field field, std::int64_t row, std::int64_t layer) const {
+  if (field != Field::prefix_key && field != Field::prefix_value) {
+    throw UsageError(
+        fmt::format("prefix: expected prefix_key or prefix_value, got {}", spec_of(field).path));
+  }
+  impl_->check_rows(row, 1);
+  const StoredTrace& raw = impl_->raw;
+  const bool bidirectional = raw.meta().bidirectional;
+  const h5::Element element = file_element(spec_of(field), raw.meta());
+  std::map<std::int32_t, std::vector<float>> latest;
+  const auto sequence = impl_->value<std::int32_t>(Field::step_sequence, row);
+  for (const std::int64_t earlier : impl_->rows_of(sequence).all) {
+    if (earlier > row || (earlier == row && !bidirectional)) break;
+    const auto [first, end] = impl_->range(Field::prefix_end, earlier, Field::prefix_position);
+    if (first == end) continue;
+    const auto positions = raw.column<std::int32_t>(Field::prefix_position, first, end - first);
+    const auto values = to_floats(raw.read(field, first, end - first, layer), element);
+    const std::size_t width = values.size() / positions.size();
+    for (std::size_t i = 0; i < positions.size(); ++i) {
+      const auto begin = values.begin() + static_cast<std::ptrdiff_t>(i * width);
+      const bool fresh =
+          latest
+              .insert_or_assign(
+                  positions[i],
+                  std::vector<float>(begin, begin + static_cast<std::ptrdiff_t>(width)))
+              .second;
+      if (fresh || bidirectional) continue;
+      impl_->corrupt(
+          fmt::format("/prefix/position: sequence {} stores a position twice", sequence));
+    }
+  }
+  if (bidirectional) {
+    const auto start = impl_->value<std::int32_t>(Field::step_block_start, row);
+    const auto block = static_cast<std::int32_t>(raw.meta().block_length);
+    latest.erase(latest.lower_bound(start), latest.lower_bound(start + block));
+  }
+  Prefix result;
+  for (const auto& [position, values] : latest) {
+    result.positions.push_back(position);
+    result.values.insert(result.values.end(), values.begin(), values.end());
+  }
+  return result;
+}
+
+std::int64_t TraceReader::num_pieces() const {
+  return std::max<std::int64_t>(impl_->raw.extent(Field::token_offset) - 1, 0);
+}
+
+std::string TraceReader::piece(std::int64_t token) const {
+  if (token < 0 || token >= num_pieces()) return {};
+  const auto bounds = impl_->raw.column<std::int64_t>(Field::token_offset, token, 2);
+  const auto bytes = impl_->raw.column<char>(Field::token_bytes, bounds[0], bounds[1] - bounds[0]);
+  return {bytes.begin(), bytes.end()};
+}
+
+}  // namespace blockscope

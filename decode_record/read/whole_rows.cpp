@@ -1,0 +1,219 @@
+// See whole_rows.h. Each dataset limits the rows or the sequences; ranges of elements limit the
+// rows that own them.
+#include "decode_record/read/whole_rows.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace blockscope {
+namespace {
+
+constexpr std::int64_t kScanRows = 65536;
+
+class Search {
+ public:
+  explicit Search(const StoredTrace& trace) : trace_(trace) {}
+
+  WholeRows run() {
+    result_.committed_rows = trace_.committed().rows;
+    result_.committed_sequences = trace_.committed().sequences;
+    result_.rows = result_.committed_rows;
+    result_.sequences = result_.committed_sequences;
+    limit_by_own_columns();
+    limit_sequences_by_texts();
+    for (const RangeSpec& range : kRowRanges) {
+      if (trace_.has(range.end)) limit_by_elements(range);
+    }
+    limit_by_keyframes();
+    limit_by_owners();
+    mark_cut_sequences();
+    return std::move(result_);
+  }
+
+ private:
+  void lose_rows(std::int64_t rows, const std::string& why) {
+    if (rows >= result_.rows) return;
+    result_.rows = rows;
+    result_.why = why;
+  }
+  void lose_sequences(std::int64_t sequences, const std::string& why) {
+    if (sequences >= result_.sequences) return;
+    result_.sequences = sequences;
+    if (result_.why.empty()) result_.why = why;
+  }
+
+  void limit_by_own_columns() {
+    for (const DatasetSpec& spec : kDatasets) {
+      if (!spec.extendible() || !trace_.has(spec.field)) continue;
+      std::string why;
+      if (spec.per_row()) {
+        const std::int64_t whole = trace_.whole_rows(spec.field, result_.rows, &why);
+        lose_rows(whole, why);
+      } else if (spec.axes[0] == Axis::sequence) {
+        const std::int64_t whole = trace_.whole_rows(spec.field, result_.sequences, &why);
+        lose_sequences(whole, why);
+      }
+    }
+  }
+
+  std::vector<std::int64_t> longs(Field field, std::int64_t first, std::int64_t count) const {
+    return trace_.column<std::int64_t>(field, first, count);
+  }
+  std::vector<std::int32_t> ints(Field field, std::int64_t first, std::int64_t count) const {
+    return trace_.column<std::int32_t>(field, first, count);
+  }
+
+  /// Prompts, names, answers and metrics were there before the first row of their sequence.
+  void limit_sequences_by_texts() {
+    result_.cut.assign(static_cast<std::size_t>(result_.sequences), false);
+    constexpr std::pair<Field, Field> kParts[] = {
+        {Field::sequence_prompt_start, Field::sequence_prompt_length},
+        {Field::sequence_name_start, Field::sequence_name_length},
+        {Field::sequence_answer_start, Field::sequence_answer_length},
+        {Field::sequence_metric_start, Field::sequence_metric_length},
+        {Field::sequence_text_start, Field::sequence_text_length}};
+    const std::int64_t all = result_.sequences;
+    const std::vector<std::uint8_t>& reasons = trace_.committed().finish_reasons;
+    for (const auto& [start_field, length_field] : kParts) {
+      const bool prompt = start_field == Field::sequence_prompt_start;
+      const bool text = start_field == Field::sequence_text_start;
+      const Field elements = prompt ? Field::sequence_prompt_token : Field::sequence_bytes;
+      const auto start = longs(start_field, 0, all);
+      const auto length = ints(length_field, 0, all);
+      std::string why;
+      const std::int64_t there = trace_.whole_rows(elements, trace_.extent(elements), &why);
+      for (std::size_t i = 0; i < start.size(); ++i) {
+        if (text && reasons[i] == 0) continue;  // has none yet
+        if (start[i] + length[i] <= there) continue;
+        if (!text) {
+          lose_sequences(static_cast<std::int64_t>(i), why);
+          break;
+        }
+        result_.cut[i] = true;
+        if (result_.why.empty()) result_.why = why;
+      }
+    }
+  }
+
+  void limit_by_elements(const RangeSpec& range) {
+    if (result_.rows == 0) return;
+    const std::vector<std::int64_t> last = longs(range.end, result_.rows - 1, 1);
+    const auto width = static_cast<std::int64_t>(last.size());  // ends of a row
+    const std::int64_t total = last.back();
+    const std::int64_t part = std::max<std::int64_t>(kScanRows / width, 1);
+    for (const DatasetSpec& spec : kDatasets) {
+      if (!spec.extendible() || spec.axes[0] != range.axis || !trace_.has(spec.field)) continue;
+      std::string why;
+      const std::int64_t there =
+          trace_.whole_rows(spec.field, std::max<std::int64_t>(total, 0), &why);
+      if (there >= total) continue;
+      for (std::int64_t first = 0; first < result_.rows; first += part) {
+        const auto ends = longs(range.end, first, std::min(part, result_.rows - first));
+        const auto beyond =
+            std::ranges::find_if(ends, [there](std::int64_t end) { return end > there; });
+        if (beyond == ends.end()) continue;
+        lose_rows(first + (beyond - ends.begin()) / width, why);
+        break;
+      }
+    }
+  }
+
+  /// The first keyframe that is not whole ends the rows before the first row it stands before.
+  void limit_by_keyframes() {
+    std::int64_t keyframes = 0;
+    for (std::int64_t first = 0; first < result_.rows; first += kScanRows) {
+      const auto index =
+          longs(Field::row_keyframe, first, std::min(kScanRows, result_.rows - first));
+      keyframes = std::max(keyframes, *std::ranges::max_element(index) + 1);
+    }
+    const std::int64_t all = keyframes;
+    std::string why;
+    for (const Field field : {Field::keyframe_row, Field::keyframe_end}) {
+      keyframes = std::min(keyframes, trace_.whole_rows(field, keyframes, &why));
+    }
+    if (keyframes > 0) {
+      const auto ends = longs(Field::keyframe_end, 0, keyframes);
+      for (const Field field :
+           {Field::keyframe_token, Field::keyframe_confidence, Field::keyframe_step}) {
+        const std::int64_t there =
+            trace_.whole_rows(field, std::max<std::int64_t>(ends.back(), 0), &why);
+        const auto beyond =
+            std::ranges::find_if(ends, [there](std::int64_t end) { return end > there; });
+        keyframes = std::min<std::int64_t>(keyframes, beyond - ends.begin());
+      }
+    }
+    if (keyframes < all) lose_rows(first_row_with(Field::row_keyframe, keyframes), why);
+  }
+
+  /// The first row whose value is `least` or more.
+  std::int64_t first_row_with(Field field, std::int64_t least) const {
+    const auto find = [least](const auto& values) {
+      return std::ranges::find_if(values, [least](auto value) { return value >= least; }) -
+             values.begin();
+    };
+    for (std::int64_t first = 0; first < result_.rows; first += kScanRows) {
+      const std::int64_t part = std::min(kScanRows, result_.rows - first);
+      const bool wide = spec_of(field).type == ElementType::i64;
+      const std::int64_t found =
+          wide ? find(longs(field, first, part)) : find(ints(field, first, part));
+      if (found < part) return first + found;
+    }
+    return result_.rows;
+  }
+
+  void limit_by_owners() {
+    result_.cut.resize(static_cast<std::size_t>(result_.sequences));
+    if (result_.sequences == result_.committed_sequences) return;
+    lose_rows(first_row_with(Field::step_sequence, result_.sequences), result_.why);
+  }
+
+  /// Sequences that own a lost row. Where a lost row's owner is lost too, every sequence that has
+  /// not decided as many tokens as it has positions may be its owner.
+  void mark_cut_sequences() {
+    if (result_.rows == result_.committed_rows) return;
+    const std::int64_t known = trace_.whole_rows(Field::step_sequence, result_.committed_rows);
+    for (std::int64_t first = result_.rows; first < known; first += kScanRows) {
+      for (const std::int32_t owner :
+           ints(Field::step_sequence, first, std::min(kScanRows, known - first))) {
+        if (owner >= 0 && owner < result_.sequences) {
+          result_.cut[static_cast<std::size_t>(owner)] = true;
+        }
+      }
+    }
+    if (known == result_.committed_rows) return;
+    auto missing = ints(Field::sequence_gen_length, 0, result_.sequences);
+    std::int64_t begin = 0;
+    std::int64_t revoked_begin = 0;
+    for (std::int64_t first = 0; first < result_.rows; first += kScanRows) {
+      const std::int64_t part = std::min(kScanRows, result_.rows - first);
+      const auto owners = ints(Field::step_sequence, first, part);
+      const auto ends = longs(Field::delta_end, first, part);
+      const bool revokes = trace_.has(Field::revoke_end);
+      const auto revoked =
+          revokes ? longs(Field::revoke_end, first, part) : std::vector<std::int64_t>(ends.size());
+      for (std::size_t i = 0; i < owners.size(); ++i) {
+        const bool valid = owners[i] >= 0 && std::cmp_less(owners[i], missing.size());
+        // Taking a token back is a transfer, and undoes one.
+        const std::int64_t decided = ends[i] - begin - 2 * (revoked[i] - revoked_begin);
+        if (valid)
+          missing[static_cast<std::size_t>(owners[i])] -= static_cast<std::int32_t>(decided);
+        begin = ends[i];
+        revoked_begin = revoked[i];
+      }
+    }
+    for (std::size_t i = 0; i < missing.size(); ++i) {
+      if (missing[i] > 0) result_.cut[i] = true;
+    }
+  }
+
+  const StoredTrace& trace_;
+  WholeRows result_;
+};
+
+}  // namespace
+
+WholeRows find_whole_rows(const StoredTrace& trace) { return Search(trace).run(); }
+
+}  // namespace blockscope

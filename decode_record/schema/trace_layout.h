@@ -1,0 +1,54 @@
+// Which datasets a trace has, and their sizes: trace_schema.h's table applied to one run's
+// TraceMeta.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "decode_record/schema/trace_meta.h"
+#include "decode_record/schema/trace_schema.h"
+
+namespace blockscope {
+
+const DatasetSpec& spec_of(Field field);
+
+std::string_view to_string(Axis axis);
+
+/// Whether a trace with this meta holds the dataset.
+bool exists_in(const DatasetSpec& spec, const TraceMeta& meta);
+
+/// Large arrays, without indices into other datasets: what a merge shows where they lie instead of
+/// copying them.
+bool is_virtual(const DatasetSpec& spec);
+
+/// Elements along a fixed axis (not the first one of an extendible dataset).
+std::int64_t axis_length(Axis axis, const TraceMeta& meta);
+
+/// Bytes of one element in the file.
+std::size_t element_size(const DatasetSpec& spec, const TraceMeta& meta);
+
+/// Shape of the dataset; 0 for the axis that grows.
+std::vector<std::int64_t> shape_of(const DatasetSpec& spec, const TraceMeta& meta);
+
+/// Chunk shape of an extendible dataset.
+std::vector<std::int64_t> chunk_of(const DatasetSpec& spec, const TraceMeta& meta);
+
+/// Bytes of one row (one index of the first axis) of an extendible dataset.
+std::size_t row_bytes(const DatasetSpec& spec, const TraceMeta& meta);
+
+/// How long the growing axes of a trace become, by Axis, and how many of its rows have arrays (the
+/// recorder's filters leave out the others).
+struct TraceExtent {
+  std::array<std::int64_t, static_cast<std::size_t>(Axis::count)> lengths{};
+  std::int64_t recorded_rows = 0;
+  std::int64_t& length(Axis axis) { return lengths[static_cast<std::size_t>(axis)]; }
+};
+/// Size of the file: the values in whole chunks, and an upper bound of what HDF5 adds.
+std::int64_t file_bytes(const TraceMeta& meta, const TraceExtent& extent);
+/// Bytes of one row with all its arrays.
+std::int64_t recorded_row_bytes(const TraceMeta& meta);
+
+}  // namespace blockscope

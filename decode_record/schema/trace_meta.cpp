@@ -1,0 +1,162 @@
+#include "decode_record/schema/trace_meta.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+#include "decode_record/base/error.h"
+#include "decode_record/base/sha256.h"
+
+namespace blockscope {
+namespace {
+
+constexpr std::array<std::string_view, 5> kLevelNames{"trajectory", "summary", "sets", "outputs",
+                                                      "full"};
+constexpr std::array<std::string_view, 5> kReasonNames{"unfinished", "length", "stop", "replayed",
+                                                       "interrupted"};
+// No model comes near; keeps products of sizes in range when they come from a damaged file.
+constexpr std::int64_t kLargestSize = std::int64_t{1} << 24;
+// A day: of no pass, and exact in a double.
+constexpr std::int64_t kLongestPassNs = std::int64_t{86'400} * 1'000'000'000;
+
+void check_size(std::string_view name, std::int64_t value, std::int64_t smallest) {
+  if (value < smallest || value > kLargestSize) {
+    throw UsageError(fmt::format("trace meta: {}: expected {} to {}, got {}", name, smallest,
+                                 kLargestSize, value));
+  }
+}
+
+void check_selection(std::string_view name, const std::vector<std::int64_t>& chosen,
+                     std::int64_t limit) {
+  const bool rising = std::ranges::adjacent_find(chosen, std::greater_equal<>()) == chosen.end();
+  if (chosen.empty() || !rising || chosen.front() < 0 || chosen.back() >= limit) {
+    throw UsageError(
+        fmt::format("trace meta: {}: expected at least one index, rising, in [0, {}), got [{}]",
+                    name, limit, fmt::join(chosen, ", ")));
+  }
+}
+
+void check_draft_cost(const TraceMeta& meta) {
+  const std::vector<DraftCost>& costs = meta.draft_cost;
+  if (costs.empty()) return;
+  if (!meta.has_draft) throw UsageError("trace meta: draft_cost: expected none without a draft");
+  for (std::size_t i = 0; i < costs.size(); ++i) {
+    const auto check = [i](const char* what, std::int64_t value, std::int64_t least,
+                           std::int64_t most) {
+      if (value >= least && value <= most) return;
+      throw UsageError(
+          fmt::format("trace meta: draft_cost: entry {}: {}: expected {} to {}, got {}", i, what,
+                      least, most, value));
+    };
+    const bool last = i + 1 == costs.size();
+    const std::int64_t least = i == 0 ? 1 : costs[i - 1].block_length + 1;
+    check("block_length", costs[i].block_length, last ? std::max(least, meta.block_length) : least,
+          i == 0 && !last ? 1 : meta.block_length);
+    const std::int64_t context = costs.front().context_length;
+    check("context_length", costs[i].context_length, i == 0 ? 0 : context,
+          i == 0 ? kLargestSize : context);
+    const std::int64_t drafts = costs[i].block_length > 1 ? 1 : 0;
+    check("draft_ns", costs[i].draft_ns, drafts, drafts * kLongestPassNs);
+    check("target_ns", costs[i].target_ns, 1, kLongestPassNs);
+  }
+}
+
+std::vector<std::int64_t> count_up(std::int64_t count) {
+  std::vector<std::int64_t> result(static_cast<std::size_t>(std::max<std::int64_t>(count, 0)));
+  std::iota(result.begin(), result.end(), std::int64_t{0});
+  return result;
+}
+
+}  // namespace
+
+std::string_view to_string(RecordLevel level) {
+  return kLevelNames.at(static_cast<std::size_t>(level));
+}
+
+std::string_view to_string(FinishReason reason) {
+  return kReasonNames.at(static_cast<std::size_t>(reason));
+}
+
+std::optional<FinishReason> parse_finish_reason(std::string_view name) {
+  const auto found = std::ranges::find(kReasonNames, name);
+  if (found == kReasonNames.end()) return std::nullopt;
+  return static_cast<FinishReason>(found - kReasonNames.begin());
+}
+
+RecordLevel parse_record_level(std::string_view name) {
+  const auto found = std::ranges::find(kLevelNames, name);
+  if (found == kLevelNames.end()) {
+    throw UsageError(fmt::format("record level: expected one of {}, got '{}'",
+                                 fmt::join(kLevelNames, ", "), name));
+  }
+  return static_cast<RecordLevel>(found - kLevelNames.begin());
+}
+
+void TraceMeta::record_everything() {
+  layers = count_up(num_layers);
+  heads = count_up(num_heads);
+  kv_heads = count_up(num_kv_heads);
+}
+
+void check_meta(const TraceMeta& meta) {
+  check_size("num_layers", meta.num_layers, 1);
+  check_size("num_heads", meta.num_heads, 1);
+  check_size("num_kv_heads", meta.num_kv_heads, 1);
+  check_size("head_dim", meta.head_dim, 1);
+  check_size("hidden_size", meta.hidden_size, 1);
+  check_size("vocab_size", meta.vocab_size, 1);
+  check_size("block_length", meta.block_length, 1);
+  check_size("set_size", meta.set_size, 0);
+  check_size("selected_size", meta.selected_size, 0);
+  check_size("experts_per_token", meta.experts_per_token, 0);
+  check_size("num_experts", meta.num_experts, 0);
+  if (meta.experts_per_token > meta.num_experts ||
+      (meta.experts_per_token == 0) != (meta.num_experts == 0)) {
+    throw UsageError(fmt::format(
+        "trace meta: experts_per_token: expected up to the {} of num_experts, or 0 of both, got {}",
+        meta.num_experts, meta.experts_per_token));
+  }
+  if (meta.num_heads % meta.num_kv_heads != 0) {
+    throw UsageError(
+        fmt::format("trace meta: num_heads: expected a multiple of num_kv_heads {}, "
+                    "got {}",
+                    meta.num_kv_heads, meta.num_heads));
+  }
+  if (meta.mask_token_id < -1 || meta.mask_token_id >= kLargestSize) {
+    throw UsageError(fmt::format("trace meta: mask_token_id: expected -1 or a token id, got {}",
+                                 meta.mask_token_id));
+  }
+  if (!std::isfinite(meta.softmax_scale) || meta.softmax_scale <= 0.0) {
+    throw UsageError(fmt::format("trace meta: softmax_scale: expected a positive number, got {}",
+                                 meta.softmax_scale));
+  }
+  check_draft_cost(meta);
+  check_selection("layers", meta.layers, meta.num_layers);
+  check_selection("heads", meta.heads, meta.num_heads);
+  check_selection("kv_heads", meta.kv_heads, meta.num_kv_heads);
+  if (!meta.pieces.empty() && std::cmp_greater(meta.pieces.size(), kLargestSize)) {
+    throw UsageError(fmt::format("trace meta: pieces: expected at most {}, got {}", kLargestSize,
+                                 meta.pieces.size()));
+  }
+}
+
+PromptHash hash_prompt(std::span<const std::int64_t> tokens) {
+  Sha256 hash;
+  for (const std::int64_t token : tokens) {
+    std::array<std::uint8_t, 8> bytes;
+    for (std::size_t i = 0; i < 8; ++i) {
+      bytes[i] = static_cast<std::uint8_t>(static_cast<std::uint64_t>(token) >> (8 * i));
+    }
+    hash.update(bytes);
+  }
+  return hash.finish();
+}
+
+std::string to_hex(const PromptHash& hash) { return fmt::format("{:02x}", fmt::join(hash, "")); }
+
+}  // namespace blockscope

@@ -1,0 +1,76 @@
+// What a TraceWriter's thread does with each thing handed to it: turns sequences and rows into
+// appends to a TraceFile, and commits. Internal to decode_record.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "decode_record/write/trace_file.h"
+#include "decode_record/write/trace_writer.h"
+
+namespace blockscope {
+
+struct BeginItem {
+  SequenceStart start;
+};
+
+struct RowItem {
+  TraceRow row;
+  std::int64_t previous = -1;
+  std::int64_t keyframe = 0;   ///< latest keyframe at or before the row
+  std::optional<Frame> state;  ///< the keyframe itself when it belongs to this row
+  SequenceDelta delta;         ///< resolved; empty when the row decided nothing
+};
+
+struct EndItem {
+  std::int64_t sequence = 0;
+  SequenceEnd end;
+};
+
+using Item = std::variant<BeginItem, RowItem, EndItem>;
+
+class TraceStore {
+ public:
+  TraceStore(TraceFile file, const TraceMeta& meta) : meta_(meta), file_(std::move(file)) {}
+
+  /// Throws TraceError when somebody else has cut the file since the last call.
+  void write(const Item& item);
+
+  std::int64_t num_rows() const { return file_.length(Axis::row); }
+  std::int64_t num_sequences() const { return file_.length(Axis::sequence); }
+  std::int64_t num_keyframes() const { return file_.length(Axis::keyframe); }
+
+  /// Makes everything written so far survive kill -9, then says so in the file. Throws TraceError
+  /// when somebody else has cut, moved or removed it.
+  void commit();
+  /// Commits, marks the file complete if asked, trims it and closes it.
+  OwnFile close(bool complete);
+  /// After an exception of any call above.
+  void abandon() { file_.abandon(); }
+  /// After reopen(): drops what was not committed, marks cut sequences as aborted.
+  ResumeState recover();
+
+ private:
+  void write(const BeginItem& item);
+  void write(const RowItem& item);
+  void write(const EndItem& item);
+  std::pair<std::int64_t, std::int32_t> append_text(const std::string& text);
+  void write_step(const RowItem& item);
+  void write_delta(const SequenceDelta& delta);
+  void write_keyframe(const Frame& state);
+  void write_arrays(const RowItem& item);
+  void write_prefix(const TraceRow& row);
+  void write_revocations(const TraceRow& row);
+  void write_cache(const TraceRow& row);
+  void fill_absent(const std::array<bool, kNumFields>& given);
+  void abort_cut_sequences(std::int64_t num_sequences, ResumeState& state);
+
+  TraceMeta meta_;
+  TraceFile file_;
+  std::vector<std::pair<std::int64_t, FinishReason>> ended_;  // not yet marked in the file
+};
+
+}  // namespace blockscope

@@ -1,0 +1,104 @@
+// prefill_attention: tasks are tiles of query tokens times the G query heads of a KV head; each
+// walks the keys its last row sees. The longest tasks come first, so that threads finish together.
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "kernels/cpu/attention_state.h"
+#include "kernels/cpu/cpu_support.h"
+#include "kernels/cpu/row_tile.h"
+#include "kernels/cuda/device_operators.h"
+#include "kernels/cuda/small_operators_device.h"
+#include "kernels/ops.h"
+#include "kernels/shape_check.h"
+
+namespace blockscope {
+namespace {
+
+constexpr const char* kPrefill = "prefill_attention";
+
+struct PrefillTask {
+  int64_t sequence = 0;
+  int64_t kv_head = 0;
+  int64_t first_head = 0;  // query heads [first_head, first_head + num_heads)
+  int64_t num_heads = 0;
+  int64_t begin = 0;  // query tokens [begin, end)
+  int64_t end = 0;
+};
+
+// Tiles of at most kMaxRows rows; groups of more than kMaxRows heads are cut.
+std::vector<PrefillTask> make_tasks(const AttentionSizes& sizes) {
+  const int64_t heads = std::min(sizes.group, kMaxRows);
+  const int64_t tokens = std::max<int64_t>(1, kMaxRows / heads);
+  std::vector<PrefillTask> tasks;
+  const int64_t num_tiles = (sizes.queries + tokens - 1) / tokens;
+  for (int64_t tile = num_tiles - 1; tile >= 0; --tile) {
+    for (int64_t s = 0; s < sizes.sequences; ++s) {
+      for (int64_t kv_head = 0; kv_head < sizes.kv_heads; ++kv_head) {
+        for (int64_t g = 0; g < sizes.group; g += heads) {
+          tasks.push_back({s, kv_head, kv_head * sizes.group + g, std::min(heads, sizes.group - g),
+                           tile * tokens, std::min((tile + 1) * tokens, sizes.queries)});
+        }
+      }
+    }
+  }
+  return tasks;
+}
+
+}  // namespace
+
+at::Tensor prefill_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const at::Tensor& len, int64_t block_length, double scale,
+                             int64_t query_start) {
+  if (const DeviceScope device{q}) {
+    if (!device.has_kernels()) {
+      return chain::prefill_attention(q, k, v, len, block_length, scale, query_start);
+    }
+    return prefill_attention_on(device.queue(), q, k, v, len, block_length, scale, query_start);
+  }
+  const AttentionSizes sizes = check_attention(kPrefill, q, "k", k, "v", &v);
+  const std::vector<int64_t> lengths =
+      check_lengths(kPrefill, "len", len, sizes.sequences, sizes.external_keys);
+  TORCH_CHECK(block_length > 0, kPrefill, ": block_length: expected > 0, got ", block_length,
+              ". HINT: 1 is causal attention");
+  TORCH_CHECK(query_start >= 0, kPrefill, ": query_start: expected >= 0, got ", query_start);
+  at::Tensor out = at::empty(q.sizes(), q.options().memory_format(at::MemoryFormat::Contiguous));
+  const std::vector<PrefillTask> tasks = make_tasks(sizes);
+  const RawView queries(q);
+  const RawView keys(k);
+  const RawView values(v);
+  const Element element = element_of(q);
+  const TileKernels& kernels = best_tile_kernels();
+  void* target = out.mutable_data_ptr();
+  parallel_tasks(static_cast<int64_t>(tasks.size()), [&](int64_t i) {
+    const PrefillTask& task = tasks[static_cast<size_t>(i)];
+    const int64_t tokens = task.end - task.begin;
+    const int64_t length = lengths[static_cast<size_t>(task.sequence)];
+    RowTile tile(kernels, element, task.num_heads * tokens, sizes.dim);
+    std::array<int64_t, kMaxRows> visible_end{};
+    for (int64_t row = 0; row < task.num_heads * tokens; ++row) {
+      const int64_t t = task.begin + row % tokens;
+      tile.set_query(row, queries.at(task.sequence, task.first_head + row / tokens, t));
+      const int64_t blocks = (query_start + t) / block_length + 1;
+      visible_end[static_cast<size_t>(row)] = std::min(length, blocks * block_length);
+    }
+    const int64_t end = visible_end[static_cast<size_t>(tokens - 1)];  // the last token sees most
+    tile.attend(key_range(keys, values, task.sequence, task.kv_head), 0, end,
+                static_cast<float>(scale), visible_end.data());
+    std::vector<float> row_out(static_cast<size_t>(sizes.dim));
+    for (int64_t row = 0; row < task.num_heads * tokens; ++row) {
+      const AttentionPart state = tile.row_state(row);
+      merge_parts(&state, 1, sizes.dim, row_out.data());
+      const int64_t head = task.first_head + row / tokens;
+      const int64_t t = task.begin + row % tokens;
+      const int64_t index = (task.sequence * sizes.heads + head) * sizes.queries + t;
+      store_rounded(row_out.data(), sizes.dim, element, target, index * sizes.dim);
+    }
+  });
+  return out;
+}
+
+}  // namespace blockscope

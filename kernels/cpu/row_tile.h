@@ -1,0 +1,74 @@
+// The attention state of a tile of query rows: queries, running maximum, running sum and
+// unnormalised output, fed with any number of key ranges. One object per task; its buffers belong
+// to the thread, so only one may be alive per thread.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/attention_state.h"
+#include "kernels/simd/tile_kernels.h"
+
+namespace blockscope {
+
+constexpr int64_t kMaxRows = 128;  // rows per tile: keys are packed once for all of them
+
+// Keys and values of one KV head; strides in bytes between rows of `dim` contiguous elements.
+struct KeyRange {
+  const char* keys = nullptr;
+  const char* values = nullptr;
+  int64_t key_stride = 0;
+  int64_t value_stride = 0;
+};
+
+class RowTile {
+ public:
+  // num_rows <= kMaxRows; set_query must be called for every row before keys are read.
+  RowTile(const TileKernels& kernels, Element element, int64_t num_rows, int64_t dim);
+  RowTile(const RowTile&) = delete;
+  RowTile& operator=(const RowTile&) = delete;
+
+  void set_query(int64_t row, const void* query);  // [dim] elements
+
+  // Adds keys [begin, end) of the range. `visible_end` (or null) [num_rows]: row r sees only keys
+  // before visible_end[r].
+  void attend(const KeyRange& range, int64_t begin, int64_t end, float scale,
+              const int64_t* visible_end = nullptr);
+
+  // From now on attend() leaves what it multiplied the values with, and the maximum that it was
+  // taken against: of tile i of the range, row r, at weights[(i * stride + r) * kTileKeys] and
+  // max[i * stride + r]. Ranges begin at a tile of their own.
+  void keep_weights(float* weights, float* max, int64_t stride);
+
+  // Raw scores of keys [begin, begin + count), count <= kTileKeys: [num_rows, kTileKeys].
+  const float* score_tile(const KeyRange& range, int64_t begin, int64_t count);
+
+  // The unfinished state of a row; valid while this object lives. A row whose scores were all NaN
+  // has a NaN maximum, so that a merge does not take it for an empty one.
+  AttentionPart row_state(int64_t row) const;
+
+ private:
+  /// The weights of a tile of `count` keys times its values, while keys [next, next + next_count)
+  /// are fetched.
+  void accumulate(const KeyRange& range, int64_t count, int64_t next, int64_t next_count);
+
+  const TileKernels& kernels_;
+  Element element_;
+  int64_t num_rows_;
+  int64_t dim_;
+  float* queries_;
+  float* packed_;
+  float* scores_;
+  float* output_;
+  float* row_max_;
+  float* row_sum_;
+  float* alpha_;
+  float* kept_weights_ = nullptr;
+  float* kept_max_ = nullptr;
+  int64_t kept_stride_ = 0;
+};
+
+// Keys per task: fixed by the length alone, so that results depend neither on the number of threads
+// nor on the rest of the batch; at most 16 partial states per row.
+int64_t keys_per_chunk(int64_t num_keys);
+
+}  // namespace blockscope

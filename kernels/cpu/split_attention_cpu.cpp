@@ -1,0 +1,307 @@
+// One pass over the keys. A task is up to kMaxRows query rows of one KV head (the query heads that
+// need the prefix, times the query tokens) and one chunk of external keys, and leaves an unfinished
+// state per row; other tasks do the internal keys with accumulators of their own. The thread that
+// ends the last task of a KV head merges its chunk states, in order of the keys, into the external
+// pair, and that with the internal pair into `out`.
+#include "kernels/cpu/split_attention_cpu.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "kernels/cpu/attention_state.h"
+#include "kernels/cpu/cpu_support.h"
+#include "kernels/cpu/row_tile.h"
+
+namespace blockscope {
+namespace {
+
+// Partial states are kept for so many sequences at a time that they stay below this.
+constexpr int64_t kMaxPartialFloats = int64_t{1} << 24;
+
+// The prefix work of one KV head of one sequence.
+struct PrefixJob {
+  int64_t sequence = 0;
+  int64_t kv_head = 0;
+  std::vector<int64_t> heads;          // query heads that read the prefix
+  int64_t num_rows = 0;                // heads.size() * T, row = position in heads * T + t
+  int64_t length = 0;                  // external keys it reads
+  const int32_t* positions = nullptr;  // [length], ascending; null: keys 0 .. length - 1
+  int64_t chunk = 0;                   // keys per chunk
+  int64_t num_chunks = 0;
+  int64_t first_slot = 0;  // slot of (chunk, row) = first_slot + chunk * num_rows + row
+};
+
+struct SplitTask {
+  size_t job = 0;
+  int64_t row_begin = 0;
+  int64_t row_end = 0;
+  int64_t chunk = 0;  // -1: the internal keys, rows over all heads of the group
+};
+
+class SplitAttentionRun {
+ public:
+  SplitAttentionRun(const TileKernels& kernels, const AttentionSizes& sizes, const at::Tensor& q,
+                    const at::Tensor& k_ext, const at::Tensor& v_ext, const at::Tensor& k_in,
+                    const at::Tensor& v_in, const ExternalSource& source, double scale,
+                    const ExternalWeights* kept, ReuseAttention& result)
+      : kernels_(kernels),
+        sizes_(sizes),
+        element_(element_of(q)),
+        q_(q),
+        k_ext_(k_ext),
+        v_ext_(v_ext),
+        k_in_(k_in),
+        v_in_(v_in),
+        internal_keys_(k_in.size(2)),
+        scale_(static_cast<float>(scale)),
+        kept_(kept),
+        cached_external_(floats_of(source.cached_external)),
+        cached_lse_(floats_of(source.cached_lse)),
+        residual_(floats_of(source.residual)),
+        lse_residual_(floats_of(source.lse_residual)),
+        out_(result.out.mutable_data_ptr()),
+        external_(result.external.mutable_data_ptr<float>()),
+        lse_external_(result.lse_external.mutable_data_ptr<float>()),
+        internal_(result.internal.mutable_data_ptr<float>()),
+        lse_internal_(result.lse_internal.mutable_data_ptr<float>()) {}
+
+  // The jobs of whole sequences [begin, end), every KV head once and in order.
+  void run(const std::vector<PrefixJob>& jobs, int64_t num_slots) {
+    partial_ = at::empty({num_slots * (sizes_.dim + 2)}, at::kFloat);
+    partial_output_ = partial_.mutable_data_ptr<float>();
+    partial_max_ = partial_output_ + num_slots * sizes_.dim;
+    partial_sum_ = partial_max_ + num_slots;
+    std::vector<SplitTask> tasks;
+    std::vector<std::atomic<int64_t>> open_tasks(jobs.size());
+    const auto add_tasks = [&](size_t job, int64_t num_rows, int64_t chunk) {
+      for (int64_t row = 0; row < num_rows; row += kMaxRows) {
+        tasks.push_back({job, row, std::min(row + kMaxRows, num_rows), chunk});
+        ++open_tasks[job];
+      }
+    };
+    for (size_t j = 0; j < jobs.size(); ++j) {
+      for (int64_t chunk = 0; chunk < jobs[j].num_chunks; ++chunk) {
+        add_tasks(j, jobs[j].num_rows, chunk);
+      }
+    }
+    // The short ones last: threads that end at different times are apart by no more than one.
+    for (size_t j = 0; j < jobs.size(); ++j) add_tasks(j, sizes_.group * sizes_.queries, -1);
+    parallel_tasks(static_cast<int64_t>(tasks.size()), [&](int64_t i) {
+      const SplitTask& task = tasks[static_cast<size_t>(i)];
+      const PrefixJob& job = jobs[task.job];
+      task.chunk < 0 ? attend_internal(job, task) : attend_chunk(job, task);
+      if (--open_tasks[task.job] > 0) return;
+      for (int64_t g = 0; g < sizes_.group; ++g) {
+        finish_head(job, job.kv_head * sizes_.group + g);
+      }
+    });
+  }
+
+ private:
+  static const float* floats_of(const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.const_data_ptr<float>() : nullptr;
+  }
+
+  int64_t output_row(int64_t sequence, int64_t head, int64_t t) const {
+    return (sequence * sizes_.heads + head) * sizes_.queries + t;
+  }
+
+  void attend_chunk(const PrefixJob& job, const SplitTask& task) {
+    RowTile tile(kernels_, element_, task.row_end - task.row_begin, sizes_.dim);
+    for (int64_t row = task.row_begin; row < task.row_end; ++row) {
+      const int64_t head = job.heads[static_cast<size_t>(row / sizes_.queries)];
+      tile.set_query(row - task.row_begin, q_.at(job.sequence, head, row % sizes_.queries));
+    }
+    const KeyRange keys = key_range(k_ext_, v_ext_, job.sequence, job.kv_head);
+    const int64_t begin = task.chunk * job.chunk;
+    const int64_t end = std::min(begin + job.chunk, job.length);
+    if (kept_ != nullptr) {
+      const int64_t tiles = kept_->max.size(2);
+      const int64_t rows = sizes_.group * sizes_.queries;
+      const int64_t first =
+          (job.sequence * sizes_.kv_heads + job.kv_head) * tiles * rows + task.row_begin;
+      tile.keep_weights(kept_->weight.mutable_data_ptr<float>() + first * kTileKeys,
+                        kept_->max.mutable_data_ptr<float>() + first, rows);
+    }
+    if (job.positions == nullptr) {
+      tile.attend(keys, begin, end, scale_);
+    } else {
+      attend_gathered(tile, keys, job.positions + begin, end - begin);
+    }
+    for (int64_t row = task.row_begin; row < task.row_end; ++row) {
+      const AttentionPart state = tile.row_state(row - task.row_begin);
+      const int64_t slot = job.first_slot + task.chunk * job.num_rows + row;
+      std::copy_n(state.output, sizes_.dim, partial_output_ + slot * sizes_.dim);
+      partial_max_[slot] = state.max;
+      partial_sum_[slot] = state.sum;
+    }
+  }
+
+  // The same tiles as over a whole range of `count` keys, so that a set of neighbours gives its
+  // range's result bit for bit.
+  void attend_gathered(RowTile& tile, const KeyRange& keys, const int32_t* positions,
+                       int64_t count) {
+    const int64_t row_bytes = sizes_.dim * element_bytes(element_);
+    std::vector<char> rows(static_cast<size_t>(2 * kTileKeys * row_bytes));
+    char* const key_rows = rows.data();
+    char* const value_rows = key_rows + kTileKeys * row_bytes;
+    for (int64_t first = 0; first < count; first += kTileKeys) {
+      const int32_t* at = positions + first;
+      const int64_t num = std::min(kTileKeys, count - first);
+      if (at[num - 1] - at[0] == num - 1) {  // neighbours, as a page's keys: no copy
+        tile.attend(keys, at[0], at[0] + num, scale_);
+        continue;
+      }
+      for (int64_t i = 0; i < num; ++i) {
+        std::copy_n(keys.keys + at[i] * keys.key_stride, row_bytes, key_rows + i * row_bytes);
+        std::copy_n(keys.values + at[i] * keys.value_stride, row_bytes, value_rows + i * row_bytes);
+      }
+      tile.attend({key_rows, value_rows, row_bytes, row_bytes}, 0, num, scale_);
+    }
+  }
+
+  void attend_internal(const PrefixJob& job, const SplitTask& task) {
+    RowTile tile(kernels_, element_, task.row_end - task.row_begin, sizes_.dim);
+    const int64_t first_head = job.kv_head * sizes_.group;
+    for (int64_t row = task.row_begin; row < task.row_end; ++row) {
+      tile.set_query(row - task.row_begin,
+                     q_.at(job.sequence, first_head + row / sizes_.queries, row % sizes_.queries));
+    }
+    tile.attend(key_range(k_in_, v_in_, job.sequence, job.kv_head), 0, internal_keys_, scale_);
+    for (int64_t row = task.row_begin; row < task.row_end; ++row) {
+      const AttentionPart state = tile.row_state(row - task.row_begin);
+      const int64_t target =
+          output_row(job.sequence, first_head + row / sizes_.queries, row % sizes_.queries);
+      lse_internal_[target] = merge_parts(&state, 1, sizes_.dim, internal_ + target * sizes_.dim);
+    }
+  }
+
+  void finish_head(const PrefixJob& job, int64_t head) {
+    const int64_t dim = sizes_.dim;
+    const auto found = std::find(job.heads.begin(), job.heads.end(), head);
+    std::vector<AttentionPart> chunks(static_cast<size_t>(job.num_chunks));
+    std::vector<float> merged(static_cast<size_t>(dim));
+    for (int64_t t = 0; t < sizes_.queries; ++t) {
+      const int64_t target = output_row(job.sequence, head, t);
+      float* external = external_ + target * dim;
+      if (found == job.heads.end()) {
+        std::copy_n(cached_external_ + target * dim, dim, external);
+        lse_external_[target] = cached_lse_[target];
+      } else {
+        const int64_t row = (found - job.heads.begin()) * sizes_.queries + t;
+        for (int64_t chunk = 0; chunk < job.num_chunks; ++chunk) {
+          const int64_t slot = job.first_slot + chunk * job.num_rows + row;
+          chunks[static_cast<size_t>(chunk)] = {partial_output_ + slot * dim, partial_max_[slot],
+                                                partial_sum_[slot]};
+        }
+        lse_external_[target] = merge_parts(chunks.data(), job.num_chunks, dim, external);
+      }
+      AttentionPart parts[3] = {{external, lse_external_[target], 1.0f},
+                                {internal_ + target * dim, lse_internal_[target], 1.0f}};
+      if (residual_ != nullptr) parts[2] = {residual_ + target * dim, lse_residual_[target], 1.0f};
+      merge_parts(parts, residual_ != nullptr ? 3 : 2, dim, merged.data());
+      // [S, T, H, D]: the output projection takes a token's heads together.
+      const int64_t row = (job.sequence * sizes_.queries + t) * sizes_.heads + head;
+      store_rounded(merged.data(), dim, element_, out_, row * dim);
+    }
+  }
+
+  const TileKernels& kernels_;
+  AttentionSizes sizes_;
+  Element element_;
+  RawView q_;
+  RawView k_ext_;
+  RawView v_ext_;
+  RawView k_in_;
+  RawView v_in_;
+  int64_t internal_keys_;
+  float scale_;
+  const ExternalWeights* kept_;
+  const float* cached_external_;
+  const float* cached_lse_;
+  const float* residual_;
+  const float* lse_residual_;
+  void* out_;
+  float* external_;
+  float* lse_external_;
+  float* internal_;
+  float* lse_internal_;
+  at::Tensor partial_;               // owner of the next three
+  float* partial_output_ = nullptr;  // [slot, D], unnormalised
+  float* partial_max_ = nullptr;     // [slot]
+  float* partial_sum_ = nullptr;     // [slot]
+};
+
+PrefixJob make_job(const AttentionSizes& sizes, int64_t sequence, int64_t kv_head, int64_t length,
+                   const ExternalSource& source) {
+  PrefixJob job;
+  job.sequence = sequence;
+  job.kv_head = kv_head;
+  for (int64_t head = kv_head * sizes.group; head < (kv_head + 1) * sizes.group; ++head) {
+    const bool reuses =
+        !source.reuse.empty() && source.reuse[static_cast<size_t>(sequence * sizes.heads + head)];
+    if (!reuses) job.heads.push_back(head);
+  }
+  if (!source.sets.empty()) {
+    const KeySet& set = source.sets[static_cast<size_t>(sequence * sizes.kv_heads + kv_head)];
+    if (!set.all) {
+      job.positions = set.positions.data();
+      length = static_cast<int64_t>(set.positions.size());
+    }
+  }
+  job.num_rows = static_cast<int64_t>(job.heads.size()) * sizes.queries;
+  job.length = job.heads.empty() ? 0 : length;
+  job.chunk = keys_per_chunk(job.length);
+  job.num_chunks = (job.length + job.chunk - 1) / job.chunk;
+  return job;
+}
+
+}  // namespace
+
+ReuseAttention split_attention_cpu(const TileKernels& kernels, const AttentionSizes& sizes,
+                                   const at::Tensor& q, const at::Tensor& k_ext,
+                                   const at::Tensor& v_ext, const std::vector<int64_t>& ext_len,
+                                   const at::Tensor& k_in, const at::Tensor& v_in,
+                                   const ExternalSource& source, double scale,
+                                   ExternalWeights* kept) {
+  const auto floats = at::TensorOptions().dtype(at::kFloat);
+  ReuseAttention result;
+  result.out = at::empty({sizes.sequences, sizes.queries, sizes.heads, sizes.dim}, q.options())
+                   .transpose(1, 2);
+  result.external = at::empty(q.sizes(), floats);
+  result.lse_external = at::empty(q.sizes().slice(0, 3), floats);
+  result.internal = at::empty(q.sizes(), floats);
+  result.lse_internal = at::empty(q.sizes().slice(0, 3), floats);
+  result.keys_read = at::zeros({sizes.sequences, sizes.kv_heads}, floats.dtype(at::kLong));
+  int64_t* keys_read = result.keys_read.mutable_data_ptr<int64_t>();
+
+  if (kept != nullptr) {
+    const int64_t tiles = (sizes.external_keys + kTileKeys - 1) / kTileKeys;
+    const int64_t rows = sizes.group * sizes.queries;
+    kept->weight = at::empty({sizes.sequences, sizes.kv_heads, tiles, rows, kTileKeys}, floats);
+    kept->max = at::empty({sizes.sequences, sizes.kv_heads, tiles, rows}, floats);
+  }
+  SplitAttentionRun run(kernels, sizes, q, k_ext, v_ext, k_in, v_in, source, scale, kept, result);
+  std::vector<PrefixJob> jobs;
+  int64_t num_slots = 0;
+  for (int64_t s = 0; s < sizes.sequences; ++s) {
+    for (int64_t kv_head = 0; kv_head < sizes.kv_heads; ++kv_head) {
+      PrefixJob job = make_job(sizes, s, kv_head, ext_len[static_cast<size_t>(s)], source);
+      job.first_slot = num_slots;
+      num_slots += job.num_chunks * job.num_rows;
+      keys_read[s * sizes.kv_heads + kv_head] = job.length;
+      jobs.push_back(std::move(job));
+    }
+    if (s + 1 == sizes.sequences || num_slots * sizes.dim >= kMaxPartialFloats) {
+      run.run(jobs, num_slots);
+      jobs.clear();
+      num_slots = 0;
+    }
+  }
+  return result;
+}
+
+}  // namespace blockscope

@@ -1,0 +1,298 @@
+#include "kernels/cuda/attention_device.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/device_operators.h"
+#include "kernels/cuda/device_support.h"
+#include "kernels/shape_check.h"
+
+namespace blockscope {
+namespace {
+
+constexpr const char* kSplit = "split_attention";
+constexpr const char* kReuse = "reuse_attention";
+constexpr const char* kGather = "gather_attention";
+constexpr const char* kUnselected = "unselected_attention";
+
+// Where the external pairs come from if not from the whole prefix; the members of SplitCall as
+// tensors on the device, contiguous, undefined where the call has none.
+struct DeviceSource {
+  at::Tensor reuse;  // [S, H] bool
+  at::Tensor cached_external;
+  at::Tensor cached_lse;
+  at::Tensor positions;  // [S, K, capacity] int32
+  at::Tensor counts;     // [S, K] int32
+  at::Tensor residual;
+  at::Tensor lse_residual;
+};
+
+void check_limits(const char* op, const AttentionSizes& sizes, int64_t internal_keys) {
+  TORCH_CHECK(sizes.dim <= kMaxDeviceDim, op, ": q: expected head_dim up to ", kMaxDeviceDim,
+              " on a GPU, got ", sizes.dim, ". HINT: run this model on the CPU");
+  for (const int64_t size : {sizes.external_keys, internal_keys, sizes.group * sizes.queries}) {
+    TORCH_CHECK(size <= std::numeric_limits<int32_t>::max() / 2, op,
+                ": expected at most 2^30 - 1 keys or rows on a GPU, got ", size);
+  }
+}
+
+// Checked arguments of one operator.
+struct Arguments {
+  AttentionSizes sizes;
+  std::vector<int64_t> lengths;
+  at::Tensor q, k_ext, v_ext, k_in, v_in;
+  double scale = 1.0;
+};
+
+Arguments check_arguments(const char* op, const at::Tensor& q, const at::Tensor& k_ext,
+                          const at::Tensor& v_ext, const at::Tensor& ext_len,
+                          const at::Tensor& k_in, const at::Tensor& v_in, double scale) {
+  check_query(op, q, q.device());
+  const AttentionSizes sizes = check_split_attention(op, q, k_ext, v_ext, k_in, v_in, q.device());
+  check_limits(op, sizes, k_in.size(2));
+  return {sizes, check_lengths(op, "ext_len", ext_len, sizes.sequences, sizes.external_keys),
+          q,     k_ext,
+          v_ext, k_in,
+          v_in,  scale};
+}
+
+struct KeptFlags {
+  at::Tensor flags;
+  c10::Stream stream;  // that the copy was queued on: on another one it may not be there yet
+};
+
+// Flags of the heads on a device. A policy asks with the same ones at every step of a block, and a
+// graph, which is launched on the stream of the steps before it, can't copy them: they are kept
+// there, as many as fit, and none is ever given up.
+at::Tensor kept_flags(const at::Tensor& mask, at::Device device) {
+  constexpr size_t kMost = 4096;
+  using Flags = std::vector<int64_t>;  // sizes, then values
+  static std::mutex mutex;
+  static auto* const all = new std::map<std::pair<at::DeviceIndex, Flags>, KeptFlags>;
+  if (device.is_cpu()) return mask;
+  Flags flags(mask.sizes().begin(), mask.sizes().end());
+  const bool* const values = mask.const_data_ptr<bool>();
+  flags.insert(flags.end(), values, values + mask.numel());
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  const std::scoped_lock lock(mutex);
+  const std::pair key{device.index(), std::move(flags)};
+  const auto found = all->find(key);
+  const bool there = found != all->end();
+  if (there && (found->second.stream == stream || captures_graph())) return found->second.flags;
+  at::Tensor copy = copied_to(mask, device);
+  if (!there && all->size() < kMost) all->emplace(key, KeptFlags{copy, stream});
+  return copy;
+}
+
+// The call for sequences [first, first + count), without workspace.
+SplitCall make_call(const Arguments& arguments, const DeviceSource& source,
+                    const ReuseAttention& result, int64_t first, int64_t count) {
+  const AttentionSizes& sizes = arguments.sizes;
+  const auto part = [&](const at::Tensor& tensor) {
+    return device_rows(tensor.narrow(0, first, count));
+  };
+  SplitCall call;
+  call.type = device_float(arguments.q);
+  call.sequences = static_cast<int>(count);
+  call.heads = static_cast<int>(sizes.heads);
+  call.kv_heads = static_cast<int>(sizes.kv_heads);
+  call.group = static_cast<int>(sizes.group);
+  call.queries = static_cast<int>(sizes.queries);
+  call.dim = static_cast<int>(sizes.dim);
+  call.internal_keys = static_cast<int>(arguments.k_in.size(2));
+  call.scale_log2 = static_cast<float>(arguments.scale * 1.4426950408889634);
+  call.q = part(arguments.q);
+  call.k_ext = part(arguments.k_ext);
+  call.v_ext = part(arguments.v_ext);
+  call.k_in = part(arguments.k_in);
+  call.v_in = part(arguments.v_in);
+  call.out = from_sequence<char>(result.out, first);
+  call.external = from_sequence<float>(result.external, first);
+  call.lse_external = from_sequence<float>(result.lse_external, first);
+  call.internal = from_sequence<float>(result.internal, first);
+  call.lse_internal = from_sequence<float>(result.lse_internal, first);
+  call.keys_read = from_sequence<int64_t>(result.keys_read, first);
+  call.reuse = from_sequence<bool>(source.reuse, first);
+  call.cached_external = from_sequence<float>(source.cached_external, first);
+  call.cached_lse = from_sequence<float>(source.cached_lse, first);
+  call.positions = from_sequence<int32_t>(source.positions, first);
+  call.counts = from_sequence<int32_t>(source.counts, first);
+  call.capacity = source.positions.defined() ? source.positions.size(2) : 0;
+  call.residual = from_sequence<float>(source.residual, first);
+  call.lse_residual = from_sequence<float>(source.lse_residual, first);
+  for (int64_t s = 0; s < count; ++s) {
+    const int length = static_cast<int>(arguments.lengths[static_cast<size_t>(first + s)]);
+    call.lengths[s] = length;
+    // A set may hold fewer keys than the prefix in more chunks.
+    const int chunks =
+        source.counts.defined() ? std::min(kMaxChunks, (length + 255) / 256) : num_chunks(length);
+    call.max_chunks = std::max(call.max_chunks, chunks);
+  }
+  return call;
+}
+
+ReuseAttention attend(const DeviceQueue& queue, const Arguments& arguments,
+                      const DeviceSource& source, bool count_keys) {
+  const AttentionSizes& sizes = arguments.sizes;
+  const at::Tensor& q = arguments.q;
+  const at::TensorOptions floats = q.options().dtype(at::kFloat);
+  ReuseAttention result;
+  result.out = at::empty({sizes.sequences, sizes.queries, sizes.heads, sizes.dim}, q.options())
+                   .transpose(1, 2);
+  result.external = at::empty(q.sizes(), floats);
+  result.lse_external = at::empty(q.sizes().slice(0, 3), floats);
+  result.internal = at::empty(q.sizes(), floats);
+  result.lse_internal = at::empty(q.sizes().slice(0, 3), floats);
+  if (count_keys) {
+    result.keys_read = at::empty({sizes.sequences, sizes.kv_heads}, floats.dtype(at::kLong));
+  }
+  const bool any = sizes.heads * sizes.queries > 0;
+  if (!any && count_keys) result.keys_read.zero_();
+  for (int64_t first = 0; any && first < sizes.sequences; first += kMaxSequencesPerCall) {
+    const int64_t count = std::min<int64_t>(kMaxSequencesPerCall, sizes.sequences - first);
+    SplitCall call = make_call(arguments, source, result, first, count);
+    // Given back while the kernels wait in the queue: torch gives it out again behind them.
+    const at::Tensor states = at::empty({state_floats(call)}, floats);
+    call.states = states.mutable_data_ptr<float>();
+    queue.launch(queue.kernels.split_attention, call);
+  }
+  return result;
+}
+
+// Sorts the sets on the device, and waits for its verdict on them unless they are trusted.
+void make_sets(const char* op, const DeviceQueue& queue, const Arguments& arguments,
+               const at::Tensor& index, const at::Tensor& dense, bool selected,
+               DeviceSource& source) {
+  const AttentionSizes& sizes = arguments.sizes;
+  const at::Device device = arguments.q.device();
+  check_tensor(op, "index", index, at::kInt, device);
+  check_shape(op, "index", index, {sizes.sequences, sizes.kv_heads, -1});
+  if (dense.defined()) {
+    check_cpu(op, "dense", dense, at::kBool);
+    check_shape(op, "dense", dense, {sizes.sequences});
+  }
+  const at::Tensor sets = index.contiguous();
+  const at::Tensor flags = dense.defined() ? copied_to(dense.contiguous(), device) : dense;
+  const int64_t words = (sizes.external_keys + 31) / 32;
+  const int64_t capacity =
+      selected ? std::min(index.size(2), sizes.external_keys) : sizes.external_keys;
+  source.positions = at::empty({sizes.sequences, sizes.kv_heads, capacity}, index.options());
+  source.counts = at::empty({sizes.sequences, sizes.kv_heads}, index.options());
+  const at::Tensor faults = at::empty({sizes.sequences, sizes.kv_heads}, index.options());
+  for_batches(sizes.sequences, [&](int64_t first, int64_t count) {
+    const at::Tensor bits = at::empty({count, sizes.kv_heads, words}, index.options());
+    SelectCall call;
+    call.sequences = static_cast<int>(count);
+    call.kv_heads = static_cast<int>(sizes.kv_heads);
+    call.per_set = device_int(op, "index", index.size(2));
+    call.words = static_cast<int>(words);
+    call.selected = selected;
+    call.index = from_sequence<int32_t>(sets, first);
+    call.dense = from_sequence<bool>(flags, first);
+    call.bits = from_sequence<uint32_t>(bits, 0);
+    call.capacity = capacity;
+    call.positions = from_sequence<int32_t>(source.positions, first);
+    call.counts = from_sequence<int32_t>(source.counts, first);
+    call.faults = from_sequence<int32_t>(faults, first);
+    set_lengths(call, arguments.lengths, first, count);
+    queue.launch(queue.kernels.select, call);
+  });
+  if (trusts_sets()) return;
+  const at::Tensor verdict = faults.cpu();
+  for (int64_t i = 0; i < verdict.numel(); ++i) {
+    const int32_t fault = verdict.const_data_ptr<int32_t>()[i];
+    const int64_t sequence = i / sizes.kv_heads;
+    TORCH_CHECK((fault & kOutside) == 0, op, ": index[", sequence, ", ", i % sizes.kv_heads,
+                "]: expected -1 or positions below ext_len ",
+                arguments.lengths[static_cast<size_t>(sequence)], ", got another");
+    TORCH_CHECK((fault & kTwice) == 0, op, ": index[", sequence, ", ", i % sizes.kv_heads,
+                "]: expected every position once, got one twice");
+  }
+}
+
+}  // namespace
+
+SplitAttention split_attention_on(const DeviceQueue& queue, const at::Tensor& q,
+                                  const at::Tensor& k_ext, const at::Tensor& v_ext,
+                                  const at::Tensor& ext_len, const at::Tensor& k_in,
+                                  const at::Tensor& v_in, double scale) {
+  ReuseAttention result = attend(
+      queue, check_arguments(kSplit, q, k_ext, v_ext, ext_len, k_in, v_in, scale), {}, false);
+  return {result.out, result.external, result.lse_external, result.internal, result.lse_internal};
+}
+
+ReuseAttention reuse_attention_on(const DeviceQueue& queue, const at::Tensor& q,
+                                  const at::Tensor& k_ext, const at::Tensor& v_ext,
+                                  const at::Tensor& ext_len, const at::Tensor& k_in,
+                                  const at::Tensor& v_in, const at::Tensor& cached_external,
+                                  const at::Tensor& cached_lse, const at::Tensor& reuse_mask,
+                                  double scale) {
+  const Arguments arguments = check_arguments(kReuse, q, k_ext, v_ext, ext_len, k_in, v_in, scale);
+  const AttentionSizes& sizes = arguments.sizes;
+  const std::vector<bool> flags = check_reuse_mask(kReuse, reuse_mask, sizes);
+  const bool any = std::find(flags.begin(), flags.end(), true) != flags.end();
+  DeviceSource source;
+  if (any) {
+    source.reuse =
+        kept_flags(reuse_mask.expand({sizes.sequences, sizes.heads}).contiguous(), q.device());
+  }
+  if (any || cached_external.defined()) {
+    check_tensor(kReuse, "cached_external", cached_external, at::kFloat, q.device());
+    check_shape(kReuse, "cached_external", cached_external, q.sizes());
+    source.cached_external = cached_external.contiguous();
+  }
+  if (any || cached_lse.defined()) {
+    check_tensor(kReuse, "cached_lse", cached_lse, at::kFloat, q.device());
+    check_shape(kReuse, "cached_lse", cached_lse, q.sizes().slice(0, 3));
+    source.cached_lse = cached_lse.contiguous();
+  }
+  return attend(queue, arguments, source, true);
+}
+
+GatherAttention gather_attention_on(const DeviceQueue& queue, const at::Tensor& q,
+                                    const at::Tensor& k_ext, const at::Tensor& v_ext,
+                                    const at::Tensor& ext_len, const at::Tensor& index,
+                                    const at::Tensor& k_in, const at::Tensor& v_in, double scale,
+                                    const at::Tensor& dense, const at::Tensor& residual,
+                                    const at::Tensor& lse_residual) {
+  const Arguments arguments = check_arguments(kGather, q, k_ext, v_ext, ext_len, k_in, v_in, scale);
+  DeviceSource source;
+  if (residual.defined() || lse_residual.defined()) {
+    check_tensor(kGather, "residual", residual, at::kFloat, q.device());
+    check_shape(kGather, "residual", residual, q.sizes());
+    check_tensor(kGather, "lse_residual", lse_residual, at::kFloat, q.device());
+    check_shape(kGather, "lse_residual", lse_residual, q.sizes().slice(0, 3));
+    source.residual = residual.contiguous();
+    source.lse_residual = lse_residual.contiguous();
+  }
+  make_sets(kGather, queue, arguments, index, dense, true, source);
+  const ReuseAttention result = attend(queue, arguments, source, true);
+  return {result.out,      result.external,     result.lse_external,
+          result.internal, result.lse_internal, result.keys_read};
+}
+
+PartialAttention unselected_attention_on(const DeviceQueue& queue, const at::Tensor& q,
+                                         const at::Tensor& k_ext, const at::Tensor& v_ext,
+                                         const at::Tensor& ext_len, const at::Tensor& index,
+                                         double scale) {
+  check_query(kUnselected, q, q.device());
+  check_attention(kUnselected, q, "k_ext", k_ext, "v_ext", &v_ext, q.device());
+  const at::Tensor no_keys = at::empty({q.size(0), k_ext.size(1), 0, q.size(3)}, q.options());
+  const Arguments arguments =
+      check_arguments(kUnselected, q, k_ext, v_ext, ext_len, no_keys, no_keys, scale);
+  DeviceSource source;
+  make_sets(kUnselected, queue, arguments, index, {}, false, source);
+  const ReuseAttention result = attend(queue, arguments, source, false);
+  return {result.external, result.lse_external};
+}
+
+}  // namespace blockscope

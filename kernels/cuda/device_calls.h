@@ -1,0 +1,230 @@
+// Calls of the smaller operators on a device, as split_attention_launch.h has those of
+// split_attention: plain numbers and pointers, for the GPU and for the emulator. One plain kernel
+// or two each, correct before fast. No torch here.
+#pragma once
+
+#include <string>
+
+#include "kernels/cuda/split_attention_launch.h"
+
+namespace blockscope {
+
+constexpr int kMaxMergeParts = 64;
+
+// merge_attention: rows of `dim` elements of one type, all contiguous.
+struct MergeCall {
+  DeviceFloat type = DeviceFloat::kFloat32;
+  int parts = 0;
+  int dim = 0;
+  int64_t rows = 0;
+  void* out = nullptr;
+  float* lse = nullptr;
+  const void* outputs[kMaxMergeParts] = {};
+  const float* lses[kMaxMergeParts] = {};
+};
+
+// cross_step_similarity: rows of `dim` elements of one type, contiguous.
+struct SimilarityCall {
+  DeviceFloat type = DeviceFloat::kFloat32;
+  int dim = 0;
+  int64_t rows = 0;
+  const void* a = nullptr;
+  const void* b = nullptr;
+  float* cosines = nullptr;
+};
+
+// Why a set of positions is refused; more than one may hold.
+enum SetFault : int32_t { kOutside = 1, kTwice = 2 };
+
+// The positions of each set [S, K], or those of the prefix that are in no set, ascending.
+struct SelectCall {
+  int sequences = 0;
+  int kv_heads = 0;
+  int per_set = 0;  // k
+  int words = 0;    // of 32 positions, for the longest prefix
+  bool selected = true;
+  const int32_t* index = nullptr;  // [S, K, k]: -1 or a position
+  const bool* dense = nullptr;     // [S], where given: count -1
+  uint32_t* bits = nullptr;        // [S, K, words]
+  int64_t capacity = 0;
+  int32_t* positions = nullptr;  // [S, K, capacity]
+  int32_t* counts = nullptr;     // [S, K]
+  int32_t* faults = nullptr;     // [S, K]: SetFault, or 0
+  int32_t lengths[kMaxSequencesPerCall] = {};
+};
+
+// Mean probabilities of external keys over the queries of a KV head: of all tokens together
+// (num_sets 1) or of tokens [first_token, first_token + num_sets) each.
+struct MeansCall {
+  DeviceFloat type = DeviceFloat::kFloat32;
+  int sequences = 0;
+  int heads = 0;
+  int kv_heads = 0;
+  int group = 0;
+  int queries = 0;
+  int dim = 0;
+  int max_length = 0;
+  int first_token = 0;
+  int num_sets = 0;
+  bool per_token = false;
+  int keys_per_block = 0;  // of a thread block, on tensor cores; the launch sets it
+  float scale = 0.0f;
+  float scale_log2 = 0.0f;  // scale * log2(e)
+  DeviceRows q, k_ext;
+  const float* lse = nullptr;  // [S, H, T]
+  float* means = nullptr;      // [S, K, num_sets, max_length]
+  int32_t lengths[kMaxSequencesPerCall] = {};
+};
+
+constexpr int kMostSortedInShared = 4096;  // entries of a row
+
+// The k largest of each row of means, by falling value, ties to the lower position, NaN last; -1
+// and 0 behind the length of the sequence.
+struct TopKCall {
+  int sequences = 0;
+  int rows_per_sequence = 0;  // K
+  int num_sets = 0;           // rows of `means` of a KV head
+  int sets_per_head = 0;      // rows of the results of a KV head
+  int first_set = 0;          // of the results
+  int k = 0;
+  int padded = 0;  // a power of two, at least min(k, max_length)
+  int max_length = 0;
+  const float* means = nullptr;
+  uint64_t* entries = nullptr;   // [S, K, num_sets, padded], where padded > kMostSortedInShared
+  int32_t* index = nullptr;      // [S, K, sets_per_head, k]
+  float* probability = nullptr;  // the same
+  int32_t lengths[kMaxSequencesPerCall] = {};
+};
+
+// Distinct positions among the T sets of a KV head.
+struct UnionCall {
+  int heads = 0;  // S * K
+  int words = 0;
+  int64_t per_head = 0;            // T * k
+  const int32_t* index = nullptr;  // [S, K, T, k]
+  uint32_t* bits = nullptr;        // [S, K, words]
+  int32_t* sizes = nullptr;        // [S, K]
+};
+
+struct BoundsCall {
+  DeviceFloat type = DeviceFloat::kFloat32;
+  int sequences = 0;
+  int kv_heads = 0;
+  int dim = 0;
+  int pages = 0;
+  int64_t page_size = 0;
+  DeviceRows k_ext;
+  void* max = nullptr;  // [S, K, P, D]
+  void* min = nullptr;
+  int32_t lengths[kMaxSequencesPerCall] = {};
+};
+
+struct PageScoresCall {
+  DeviceFloat type = DeviceFloat::kFloat32;
+  int sequences = 0;
+  int kv_heads = 0;
+  int group = 0;
+  int tokens = 0;    // of a set
+  int num_sets = 0;  // of a KV head
+  int dim = 0;
+  int pages = 0;
+  int64_t page_size = 0;
+  DeviceRows q, max, min;
+  float* parts = nullptr;   // [S, K, sets, 2, D]: mean positive and negative part of the queries
+  float* scores = nullptr;  // [S, K, sets, P]
+  int32_t lengths[kMaxSequencesPerCall] = {};
+};
+
+struct PrefillCall {
+  DeviceFloat type = DeviceFloat::kFloat32;
+  int sequences = 0;
+  int heads = 0;
+  int group = 0;
+  int queries = 0;
+  int dim = 0;
+  int64_t block_length = 0;
+  int64_t query_start = 0;
+  float scale_log2 = 0.0f;
+  DeviceRows q, k, v;
+  void* out = nullptr;  // [S, H, T, D]
+  int32_t lengths[kMaxSequencesPerCall] = {};
+};
+
+// rms_norm_rows and add_rms_norm_rows: rows of x, a tensor [S, heads, tokens, dim]; results are
+// contiguous.
+struct NormCall {
+  DeviceFloat type = DeviceFloat::kFloat32;
+  int heads = 0;
+  int tokens = 0;
+  int dim = 0;
+  int64_t rows = 0;      // S * heads * tokens
+  bool aligned = false;  // every row starts and ends at a multiple of 16 bytes
+  bool weight_first = false;
+  float eps = 0.0f;
+  DeviceRows x, y;  // y: of add_rms_norm_rows
+  const void* weight = nullptr;
+  void* sum = nullptr;  // x + y, where there is a y
+  void* out = nullptr;
+};
+
+constexpr int kMaxTurnedTensors = 2;  // queries and keys
+
+// norm_rotate_rows: rows of several tensors [S, heads, tokens, dim], one behind the other.
+struct RotateCall {
+  struct Part {
+    int heads = 0;
+    int64_t rows = 0;  // S * heads * tokens
+    bool weight_first = false;
+    float eps = 0.0f;
+    const void* weight = nullptr;  // null: no norm
+    DeviceRows x;
+    void* out = nullptr;
+  };
+  DeviceFloat type = DeviceFloat::kFloat32;
+  bool float_table = false;  // cos and sin are float32, or else of `type`
+  bool aligned = false;      // as above, halves of the turning channels too
+  int tokens = 0;
+  int dim = 0;
+  int turning = 0;      // channels that turn, even
+  int64_t rows = 0;     // of all parts
+  DeviceRows cos, sin;  // [S or 1, 1, tokens, turning]
+  Part parts[kMaxTurnedTensors];
+};
+
+// silu_multiply: rows of gate and up, [S, heads, tokens, dim] both.
+struct GateCall {
+  DeviceFloat type = DeviceFloat::kFloat32;
+  int heads = 0;
+  int tokens = 0;
+  int dim = 0;
+  int64_t rows = 0;
+  bool aligned = false;
+  DeviceRows gate, up;
+  void* out = nullptr;
+};
+
+#define BLOCKSCOPE_LAUNCHES                                          \
+  void launch_merge(const MergeCall& call, void* stream);            \
+  void launch_similarity(const SimilarityCall& call, void* stream);  \
+  void launch_select(const SelectCall& call, void* stream);          \
+  void launch_means(const MeansCall& call, void* stream);            \
+  void launch_top_k(const TopKCall& call, void* stream);             \
+  void launch_union(const UnionCall& call, void* stream);            \
+  void launch_bounds(const BoundsCall& call, void* stream);          \
+  void launch_page_scores(const PageScoresCall& call, void* stream); \
+  void launch_prefill(const PrefillCall& call, void* stream);        \
+  void launch_norm(const NormCall& call, void* stream);              \
+  void launch_rotate(const RotateCall& call, void* stream);          \
+  void launch_gate(const GateCall& call, void* stream);
+
+namespace cuda {
+BLOCKSCOPE_LAUNCHES
+// "compute capability 7.5", where this library has no code for the current GPU; else "".
+std::string missing_code();
+}  // namespace cuda
+namespace emulated {
+BLOCKSCOPE_LAUNCHES
+}
+#undef BLOCKSCOPE_LAUNCHES
+
+}  // namespace blockscope

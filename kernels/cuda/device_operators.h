@@ -1,0 +1,52 @@
+// The operators of ops.h on a device other than the CPU. ops.h's functions look at the device of
+// their first tensor and go to the kernels of its queue, which the device's library sets when it is
+// loaded: libblockscope_kernels_cuda.so for CUDA. Without it they are chains of tensor operators
+// (chain_operators.h). Who stays on the CPU loads nothing of either.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "kernels/cuda/device_kernels.h"
+#include "kernels/torch/chain_operators.h"
+
+namespace blockscope {
+
+void set_cuda_queue(const DeviceQueue& queue);
+
+// Why the kernels of CUDA's queue can't run on the current device; empty: they can, or there are
+// none.
+std::string missing_cuda_code();
+
+// Whether work of this device can be kept as graphs (device_graph.h).
+bool has_graphs(at::Device device);
+// As CaptureGraph says, on that device; it must have graphs. A copy from the host through
+// copied_to() is refused: its memory is given out again before the graph runs.
+std::unique_ptr<DeviceGraph> capture_graph(at::Device device, const std::function<void()>& work);
+// Whether this thread is within such work.
+bool captures_graph();
+
+// A tensor of the host on a device, without waiting for it: from pageable memory the copy would.
+// What was pinned for it is given out again only when the copy is done.
+at::Tensor copied_to(const at::Tensor& host, at::Device device);
+
+// A tensor's device, which is current while this lives. False where `tensor` is undefined or on the
+// CPU.
+class DeviceScope {
+ public:
+  explicit DeviceScope(const at::Tensor& tensor);
+  explicit operator bool() const { return on_device_; }
+  bool has_kernels() const { return queue_ != nullptr; }
+  const DeviceQueue& queue() const { return *queue_; }  // where it has kernels
+
+ private:
+  bool on_device_ = false;
+  const DeviceQueue* queue_ = nullptr;
+  c10::OptionalDeviceGuard guard_;
+};
+
+}  // namespace blockscope

@@ -1,0 +1,23 @@
+// The smaller operators compiled for GPUs, and what tells whether there is code for a GPU.
+#include "kernels/cuda/small_operators_device.cuh"
+
+namespace blockscope::cuda {
+
+__global__ void does_nothing() {}
+
+std::string missing_code() {
+  cudaFuncAttributes attributes;
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, does_nothing);
+  if (error == cudaSuccess) return "";
+  cudaGetLastError();  // it is no error of a later call
+  int device = 0;
+  int major = 0;
+  int minor = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  return "compute capability " + std::to_string(major) + "." + std::to_string(minor) + ", " +
+         cudaGetErrorString(error);
+}
+
+}  // namespace blockscope::cuda

@@ -1,0 +1,2 @@
+// The smaller operators compiled for the emulator.
+#include "kernels/cuda/small_operators_device.cuh"

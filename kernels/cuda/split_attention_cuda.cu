@@ -1,0 +1,2 @@
+// split_attention compiled for GPUs.
+#include "kernels/cuda/split_attention_device.cuh"

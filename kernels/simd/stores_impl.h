@@ -1,0 +1,85 @@
+// Stores of one vector, rounded to nearest even, to every element type; for the kernels that are
+// compiled once per instruction set. Everything is in an unnamed namespace.
+#pragma once
+
+#include <cstring>
+
+#include "kernels/simd/vectors_impl.h"
+
+namespace blockscope {
+namespace {
+
+struct Float32 : LoadFloat32 {
+  static void store_vec(char* p, Vec v) { std::memcpy(p, &v, sizeof v); }
+};
+
+struct BFloat16 : LoadBFloat16 {
+  static void store_vec(char* p, Vec v) {
+    const VecU raw = bits<VecU>(v);
+    const VecU rounded = (raw + 0x7fffu + ((raw >> 16) & 1u)) >> 16;
+    const VecU nan = VecU{} + 0x7fc0u;
+    const VecU16 narrow = __builtin_convertvector(v == v ? rounded : nan, VecU16);
+    std::memcpy(p, &narrow, sizeof narrow);
+  }
+};
+
+struct Float16 : LoadFloat16 {
+  static void store_vec(char* p, Vec v) {
+#if defined(__AVX512F__)
+    const __m256i narrow =
+        _mm512_maskz_cvtps_ph(0xffff, v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    std::memcpy(p, &narrow, sizeof narrow);
+#elif defined(__F16C__)
+    const __m128i narrow = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    std::memcpy(p, &narrow, sizeof narrow);
+#else
+    for (int i = 0; i < kLanes; ++i) {
+      const _Float16 narrow = static_cast<_Float16>(v[i]);
+      std::memcpy(p + i * 2, &narrow, 2);
+    }
+#endif
+  }
+};
+
+// f of the type that `element` names.
+template <class F>
+inline auto with_type(Element element, F f) {
+  if (element == Element::kFloat32) return f(Float32{});
+  if (element == Element::kFloat16) return f(Float16{});
+  return f(BFloat16{});
+}
+
+template <class Type>
+inline Vec rounded(Vec v) {
+  char copy[kLanes * 4];
+  Type::store_vec(copy, v);
+  return Type::load_vec(copy);
+}
+
+template <>
+inline Vec rounded<Float32>(Vec v) {
+  return v;
+}
+
+// The first elements of a vector, as many as `bytes` bytes hold.
+template <class Type>
+inline void store_some(char* p, Vec v, int64_t bytes) {
+  if (bytes >= kLanes * Type::kUnitBytes) return Type::store_vec(p, v);
+  char copy[kLanes * 4];
+  Type::store_vec(copy, v);
+#if defined(__AVX512BW__)
+  _mm512_mask_storeu_epi8(p, (__mmask64{1} << bytes) - 1, _mm512_loadu_si512(copy));
+#else
+  std::memcpy(p, copy, static_cast<size_t>(bytes));
+#endif
+}
+
+// silu(gate) * up, silu(x) = x / (1 + exp(-x)), rounded like the two operators but for the last
+// store.
+template <class Type>
+inline Vec silu_times(Vec gate, Vec up) {
+  return rounded<Type>(gate / (exp_vec(-gate) + 1.0f)) * up;
+}
+
+}  // namespace
+}  // namespace blockscope

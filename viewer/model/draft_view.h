@@ -1,0 +1,71 @@
+// How drafted tokens are told apart and coloured, and their numbers as tables: what the Draft panel
+// draws ShownRounds by. No ImGui here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "viewer/model/csv_table.h"
+#include "viewer/model/shown_rounds.h"
+
+namespace blockscope {
+
+/// What became of a drafted token.
+enum class DraftOutcome : std::uint8_t {
+  accepted,
+  rejected,  ///< the first one that was not the target's choice
+  behind     ///< behind the first rejected one: the target saw other tokens before it
+};
+DraftOutcome outcome_of(const ShownRounds::Round& round, std::int32_t position);
+const char* name_of(DraftOutcome verdict);
+
+/// What the drafted tokens are coloured by.
+enum class DraftColour : std::uint8_t {
+  outcome,
+  target_rank,
+  draft_rank,
+  draft_entropy,
+  target_entropy,
+  draft_probability,
+  target_probability,
+  confidence
+};
+struct DraftColourInfo {
+  std::string_view name;  ///< as --show takes it
+  const char* label;      ///< for people
+  enum class Scale : std::uint8_t { outcome, rank, entropy, probability } scale;
+};
+inline constexpr std::size_t kDraftColours = 8;
+const DraftColourInfo& info_of(DraftColour colour);
+
+/// Whether it says something of the target's token under the draft, which may lack it.
+bool of_targets_token(DraftColour colour);
+/// The recorded value; NaN: there is none. Ranks as numbers.
+float value_of(const ShownRounds::Cell& cell, DraftColour colour);
+/// The target's token was looked for under the draft, whose vocabulary lacks it.
+bool lacks_token(const ShownRounds::Cell& cell);
+
+/// How many values the sequence has; `largest`: of those that are numbers, 0 without any.
+struct DraftValues {
+  std::size_t recorded = 0, missing = 0, lacking = 0;  ///< lacking: see lacks_token
+  float largest = 0.0F;
+};
+DraftValues count_values(const ShownRounds& rounds, DraftColour colour);
+
+/// Ranks in classes: 0, 1, 2-4, 5-19, 20-99, 100 and more.
+inline constexpr std::size_t kRankClasses = 6;
+std::size_t rank_class(float rank);
+const char* name_of_rank_class(std::size_t index);
+
+/// What there is to say of a drafted position, and of a token of the answer: lines for a tooltip.
+std::string describe(const ShownRounds& rounds, std::size_t round, std::int32_t position);
+std::string describe_told(const ShownRounds& rounds, std::size_t position);
+
+/// One row per drafted position: round, block position, position, verdict, tokens and all numbers.
+CsvTable draft_rounds_table(const ShownRounds& rounds);
+/// position, token, text, round, drafted at (empty: the target's own).
+CsvTable draft_answer_table(const ShownRounds& rounds);
+
+}  // namespace blockscope

@@ -1,0 +1,204 @@
+#include "viewer/model/panel_metrics.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string_view>
+
+#include "analysis/metrics/union_size.h"
+
+namespace blockscope {
+namespace {
+
+/// The first element along the leading axis, which has names instead of numbers.
+ResultArray first_of_axis(const ResultArray& array, const std::string& name) {
+  if (array.axis(name) != 0) return array;
+  ResultArray first = array;
+  const std::size_t size = array.values.size() / array.axes[0].size();
+  first.axes.erase(first.axes.begin());
+  first.values.resize(size);
+  if (!first.terms.empty()) first.terms.resize(size);
+  return first;
+}
+
+/// The array with the axes that a choice doesn't show fixed to the element it means. Without any
+/// axis when the result lacks the element: a panel asks in every frame and must not throw.
+ResultArray shown_part(ResultArray array, const PanelMetric& choice) {
+  if (array.has_axis("k")) {
+    const auto& sizes = array.axes[array.axis("k")].index;
+    array = select(array, "k", {*std::ranges::max_element(sizes)});
+  }
+  if (array.has_axis("tau")) {
+    const auto& taus = array.axes[array.axis("tau")].index;
+    if (std::ranges::find(taus, choice.tau) == taus.end()) return {};
+    array = select(array, "tau", {choice.tau});
+  }
+  if (array.has_axis("estimator")) {
+    array = first_of_axis(array, "estimator");
+  }
+  return array;
+}
+
+/// "head", "kv_head" or, when values are of whole layers, nothing.
+std::vector<std::string> layer_and_head(const ResultArray& array) {
+  for (const char* name : {"head", "kv_head"}) {
+    if (array.has_axis(name)) return {"layer", name};
+  }
+  return {"layer"};
+}
+
+std::optional<std::size_t> place(const ResultAxis& axis, std::int64_t wanted) {
+  const auto found = std::ranges::find(axis.index, static_cast<double>(wanted));
+  if (found == axis.index.end()) return std::nullopt;
+  return static_cast<std::size_t>(found - axis.index.begin());
+}
+
+/// Index of a recorded layer and query head among the cells [layer, head or kv_head] of `means`.
+std::optional<std::size_t> cell_of(const ResultArray& means, const TraceMeta& meta,
+                                   std::size_t layer, std::size_t head) {
+  if (means.axes.empty()) return std::nullopt;
+  const auto row = place(means.axes[0], meta.layers[layer]);
+  if (!row) return std::nullopt;
+  if (!means.has_axis("head") && !means.has_axis("kv_head")) return row;
+  const std::int64_t group = std::max<std::int64_t>(1, meta.num_heads / meta.num_kv_heads);
+  const std::int64_t query_head = meta.heads[head];
+  const auto column =
+      place(means.axes[1], means.has_axis("head") ? query_head : query_head / group);
+  if (!column) return std::nullopt;
+  return *row * means.axes[1].size() + *column;
+}
+
+/// The values at `first`, `first + stride`, ... without the NaNs.
+HeadCurve curve_from(const ResultArray& means, const std::vector<double>& steps, std::size_t first,
+                     std::size_t stride) {
+  HeadCurve curve;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const std::size_t at = first + i * stride;
+    if (std::isnan(means.values[at])) continue;
+    curve.steps.push_back(steps[i]);
+    curve.values.push_back(means.values[at]);
+    if (!means.terms.empty()) curve.terms += means.terms[at];
+  }
+  return curve;
+}
+
+}  // namespace
+
+std::optional<std::string> lacks(const TraceMeta& meta, const PanelMetric& choice) {
+  if (meta.level < parse_record_level(choice.level)) {
+    return fmt::format("This trace has level '{}'. {} needs a trace captured with --record {}.",
+                       to_string(meta.level), choice.label, choice.level);
+  }
+  const bool sparse = std::string_view(choice.metric) == "selection";
+  if (sparse && (meta.selected_size == 0 || !meta.has_shadow)) {
+    return fmt::format(
+        "This trace has no sparse policy's sets beside exact attention. {} needs a trace captured "
+        "with --policy mage --k 512 --shadow, or another sparse policy.",
+        choice.label);
+  }
+  return std::nullopt;
+}
+
+ResultArray means_by_head(const MetricResult& result, const PanelMetric& choice) {
+  const ResultArray* array = result.find(choice.by_head != nullptr ? choice.by_head : choice.array);
+  if (array == nullptr) return {};
+  const ResultArray shown = shown_part(*array, choice);
+  return shown.axes.empty() ? ResultArray{} : mean_over_others(shown, layer_and_head(shown));
+}
+
+ResultArray means_by_step(const MetricResult& result, const PanelMetric& choice) {
+  const ResultArray* array = result.find(choice.array);
+  if (array == nullptr || !array->has_axis("step")) return {};
+  const ResultArray shown = shown_part(*array, choice);
+  if (shown.axes.empty()) return {};
+  std::vector<std::string> keep = layer_and_head(shown);
+  keep.emplace_back("step");
+  return mean_over_others(shown, keep);
+}
+
+SimilarityMatrix head_grid(const ResultArray& means, const TraceMeta& meta) {
+  SimilarityMatrix grid{meta.layers.size(), meta.heads.size(), {}};
+  grid.values.assign(grid.rows * grid.columns, std::numeric_limits<float>::quiet_NaN());
+  for (std::size_t layer = 0; layer < grid.rows; ++layer) {
+    for (std::size_t head = 0; head < grid.columns; ++head) {
+      const auto cell = cell_of(means, meta, layer, head);
+      if (!cell) continue;
+      grid.values[layer * grid.columns + head] = static_cast<float>(means.values.at(*cell));
+    }
+  }
+  return grid;
+}
+
+SimilarityMatrix head_grid(const MetricResult& result, const PanelMetric& choice,
+                           const TraceMeta& meta) {
+  return head_grid(means_by_head(result, choice), meta);
+}
+
+HeadCurve head_curve(const ResultArray& means_by_step, const TraceMeta& meta, std::size_t layer,
+                     std::size_t head) {
+  const auto cell = cell_of(means_by_step, meta, layer, head);
+  if (!cell) return {};
+  const std::vector<double>& steps = means_by_step.axes.back().index;
+  return curve_from(means_by_step, steps, *cell * steps.size(), 1);
+}
+
+HeadCurves head_curves(const ResultArray& means_by_step, const TraceMeta& meta) {
+  HeadCurves all;
+  all.heads = meta.heads.size();
+  for (std::size_t layer = 0; layer < meta.layers.size(); ++layer) {
+    for (std::size_t head = 0; head < all.heads; ++head) {
+      all.curves.push_back(head_curve(means_by_step, meta, layer, head));
+    }
+  }
+  return all;
+}
+
+std::vector<SizeCurve> recall_by_size(const MetricResult& result, const TraceMeta& meta,
+                                      const std::optional<HeadSlot>& head) {
+  const ResultArray* array = result.find("recall");
+  if (array == nullptr) return {};
+  const ResultArray means = head ? mean_over_others(*array, {"layer", "kv_head", "step", "k"})
+                                 : mean_over_others(*array, {"step", "k"});
+  const std::vector<double>& steps = means.axes[means.axis("step")].index;
+  const std::vector<double>& sizes = means.axes[means.axis("k")].index;
+  std::size_t first = 0;
+  if (head) {
+    const auto cell = cell_of(means, meta, head->layer, head->head);
+    if (!cell) return {};
+    first = *cell * steps.size() * sizes.size();
+  }
+  std::vector<SizeCurve> curves;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    curves.push_back(
+        {static_cast<std::int64_t>(sizes[i]), curve_from(means, steps, first + i, sizes.size())});
+  }
+  return curves;
+}
+
+UnionDistribution union_distribution(const MetricResult& result,
+                                     const std::optional<std::size_t>& layer) {
+  UnionDistribution out;
+  const ResultArray* array = result.find("union_histogram");
+  if (array == nullptr) return out;
+  const std::size_t layers = array->axes[0].size();
+  const std::size_t bins = array->axes[2].size();
+  out.width = kUnionBinWidth;
+  out.all.assign(bins, 0.0);
+  out.first.assign(bins, 0.0);
+  for (std::size_t bin = 0; bin < bins; ++bin) {
+    out.centres.push_back(array->axes[2].index[bin] + kUnionBinWidth / 2);
+    for (std::size_t l = layer.value_or(0); l < (layer ? *layer + 1 : layers); ++l) {
+      out.all[bin] += array->at({l, 0, bin});
+      out.first[bin] += array->at({l, 1, bin});
+    }
+    out.terms += out.all[bin];
+    out.first_terms += out.first[bin];
+  }
+  for (double& count : out.all) count /= std::max(out.terms, 1.0);
+  for (double& count : out.first) count /= std::max(out.first_terms, 1.0);
+  return out;
+}
+
+}  // namespace blockscope

@@ -1,0 +1,112 @@
+// The metrics that the panels offer, and how pictures of one are made from a MetricResult: a cell
+// or a curve for each query head, curves for each set size, the distribution of union sizes.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "analysis/results/metric_result.h"
+#include "viewer/model/view_model.h"
+
+namespace blockscope {
+
+struct PanelMetric {
+  const char* label;   ///< for people
+  const char* metric;  ///< name in analysis/metrics/metrics.h
+  const char* array;   ///< of the MetricResult: with layers, heads and steps
+  const char* unit;
+  const char* level;  ///< least --record level
+  /// The element of a further axis that is shown: of "k" the largest, of "tau" the one named here,
+  /// of "estimator" the first.
+  double tau = 0.0;
+  /// The array of the mean over all steps; nullptr: the mean of `array`.
+  const char* by_head = nullptr;
+};
+
+inline constexpr std::array<PanelMetric, 16> kPanelMetrics = {{
+    {"similarity of A_out", "similarity", "similarity_external", "cosine", "summary"},
+    {"similarity of A_in", "similarity", "similarity_internal", "cosine", "summary"},
+    {"external mass", "external_mass", "external_mass", "share", "summary"},
+    {"recall of step 1's set", "recall", "recall", "share", "sets"},
+    {"union size", "union_size", "union_size", "|union| / k", "sets"},
+    {"reuse error, tau 2", "reuse_error", "relative_l2", "relative L2", "summary", 2.0,
+     "relative_l2_head"},
+    {"EstAcc of step 1", "est_acc", "est_acc", "share", "full"},
+    {"query gap to step 1", "query_statistics", "query_gap", "relative L2", "summary"},
+    {"similarity of queries", "similarity_states", "similarity_query", "cosine", "outputs"},
+    {"similarity of keys", "similarity_states", "similarity_key", "cosine", "outputs"},
+    {"similarity of values", "similarity_states", "similarity_value", "cosine", "outputs"},
+    {"similarity of hidden", "similarity_states", "similarity_hidden", "cosine", "outputs"},
+    {"block accuracy", "selection", "block_accuracy", "share", "sets"},
+    {"token accuracy", "selection", "token_accuracy", "share", "full"},
+    {"probability read", "selection", "covered", "share", "summary"},
+    {"output error", "selection", "output_error", "relative L2", "summary"},
+}};
+inline constexpr std::size_t kSimilarityExternal = 0;
+inline constexpr std::size_t kSimilarityInternal = 1;
+inline constexpr std::size_t kRecall = 3;
+inline constexpr std::size_t kUnionSize = 4;
+
+/// Why a trace can't have the metric, for a person: its level, or no sparse policy beside exact
+/// attention; nullopt: it may.
+std::optional<std::string> lacks(const TraceMeta& meta, const PanelMetric& choice);
+
+/// Means [layer], or [layer, head or kv_head]. Without any axis when the result lacks the array.
+ResultArray means_by_head(const MetricResult& result, const PanelMetric& choice);
+/// The same with steps last.
+ResultArray means_by_step(const MetricResult& result, const PanelMetric& choice);
+
+/// Means per (layer, head) [layers, heads] for the recorded query heads of a trace; values of a KV
+/// head stand at each head of its group, values of a layer at each of its heads. NaN: `means` has
+/// no such cell.
+SimilarityMatrix head_grid(const ResultArray& means, const TraceMeta& meta);
+SimilarityMatrix head_grid(const MetricResult& result, const PanelMetric& choice,
+                           const TraceMeta& meta);
+
+/// Values over steps, those without a value left out.
+struct HeadCurve {
+  std::vector<double> steps, values;
+  std::int64_t terms = 0;
+};
+
+HeadCurve head_curve(const ResultArray& means_by_step, const TraceMeta& meta, std::size_t layer,
+                     std::size_t head);
+
+/// A curve for each recorded query head.
+struct HeadCurves {
+  std::size_t heads = 0;
+  std::vector<HeadCurve> curves;  ///< [layers, heads]
+  const HeadCurve& at(std::size_t layer, std::size_t head) const {
+    return curves.at(layer * heads + head);
+  }
+};
+HeadCurves head_curves(const ResultArray& means_by_step, const TraceMeta& meta);
+
+/// A layer and query head slot, for pictures of one head.
+struct HeadSlot {
+  std::size_t layer = 0, head = 0;
+  bool operator==(const HeadSlot&) const = default;
+};
+
+/// Recall over steps for each set size k, of one head or the mean of all.
+struct SizeCurve {
+  std::int64_t size = 0;
+  HeadCurve curve;
+};
+std::vector<SizeCurve> recall_by_size(const MetricResult& result, const TraceMeta& meta,
+                                      const std::optional<HeadSlot>& head);
+
+/// How many rows x KV heads have which |union| / k, of all steps and of first steps.
+struct UnionDistribution {
+  std::vector<double> centres;     ///< of the bins
+  double width = 0.0;              ///< of a bin
+  std::vector<double> all, first;  ///< share of the rows in each bin
+  double terms = 0, first_terms = 0;
+};
+UnionDistribution union_distribution(const MetricResult& result,
+                                     const std::optional<std::size_t>& layer);
+
+}  // namespace blockscope

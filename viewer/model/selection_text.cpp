@@ -1,0 +1,114 @@
+#include "viewer/model/selection_text.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <optional>
+#include <sstream>
+
+#include "decode_record/base/error.h"
+
+namespace blockscope {
+namespace {
+
+/// Index of a model's layer or head among the recorded ones.
+std::size_t slot_of(const std::vector<std::int64_t>& recorded, std::int64_t wanted,
+                    const char* what) {
+  const auto found = std::ranges::find(recorded, wanted);
+  if (found == recorded.end()) {
+    throw UsageError(fmt::format("--select: {} {} is not in the trace, which has {}", what, wanted,
+                                 fmt::join(recorded, ", ")));
+  }
+  return static_cast<std::size_t>(found - recorded.begin());
+}
+
+struct Wanted {
+  std::optional<std::int64_t> sequence, block, step, layer, head, token;
+};
+
+Wanted parse_selection(const std::string& text) {
+  Wanted wanted;
+  std::istringstream parts(text);
+  for (std::string part; std::getline(parts, part, ',');) {
+    const auto equals = part.find('=');
+    std::int64_t value = 0;
+    const char* const end = part.data() + part.size();
+    const auto read = equals == std::string::npos
+                          ? std::from_chars_result{end, std::errc::invalid_argument}
+                          : std::from_chars(part.data() + equals + 1, end, value);
+    const std::string name = part.substr(0, equals);
+    std::optional<std::int64_t>* slot = name == "sequence" ? &wanted.sequence
+                                        : name == "block"  ? &wanted.block
+                                        : name == "step"   ? &wanted.step
+                                        : name == "layer"  ? &wanted.layer
+                                        : name == "head"   ? &wanted.head
+                                        : name == "token"  ? &wanted.token
+                                                           : nullptr;
+    if (slot == nullptr || read.ec != std::errc{} || read.ptr != end) {
+      throw UsageError(
+          fmt::format("--select: expected name=number with sequence, block, step, "
+                      "layer, head or token, separated by commas, got '{}'",
+                      part));
+    }
+    *slot = value;
+  }
+  return wanted;
+}
+
+}  // namespace
+
+void check_selection_text(const std::string& text) { parse_selection(text); }
+
+Selection selection_from_text(const std::string& text, const Overview& overview,
+                              const Selection& now) {
+  const Wanted wanted = parse_selection(text);
+  Selection selection = now;
+  if (wanted.sequence || wanted.block) {
+    const auto fits = [&](const BlockSteps& block) {
+      return (!wanted.sequence || block.sequence == *wanted.sequence) &&
+             (!wanted.block || block.block == *wanted.block);
+    };
+    const auto found = std::ranges::find_if(overview.blocks, fits);
+    if (found == overview.blocks.end()) {
+      throw UsageError(fmt::format("--select {}: the trace has no such sequence and block", text));
+    }
+    selection.block = static_cast<std::size_t>(found - overview.blocks.begin());
+  }
+  if (wanted.step && selection.block < overview.blocks.size()) {
+    const auto& steps = overview.blocks[selection.block].steps;
+    const auto found = std::ranges::find(steps, *wanted.step, &StepRef::step);
+    if (found == steps.end()) {
+      throw UsageError(
+          fmt::format("--select: the block has steps 1 to {}, not {}", steps.size(), *wanted.step));
+    }
+    selection.step = static_cast<std::size_t>(found - steps.begin());
+  }
+  const TraceMeta& meta = overview.info.meta;
+  if (wanted.layer) selection.layer = slot_of(meta.layers, *wanted.layer, "layer");
+  if (wanted.head) selection.head = slot_of(meta.heads, *wanted.head, "head");
+  if (wanted.token) selection.token = static_cast<std::int32_t>(*wanted.token);
+  return selection;
+}
+
+std::string export_name(const ViewModel& model, const std::string& panel,
+                        const std::string& extension) {
+  const Overview* overview = model.overview();
+  if (overview == nullptr) return fmt::format("{}.{}", panel, extension);
+  const TraceMeta& meta = overview->info.meta;
+  const Selection& at = model.selection();
+  std::string name =
+      fmt::format("{}-{}", std::filesystem::path(overview->info.path).stem().string(), panel);
+  if (panel == "run") return fmt::format("{}.{}", name, extension);
+  if (const StepRef* step = model.step()) {
+    name += fmt::format("-sequence{}-block{}-step{}", step->sequence, step->block, step->step);
+  }
+  if (panel != "trajectory" && at.layer < meta.layers.size() && at.head < meta.heads.size()) {
+    name += fmt::format("-layer{}-head{}", meta.layers[at.layer], meta.heads[at.head]);
+  }
+  return fmt::format("{}.{}", name, extension);
+}
+
+}  // namespace blockscope

@@ -1,0 +1,303 @@
+#include "viewer/model/view_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "decode_record/base/error.h"
+
+namespace blockscope {
+namespace {
+
+constexpr const char* kNoKvHead = "The KV head of this head was not recorded.";
+
+template <typename Container>
+std::size_t clamped(std::size_t index, const Container& container) {
+  return container.empty() ? 0 : std::min(index, container.size() - 1);
+}
+
+}  // namespace
+
+void ViewModel::update() {
+  std::vector<std::function<void(ViewModel&)>> letters;
+  {
+    const std::scoped_lock lock(mailbox_->mutex);
+    letters.swap(mailbox_->letters);
+  }
+  for (const auto& letter : letters) letter(*this);
+  if (!letters.empty()) clamp_selection();
+  for (const DataService::Damage& damage : data_.take_damage()) tell_damage(damage);
+}
+
+/// Once, however many panels meet it.
+void ViewModel::tell_damage(const DataService::Damage& damage) {
+  std::string text = damage.message;
+  std::size_t trace = documents_.size();
+  std::from_chars(damage.key.data(), damage.key.data() + damage.key.size(), trace);
+  if (trace < documents_.size() && text.find(documents_[trace].path) == std::string::npos) {
+    text = fmt::format("{}: {}. HINT: the file is damaged.", documents_[trace].path, text);
+  }
+  if (told_.insert(text).second) problems_.push_back(std::move(text));
+}
+
+const Overview* ViewModel::overview() const {
+  return selection_.trace < documents_.size() ? documents_[selection_.trace].overview.get()
+                                              : nullptr;
+}
+
+const BlockSteps* ViewModel::block() const {
+  const Overview* open = overview();
+  return open != nullptr && selection_.block < open->blocks.size() ? &open->blocks[selection_.block]
+                                                                   : nullptr;
+}
+
+const StepRef* ViewModel::step() const {
+  const BlockSteps* here = block();
+  return here != nullptr && selection_.step < here->steps.size() ? &here->steps[selection_.step]
+                                                                 : nullptr;
+}
+
+const StepRef* ViewModel::next_step() const {
+  const BlockSteps* here = block();
+  return here != nullptr && selection_.step + 1 < here->steps.size()
+             ? &here->steps[selection_.step + 1]
+             : nullptr;
+}
+
+const StepRef* ViewModel::step_to_compare(std::int32_t number) const {
+  if (number == 0 || block() == nullptr) return next_step();
+  const auto found = std::ranges::find(block()->steps, number, &StepRef::step);
+  return found == block()->steps.end() ? nullptr : &*found;
+}
+
+void ViewModel::select_trace(std::size_t trace) {
+  selection_ = {};
+  selection_.trace = trace;
+}
+
+void ViewModel::select(Selection wanted) {
+  selection_ = wanted;
+  clamp_selection();
+}
+
+void ViewModel::move_step(int by) {
+  const Overview* open = overview();
+  if (open == nullptr || block() == nullptr) return;
+  const std::vector<BlockSteps>& blocks = open->blocks;
+  // Blocks of a batch lie interleaved: the next one of the same sequence is meant.
+  const auto neighbour = [&](int direction) {
+    for (auto b = static_cast<std::ptrdiff_t>(selection_.block) + direction;
+         b >= 0 && b < std::ssize(blocks); b += direction) {
+      if (blocks[static_cast<std::size_t>(b)].sequence == block()->sequence) {
+        return std::optional(static_cast<std::size_t>(b));
+      }
+    }
+    return std::optional<std::size_t>();
+  };
+  for (; by > 0; --by) {
+    if (next_step() != nullptr) {
+      selection_.step += 1;
+    } else if (const auto next = neighbour(1)) {
+      selection_.block = *next;
+      selection_.step = 0;
+    }
+  }
+  for (; by < 0; ++by) {
+    if (selection_.step > 0) {
+      selection_.step -= 1;
+    } else if (const auto before = neighbour(-1)) {
+      selection_.block = *before;
+      selection_.step = clamped(~std::size_t{0}, block()->steps);
+    }
+  }
+}
+
+void ViewModel::select_row(std::int64_t row) {
+  const Overview* open = overview();
+  if (open == nullptr) return;
+  for (std::size_t b = 0; b < open->blocks.size(); ++b) {
+    const auto& steps = open->blocks[b].steps;
+    const auto found = std::ranges::find(steps, row, &StepRef::row);
+    if (found == steps.end()) continue;
+    selection_.block = b;
+    selection_.step = static_cast<std::size_t>(found - steps.begin());
+    return;
+  }
+}
+
+void ViewModel::pop_problem() {
+  if (!problems_.empty()) problems_.erase(problems_.begin());
+}
+
+void ViewModel::clamp_selection() {
+  if (overview() == nullptr) {
+    const auto open = std::ranges::find(documents_, OpenState::open, &OpenDocument::state);
+    if (open == documents_.end()) return;
+    select_trace(static_cast<std::size_t>(open - documents_.begin()));
+  }
+  const Overview& open = *overview();
+  selection_.block = clamped(selection_.block, open.blocks);
+  selection_.step = block() == nullptr ? 0 : clamped(selection_.step, block()->steps);
+  selection_.layer = clamped(selection_.layer, open.info.meta.layers);
+  selection_.head = clamped(selection_.head, open.info.meta.heads);
+  if (selection_.token &&
+      (*selection_.token < 0 || *selection_.token >= open.info.meta.block_length)) {
+    selection_.token.reset();
+  }
+}
+
+std::string ViewModel::key(const char* what) const {
+  return fmt::format("{}/{}", trace_key(selection_.trace), what);
+}
+
+std::string ViewModel::trace_key(std::size_t trace) const {
+  return fmt::format("{}/{}", trace, documents_[trace].version);
+}
+
+std::optional<std::size_t> ViewModel::other_trace() const {
+  if (overview() == nullptr) return std::nullopt;
+  const auto usable = [&](std::size_t trace) {
+    return trace != selection_.trace && trace < documents_.size() && documents_[trace].overview;
+  };
+  if (other_ && usable(*other_)) return other_;
+  for (std::size_t trace = 0; trace < documents_.size(); ++trace) {
+    if (usable(trace)) return trace;
+  }
+  return std::nullopt;
+}
+
+void ViewModel::swap_traces() {
+  const std::optional<std::size_t> other = other_trace();
+  if (!other) return;
+  other_ = selection_.trace;
+  selection_.trace = *other;
+  clamp_selection();
+}
+
+Data<Trajectory> ViewModel::trajectory() {
+  if (block() == nullptr) return {};
+  const std::size_t trace = selection_.trace;
+  const std::int64_t sequence = block()->sequence;
+  return data_.request<Trajectory>("trajectory", fmt::format("{}/{}", key("trajectory"), sequence),
+                                   [trace, sequence](OpenTraces& traces, JobControl& control) {
+                                     return read_trajectory(open_trace(traces, trace), sequence,
+                                                            control);
+                                   });
+}
+
+Data<MetricPayload> ViewModel::metric(const std::string& slot, const std::string& name, Scope scope,
+                                      bool from_summary) {
+  if (block() == nullptr) return {};
+  RowSelection rows;
+  if (scope != Scope::everything) rows.sequences = {{block()->sequence}};
+  if (scope == Scope::block) rows.blocks = {{block()->block}};
+  const std::string where = scope == Scope::everything ? "all"
+                            : scope == Scope::sequence
+                                ? fmt::format("{}", block()->sequence)
+                                : fmt::format("{}.{}", block()->sequence, block()->block);
+  const std::size_t trace = selection_.trace;
+  return data_.request<MetricPayload>(
+      slot,
+      fmt::format("{}/{}{}/{}", key("metric"), name, from_summary ? "" : " from arrays", where),
+      [trace, name, rows, from_summary](OpenTraces& traces, JobControl& control) {
+        return compute_metric(open_trace(traces, trace), name, rows, from_summary, control);
+      });
+}
+
+Data<MatrixPayload> ViewModel::token_matrix(const std::string& slot, Field field, const StepRef* to,
+                                            bool all_heads) {
+  const StepRef* from = step();
+  if (from == nullptr || to == nullptr) return {};
+  const std::optional<std::size_t> head = all_heads ? std::nullopt : std::optional(selection_.head);
+  const std::string what =
+      fmt::format("{}/{}/{}/{}/{}/{}", key("tokens"), static_cast<int>(field), from->row, to->row,
+                  selection_.layer, head ? std::to_string(*head) : "all");
+  return data_.request<MatrixPayload>(
+      slot, what,
+      [trace = selection_.trace, field, a = from->row, b = to->row, layer = selection_.layer, head](
+          OpenTraces& traces, JobControl&) {
+        return with_range(token_similarity(open_trace(traces, trace), field, a, b, layer, head));
+      });
+}
+
+Data<MatrixPayload> ViewModel::step_matrix(const std::string& slot, Field field, bool all_heads) {
+  if (block() == nullptr) return {};
+  const std::optional<std::size_t> head = all_heads ? std::nullopt : std::optional(selection_.head);
+  const std::string what =
+      fmt::format("{}/{}/{}/{}/{}", key("steps"), static_cast<int>(field), selection_.block,
+                  selection_.layer, head ? std::to_string(*head) : "all");
+  return data_.request<MatrixPayload>(
+      slot, what,
+      [trace = selection_.trace, field, block = *block(), layer = selection_.layer, head](
+          OpenTraces& traces, JobControl& control) {
+        const TraceReader& reader = open_trace(traces, trace);
+        const TraceMeta& meta = reader.info().meta;
+        control.require(block.steps.size() * row_bytes(spec_of(field), meta) /
+                        std::max<std::size_t>(1, meta.layers.size()));
+        return with_range(step_similarity(reader, field, block, layer, head));
+      });
+}
+
+std::optional<std::size_t> ViewModel::kv_head_slot() const {
+  const TraceMeta& meta = overview()->info.meta;
+  const std::int64_t group = std::max<std::int64_t>(1, meta.num_heads / meta.num_kv_heads);
+  const auto found = std::ranges::find(meta.kv_heads, meta.heads[selection_.head] / group);
+  if (found == meta.kv_heads.end()) return std::nullopt;
+  return static_cast<std::size_t>(found - meta.kv_heads.begin());
+}
+
+Data<SetsPayload> ViewModel::sets() {
+  if (block() == nullptr) return {};
+  const auto kv_head = kv_head_slot();
+  if (!kv_head) return {DataState::failed, nullptr, 0.0, kNoKvHead};
+  return data_.request<SetsPayload>(
+      "sets", fmt::format("{}/{}/{}/{}", key("sets"), selection_.block, selection_.layer, *kv_head),
+      [trace = selection_.trace, block = *block(), layer = selection_.layer, slot = *kv_head](
+          OpenTraces& traces, JobControl&) {
+        return read_sets(open_trace(traces, trace), block, layer, slot);
+      });
+}
+
+Data<PrefixText> ViewModel::prefix_text() {
+  if (block() == nullptr) return {};
+  return data_.request<PrefixText>(
+      "prefix", fmt::format("{}/{}", key("prefix"), selection_.block),
+      [trace = selection_.trace, block = *block()](OpenTraces& traces, JobControl&) {
+        return read_prefix_text(open_trace(traces, trace), block);
+      });
+}
+
+Data<ShownRounds> ViewModel::draft_rounds() {
+  if (block() == nullptr) return {};
+  return data_.request<ShownRounds>(
+      "draft", fmt::format("{}/{}", key("draft"), block()->sequence),
+      [trace = selection_.trace, sequence = block()->sequence,
+       open = documents_[selection_.trace].overview](OpenTraces& traces, JobControl& control) {
+        return read_shown_rounds(open_trace(traces, trace), sequence, open->blocks, control);
+      });
+}
+
+Data<DraftTotals> ViewModel::draft_totals() {
+  if (overview() == nullptr) return {};
+  return data_.request<DraftTotals>(
+      "draft totals", key("draft totals"),
+      [trace = selection_.trace, open = documents_[selection_.trace].overview](
+          OpenTraces& traces, JobControl& control) {
+        return read_draft_totals(open_trace(traces, trace), open->blocks, control);
+      });
+}
+
+Data<StepKeys> ViewModel::step_keys() {
+  if (step() == nullptr) return {};
+  const auto kv_head = kv_head_slot();
+  if (!kv_head) return {DataState::failed, nullptr, 0.0, kNoKvHead};
+  return data_.request<StepKeys>(
+      "keys", fmt::format("{}/{}/{}/{}", key("keys"), step()->row, selection_.layer, *kv_head),
+      [trace = selection_.trace, block = *block(), step = *step(), layer = selection_.layer,
+       slot = *kv_head](OpenTraces& traces, JobControl&) {
+        return read_step_keys(open_trace(traces, trace), block, step, layer, slot);
+      });
+}
+
+}  // namespace blockscope
