@@ -88,7 +88,7 @@ CsvTable curves_table(const ResultArray& means, const PanelMetric& choice, const
                       std::size_t layer) {
   CsvTable table({"layer", "head", "step", with_unit(choice.label, choice.unit)});
   for (std::size_t head = 0; head < meta.heads.size(); ++head) {
-    const Curve curve = head_curve(means, meta, layer, head);
+    const HeadCurve curve = head_curve(means, meta, layer, head);
     for (std::size_t i = 0; i < curve.steps.size(); ++i) {
       table.add({meta.layers[layer], meta.heads[head], static_cast<std::int64_t>(curve.steps[i]),
                  curve.values[i]});

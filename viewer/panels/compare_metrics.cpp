@@ -72,7 +72,7 @@ std::string no_difference(const MetricComparison& data) {
   return "the models have other layers and heads, so no cell of one has a counterpart";
 }
 
-void plot_curve(const char* label, const Curve& curve, Colour colour) {
+void plot_curve(const char* label, const HeadCurve& curve, Colour colour) {
   ImPlotSpec spec;
   spec.LineColor = colour4(colour);
   spec.LineWeight = 2.0F;
