@@ -27,18 +27,27 @@ constexpr void (*kAddCommand[])(CLI::App&) = {
     blockscope::add_doctor_command,
 };
 
+bool is_command(CLI::App& app, const std::string& name) {
+  const auto named = [&](const CLI::App* known) { return known->check_name(name); };
+  return !app.get_subcommands(named).empty();
+}
+
 int run(CLI::App& app, int argc, char** argv) {
-  const std::string command = argc > 1 ? argv[1] : "";
+  std::string command = argc > 1 ? argv[1] : "";
+  std::string help = "--help";
+  if (command == "help" && (argc == 2 || is_command(app, argv[2]))) {  // its own words
+    command = argc == 2 ? help : argv[2];
+    argv[1] = argc == 2 ? help.data() : argv[2];
+    if (argc > 2) argv[2] = help.data();
+  }
   if (command.empty()) {
     throw UsageError("no command given. HINT: blockscope --help lists them");
   }
   if (const auto* in_module = blockscope::find_module_command(command); in_module != nullptr) {
     return blockscope::run_module_command(*in_module, argc, argv);
   }
-  const auto has_this_name = [&](const CLI::App* known) { return known->check_name(command); };
   const bool is_option = command[0] == '-';
-  if (is_option ? app.get_option_no_throw(command) == nullptr
-                : app.get_subcommands(has_this_name).empty()) {
+  if (is_option ? app.get_option_no_throw(command) == nullptr : !is_command(app, command)) {
     throw UsageError(fmt::format("unknown {} '{}'. HINT: blockscope --help lists them",
                                  is_option ? "option" : "command", command));
   }

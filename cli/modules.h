@@ -35,7 +35,7 @@ struct ModuleCommand {
   const Module* module;
 };
 
-inline constexpr std::array<ModuleCommand, 9> kModuleCommands{{
+inline constexpr std::array<ModuleCommand, 10> kModuleCommands{{
     {"capture", "Decode prompts with a checkpoint and record a trace", &kRuntimeModule},
     {"check", "Compare our logits with logits saved by another implementation", &kRuntimeModule},
     {"train", "Train a small block-diffusion model from scratch", &kRuntimeModule},
@@ -43,6 +43,7 @@ inline constexpr std::array<ModuleCommand, 9> kModuleCommands{{
     {"study", "Make a table or figure of the papers", &kRuntimeModule},
     {"verify", "Measure what an attention policy or a draft saves and costs", &kRuntimeModule},
     {"frequencies", "Count a vocabulary's tokens in texts, for pc_sampler", &kRuntimeModule},
+    {"help", "Explain a policy, a strategy or a cache", &kRuntimeModule},
     {"bench", "Time decoding, recording and the kernels", &kRuntimeModule},
     {"view", "Look at traces in a window, or make pictures of them", &kViewerModule},
 }};

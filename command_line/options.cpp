@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "decode_record/base/error.h"
+#include "decode_record/base/text.h"
 
 namespace blockscope {
 namespace {
@@ -91,10 +92,42 @@ void refuse_empty_values(int argc, const char* const* argv) {
   }
 }
 
+namespace {
+
+constexpr const char* kUsual = "Options";  // CLI11's default title
+
+std::vector<CLI::Option*> less_usual_options(CLI::App& command) {
+  return command.get_options(
+      [](const CLI::Option* option) { return option->get_group() != kUsual; });
+}
+
+/// --help of a command shows its usual options, --help-all every one.
+void limit_help(CLI::App& command, bool everything) {
+  const std::vector<CLI::Option*> others = less_usual_options(command);
+  if (others.empty()) return;
+  command.set_help_all_flag("--help-all", "Print this help message with all options and exit");
+  if (everything) return;
+  for (CLI::Option* option : others) option->group("");
+  command.footer(fmt::format("{} more: blockscope {} --help-all\n{}",
+                             plural(static_cast<std::int64_t>(others.size()), "option"),
+                             command.get_name(), command.get_footer()));
+}
+
+}  // namespace
+
+void less_usual(CLI::App& command, const std::string& title,
+                std::initializer_list<const char*> options) {
+  for (const char* option : options) command.get_option(option)->group(title);
+}
+
 void parse_arguments(CLI::App& app, int argc, const char* const* argv) {
   const std::string named = argc > 1 ? argv[1] : "";
   const auto found = app.get_subcommands([&](CLI::App* known) { return known->check_name(named); });
-  const CLI::App* command = found.empty() ? nullptr : found.front();
+  CLI::App* command = found.empty() ? nullptr : found.front();
+  if (command != nullptr) {
+    limit_help(*command,
+               std::find(argv + 2, argv + argc, std::string_view("--help-all")) != argv + argc);
+  }
   for (int i = 2; command != nullptr && i < argc; ++i) {
     const std::string_view argument = argv[i];
     if (argument == "--") break;

@@ -4,6 +4,7 @@
 
 #include <CLI/App.hpp>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -41,6 +42,10 @@ void refuse_empty_values(int argc, const char* const* argv);
 /// Parses. Throws UsageError for a list separated by commas with nothing before, between or after
 /// them (`--metric recall,`), which CLI11 drops: a name that a script lost must not go unnoticed.
 void parse_arguments(CLI::App& app, int argc, const char* const* argv);
+
+/// Puts options under a title of their own: --help leaves them out, --help-all has all of them.
+void less_usual(CLI::App& command, const std::string& title,
+                std::initializer_list<const char*> options);
 
 /// Throws UsageError when `option` was given and does nothing, because `condition` ("--sweep") does
 /// not hold.

@@ -2,6 +2,8 @@
 
 #include <numeric>
 
+#include "probe/caches/cache_table.h"
+
 namespace blockscope {
 namespace {
 
@@ -43,6 +45,38 @@ std::unique_ptr<CanvasCache> make_prefix_cache() {
 
 std::unique_ptr<CanvasCache> make_dual_cache() {
   return std::make_unique<BlockCache>(Recomputes::kBlock);
+}
+
+CacheEntry none_entry() {
+  CacheEntry entry;
+  entry.name = entry.example = "none";
+  entry.meaning = "every pass computes the whole canvas";
+  entry.source = "LLaDA";
+  entry.approximates = false;
+  entry.make = [](const CacheOptions&) { return make_no_cache(); };
+  entry.later_keys = [](int64_t, int64_t total, bool) { return total; };
+  return entry;
+}
+
+CacheEntry prefix_entry() {
+  CacheEntry entry;
+  entry.name = entry.example = "prefix";
+  entry.meaning = "keys before the block stay as of its first pass";
+  entry.source = "Fast-dLLM, arXiv 2505.22618, section 3.2; generate_with_prefix_cache";
+  entry.make = [](const CacheOptions&) { return make_prefix_cache(); };
+  entry.later_keys = [](int64_t start, int64_t total, bool last_block) {
+    return last_block ? 0 : total - start;
+  };
+  return entry;
+}
+
+CacheEntry dual_entry() {
+  CacheEntry entry;
+  entry.name = entry.example = "dual";
+  entry.meaning = "keys outside the block stay as of its first pass";
+  entry.source = "Fast-dLLM, arXiv 2505.22618, section 3.3; generate_with_dual_cache";
+  entry.make = [](const CacheOptions&) { return make_dual_cache(); };
+  return entry;
 }
 
 }  // namespace blockscope

@@ -1,5 +1,4 @@
-// The caches of decoding by their names, and their parameters. Sources are in the caches' headers;
-// what released code does differently is in docs/caches.md.
+// The parameters of the decoding caches. Names, ranges and sources: cache_table.h.
 #pragma once
 
 #include <cstdint>
@@ -7,19 +6,9 @@
 
 namespace blockscope {
 
-enum class CacheKind {
-  kCommit,  // block-causal: finished blocks are committed by a pass of their own
-  kBlockd,  // block-causal: by the pass that takes the next block's first step
-  kBlock,   // Fast-dLLM v2: so too, and keys of the block's other sub-blocks are kept
-  kNone,    // bidirectional: every pass computes the whole canvas
-  kPrefix,  // Fast-dLLM: keys before the block stay as of its first pass
-  kDual,    // Fast-dLLM: keys outside the block stay as of its first pass
-  kDllm,    // dLLM-Cache: prompt and answer are refreshed at intervals, changed rows between
-  kD2,      // d2Cache: certain masks, what was just decided, and what attention flows to
-};
-
+/// A cache's name and the options of all caches; each heeds those of its entry.
 struct CacheOptions {
-  CacheKind kind = CacheKind::kCommit;
+  std::string cache = "commit";
   int64_t prompt_interval = 50;  // dllm-cache: steps between two refreshes of the prompt (kp)
   int64_t answer_interval = 2;   // dllm-cache: of the answer (kr)
   double transfer_ratio = 0.25;  // dllm-cache: share of answer rows refreshed between them (rho)
@@ -31,9 +20,5 @@ struct CacheOptions {
 
   bool operator==(const CacheOptions&) const = default;
 };
-
-/// Throws UsageError for an unknown name, listing the known ones.
-CacheKind parse_cache(const std::string& name);
-std::string cache_name(CacheKind kind);
 
 }  // namespace blockscope

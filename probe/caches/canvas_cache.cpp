@@ -2,11 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <stdexcept>
-
-#include "probe/caches/block_caches.h"
-#include "probe/caches/d2_cache.h"
-#include "probe/caches/dllm_cache.h"
 #include "probe/model/device.h"
 
 namespace blockscope {
@@ -40,26 +35,6 @@ std::vector<int64_t> CanvasCache::positions_of(const at::Tensor* needed) const {
 at::Tensor CanvasCache::ffn(int64_t /*layer*/, const at::Tensor& x,
                             const std::function<at::Tensor(const at::Tensor&)>& mlp) {
   return mlp(x);
-}
-
-std::unique_ptr<CanvasCache> make_canvas_cache(const CacheOptions& options) {
-  switch (options.kind) {
-    case CacheKind::kNone:
-      return make_no_cache();
-    case CacheKind::kPrefix:
-      return make_prefix_cache();
-    case CacheKind::kDual:
-      return make_dual_cache();
-    case CacheKind::kDllm:
-      return make_dllm_cache(options);
-    case CacheKind::kD2:
-      return make_d2_cache(options);
-    case CacheKind::kCommit:
-    case CacheKind::kBlockd:
-    case CacheKind::kBlock:
-      break;
-  }
-  throw std::logic_error("no cache of a bidirectional model");
 }
 
 }  // namespace blockscope

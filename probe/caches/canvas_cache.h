@@ -89,7 +89,4 @@ class CanvasCache {
   std::vector<int64_t> rows_;  // of the current pass, as rows() returned them
 };
 
-/// The cache that the options name, for one sequence. `options.kind` is one of the canvas caches.
-std::unique_ptr<CanvasCache> make_canvas_cache(const CacheOptions& options);
-
 }  // namespace blockscope

@@ -7,6 +7,7 @@
 #include <limits>
 #include <numeric>
 
+#include "probe/caches/cache_table.h"
 #include "probe/caches/certainty_density.h"
 #include "probe/model/device.h"
 #include "probe/model/host_copies.h"
@@ -198,6 +199,33 @@ class D2Cache : public CanvasCache {
 
 std::unique_ptr<CanvasCache> make_d2_cache(const CacheOptions& options) {
   return std::make_unique<D2Cache>(options);
+}
+
+CacheEntry d2_cache_entry() {
+  constexpr double kInfinite = std::numeric_limits<double>::infinity();
+  CacheEntry entry;
+  entry.name = "d2cache";
+  entry.example = "d2cache,current_k=32,certainty_sigma=10";
+  entry.meaning = "masks about to be decided, and the rows that attention flows to";
+  entry.source = "d2Cache, arXiv 2509.23094; Kamichanw/d2Cache src/cache/d2cache.py";
+  entry.options = {
+      whole_option("current_k", &CacheOptions::current_k, 1, "masks computed at a step, at most"),
+      real_option("certainty_sigma", &CacheOptions::sigma, {0.0, kInfinite, true},
+                  "width of the certainty density, in positions"),
+      real_option("rollout_p", &CacheOptions::rollout_p, {0.0, 1.0},
+                  "attention rollout that other computed rows cover"),
+      whole_option("inflate_window", &CacheOptions::inflate_window, 0,
+                   "gaps up to this wide between computed rows are filled; 0: none"),
+      switch_option("as_released", &CacheOptions::as_released,
+                    "rank masks by their first confidence, as the released code does")};
+  entry.single_rows = true;
+  entry.make = [](const CacheOptions& options) { return make_d2_cache(options); };
+  // Two are farther apart than the window, and not adjacent.
+  entry.ranges = [](const CacheOptions& options, int64_t, int64_t total) {
+    return 1 + total / std::max<int64_t>(options.inflate_window + 1, 2);
+  };
+  entry.later_keys = [](int64_t, int64_t total, bool) { return total; };
+  return entry;
 }
 
 }  // namespace blockscope

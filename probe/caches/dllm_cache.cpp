@@ -5,6 +5,7 @@
 #include <numeric>
 #include <tuple>
 
+#include "probe/caches/cache_table.h"
 #include "probe/model/device.h"
 
 namespace blockscope {
@@ -127,6 +128,27 @@ class DllmCache : public CanvasCache {
 
 std::unique_ptr<CanvasCache> make_dllm_cache(const CacheOptions& options) {
   return std::make_unique<DllmCache>(options);
+}
+
+CacheEntry dllm_cache_entry() {
+  CacheEntry entry;
+  entry.name = "dllm-cache";
+  entry.example = "dllm-cache,prompt_interval=50,answer_interval=2";
+  entry.meaning = "prompt and answer are refreshed at intervals, rows that changed between them";
+  entry.source = "dLLM-Cache, arXiv 2506.06295";
+  entry.options = {whole_option("prompt_interval", &CacheOptions::prompt_interval, 1,
+                                "steps from one refresh of the prompt to the next"),
+                   whole_option("answer_interval", &CacheOptions::answer_interval, 1,
+                                "steps from one refresh of the answer to the next"),
+                   real_option("transfer_ratio", &CacheOptions::transfer_ratio, {0.0, 1.0},
+                               "share of the answer's rows computed between refreshes")};
+  entry.single_rows = true;
+  entry.make = [](const CacheOptions& options) { return make_dllm_cache(options); };
+  entry.ranges = [](const CacheOptions& options, int64_t generated, int64_t) {
+    return 1 + static_cast<int64_t>(options.transfer_ratio * static_cast<double>(generated));
+  };
+  entry.later_keys = [](int64_t, int64_t total, bool) { return total; };
+  return entry;
 }
 
 }  // namespace blockscope

@@ -36,7 +36,7 @@ struct CaptureFlags {
   bool no_draft_cost = false;
   PromptFlags prompts;
   DecodingFlags decoding;
-  PolicyFlags policy;
+  std::string policy = "exact";  // a choice as text
   bool shadow = false;
   RecordFlags record;
   std::string output;
@@ -135,11 +135,11 @@ int64_t mean_context(const std::vector<RunPrompt>& prompts) {
 
 /// Options that this run would ignore.
 void check_flags(const CLI::App& command, const CaptureFlags& flags) {
-  check_policy_flags(command, flags.policy);
+  const PolicyEntry& policy = policy_entry(read_policy(flags.policy));
   const std::string& cache = flags.decoding.cache;
-  const bool keeps = !cache.empty() && cache != "none" && cache != "commit" && cache != "blockd";
+  const bool keeps = !cache.empty() && cache_entry(read_cache(cache)).approximates;
   refuse_idle(
-      command, "--shadow", flags.policy.policy != "exact" || keeps,
+      command, "--shadow", policy.name != "exact" || keeps,
       "a policy other than exact, which is its own shadow, or a --cache that keeps entries");
   check_record_flags(command, flags.record);
   if (!flags.draft.empty()) check_draft_flags(command);
@@ -185,8 +185,9 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   }
   CommandFiles files;
   files.reads(flags.prompts.file);
-  files.reads(flags.policy.reuse_file);
-  files.reads(flags.decoding.frequencies);
+  const PolicyOptions policy_options = read_policy(flags.policy);
+  files.reads(policy_options.reuse_file);
+  for (const std::string& file : flags.decoding.files()) files.reads(file);
   files.reads_trace(flags.replay);
   files.reads_checkpoint(
       resolve_model(flags.model.model, flags.model.revision, environment.hub).folder);
@@ -218,8 +219,8 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
                                : decode_options(flags.decoding, model);
   decode.shadow = flags.shadow;
   if (flags.replay.empty()) check_decoding_fits(command, decode);
-  check_policy_fits(flags.policy, decode);
-  const ChosenPolicy policy = choose_policy(flags.policy, model);
+  check_policy_fits(policy_options, policy_site(decode));
+  const ChosenPolicy policy = choose_policy(policy_options, policy_model(model));
   const std::optional<Tokenizer> tokenizer = load_tokenizer(model);
   const Tokenizer* tokenizer_or_null = tokenizer.has_value() ? &*tokenizer : nullptr;
   std::vector<RunPrompt> prompts;
@@ -345,7 +346,7 @@ void add_capture_command(CLI::App& app, const Environment& environment,
   command->add_option("--replay", flags->replay,
                       "Feed the trajectories of this trace instead of own choices");
   add_decoding_flags(*command, flags->decoding);
-  add_policy_flags(*command, flags->policy);
+  add_policy_option(*command, flags->policy);
   command->add_flag(
       "--shadow", flags->shadow,
       "Compute the exact attention beside the policy, and a whole pass beside a --cache");
@@ -357,6 +358,8 @@ void add_capture_command(CLI::App& app, const Environment& environment,
   command->add_flag("--no-space-check", flags->no_space_check,
                     "Start without enough free space or memory");
   command->add_flag("-q,--quiet", flags->quiet, "Only the last line");
+  less_usual(*command, "Draft", {"--recorded-model", "--no-draft-cost"});
+  less_usual(*command, "Recording", {"--shadow", "--no-space-check"});
   command->callback([flags, command, environment, command_line] {
     check_flags(*command, *flags);
     capture(*command, *flags, environment, command_line);

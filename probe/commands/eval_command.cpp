@@ -20,10 +20,10 @@
 #include "decode_record/base/error.h"
 #include "decode_record/files/command_files.h"
 #include "probe/decode/gen_length.h"
-#include "probe/run/policy_flags.h"
 #include "probe/run/run_description.h"
 #include "probe/run/run_flags.h"
 #include "probe/run/run_prompts.h"
+#include "probe/strategies/strategy_table.h"
 #include "probe/tasks/task_generator.h"
 #include "probe/text/prompts.h"
 
@@ -34,7 +34,7 @@ constexpr size_t kDepthBins = 5;
 struct EvalFlags {
   ModelFlags model;
   DecodingFlags decoding;
-  PolicyFlags policy;
+  std::string policy = "exact";  // a choice as text
   std::vector<std::string> tasks{kTaskNames.begin(), kTaskNames.end()};
   std::vector<int64_t> contexts{256, 512, 1024};
   int64_t per_cell = 30;
@@ -122,13 +122,14 @@ EvalReport evaluate_model(const CLI::App* command, const EvalFlags& flags, Model
   const DecodeOptions decode = decode_options(flags.decoding, model);
   if (command != nullptr) {
     check_decoding_fits(*command, decode);
-    check_policy_fits(flags.policy, decode);
+    check_policy_fits(read_policy(flags.policy), policy_site(decode));
   }
   check_gen_length(flags.decoding.gen_length, decode);
-  const ChosenPolicy policy = choose_policy(flags.policy, model);
+  const PolicyOptions chosen = read_policy(flags.policy);
+  const ChosenPolicy policy = choose_policy(chosen, policy_model(model));
   EvalReport report;
   report.model = model_flags.model;
-  report.policy = policy_text(flags.policy);
+  report.policy = policy_text(chosen);
   report.strategy = decode.autoregressive() ? "token by token" : strategy_text(decode.unmasking);
   report.settings = settings_of(flags, model, decode, policy);
   Progress progress(flags.quiet);
@@ -234,7 +235,7 @@ nlohmann::json to_json(const EvalReport& report) {
 
 void check_flags(const CLI::App& command, const EvalFlags& flags) {
   check_decoding_flags(command, flags.decoding);
-  check_policy_flags(command, flags.policy);
+  (void)read_policy(flags.policy);
   refuse_idle(command, "--force", !flags.json_path.empty(), "--json");
   for (const std::string& name : flags.tasks) task_from_name(name);
 }
@@ -243,8 +244,8 @@ void run_eval(const CLI::App& command, const EvalFlags& flags, const Environment
   const InterruptGuard guard;  // before the output: a signal must not leave one behind
   std::optional<OutputFile> output;
   CommandFiles files;
-  files.reads(flags.policy.reuse_file);
-  files.reads(flags.decoding.frequencies);
+  files.reads(read_policy(flags.policy).reuse_file);
+  for (const std::string& file : flags.decoding.files()) files.reads(file);
   for (const std::string& model : {flags.model.model, flags.backbone}) {
     if (model.empty()) continue;
     files.reads_checkpoint(resolve_model(model, flags.model.revision, environment.hub).folder);
@@ -260,7 +261,7 @@ void run_eval(const CLI::App& command, const EvalFlags& flags, const Environment
     backbone.asked_revision = nullptr;  // of the other model, where this one is a folder
     backbone.overrides = {};            // autoregressive: no steps to reuse between
     EvalFlags exact = flags;
-    exact.policy = {};
+    exact.policy = "exact";
     reports.push_back(evaluate_model(nullptr, exact, backbone, prompts, environment));
     print_report(reports.back(), flags);
   }
@@ -283,7 +284,7 @@ void add_eval_command(CLI::App& app, const Environment& environment) {
       "Prompts come from seeds that training never draws from.");
   add_model_flags(*command, flags->model);
   add_decoding_flags(*command, flags->decoding);
-  add_policy_flags(*command, flags->policy);
+  add_policy_option(*command, flags->policy);
   command->add_option("--tasks", flags->tasks, "Tasks, separated by commas")
       ->delimiter(',')
       ->capture_default_str();

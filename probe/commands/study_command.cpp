@@ -24,6 +24,7 @@
 #include "probe/checkpoint/checkpoint.h"
 #include "probe/commands/study_texts.h"
 #include "probe/run/run_description.h"
+#include "probe/strategies/strategy_table.h"
 #include "probe/study/study.h"
 #include "probe/study/study_store.h"
 #include "probe/tasks/task_generator.h"
@@ -48,6 +49,7 @@ struct StudyFlags {
   ModelFlags model;
   DecodingFlags decoding;
   StudyOptions options;
+  std::string caches, strategies;  // lists of choices
   bool resume = false;
   bool force = false;
   bool no_figures = false;
@@ -121,10 +123,6 @@ nlohmann::json settings_of(const StudyFlags& flags, const StudyInfo& info, const
     settings["default_caches"] = 2;  // 1: without blockd; counts up when a default changes
     settings["strategies"] = o.strategies;
   }
-  const CacheOptions& cache = decode.cache;
-  settings["cache"] = {cache_name(cache.kind), cache.prompt_interval, cache.answer_interval,
-                       cache.transfer_ratio,   cache.current_k,       cache.sigma,
-                       cache.rollout_p,        cache.inflate_window,  cache.as_released};
   if (o.prompts.generated()) {
     settings["tasks"] = o.prompts.tasks;
     settings["contexts"] = o.prompts.contexts;
@@ -202,6 +200,12 @@ void run_study(const CLI::App& command, StudyFlags flags, const Environment& env
                const GnuplotPlace& place) {
   const InterruptGuard guard;
   const StudyInfo& info = study_by_name(flags.study);
+  if (!flags.caches.empty()) {
+    flags.options.caches = split_choices(flags.caches, names_of(cache_table()));
+  }
+  if (!flags.strategies.empty()) {
+    flags.options.strategies = split_choices(flags.strategies, names_of(strategy_table()));
+  }
   info.defaults(flags.options);
   std::ranges::sort(flags.options.set_sizes);
   if (!flags.no_figures) Gnuplot{place};  // missing: say so now, not after the run
@@ -212,7 +216,7 @@ void run_study(const CLI::App& command, StudyFlags flags, const Environment& env
   }
   CommandFiles files;
   files.reads(flags.options.prompts.given.file);
-  files.reads(flags.decoding.frequencies);
+  for (const std::string& file : flags.decoding.files()) files.reads(file);
   for (const std::string& model : {flags.model.model, flags.options.backbone}) {
     if (model.empty()) continue;
     files.reads_checkpoint(resolve_model(model, flags.model.revision, environment.hub).folder);
@@ -220,7 +224,6 @@ void run_study(const CLI::App& command, StudyFlags flags, const Environment& env
   for (const char* ending : {".csv", ".txt"}) {
     check_output_name((folder / (info.name + ending)).string(), flags.resume || flags.force);
   }
-  flags.options.threshold = flags.decoding.threshold;
   flags.options.batch_size = flags.decoding.batch_size;
   if (flags.model.device != "cpu" && heeds_times(info) && info.name != "time") {
     throw UsageError(fmt::format(
@@ -327,9 +330,11 @@ void add_study_command(CLI::App& app, const Environment& environment,
   group->add_option("--policy-seed", options.policy_seed, "Seed of random keys")
       ->check(whole_number(0, std::numeric_limits<uint64_t>::max()))
       ->capture_default_str();
-  list("--caches", options.caches, "caches: those to compare (default: all that the model allows)");
-  list("--strategies", options.strategies,
-       "caches: strategies (default: low_confidence_static, threshold)");
+  group->add_option("--caches", flags->caches,
+                    "caches: those to compare, with their options: none,d2cache,current_k=8 "
+                    "(default: all that the model allows)");
+  group->add_option("--strategies", flags->strategies,
+                    "caches: strategies, likewise (default: low_confidence_static,threshold)");
   group->add_option("--backbone", options.backbone, "stages: the autoregressive checkpoint");
   CLI::App* generated = command->add_option_group("Generated prompts");
   generated->add_option("--tasks", options.prompts.tasks, "Kinds of question (default: needle)")

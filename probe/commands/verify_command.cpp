@@ -18,6 +18,7 @@
 #include "decode_record/files/command_files.h"
 #include "probe/commands/draft_comparison.h"
 #include "probe/run/run_description.h"
+#include "probe/strategies/strategy_table.h"
 #include "probe/verify/verify_figure.h"
 #include "probe/verify/verify_report.h"
 #include "probe/verify/verify_run.h"
@@ -34,8 +35,9 @@ struct VerifyFlags {
   PromptFlags prompts;
   DecodingFlags decoding;
   SettingFlags setting;
-  std::string against;    // a policy as text
-  PolicyFlags reference;  // what it says; exact without it
+  std::string policy;  // choices as text
+  std::string against;
+  PolicyOptions reference;  // what --against says; exact without it
   std::optional<int64_t> asked_repeats;
   std::string output;
   std::string csv;
@@ -48,28 +50,25 @@ struct VerifyFlags {
   int64_t repeats() const { return asked_repeats.value_or(setting.sweep ? 1 : 3); }
 };
 
-/// The policy that `--policy` names; --reuse alone means flashblock, as its only reader.
-PolicyFlags policy_of(const CLI::App& command, PolicyFlags flags) {
-  if (flags.policy.empty() && !flags.reuse_file.empty()) flags.policy = "flashblock";
-  if (flags.policy.empty()) {
+PolicyOptions policy_of(const std::string& text) {
+  if (text.empty()) {
     throw UsageError(
-        "verify: expected --policy or --reuse, got none. HINT: --policy mage --k 64, or --reuse "
-        "reuse.json for flashblock with the heads of a calibration file");
+        "verify: expected --policy, got none. HINT: --policy mage,k=64, or --policy "
+        "flashblock,reuse=reuse.json with the heads of a calibration file");
   }
-  check_policy_flags(command, flags);
-  if (flags.policy == "exact") {
+  PolicyOptions policy = read_policy(text);
+  if (policy.policy == "exact") {
     throw UsageError(
         "--policy exact: does nothing, every policy is compared with exact. HINT: another policy, "
         "or leave --against out");
   }
-  return flags;
+  return policy;
 }
 
 /// Options of policies, which a drafted run has none of.
 void check_flags_with_draft(const CLI::App& command, const VerifyFlags& flags) {
   for (const char* option :
-       {"--policy", "--k", "--density", "--exact-layers", "--page", "--per-block", "--policy-seed",
-        "--tau", "--reuse", "--against", "--sweep", "--taus", "--gammas", "--csv", "--figures"}) {
+       {"--policy", "--against", "--sweep", "--taus", "--gammas", "--csv", "--figures"}) {
     refuse_idle_beside(command, option, "--draft");
   }
   check_draft_flags(command);
@@ -81,13 +80,13 @@ void check_flags_with_draft(const CLI::App& command, const VerifyFlags& flags) {
 /// Fills in what the options leave open, and refuses what makes no sense.
 void check_flags(const CLI::App& command, VerifyFlags& flags) {
   if (!flags.draft.empty()) return check_flags_with_draft(command, flags);
-  flags.setting.policy = policy_of(command, flags.setting.policy);
+  flags.setting.policy = policy_of(flags.policy);
   refuse_idle(command, "--taus", flags.setting.sweep, "--sweep");
   refuse_idle(command, "--gammas", flags.setting.sweep, "--sweep");
   check_decoding_flags(command, flags.decoding);
   check_prompt_flags(command, flags.prompts);
   check_setting_flags(flags.setting);
-  if (!flags.against.empty()) flags.reference = policy_from_text(flags.against);
+  if (!flags.against.empty()) flags.reference = read_policy(flags.against);
   refuse_idle(command, "--force",
               !flags.output.empty() || !flags.csv.empty() || !flags.figures.empty(),
               "-o, --csv or --figures");
@@ -123,7 +122,7 @@ VerifyOutputs open_outputs(const VerifyFlags& flags, const GnuplotPlace& place,
   files.reads(flags.setting.policy.reuse_file);
   files.reads(flags.reference.reuse_file);
   files.reads(flags.prompts.file);
-  files.reads(flags.decoding.frequencies);
+  for (const std::string& file : flags.decoding.files()) files.reads(file);
   files.reads_checkpoint(model_folder.string());
   VerifyOutputs outputs;
   if (!flags.output.empty()) outputs.json = files.open(flags.output, flags.force);
@@ -172,8 +171,8 @@ void verify(const VerifyFlags& flags, const Environment& environment, const Gnup
       flags, place, resolve_model(flags.model.model, flags.model.revision, environment.hub).folder);
   LoadedModel model = load_model(flags.model, environment);
   const DecodeOptions decode = decode_options(flags.decoding, model);
-  check_policy_fits(flags.setting.policy, decode);
-  check_policy_fits(flags.reference, decode, "--against");
+  check_policy_fits(flags.setting.policy, policy_site(decode));
+  check_policy_fits(flags.reference, policy_site(decode), "--against");
   if (decode.autoregressive()) {
     throw UsageError(fmt::format(
         "verify: {}: expected a block-diffusion model, got an autoregressive one: it has no masked "
@@ -278,22 +277,18 @@ void add_verify_command(CLI::App& app, const Environment& environment,
   CLI::App* command =
       app.add_subcommand("verify", "Measure what an attention policy or a draft saves and costs");
   command->footer(
-      "Example: blockscope verify models/needle --policy mage --k 16 \\\n"
+      "Example: blockscope verify models/needle --policy mage,k=16 \\\n"
       "           --prompts models/needle/demo.jsonl --threads 1\n"
-      "--reuse reuse.json measures flashblock with a calibration file; with --sweep --figures DIR "
-      "it\n"
-      "draws the accuracy against the saving. --against quest,k=64,page=16 compares two policies.\n"
+      "--policy flashblock,reuse=reuse.json measures a calibration file; with --sweep --figures "
+      "DIR\n"
+      "it draws the accuracy against the saving. --against quest,k=64 compares two policies.\n"
       "verify TARGET --draft DRAFT compares decoding with a draft with the target alone.\n"
       "The exit code says that it was measured, not that it was good: read the last lines.");
   add_model_flags(*command, flags->model);
   command->add_option("--draft", flags->draft,
                       "DFlash draft of the model: measure decoding with it beside the model alone");
-  flags->setting.policy.policy.clear();
-  add_policy_flags(*command, flags->setting.policy);
-  command
-      ->add_option("--against", flags->against,
-                   "Compare with this policy instead of exact: its name and options, "
-                   "quest,k=64,page=16")
+  add_policy_option(*command, flags->policy);
+  command->add_option("--against", flags->against, "Compare with this policy instead of exact")
       ->option_text("POLICY");
   command->add_flag("--sweep", flags->setting.sweep,
                     "Also every tau beside every gamma, masks from the file's similarities");

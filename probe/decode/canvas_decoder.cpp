@@ -11,12 +11,12 @@
 
 #include "decode_record/base/nan.h"
 #include "probe/decode/canvas_seams.h"
-#include "probe/decode/pc_sampler.h"
 #include "probe/decode/step_decision.h"
 #include "probe/decode/true_pass.h"
 #include "probe/model/device.h"
 #include "probe/model/host_copies.h"
 #include "probe/model/stopwatch.h"
+#include "probe/strategies/strategy_table.h"
 
 namespace blockscope {
 namespace {
@@ -37,7 +37,8 @@ class CanvasDecoder {
         callbacks_(callbacks),
         policy_(policy),
         tokens_(request.prompt),
-        cache_(make_canvas_cache(options.cache)),
+        cache_(cache_entry(options.cache).make(options.cache)),
+        strategy_(strategy_entry(options.unmasking)),
         keys_(canvas_shape(model.config(), options, longest_sequence({request}, options)),
               model.dtype(), model.device()),
         seams_(policy, *cache_, keys_, callbacks.observer, options.shadow) {
@@ -179,9 +180,7 @@ class CanvasDecoder {
   }
 
   /// Whether WINO's shadow block goes along. A replay knows what is taken back.
-  bool looks_twice() const {
-    return options_.unmasking.strategy == Strategy::kWino && !request_.replayed;
-  }
+  bool looks_twice() const { return strategy_.second_look && !request_.replayed; }
 
   /// The rows of a pass whose logits are looked at, by their place among its rows.
   struct PredictingRows {
@@ -202,7 +201,7 @@ class CanvasDecoder {
       result.index.push_back(row.value_or(0));
       result.exists.push_back(row.has_value());
     }
-    const bool moved = options_.unmasking.strategy == Strategy::kKlass;
+    const bool moved = strategy_.remembers;
     if (!moved && !cache_->wants_answer_confidence()) return result;
     for (int64_t p = state_.block_end(); p < state_.length; ++p) {
       const auto row = row_of(p);
@@ -291,14 +290,13 @@ class CanvasDecoder {
     ++outcome_.denoising_steps;
   }
 
-  bool debiases() const { return options_.unmasking.strategy == Strategy::kPcSampler; }
+  bool debiases() const { return static_cast<bool>(strategy_.answer_scores); }
 
   /// d2Cache's confidence: what the strategy ranks by, before the density and the weight of the
   /// place in the block (`generation/vanilla.py:generate_step`).
   std::vector<float> debiased(const std::vector<int64_t>& token,
                               const std::vector<float>& confidence) const {
-    return pc_scores(token, confidence, options_.unmasking.frequencies->share, 0.0,
-                     options_.unmasking.pc_alpha);
+    return strategy_.answer_scores(options_.unmasking, token, confidence, false);
   }
   std::vector<float> ranks_of(const BlockPrediction& prediction) const {
     if (debiases()) return debiased(prediction.token, prediction.confidence);
@@ -371,6 +369,7 @@ class CanvasDecoder {
   AttentionPolicy& policy_;
   std::vector<int64_t> tokens_;  // [L]
   std::unique_ptr<CanvasCache> cache_;
+  const StrategyEntry& strategy_;
   CanvasKeys keys_;
   CanvasSeams seams_;
   CanvasState state_;

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "probe/caches/layer_work.h"
-#include "probe/decode/unmasking.h"
 #include "probe/model/router_choice.h"
 #include "probe/policies/attention_policy.h"
 #include "probe/policies/pass_context.h"
+#include "probe/strategies/unmasking.h"
 
 namespace blockscope {
 

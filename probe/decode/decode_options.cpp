@@ -8,6 +8,7 @@
 #include "probe/checkpoint/rope.h"
 #include "probe/decode/decoder.h"
 #include "probe/decode/gen_length.h"
+#include "probe/strategies/strategy_table.h"
 
 namespace blockscope {
 
@@ -59,93 +60,92 @@ KvCacheShape cache_shape(const ModelConfig& config, const std::vector<DecodeRequ
           longest_sequence(requests, options), config.head_dim};
 }
 
+namespace {
+
+/// Of the model's kind of attention and decoding.
+void check_cache_fits(const DecodeOptions& options) {
+  const CacheEntry& entry = cache_entry(options.cache);
+  const auto refuse = [&](const std::string& why) {
+    throw UsageError(fmt::format("cache {}: {}", entry.name, why));
+  };
+  if (options.autoregressive() && !entry.any_causal) {
+    refuse(
+        "does nothing for a model that decodes token by token, which keeps every key as it is. "
+        "HINT: leave it out");
+  }
+  const bool of_bidirectional = entry.model == CacheModel::bidirectional;
+  if (options.bidirectional && !of_bidirectional) {
+    refuse(
+        fmt::format("keeps finished blocks, and a bidirectional model's keys change with every "
+                    "token behind them. HINT: {}",
+                    caches_of(CacheModel::bidirectional)));
+  }
+  if (!options.bidirectional && of_bidirectional) {
+    refuse(
+        "recomputes what stands behind the block, and a block-causal model sees none of it. HINT: "
+        "leave it out");
+  }
+  if (entry.model == CacheModel::sub_blocks && !options.sub_blocks()) {
+    refuse(
+        "keeps the keys of a block's other sub-blocks, and only Fast_dLLM_Qwen has sub-blocks. "
+        "HINT: leave it out");
+  }
+  if (entry.fuses_commits && options.sub_blocks()) {
+    refuse(
+        fmt::format("commits a block beside the next one's first step, and Fast_dLLM_Qwen's "
+                    "blocks begin with a token that only the commit predicts. HINT: {}",
+                    caches_of(CacheModel::sub_blocks)));
+  }
+}
+
+void check_stop_ids(const DecodeOptions& options, int64_t vocab_size) {
+  for (const int64_t id : options.stop_ids) {
+    if (id < 0 || id >= vocab_size) {
+      throw UsageError(
+          fmt::format("stop id: expected one in [0, {}), got {}. HINT: without it the checkpoint's "
+                      "own stop tokens count",
+                      vocab_size, id));
+    }
+    if (id == options.mask_token_id) {
+      throw UsageError(fmt::format(
+          "stop id: expected a token that is decided, got {}, which is the mask token: every block "
+          "would stop. HINT: without it the checkpoint's own stop tokens count",
+          id));
+    }
+  }
+}
+
+}  // namespace
+
 void check_decode_options(const DecodeOptions& options, const ModelConfig& config) {
   check_sampling_options(options.sampling);
-  if (options.autoregressive() && options.cache.kind != CacheKind::kCommit) {
-    throw UsageError(
-        fmt::format("--cache: does nothing for a model that decodes token by token, which keeps "
-                    "every key as it is: it has no {} cache. HINT: leave the option out",
-                    cache_name(options.cache.kind)));
-  }
-  const bool commits =
-      options.cache.kind == CacheKind::kCommit || options.block_cache() || options.fuses_commits();
-  if (options.bidirectional == commits) {
-    const std::string name = cache_name(options.cache.kind);
-    throw UsageError(
-        "--cache: " + name +
-        (options.bidirectional
-             ? " keeps finished blocks, and a bidirectional model's keys change with every token "
-               "behind them. HINT: none, prefix, dual, dllm-cache or d2cache"
-             : " recomputes what stands behind the block, and a block-causal model sees none of "
-               "it. "
-               "HINT: leave the option out"));
-  }
+  check_cache_fits(options);
   if (options.autoregressive()) {
     if (options.block_length() != 1) {
       throw UsageError(
-          fmt::format("autoregressive decoding: expected block length 1, got {}. HINT: "
-                      "pass --mask-token-id to decode block by block",
+          fmt::format("autoregressive decoding: expected block length 1, got {}. HINT: give a mask "
+                      "token id to decode block by block",
                       options.block_length()));
     }
   } else {
     check_unmasking_options(options.unmasking);
     if (options.mask_token_id >= config.vocab_size) {
       throw UsageError(
-          fmt::format("--mask-token-id: expected an id below the vocabulary size {}, "
-                      "got {}. HINT: the id of the checkpoint's mask token",
+          fmt::format("mask token id: expected one below the vocabulary size {}, got {}. HINT: the "
+                      "id of the checkpoint's mask token",
                       config.vocab_size, options.mask_token_id));
     }
-  }
-  if (options.unmasking.strategy == Strategy::kWino && !options.autoregressive()) {
-    const auto refuse = [](const std::string& why) { throw UsageError("--strategy wino: " + why); };
-    if (!options.bidirectional) {
-      refuse(
-          "looks at a block a second time beside its masks, which is defined for bidirectional "
-          "models (LLaDA). HINT: klass or low_confidence_dynamic also take several tokens a step");
-    }
-    if (config.logit_shift != 0) {
-      refuse(
-          "is not defined for a model with a token shift (Dream): the position before the block "
-          "has "
-          "no second look. HINT: klass also takes several tokens a step");
-    }
-    if (options.cache.kind != CacheKind::kNone) {
-      refuse(fmt::format(
-          "takes tokens back, so no key may be kept, got --cache {}. HINT: --cache none",
-          cache_name(options.cache.kind)));
-    }
-  }
-  if (options.block_cache() && !options.sub_blocks()) {
-    throw UsageError(
-        "--cache block: keeps the keys of a block's other sub-blocks, and only Fast_dLLM_Qwen has "
-        "sub-blocks. HINT: leave the option out");
-  }
-  if (options.fuses_commits() && options.sub_blocks()) {
-    throw UsageError(
-        "--cache blockd: commits a block beside the next one's first step, and Fast_dLLM_Qwen's "
-        "blocks begin with a token that only the commit predicts. HINT: commit or block");
+    const CacheEntry& cache = cache_entry(options.cache);
+    check_strategy_fits(options.unmasking, {options.bidirectional, config.logit_shift != 0,
+                                            !cache.approximates, cache.name});
   }
   if (options.sub_blocks() && options.block_length() % options.sub_block_length != 0) {
     throw UsageError(
-        fmt::format("--sub-block-length: expected a divisor of the block length {}, got "
-                    "{}. HINT: leave the option out for 8, or what of it divides",
+        fmt::format("sub-block length: expected a divisor of the block length {}, got {}. HINT: "
+                    "leave it out for 8, or what of it divides",
                     options.block_length(), options.sub_block_length));
   }
-  for (const int64_t id : options.stop_ids) {
-    if (id < 0 || id >= config.vocab_size) {
-      throw UsageError(
-          fmt::format("--stop-id: expected an id in [0, {}), got {}. HINT: without the option the "
-                      "checkpoint's own stop tokens count",
-                      config.vocab_size, id));
-    }
-    if (id == options.mask_token_id) {
-      throw UsageError(fmt::format(
-          "--stop-id: expected a token that is decided, got {}, which is the mask token: "
-          "every block would stop. HINT: without the option the checkpoint's own stop "
-          "tokens count",
-          id));
-    }
-  }
+  check_stop_ids(options, config.vocab_size);
 }
 
 namespace {
@@ -158,7 +158,7 @@ void check_replay(const DecodeRequest& request, const DecodeOptions& options, in
       prompt_length + generated_positions(prompt_length, request.gen_length, options);
   const auto refuse = [&](const ReplayStep& step, const std::string& what) {
     throw PromptError(
-        fmt::format("--replay: sequence {}, block {}, step {}: {}. HINT: replay needs "
+        fmt::format("replay: sequence {}, block {}, step {}: {}. HINT: replay needs "
                     "the block length, prompts and gen length of the recorded run",
                     request.sequence, step.block, step.step, what));
   };
@@ -201,7 +201,7 @@ void check_given_answer(const DecodeRequest& request, int64_t vocab_size) {
     for (const int64_t token : step.tokens) {
       if (token >= 0 && token < vocab_size) continue;
       throw PromptError(
-          fmt::format("--replay: sequence {}, block {}, step {}: token {} is not in this model's "
+          fmt::format("replay: sequence {}, block {}, step {}: token {} is not in this model's "
                       "vocabulary of {}. HINT: replay answers of a model with the same tokenizer",
                       request.sequence, step.block, step.step, token, vocab_size));
     }
@@ -233,7 +233,7 @@ void check_request(const DecodeRequest& request, const DecodeOptions& options,
     const bool dynamic = config.rope.type == RopeType::kDynamic;
     throw PromptError(fmt::format(
         "{}: {} prompt tokens and {} to generate need {} positions, and the model has {} "
-        "(max_position_embeddings{}). HINT: shorten the prompt or lower --gen-length",
+        "(max_position_embeddings{}). HINT: shorten the prompt or lower the gen length",
         where, length, request.gen_length, total, largest_position_count(config),
         dynamic ? " times the factor of its dynamic RoPE scaling" : ""));
   }

@@ -13,14 +13,14 @@
 #include <vector>
 
 #include "decode_record/schema/trace_meta.h"
-#include "probe/caches/cache_options.h"
+#include "probe/caches/cache_table.h"
 #include "probe/decode/committed_prefix.h"
 #include "probe/decode/decode_observer.h"
 #include "probe/decode/kv_cache.h"
 #include "probe/decode/sampling.h"
-#include "probe/decode/unmasking.h"
 #include "probe/model/block_diffusion_model.h"
 #include "probe/policies/attention_policy.h"
+#include "probe/strategies/unmasking.h"
 
 namespace blockscope {
 
@@ -39,8 +39,8 @@ struct DecodeOptions {
 
   bool autoregressive() const { return mask_token_id < 0; }
   bool sub_blocks() const { return sub_block_length > 0; }
-  bool block_cache() const { return cache.kind == CacheKind::kBlock; }
-  bool fuses_commits() const { return cache.kind == CacheKind::kBlockd; }
+  bool block_cache() const { return cache_entry(cache).keeps_sub_blocks; }
+  bool fuses_commits() const { return cache_entry(cache).fuses_commits; }
   int64_t block_length() const { return unmasking.block_length; }
 };
 

@@ -11,6 +11,7 @@
 #include "decode_record/base/error.h"
 #include "kernels/row_ops.h"
 #include "probe/model/device.h"
+#include "probe/strategies/strategy_table.h"
 
 namespace blockscope {
 namespace {
@@ -118,14 +119,14 @@ std::vector<Element> slice(const at::Tensor& flat, int64_t begin, int64_t count)
 
 void check_sampling_options(const SamplingOptions& options) {
   if (!(options.temperature >= 0.0) || !std::isfinite(options.temperature)) {
-    throw UsageError(fmt::format(
-        "--temperature: expected a finite number >= 0 (0 is greedy), got {}", options.temperature));
+    throw UsageError(fmt::format("temperature: expected a finite number >= 0 (0 is greedy), got {}",
+                                 options.temperature));
   }
   if (options.top_k < 0) {
-    throw UsageError(fmt::format("--top-k: expected 0 (off) or more, got {}", options.top_k));
+    throw UsageError(fmt::format("top k: expected 0 (off) or more, got {}", options.top_k));
   }
   if (!(options.top_p > 0.0 && options.top_p <= 1.0)) {
-    throw UsageError(fmt::format("--top-p: expected a number in (0, 1], got {}", options.top_p));
+    throw UsageError(fmt::format("top p: expected a number in (0, 1], got {}", options.top_p));
   }
 }
 
@@ -140,9 +141,9 @@ double uniform_draw(uint64_t seed, const StreamId& stream, int64_t position) {
 }
 
 PredictionNeeds prediction_needs(const UnmaskingOptions& options) {
-  return {options.strategy == Strategy::kEntropyBounded,
-          heeds_rank_by(options.strategy) ? options.rank_by : RankBy::kConfidence,
-          options.strategy == Strategy::kKlass || options.strategy == Strategy::kWino};
+  const StrategyEntry& strategy = strategy_entry(options);
+  return {strategy.entropy, strategy.heeds("rank_by") ? options.rank_by : RankBy::kConfidence,
+          strategy.distributions};
 }
 
 bool best_alone(const SamplingOptions& options, const PredictionNeeds& needs) {

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "probe/decode/unmasking.h"
+#include "probe/strategies/unmasking.h"
 
 namespace blockscope {
 

@@ -10,6 +10,7 @@
 #include "decode_record/base/error.h"
 #include "probe/caches/certainty_density.h"
 #include "probe/model/device.h"
+#include "probe/strategies/strategy_table.h"
 
 namespace blockscope {
 namespace {
@@ -70,7 +71,7 @@ void check_finite(const StepInput& input, const BlockPrediction& prediction) {
     throw CheckpointError(fmt::format(
         "sequence {}, block {}, step {}, position {} of the block: expected finite logits, got "
         "NaN or infinity. HINT: the weights hold such values (a conversion that went wrong), or "
-        "the model overflows its type: try --dtype float32",
+        "the model overflows its type: try float32",
         pass.sequence, pass.block, pass.step, p));
   }
 }
@@ -233,7 +234,7 @@ std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::
     BlockPrediction& prediction = predictions[i];
     const int64_t block_rows = std::ssize(prediction.token);
     check_finite(input, prediction);
-    if (unmasking.strategy == Strategy::kKlass) {
+    if (strategy_entry(unmasking).remembers) {
       observe_klass(options, input, distributions[static_cast<int64_t>(i)], prediction);
     }
     int64_t& chosen = input.memory.chosen;

@@ -10,9 +10,9 @@
 
 #include "probe/decode/decode_observer.h"
 #include "probe/decode/decoder.h"
-#include "probe/decode/klass.h"
-#include "probe/decode/wino.h"
 #include "probe/policies/pass_context.h"
+#include "probe/strategies/klass.h"
+#include "probe/strategies/wino.h"
 
 namespace blockscope {
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "kernels/ops.h"
+#include "probe/policies/policy_table.h"
 
 namespace blockscope {
 
@@ -29,5 +30,16 @@ class ExactPolicy : public AttentionPolicy {
 }  // namespace
 
 std::unique_ptr<AttentionPolicy> make_exact_policy() { return std::make_unique<ExactPolicy>(); }
+
+PolicyEntry exact_entry() {
+  PolicyEntry entry;
+  entry.name = entry.example = "exact";
+  entry.meaning = "reads every external key at every step: the reference of all others";
+  entry.source = "SDAR, generate.py:block_diffusion_generate";
+  entry.make = [](const PolicyOptions&, const PolicyModel&, nlohmann::json&) {
+    return make_exact_policy();
+  };
+  return entry;
+}
 
 }  // namespace blockscope

@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "decode_record/base/sha256.h"
+#include "decode_record/interchange/reuse_file.h"
 #include "kernels/ops.h"
 #include "probe/policies/exact_policy.h"
+#include "probe/policies/policy_table.h"
 
 namespace blockscope {
 namespace {
@@ -104,6 +107,41 @@ class FlashBlockPolicy : public AttentionPolicy {
 
 std::unique_ptr<AttentionPolicy> make_flashblock_policy(FlashBlockOptions options) {
   return std::make_unique<FlashBlockPolicy>(std::move(options));
+}
+
+PolicyEntry flashblock_entry() {
+  PolicyEntry entry;
+  entry.name = "flashblock";
+  entry.example = "flashblock,tau=3,reuse=reuse.json";
+  entry.meaning = "uses the external pair of an earlier step again where few tokens changed";
+  entry.source = "FlashBlock, arXiv 2602.05305, section 4.2";
+  entry.options = {
+      whole_option("tau", &PolicyOptions::tau, 1,
+                   "reuse when fewer than tau tokens changed; else the file's of reuse, else 2"),
+      file_option("reuse", &PolicyOptions::reuse_file,
+                  "calibration file with the heads that may reuse; without it all may")};
+  entry.within_block = [](const PolicyOptions&) { return true; };
+  entry.make = [](const PolicyOptions& asked, const PolicyModel& model, nlohmann::json& settings) {
+    FlashBlockOptions options;
+    options.num_layers = model.num_layers;
+    options.num_heads = model.num_heads;
+    std::optional<int64_t> tau_of_file;
+    std::string digest;
+    if (!asked.reuse_file.empty()) {
+      const ReuseModel this_model{model.num_layers, model.num_heads, model.num_kv_heads,
+                                  model.digest};
+      const ReuseFile file = read_reuse_file(asked.reuse_file, this_model);
+      options.reuse = file.reuse;
+      tau_of_file = file.tau;
+      digest = sha256_hex(to_json(file));
+    }
+    options.tau = reuse_tau(asked.tau, tau_of_file);
+    settings["tau"] = options.tau;
+    settings["reuse_file"] = asked.reuse_file;
+    settings["reuse_digest"] = digest;
+    return make_flashblock_policy(std::move(options));
+  };
+  return entry;
 }
 
 }  // namespace blockscope

@@ -1,6 +1,7 @@
 #include "probe/policies/oracle_policy.h"
 
 #include "kernels/ops.h"
+#include "probe/policies/policy_table.h"
 
 namespace blockscope {
 namespace {
@@ -28,6 +29,19 @@ class OraclePolicy : public SelectionPolicy {
 
 std::unique_ptr<AttentionPolicy> make_oracle_policy(const SelectionOptions& options) {
   return std::make_unique<OraclePolicy>(options);
+}
+
+PolicyEntry oracle_entry() {
+  PolicyEntry entry = sparse_entry(
+      {"oracle", "at every step the keys with the largest mean probability of that step",
+       "MAGE, eq. 2 with exact scores", "oracle,k=512"});
+  entry.reads = [](const PolicyOptions&, int64_t length, int64_t size) {
+    return StepReads{size, length};
+  };
+  entry.make = [](const PolicyOptions& options, const PolicyModel& model, nlohmann::json&) {
+    return make_oracle_policy(selection_options(options, model.num_layers));
+  };
+  return entry;
 }
 
 }  // namespace blockscope

@@ -11,6 +11,7 @@
 
 #include "decode_record/base/error.h"
 #include "kernels/ops.h"
+#include "probe/policies/policy_table.h"
 
 namespace blockscope {
 namespace {
@@ -153,9 +154,34 @@ class QuestPolicy : public SelectionPolicy {
 std::unique_ptr<AttentionPolicy> make_quest_policy(const SelectionOptions& options,
                                                    int64_t page_size) {
   if (page_size < 1) {
-    throw UsageError(fmt::format("--page: expected at least 1 key, got {}", page_size));
+    throw UsageError(fmt::format("page: expected at least 1 key, got {}", page_size));
   }
   return std::make_unique<QuestPolicy>(options, page_size);
+}
+
+PolicyEntry quest_entry() {
+  PolicyEntry entry = sparse_entry(
+      {"quest", "at every step the pages of keys with the largest bound on their score",
+       "Quest, arXiv 2406.10774; mit-han-lab/Quest 01c1623", "quest,k=512,page=16"},
+      {whole_option("page", &PolicyOptions::page, 1, "keys of a page")});
+  entry.refuses = [](const PolicyOptions&, const PolicySite& site) -> std::string {
+    if (!site.bidirectional) return "";
+    return "keeps the bounds of committed keys, and a bidirectional model's keys change. HINT: "
+           "take another policy";
+  };
+  entry.reads = [](const PolicyOptions& options, int64_t length,
+                   int64_t size) -> std::optional<StepReads> {
+    const int64_t pages = (length + options.page - 1) / options.page;
+    const int64_t taken = (size + options.page - 1) / options.page;
+    // Whether the short last page is among them is not known before.
+    if (taken < pages && length % options.page != 0) return std::nullopt;
+    return StepReads{std::min(taken * options.page, length), 2 * pages};
+  };
+  entry.scoring_flops = [](double) { return 2.0; };  // one mean query on the bounds
+  entry.make = [](const PolicyOptions& options, const PolicyModel& model, nlohmann::json&) {
+    return make_quest_policy(selection_options(options, model.num_layers), options.page);
+  };
+  return entry;
 }
 
 }  // namespace blockscope

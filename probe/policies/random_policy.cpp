@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "probe/model/device.h"
+#include "probe/policies/policy_table.h"
 
 namespace blockscope {
 namespace {
@@ -70,6 +71,20 @@ class RandomPolicy : public SelectionPolicy {
 std::unique_ptr<AttentionPolicy> make_random_policy(const SelectionOptions& options,
                                                     uint64_t seed) {
   return std::make_unique<RandomPolicy>(options, seed);
+}
+
+PolicyEntry random_entry() {
+  ChoiceOption<PolicyOptions> seed =
+      whole_option("seed", &PolicyOptions::seed, 0, "of the draws", UINT64_MAX);
+  seed.key = "policy_seed";  // `seed` is the sampling's
+  PolicyEntry entry =
+      sparse_entry({"random", "keys drawn once a block: the floor of all sparse policies",
+                    "ours, as a control", "random,k=512,seed=3"},
+                   {std::move(seed)});
+  entry.make = [](const PolicyOptions& options, const PolicyModel& model, nlohmann::json&) {
+    return make_random_policy(selection_options(options, model.num_layers), options.seed);
+  };
+  return entry;
 }
 
 }  // namespace blockscope

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "probe/policies/policy_table.h"
+
 namespace blockscope {
 namespace {
 
@@ -25,6 +27,15 @@ class RecentPolicy : public SelectionPolicy {
 
 std::unique_ptr<AttentionPolicy> make_recent_policy(const SelectionOptions& options) {
   return std::make_unique<RecentPolicy>(options);
+}
+
+PolicyEntry recent_entry() {
+  PolicyEntry entry = sparse_entry({"recent", "the last keys of the prefix: a sliding window",
+                                    "ours, as a control", "recent,k=512"});
+  entry.make = [](const PolicyOptions& options, const PolicyModel& model, nlohmann::json&) {
+    return make_recent_policy(selection_options(options, model.num_layers));
+  };
+  return entry;
 }
 
 }  // namespace blockscope

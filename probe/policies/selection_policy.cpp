@@ -19,7 +19,7 @@ void SelectionOptions::check() const {
   if ((k > 0) == (density > 0.0)) {
     throw UsageError(
         fmt::format("a sparse policy: expected either k or a density above 0, got k {} "
-                    "and density {}. HINT: --k 512, or --density 0.3",
+                    "and density {}. HINT: k=512, or density=0.3",
                     k, density));
   }
   if (k < 0 || !(density >= 0.0 && density <= 1.0)) {
@@ -28,7 +28,7 @@ void SelectionOptions::check() const {
         density));
   }
   if (exact_layers < 0 || exact_layers > num_layers) {
-    throw UsageError(fmt::format("--exact-layers: expected 0 to the model's {} layers, got {}",
+    throw UsageError(fmt::format("exact_layers: expected 0 to the model's {} layers, got {}",
                                  num_layers, exact_layers));
   }
 }

@@ -1,6 +1,7 @@
 #include "probe/policies/sparsed_policy.h"
 
 #include "decode_record/base/error.h"
+#include "probe/policies/policy_table.h"
 
 namespace blockscope {
 namespace {
@@ -42,9 +43,48 @@ std::unique_ptr<AttentionPolicy> make_sparsed_policy(const SelectionOptions& opt
   if (options.residual && scope == SparseDScope::run) {
     throw UsageError(
         "sparsed+flashblock: expected sets per block, got one set for the run. HINT: the residual "
-        "belongs to the queries of one block: add --per-block");
+        "belongs to the queries of one block: add per_block");
   }
   return std::make_unique<SparseDPolicy>(options, scope);
+}
+
+PolicyEntry sparsed_entry() {
+  PolicyEntry entry = sparse_entry(
+      {"sparsed", "the keys of one early step, for the whole run or each block",
+       "SparseD, arXiv 2509.24014; INV-WZQ/SparseD 52155b4", "sparsed,density=0.3"},
+      {switch_option("per_block", &PolicyOptions::per_block,
+                     "sets from each block's first step instead of one set for the run")});
+  entry.within_block = [](const PolicyOptions& options) { return options.per_block; };
+  entry.sets_from = [](const PolicyOptions& options) {
+    return options.per_block ? SetsFrom::first_of_block : SetsFrom::once_a_run;
+  };
+  entry.refuses = [](const PolicyOptions& options, const PolicySite& site) -> std::string {
+    if (!site.bidirectional || options.per_block) return "";
+    return "holds its keys for the whole run, and the keys outside a block are others for every "
+           "block. HINT: per_block";
+  };
+  entry.make = [](const PolicyOptions& options, const PolicyModel& model, nlohmann::json&) {
+    return make_sparsed_policy(selection_options(options, model.num_layers),
+                               options.per_block ? SparseDScope::block : SparseDScope::run);
+  };
+  return entry;
+}
+
+PolicyEntry sparsed_flashblock_entry() {
+  PolicyEntry entry = sparsed_entry();
+  entry.name = "sparsed+flashblock";
+  entry.meaning = "sparsed's keys of a block, and the first step's attention over the others";
+  entry.source = "FlashBlock, arXiv 2602.05305, appendix D";
+  entry.example = "sparsed+flashblock,density=0.3,per_block";
+  entry.residual = true;
+  entry.check = [shared = entry.check](const PolicyOptions& options) {
+    shared(options);
+    if (options.per_block) return;
+    throw UsageError(
+        "expected per_block, got none. HINT: the residual belongs to the queries of one block, so "
+        "the sets must too");
+  };
+  return entry;
 }
 
 }  // namespace blockscope

@@ -21,6 +21,7 @@
 #include "probe/decode/kv_cache.h"
 #include "probe/record/late_recorder.h"
 #include "probe/run/device_option.h"
+#include "probe/strategies/strategy_table.h"
 
 namespace blockscope {
 namespace {
@@ -55,25 +56,9 @@ int64_t stored_keys(int64_t prompt_length, int64_t total, int64_t steps,
   for (int64_t start = prompt_length; start < total; start += decode.block_length()) {
     const bool last = start + decode.block_length() == total;
     keys += total;
-    const CacheKind kind = decode.cache.kind;
-    const bool anywhere =
-        kind == CacheKind::kNone || kind == CacheKind::kDllm || kind == CacheKind::kD2;
-    if (anywhere) keys += (steps - 1) * total;
-    if (kind == CacheKind::kPrefix && !last) keys += (steps - 1) * (total - start);
+    keys += (steps - 1) * cache_entry(decode.cache).later_keys(start, total, last);
   }
   return keys;
-}
-
-/// Ranges of positions that a pass computes at a layer, at most.
-int64_t ranges_of_a_layer(int64_t total, int64_t generated, const DecodeOptions& decode) {
-  switch (decode.cache.kind) {
-    case CacheKind::kDllm:
-      return 1 + static_cast<int64_t>(decode.cache.transfer_ratio * static_cast<double>(generated));
-    case CacheKind::kD2:  // two are farther apart than the window, and not adjacent
-      return 1 + total / std::max<int64_t>(decode.cache.inflate_window + 1, 2);
-    default:
-      return 1;
-  }
 }
 
 /// The trace of a run whose blocks all take every step and decide one token at a time.
@@ -113,7 +98,8 @@ TraceExtent longest_trace(const RecorderOptions& recorder, const DecodeOptions& 
         generated * std::max<int64_t>(static_cast<int64_t>(longest_piece), 1);
     extent.length(Axis::delta) += generated;
     if (meta.has_cache) {
-      const int64_t ranges = rows * meta.num_layers * ranges_of_a_layer(total, generated, decode);
+      const int64_t ranges =
+          rows * meta.num_layers * cache_entry(decode.cache).ranges(decode.cache, generated, total);
       for (const Axis axis : {Axis::query_range, Axis::key_range, Axis::value_range}) {
         extent.length(axis) += ranges;
       }
@@ -162,7 +148,7 @@ int64_t late_memory(const RecorderOptions& recorder, const DecodeOptions& decode
 /// bidirectional model, whose sequences are decoded one after another, of everything behind it.
 int64_t klass_history(const std::vector<DecodeRequest>& batch, const DecodeOptions& decode,
                       const ModelConfig& config) {
-  if (decode.unmasking.strategy != Strategy::kKlass || decode.autoregressive()) return 0;
+  if (!strategy_entry(decode.unmasking).remembers || decode.autoregressive()) return 0;
   int64_t positions = std::ssize(batch) * decode.block_length();
   if (decode.bidirectional) {
     positions = 0;
@@ -201,6 +187,9 @@ void add_record_flags(CLI::App& app, RecordFlags& flags) {
       ->capture_default_str();
   add_predictions_flag(app, flags);
   app.add_flag("--record-router", flags.router, "Record which experts the routers choose");
+  less_usual(app, "Recording",
+             {"--heads", "--blocks", "--sequences", "--set-size", "--set-normaliser",
+              "--array-type", "--predictions", "--record-router"});
 }
 
 int64_t longest_prefix(const std::vector<RunPrompt>& prompts, const DecodeOptions& decode) {
@@ -218,7 +207,7 @@ bool takes_tokens_back(const std::vector<RunPrompt>& prompts, const DecodeOption
     return std::find(step.tokens.begin(), step.tokens.end(), decode.mask_token_id) !=
            step.tokens.end();
   };
-  return decode.unmasking.strategy == Strategy::kWino ||
+  return strategy_entry(decode.unmasking).second_look ||
          std::any_of(prompts.begin(), prompts.end(), [&](const RunPrompt& prompt) {
            const auto& replay = prompt.request.replay;
            return std::any_of(replay.begin(), replay.end(), revokes);
@@ -274,7 +263,7 @@ RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy
   meta.has_shadow = decode.shadow;
   meta.has_cache = decode.bidirectional;
   meta.has_draft = decode.drafted;
-  meta.has_kl = decode.unmasking.strategy == Strategy::kKlass;
+  meta.has_kl = strategy_entry(decode.unmasking).remembers;
   if (flags.router) {
     if (!config.moe) {
       throw UsageError(fmt::format(

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "decode_record/schema/trace_meta.h"
+#include "probe/policies/policy_table.h"
 #include "probe/record/recorder.h"
-#include "probe/run/policy_flags.h"
 #include "probe/run/run_flags.h"
 #include "probe/run/run_prompts.h"
 

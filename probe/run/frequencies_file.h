@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "probe/decode/pc_sampler.h"
+#include "probe/strategies/pc_sampler.h"
 #include "probe/text/tokenizer.h"
 
 namespace blockscope {

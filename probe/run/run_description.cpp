@@ -11,6 +11,7 @@
 #include "decode_record/base/sha256.h"
 #include "decode_record/base/text.h"
 #include "kernels/ops.h"
+#include "probe/strategies/strategy_table.h"
 
 namespace blockscope {
 namespace {
@@ -63,69 +64,19 @@ bool is_setting(std::string_view key) {
 }
 
 std::string decoding_json(const DecodeOptions& decode) {
-  const UnmaskingOptions& unmasking = decode.unmasking;
-  nlohmann::json json = {
-      {"strategy", strategy_name(unmasking.strategy)},
-      {"strategy_text", strategy_text(unmasking)},
-      {"rank_by", rank_by_name(unmasking.rank_by)},
-      {"quota", quota_name(unmasking.quota)},
-      {"block_length", decode.block_length()},
-      {"denoising_steps", unmasking.denoising_steps},
-      {"threshold", unmasking.threshold},
-      {"eb_threshold", unmasking.eb_threshold},
-      {"factor", unmasking.factor},
-      {"density_sigma", unmasking.density_sigma},
-      {"kl_threshold", unmasking.kl_threshold},
-      {"kl_history", unmasking.kl_history},
-      {"klass_choose", klass_choose_name(unmasking.klass_choose)},
-      {"threshold_back", unmasking.threshold_back},
-      {"pc_lambda", unmasking.pc_lambda},
-      {"pc_alpha", unmasking.pc_alpha},
-      {"frequencies_digest", unmasking.frequencies ? unmasking.frequencies->digest : ""},
-      {"temperature", decode.sampling.temperature},
-      {"top_k", decode.sampling.top_k},
-      {"top_p", decode.sampling.top_p},
-      {"seed", decode.sampling.seed},
-      {"stop_ids", decode.stop_ids},
-      {"cache", cache_name(decode.cache.kind)},
-  };
+  nlohmann::json json = strategy_json(decode.unmasking);
+  json.update({{"strategy_text", strategy_text(decode.unmasking)},
+               {"block_length", decode.block_length()},
+               {"denoising_steps", decode.unmasking.denoising_steps},
+               {"temperature", decode.sampling.temperature},
+               {"top_k", decode.sampling.top_k},
+               {"top_p", decode.sampling.top_p},
+               {"seed", decode.sampling.seed},
+               {"stop_ids", decode.stop_ids},
+               {"cache", decode.cache.cache}});
+  json.update(choice_json(cache_entry(decode.cache), decode.cache));
   if (decode.sub_blocks()) json["sub_block_length"] = decode.sub_block_length;
-  if (decode.cache.kind == CacheKind::kDllm) {
-    json["prompt_interval"] = decode.cache.prompt_interval;
-    json["answer_interval"] = decode.cache.answer_interval;
-    json["transfer_ratio"] = decode.cache.transfer_ratio;
-  }
-  if (decode.cache.kind == CacheKind::kD2) {
-    json["current_k"] = decode.cache.current_k;
-    json["certainty_sigma"] = decode.cache.sigma;
-    json["rollout_p"] = decode.cache.rollout_p;
-    json["inflate_window"] = decode.cache.inflate_window;
-    json["as_released"] = decode.cache.as_released;
-  }
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
-std::string strategy_text(const UnmaskingOptions& unmasking) {
-  std::string text = strategy_name(unmasking.strategy);
-  if (unmasking.rank_by != RankBy::kConfidence) text += " by " + rank_by_name(unmasking.rank_by);
-  if (unmasking.strategy == Strategy::kKlass) {
-    text += fmt::format(", KL below {:g} for {}", unmasking.kl_threshold,
-                        plural(unmasking.kl_history, "step"));
-    if (unmasking.klass_choose != KlassChoose::kAll) {
-      text += ", " + klass_choose_name(unmasking.klass_choose);
-    }
-  }
-  if (unmasking.strategy == Strategy::kWino) {
-    text += fmt::format(", taken back below {:g}", unmasking.threshold_back);
-  }
-  if (unmasking.strategy == Strategy::kPcSampler) {
-    text += fmt::format(", lambda {:g}, alpha {:g}", unmasking.pc_lambda, unmasking.pc_alpha);
-  }
-  if (unmasking.density_sigma > 0.0) {
-    text += fmt::format(", density sigma {:g}", unmasking.density_sigma);
-  }
-  if (unmasking.quota != Quota::kEven) text += ", " + quota_name(unmasking.quota) + " quota";
-  return text;
 }
 
 std::string run_json(const RunDescription& run) {

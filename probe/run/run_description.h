@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "probe/decode/decoder.h"
+#include "probe/policies/policy_table.h"
 #include "probe/record/recorder_options.h"
-#include "probe/run/policy_flags.h"
 #include "probe/run/ranks.h"
 #include "probe/run/run_flags.h"
 #include "probe/run/run_prompts.h"
@@ -28,10 +28,6 @@ struct RunDescription {
 
 /// JSON object: everything that decides which positions of a block take a token, and which one.
 std::string decoding_json(const DecodeOptions& decode);
-
-/// The strategy for people, with what is not its default but its main number: "threshold by
-/// margin".
-std::string strategy_text(const UnmaskingOptions& unmasking);
 
 /// JSON text: facts of the build and of this start, and every setting. Bytes that are no UTF-8 (of
 /// a file name) are replaced.

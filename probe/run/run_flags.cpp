@@ -15,9 +15,15 @@
 #include "probe/run/device_option.h"
 #include "probe/run/frequencies_file.h"
 #include "probe/run/ranks.h"
+#include "probe/strategies/strategy_table.h"
 
 namespace blockscope {
 namespace {
+
+std::string choice_option_help(const std::string& kind, const std::vector<std::string>& names) {
+  return fmt::format("{}, with options as NAME,option=value; `blockscope help {} NAME` lists them",
+                     list_of(names), kind);
+}
 
 constexpr int64_t kSubBlockLength = 8;  // as generate() of Fast-dLLM v2
 constexpr const char* kDraftRevision = "main";
@@ -51,6 +57,7 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
   app.add_option("--block-length", flags.overrides.block_length, "Overrides the block length B")
       ->check(whole_number(1));
   add_threads_option(app, flags.threads);
+  less_usual(app, "Model", {"--revision", "--ranks", "--mask-token-id"});
 }
 
 LoadedModel load_model(const ModelFlags& flags, const Environment& environment) {
@@ -83,8 +90,7 @@ LoadedModel load_model(const ModelFlags& flags, const Environment& environment) 
 }
 
 void check_draft_flags(const CLI::App& app) {
-  for (const char* option : {"--strategy", "--denoising-steps", "--rank-by", "--quota",
-                             "--threshold", "--density-sigma", "--cache", "--policy", "--shadow",
+  for (const char* option : {"--strategy", "--denoising-steps", "--cache", "--policy", "--shadow",
                              "--mask-token-id", "--no-graphs", "--predictions", "--steps"}) {
     const CLI::Option* given = app.get_option_no_throw(option);
     if (given == nullptr || given->count() == 0) continue;
@@ -171,66 +177,14 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
   add("--gen-length", flags.gen_length, whole_number(1),
       "Positions to generate; the last block is completed. Fast-dLLM v2: max_new_tokens, prompt "
       "remainder included");
-  app.add_option("--strategy,--remasking", flags.strategy,
-                 "sequential, low_confidence_static, low_confidence_dynamic, entropy_bounded, "
-                 "threshold, factor, prefix_ordered, klass, pc_sampler or wino")
+  app.add_option("--strategy", flags.strategy,
+                 choice_option_help("strategy", names_of(strategy_table())))
       ->capture_default_str();
   add("--denoising-steps", flags.denoising_steps, whole_number(0),
       "At most this many denoising steps a block (0: the block length)");
-  app.add_option("--rank-by", flags.rank_by,
-                 "What low_confidence_*, threshold, factor and prefix_ordered rank positions by "
-                 "and compare: confidence, margin (p1 - p2) or negative_entropy (nats)")
-      ->capture_default_str();
-  app.add_option("--threshold", flags.threshold,
-                 "Score for low_confidence_dynamic, klass, wino (>), threshold and prefix_ordered "
-                 "(>=); default 0.85, klass 0.9, wino 0.6")
-      ->check(real_number(-kAnyReal, 1.0));
-  app.add_option("--quota", flags.quota,
-                 "Tokens due at a step: even (of the block length), linear (of the masks left, "
-                 "Dream's) or, with threshold, carry (what was not taken is due next)")
-      ->capture_default_str();
-  app.add_option("--density-sigma", flags.density_sigma,
-                 "Multiply scores by the certainty density of the answer, a Gaussian of this width "
-                 "in positions")
-      ->check(real_number(0.0, kAnyReal, false));
-  add("--eb-threshold", flags.eb_threshold, real_number(0.0, kAnyReal),
-      "Summed entropy in nats, entropy_bounded");
-  add("--factor", flags.factor, real_number(0.0, kAnyReal, false), "Fast-dLLM's factor f");
-  add("--kl-threshold", flags.kl_threshold, real_number(0.0, kAnyReal, false),
-      "klass: nats that a position may have moved at a step");
-  add("--kl-history", flags.kl_history, whole_number(1), "klass: steps that must be below it");
-  app.add_option("--klass-choose", flags.klass_choose,
-                 "klass: of several positions that are ready take all, the most confident one "
-                 "(max_conf) or the one that moved least (min_kl)")
-      ->capture_default_str();
-  add("--threshold-back", flags.threshold_back, real_number(0.0, 1.0, false),
-      "wino: probability below which a second look takes a token back");
-  add("--pc-lambda", flags.pc_lambda, real_number(0.0, kAnyReal), "pc_sampler: decay per position");
-  add("--pc-alpha", flags.pc_alpha, real_number(0.0, kAnyReal, false),
-      "pc_sampler: the largest debiased confidence");
-  app.add_option("--frequencies", flags.frequencies,
-                 "pc_sampler: the file that `blockscope frequencies` wrote for this vocabulary");
   app.add_option("--cache", flags.cache,
-                 "commit, blockd (block-causal models); block (Fast-dLLM v2); none, prefix, dual, "
-                 "dllm-cache or d2cache "
-                 "(bidirectional models)");
-  CacheOptions& cache = flags.cache_options;
-  add("--prompt-interval", cache.prompt_interval, whole_number(1),
-      "dllm-cache: steps from one refresh of the prompt to the next");
-  add("--answer-interval", cache.answer_interval, whole_number(1),
-      "dllm-cache: steps from one refresh of the answer to the next");
-  add("--transfer-ratio", cache.transfer_ratio, real_number(0.0, 1.0),
-      "dllm-cache: share of the answer's rows computed between refreshes");
-  add("--current-k", cache.current_k, whole_number(1),
-      "d2cache: masks computed at a step, at most");
-  add("--certainty-sigma", cache.sigma, real_number(0.0, kAnyReal, false),
-      "d2cache: width of the certainty density, in positions");
-  add("--rollout-p", cache.rollout_p, real_number(0.0, 1.0),
-      "d2cache: attention rollout that other computed rows cover");
-  add("--inflate-window", cache.inflate_window, whole_number(0),
-      "d2cache: gaps up to this wide between computed rows are filled; 0: none");
-  app.add_flag("--as-released", cache.as_released,
-               "d2cache: rank masks by their first confidence, as the released code does");
+                 choice_option_help("cache", names_of(cache_table())) +
+                     " (default: what the model allows without approximation)");
   add("--sub-block-length", flags.sub_block_length, whole_number(0),
       "Fast-dLLM v2: positions filled before the next ones, a divisor of the block length (0: 8, "
       "or what of it divides)");
@@ -244,44 +198,32 @@ void add_decoding_flags(CLI::App& app, DecodingFlags& flags) {
   app.add_flag("--no-graphs", flags.no_graphs,
                "On a GPU: launch every step anew, where it could be a CUDA graph");
   add("--batch-size", flags.batch_size, whole_number(1), "Prompts decoded together");
+  less_usual(app, "Decoding",
+             {"--sub-block-length", "--top-k", "--top-p", "--seed", "--stop-id", "--no-stop",
+              "--no-graphs"});
+}
+
+std::vector<std::string> DecodingFlags::files() const {
+  return {read_strategy(strategy).frequencies_file};
+}
+
+void add_policy_option(CLI::App& app, std::string& text) {
+  app.add_option("--policy", text, choice_option_help("policy", names_of(policy_table())))
+      ->capture_default_str();
+}
+
+PolicySite policy_site(const DecodeOptions& options) {
+  const CacheEntry& cache = cache_entry(options.cache);
+  return {options.bidirectional, options.autoregressive(), !cache.single_rows, cache.name};
+}
+
+PolicyModel policy_model(const LoadedModel& model) {
+  return {model.config.num_layers, model.config.num_heads, model.config.num_kv_heads, model.digest};
 }
 
 void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags, bool draws) {
-  const Strategy strategy = parse_strategy(flags.strategy);
-  refuse_idle(app, "--rank-by", heeds_rank_by(strategy),
-              "--strategy low_confidence_static, low_confidence_dynamic, threshold, factor or "
-              "prefix_ordered");
-  refuse_idle(app, "--threshold", heeds_threshold(strategy),
-              "--strategy low_confidence_dynamic, threshold, prefix_ordered, klass or wino");
-  refuse_idle(app, "--density-sigma", heeds_density(strategy),
-              "a strategy that ranks: low_confidence_static, low_confidence_dynamic, threshold, "
-              "factor, prefix_ordered or pc_sampler");
-  const Quota quota = parse_quota(flags.quota);
-  refuse_idle(
-      app, "--quota", heeds_quota(strategy, quota),
-      quota == Quota::kCarry
-          ? "--strategy threshold"
-          : "a strategy with a schedule: not entropy_bounded, factor or wino; threshold has "
-            "--quota carry");
-  for (const char* option : {"--kl-threshold", "--kl-history", "--klass-choose"}) {
-    refuse_idle(app, option, strategy == Strategy::kKlass, "--strategy klass");
-  }
-  for (const char* option : {"--pc-lambda", "--pc-alpha", "--frequencies"}) {
-    refuse_idle(app, option, strategy == Strategy::kPcSampler, "--strategy pc_sampler");
-  }
-  refuse_idle(app, "--threshold-back", strategy == Strategy::kWino, "--strategy wino");
-  refuse_idle(app, "--eb-threshold", strategy == Strategy::kEntropyBounded,
-              "--strategy entropy_bounded");
-  refuse_idle(app, "--factor", strategy == Strategy::kFactor, "--strategy factor");
-  const bool dllm = flags.cache == "dllm-cache";
-  for (const char* option : {"--prompt-interval", "--answer-interval", "--transfer-ratio"}) {
-    refuse_idle(app, option, dllm, "--cache dllm-cache");
-  }
-  const bool d2 = flags.cache == "d2cache";
-  for (const char* option :
-       {"--current-k", "--certainty-sigma", "--rollout-p", "--inflate-window", "--as-released"}) {
-    refuse_idle(app, option, d2, "--cache d2cache");
-  }
+  (void)read_strategy(flags.strategy);
+  if (!flags.cache.empty()) (void)read_cache(flags.cache);
   const bool sampled = flags.sampling.temperature > 0.0;
   refuse_idle(app, "--top-k", sampled, "--temperature above 0");
   refuse_idle(app, "--top-p", sampled, "--temperature above 0");
@@ -290,8 +232,7 @@ void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags, bool 
 
 void check_decoding_fits(const CLI::App& app, const DecodeOptions& options) {
   constexpr const char* kBlocks = "a block-diffusion model, and this one decodes token by token";
-  for (const char* option :
-       {"--strategy", "--denoising-steps", "--rank-by", "--quota", "--density-sigma", "--cache"}) {
+  for (const char* option : {"--strategy", "--denoising-steps", "--cache"}) {
     refuse_idle(app, option, !options.autoregressive(), kBlocks);
   }
   refuse_idle(app, "--sub-block-length", options.sub_blocks(),
@@ -304,38 +245,25 @@ DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& mode
   const bool blocks = !config.attention_causal || config.mask_token_id.has_value();
   options.mask_token_id = blocks ? require_mask_token_id(config) : -1;
   UnmaskingOptions& unmasking = options.unmasking;
+  unmasking = read_strategy(flags.strategy);
   unmasking.block_length = blocks ? require_block_length(config) : 1;
-  unmasking.strategy = parse_strategy(flags.strategy);
-  unmasking.rank_by = parse_rank_by(flags.rank_by);
   unmasking.denoising_steps =
       flags.denoising_steps == 0 ? unmasking.block_length : flags.denoising_steps;
-  unmasking.quota = parse_quota(flags.quota);
-  unmasking.threshold = flags.threshold.value_or(default_threshold(unmasking.strategy));
-  unmasking.eb_threshold = flags.eb_threshold;
-  unmasking.factor = flags.factor;
-  unmasking.density_sigma = flags.density_sigma;
-  unmasking.kl_threshold = flags.kl_threshold;
-  unmasking.kl_history = flags.kl_history;
-  unmasking.klass_choose = parse_klass_choose(flags.klass_choose);
-  unmasking.threshold_back = flags.threshold_back;
-  unmasking.pc_lambda = flags.pc_lambda;
-  unmasking.pc_alpha = flags.pc_alpha;
-  if (blocks && !flags.frequencies.empty()) {
-    unmasking.frequencies =
-        read_frequencies(flags.frequencies, vocabulary_id(model.source.folder, config.vocab_size));
+  if (blocks && !unmasking.frequencies_file.empty()) {
+    unmasking.frequencies = read_frequencies(unmasking.frequencies_file,
+                                             vocabulary_id(model.source.folder, config.vocab_size));
   }
   options.bidirectional = config.attention_bidirectional;
-  options.cache = flags.cache_options;
   if (blocks && !options.bidirectional && config.logit_shift == 1) {
     options.sub_block_length = flags.sub_block_length > 0
                                    ? flags.sub_block_length
                                    : std::gcd(kSubBlockLength, unmasking.block_length);
   }
   const bool fuses = blocks && unmasking.block_length > 1 && !options.sub_blocks();
-  options.cache.kind = !flags.cache.empty()               ? parse_cache(flags.cache)
-                       : options.bidirectional            ? CacheKind::kNone
-                       : fuses && !flags.separate_commits ? CacheKind::kBlockd
-                                                          : CacheKind::kCommit;
+  options.cache = read_cache(!flags.cache.empty()               ? flags.cache
+                             : options.bidirectional            ? "none"
+                             : fuses && !flags.separate_commits ? "blockd"
+                                                                : "commit");
   options.sampling = flags.sampling;
   if (flags.no_stop && !flags.stop_ids.empty()) {
     throw UsageError("--no-stop and --stop-id contradict each other: give one of them");

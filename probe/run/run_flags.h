@@ -12,6 +12,7 @@
 #include "probe/draft/draft_decoder.h"
 #include "probe/draft/draft_model.h"
 #include "probe/model/block_diffusion_model.h"
+#include "probe/policies/policy_table.h"
 #include "probe/run/environment.h"
 
 namespace blockscope {
@@ -65,41 +66,36 @@ LoadedDraft load_draft(const std::string& name, const ModelFlags& flags, const L
 void check_round_length(const std::string& option, int64_t length, const ModelConfig& draft);
 
 struct DecodingFlags {
-  std::string strategy = "low_confidence_static";
-  std::string rank_by = "confidence";
-  std::string quota = "even";
-  int64_t denoising_steps = 0;      // 0: the block length
-  std::optional<double> threshold;  // unset: the strategy's
-  double eb_threshold = 0.35;
-  double factor = 1.0;
-  double density_sigma = 0.0;  // 0: off
+  std::string strategy = "low_confidence_static";  // a choice as text
+  int64_t denoising_steps = 0;                     // 0: the block length
   bool no_graphs = false;
-  bool separate_commits = false;  // without --cache: commit, because the command times single steps
-  double kl_threshold = 0.01;
-  int64_t kl_history = 2;
-  std::string klass_choose = "all";
-  double threshold_back = 0.9;
-  double pc_lambda = 0.25;
-  double pc_alpha = 10.0;
-  std::string frequencies;  // file; pc_sampler
+  bool separate_commits = false;  // without a cache: commit, because the command times single steps
   int64_t sub_block_length = 0;
   SamplingOptions sampling;
   std::vector<int64_t> stop_ids;  // empty: the checkpoint's
   bool no_stop = false;
-  std::string cache;  // empty: what the model's attention allows without approximation
-  CacheOptions cache_options;
+  std::string cache;  // a choice as text; empty: what the model allows without approximation
   int64_t gen_length = 128;
   int64_t batch_size = 1;
+
+  /// The files that the choices name.
+  std::vector<std::string> files() const;
 };
 void add_decoding_flags(CLI::App& app, DecodingFlags& flags);
-/// Throws UsageError for an option that the strategy or greedy decoding would ignore or misses.
-/// `draws`: the command draws from the seed itself.
+/// Throws UsageError for a strategy or cache that is none, and for an option that greedy decoding
+/// would ignore. `draws`: the command draws from the seed itself.
 void check_decoding_flags(const CLI::App& app, const DecodingFlags& flags, bool draws = false);
 /// Throws UsageError for an option that only block-by-block decoding heeds, and this run has none.
 void check_decoding_fits(const CLI::App& app, const DecodeOptions& options);
 
+/// --policy: a choice as text.
+void add_policy_option(CLI::App& app, std::string& text);
+/// What a policy must fit, and what it is made for.
+PolicySite policy_site(const DecodeOptions& options);
+PolicyModel policy_model(const LoadedModel& model);
+
 /// Block by block when the model has a mask id and a block length, else autoregressive. Reads the
-/// file of --frequencies where the strategy needs it. Throws UsageError / CheckpointError.
+/// token frequencies where the strategy names their file. Throws UsageError / CheckpointError.
 DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& model);
 
 /// Of rounds of a draft and its target, whose stop tokens count.

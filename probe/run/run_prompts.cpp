@@ -97,6 +97,7 @@ void add_prompt_flags(CLI::App& app, PromptFlags& flags) {
       ->capture_default_str();
   app.add_flag("--chat", flags.chat, "Put --prompt texts into the checkpoint's chat template");
   app.add_flag("--no-thinking", flags.no_thinking, "Chat templates with a thinking switch: off");
+  less_usual(app, "Prompts", {"--input-ids", "--metric", "--no-thinking"});
 }
 
 void check_prompt_flags(const CLI::App& app, const PromptFlags& flags) {

@@ -13,6 +13,7 @@
 #include "command_line/interrupt.h"
 #include "decode_record/base/error.h"
 #include "probe/policies/exact_policy.h"
+#include "probe/strategies/strategy_table.h"
 #include "probe/study/study.h"
 
 namespace blockscope {
@@ -92,11 +93,18 @@ class PassCounter : public DecodeObserver {
   int64_t whole_;
 };
 
+/// As asked for, or all that the model allows; `block` is compared with `commit` when it is asked
+/// for.
 std::vector<std::string> caches_of(const StudyInput& input) {
   if (!input.options.caches.empty()) return input.options.caches;
-  if (input.decode.sub_blocks()) return {"commit"};
-  if (!input.decode.bidirectional) return {"commit", "blockd"};
-  return {"none", "prefix", "dual", "dllm-cache", "d2cache"};
+  std::vector<std::string> names;
+  for (const CacheEntry& entry : cache_table()) {
+    const bool bidirectional = entry.model == CacheModel::bidirectional;
+    const bool fuses = entry.fuses_commits && input.decode.sub_blocks();
+    if (bidirectional != input.decode.bidirectional || fuses || entry.keeps_sub_blocks) continue;
+    names.push_back(entry.name);
+  }
+  return names;
 }
 
 class CachesStudy : public PromptStudy {
@@ -105,11 +113,12 @@ class CachesStudy : public PromptStudy {
     for (const std::string& strategy : input.options.strategies) {
       for (const std::string& cache : caches_of(input)) {
         CacheMethod method{cache, strategy, input.decode};
-        method.decode.cache.kind = parse_cache(cache);
+        method.decode.cache = read_cache(cache);
+        const UnmaskingOptions& of_run = input.decode.unmasking;
         UnmaskingOptions& unmasking = method.decode.unmasking;
-        unmasking.strategy = parse_strategy(strategy);
-        unmasking.threshold =
-            input.options.threshold.value_or(default_threshold(unmasking.strategy));
+        unmasking = read_strategy(strategy);
+        unmasking.block_length = of_run.block_length;
+        unmasking.denoising_steps = of_run.denoising_steps;
         try {
           check_decode_options(method.decode, input.model.config);
         } catch (const UsageError&) {

@@ -151,7 +151,7 @@ EstimatorMeter::EstimatorMeter(const EstimatorOptions& options, const LoadedMode
     : options_(options),
       shape_{model.config.num_layers, model.config.num_heads, model.config.num_kv_heads} {
   const auto policy = [](std::string name) {
-    PolicyFlags flags;
+    PolicyOptions flags;
     flags.policy = std::move(name);
     return flags;
   };
@@ -162,15 +162,15 @@ EstimatorMeter::EstimatorMeter(const EstimatorOptions& options, const LoadedMode
     add_method("sparsed", policy("sparsed"), model);
   }
   for (const int64_t page : options.pages) {
-    PolicyFlags quest = policy("quest");
+    PolicyOptions quest = policy("quest");
     quest.page = page;
     add_method(fmt::format("quest p={}", page), quest, model);
     methods_.push_back({fmt::format("quest per token p={}", page), page, {}});
   }
   if (options.all_methods) {
     add_method("recent", policy("recent"), model);
-    PolicyFlags random = policy("random");
-    random.policy_seed = options.policy_seed;
+    PolicyOptions random = policy("random");
+    random.seed = options.policy_seed;
     add_method("random", random, model);
   }
   const MethodEstimate empty{
@@ -184,12 +184,12 @@ EstimatorMeter::EstimatorMeter(const EstimatorOptions& options, const LoadedMode
   }
 }
 
-void EstimatorMeter::add_method(std::string label, PolicyFlags policy, const LoadedModel& model) {
+void EstimatorMeter::add_method(std::string label, PolicyOptions policy, const LoadedModel& model) {
   Method method{std::move(label), 0, {}};
   policy.exact_layers = options_.exact_layers;
   for (const int64_t k : options_.set_sizes) {
     policy.k = k;
-    method.by_size.push_back(choose_policy(policy, model).policy);
+    method.by_size.push_back(choose_policy(policy, policy_model(model)).policy);
   }
   methods_.push_back(std::move(method));
 }

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "probe/decode/decode_observer.h"
-#include "probe/run/policy_flags.h"
+#include "probe/policies/policy_table.h"
 #include "probe/run/run_flags.h"
 #include "probe/verify/external_reads.h"
 
@@ -83,7 +83,7 @@ class EstimatorMeter : public DecodeObserver {
     std::vector<std::unique_ptr<AttentionPolicy>> by_size;  // else [k]
   };
   struct Exact;
-  void add_method(std::string label, PolicyFlags policy, const LoadedModel& model);
+  void add_method(std::string label, PolicyOptions policy, const LoadedModel& model);
   void measure_policy(const AttentionView& view, const Exact& exact, size_t method, size_t size);
   void measure_tokens(const AttentionView& view, const Exact& exact, size_t method);
   void add(size_t method, size_t size, const AttentionView& view, int64_t head,

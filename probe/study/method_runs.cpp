@@ -119,7 +119,7 @@ std::vector<MethodRun> run_methods(const LoadedModel& model, const Tokenizer* to
   std::vector<int64_t> first;  // tokens of the first method
   for (const StudyMethod& method : methods) {
     MethodRun run;
-    const ChosenPolicy policy = choose_policy(method.policy, model);
+    const ChosenPolicy policy = choose_policy(method.policy, policy_model(model));
     RunWatch watch({config.num_layers, config.num_heads, config.num_kv_heads}, *policy.policy,
                    counts_reads, run);
     DecodeCallbacks callbacks;

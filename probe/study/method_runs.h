@@ -8,14 +8,15 @@
 #include <vector>
 
 #include "probe/decode/decoder.h"
-#include "probe/run/policy_flags.h"
+#include "probe/policies/policy_table.h"
+#include "probe/run/run_flags.h"
 #include "probe/study/study_prompts.h"
 
 namespace blockscope {
 
 struct StudyMethod {
   std::string name;  // "mage", "sparsed+flashblock"
-  PolicyFlags policy;
+  PolicyOptions policy;
   int64_t k = 0;  // the column it belongs to: keys, density in percent, tau; 0: has none
 };
 

@@ -21,11 +21,11 @@ class NeedleStudy : public PromptStudy {
     for (const int64_t k : options.set_sizes) {
       for (const char* name :
            {"mage", "mage+flashblock", "sparsed", "quest", "oracle", "recent", "random"}) {
-        PolicyFlags policy;
+        PolicyOptions policy;
         policy.policy = name;
         policy.k = k;
         policy.exact_layers = options.exact_layers;
-        policy.policy_seed = options.policy_seed;
+        policy.seed = options.policy_seed;
         if (policy.policy == "quest") {
           for (const int64_t page : options.pages) {
             policy.page = page;

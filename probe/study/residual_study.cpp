@@ -56,7 +56,7 @@ class ResidualStudy : public PromptStudy {
     methods_.push_back({"exact", {}, 0});
     for (const double density : input.options.densities) {
       for (const char* name : {"sparsed", "sparsed+flashblock"}) {
-        PolicyFlags policy;
+        PolicyOptions policy;
         policy.policy = name;
         policy.per_block = true;
         policy.density = density;

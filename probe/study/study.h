@@ -33,7 +33,6 @@ struct StudyOptions {
   uint64_t policy_seed = 0;             // --policy-seed
   std::vector<std::string> caches;      // --caches
   std::vector<std::string> strategies;  // --strategies
-  std::optional<double> threshold;      // --threshold; unset: each strategy's
   std::string backbone;                 // --backbone
   std::string folder;                   // -o
 };

@@ -23,7 +23,7 @@ class TauStudy : public PromptStudy {
     }
     methods_.push_back({"exact", {}, 0});
     for (const int64_t tau : input.options.taus) {
-      PolicyFlags policy;
+      PolicyOptions policy;
       policy.policy = "flashblock";
       policy.tau = tau;
       methods_.push_back({fmt::format("tau={}", tau), policy, tau});

@@ -41,31 +41,31 @@ class TimeStudy : public Study {
     const int64_t k = options.set_sizes.front();
     methods_.push_back({"exact", {}, 0});
     const auto add = [&](std::string label, const char* name, auto change) {
-      PolicyFlags policy;
+      PolicyOptions policy;
       policy.policy = name;
       change(policy);
       methods_.push_back({std::move(label), policy, 0});
     };
-    const auto sparse = [&](PolicyFlags& policy) {
+    const auto sparse = [&](PolicyOptions& policy) {
       policy.k = k;
       policy.exact_layers = options.exact_layers;
     };
     add("mage", "mage", sparse);
-    add("mage, one thread", "mage", [&](PolicyFlags& policy) {
+    add("mage, one thread", "mage", [&](PolicyOptions& policy) {
       sparse(policy);
       policy.no_overlap = true;
     });
     add("mage+flashblock", "mage+flashblock", sparse);
     add("sparsed", "sparsed", sparse);
     for (const int64_t page : options.pages) {
-      add(fmt::format("quest p={}", page), "quest", [&](PolicyFlags& policy) {
+      add(fmt::format("quest p={}", page), "quest", [&](PolicyOptions& policy) {
         sparse(policy);
         policy.page = page;
       });
     }
     for (const int64_t tau : options.taus) {
       add(fmt::format("flashblock tau={}", tau), "flashblock",
-          [&](PolicyFlags& policy) { policy.tau = tau; });
+          [&](PolicyOptions& policy) { policy.tau = tau; });
     }
     for (const int64_t context : options.prompts.contexts) {
       const int64_t whole = context / block_length() * block_length();
@@ -214,7 +214,7 @@ std::vector<TimeStudy::Summary> TimeStudy::summaries(const nlohmann::json& turns
     summary.attention_bytes = read * 2.0 * head_dim * element;
     summary.choosing_bytes = scored * head_dim * element;
     // QK^T and PV of all queries; choosing: QK^T again, or Quest's one mean query on page bounds.
-    const double per_scored = methods_[m].policy.policy == "quest" ? 2.0 : 2.0 * queries;
+    const double per_scored = policy_entry(methods_[m].policy).scoring_flops(queries);
     summary.flops = head_dim * (4.0 * queries * read + per_scored * scored);
     result.push_back(summary);
   }

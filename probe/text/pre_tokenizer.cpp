@@ -81,18 +81,19 @@ class PreTokenizer::Merger {
     }
   }
   void end() {
-    if (held_) emit(*held_);
-    held_.reset();
+    if (holds_) emit(held_);
+    holds_ = false;
   }
 
  private:
   /// The piece belongs to the word before it, or begins a new one.
   void join(const Span& piece, bool is_match, bool belongs) {
-    if (held_ && belongs) {
-      held_->end = piece.end;
+    if (holds_ && belongs) {
+      held_.end = piece.end;
     } else {
       end();
       held_ = piece;
+      holds_ = true;
     }
     held_match_ = is_match;
   }
@@ -103,8 +104,9 @@ class PreTokenizer::Merger {
   std::string_view text_;
   Behavior behavior_;
   const WordSink& sink_;
-  std::optional<Span> held_;  // a word that may go on
-  bool held_match_ = false;   // its last piece is a match
+  Span held_{};              // a word that may go on
+  bool holds_ = false;       // whether there is one
+  bool held_match_ = false;  // its last piece is a match
 };
 
 void PreTokenizer::split(std::string_view word, const Regex& pattern, Behavior behavior,

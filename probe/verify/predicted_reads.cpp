@@ -14,44 +14,35 @@ struct SetReads {
   int64_t choice = 0;  // rows read besides
 };
 
-/// The step reads everything / gives the sets of later steps.
-bool captures(const PassRow& row, const PolicyFlags& policy) {
-  if (policy.policy.starts_with("mage") || policy.per_block) return row.step == 1;
-  return policy.policy.starts_with("sparsed") &&
-         row.run_step == sparsed_capture_step(row.planned_steps);
-}
-
-bool dense(const PassRow& row, const PolicyFlags& policy) {
-  const bool of_run = policy.policy.starts_with("sparsed") && !policy.per_block;
-  return of_run ? row.run_step <= sparsed_capture_step(row.planned_steps) : captures(row, policy);
-}
-
-std::optional<SetReads> set_reads(const std::vector<PassRow>& rows, const PolicyFlags& policy) {
+std::optional<SetReads> set_reads(const std::vector<PassRow>& rows, const PolicyOptions& policy) {
+  const PolicyEntry& entry = policy_entry(policy);
   const SelectionOptions options = selection_options(policy, 0);
-  const bool kept_for_the_run = policy.policy.starts_with("sparsed") && !policy.per_block;
+  const SetsFrom from = entry.sets_from(policy);
   SetReads reads;
   int64_t captured = 0;  // keys of the set that is kept for the run
   for (const PassRow& row : rows) {
     if (row.commit) continue;
     const int64_t length = row.context_length;
     const int64_t size = options.set_size(length);
+    const int64_t capture =
+        from == SetsFrom::once_a_run ? sparsed_capture_step(row.planned_steps) : 1;
+    const int64_t step = from == SetsFrom::once_a_run ? row.run_step : row.step;
+    const bool captures = from != SetsFrom::every_step && step == capture;
+    const bool dense = from != SetsFrom::every_step && step <= capture;
     reads.all += length;
-    if (captures(row, policy)) {
+    if (captures) {
       captured = size;
       reads.choice += length + (options.residual ? 2 * (length - size) : 0);
     }
-    if (dense(row, policy)) {
+    if (dense) {
       reads.read += length;
-    } else if (policy.policy == "quest") {
-      const int64_t pages = (length + policy.page - 1) / policy.page;
-      const int64_t taken = (size + policy.page - 1) / policy.page;
-      if (taken < pages && length % policy.page != 0) return std::nullopt;
-      reads.read += std::min(taken * policy.page, length);
-      reads.choice += 2 * pages;
-    } else {
-      reads.read += kept_for_the_run ? captured : size;
-      reads.choice += policy.policy == "oracle" ? length : 0;
+      continue;
     }
+    const auto step_reads =
+        entry.reads(policy, length, from == SetsFrom::once_a_run ? captured : size);
+    if (!step_reads) return std::nullopt;
+    reads.read += step_reads->read;
+    reads.choice += step_reads->scored;
   }
   return reads;
 }
@@ -93,7 +84,7 @@ ExternalReads predicted_reads(const std::vector<PassRow>& rows, int64_t tau, con
 }
 
 std::optional<ExternalReads> predicted_set_reads(const std::vector<PassRow>& rows,
-                                                 const PolicyFlags& policy,
+                                                 const PolicyOptions& policy,
                                                  const ReadShape& shape) {
   const std::optional<SetReads> of_layer = set_reads(rows, policy);
   if (!of_layer) return std::nullopt;

@@ -6,7 +6,8 @@
 #include <optional>
 #include <vector>
 
-#include "probe/run/policy_flags.h"
+#include "probe/policies/policy_table.h"
+#include "probe/run/run_flags.h"
 #include "probe/verify/external_reads.h"
 
 namespace blockscope {
@@ -36,6 +37,7 @@ ExternalReads predicted_reads(const std::vector<PassRow>& rows, int64_t tau, con
 /// step; and what choosing reads. nullopt: pages that may or may not hold the short last one (quest
 /// where a page does not divide the prefix).
 std::optional<ExternalReads> predicted_set_reads(const std::vector<PassRow>& rows,
-                                                 const PolicyFlags& policy, const ReadShape& shape);
+                                                 const PolicyOptions& policy,
+                                                 const ReadShape& shape);
 
 }  // namespace blockscope

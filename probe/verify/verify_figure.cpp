@@ -46,7 +46,7 @@ std::vector<Curve> curves_of(const VerifyResult& result) {
 std::string point_text(const PolicySetting& setting) {
   if (!setting.reuse.has_value()) return "";
   if (setting.reuse->gamma.has_value()) return fmt::format("{:g}", *setting.reuse->gamma);
-  return setting.flags.reuse_file.empty() ? "all heads" : "file";
+  return setting.policy.reuse_file.empty() ? "all heads" : "file";
 }
 
 /// The gammas stand beside the curve of the policy's own tau only: with all they would overlap.

@@ -6,7 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "probe/run/policy_flags.h"
+#include "probe/policies/policy_table.h"
+#include "probe/run/run_flags.h"
 #include "probe/verify/agreement.h"
 #include "probe/verify/fidelity.h"
 #include "probe/verify/predicted_reads.h"
@@ -26,12 +27,12 @@ struct ReuseSetting {
 
 /// A policy as it is measured.
 struct PolicySetting {
-  PolicyFlags flags;
+  PolicyOptions policy;
   std::string label;                  // what it is called: policy_text, with gamma in a sweep
   std::string settings;               // a JSON object, as a trace records it
   std::optional<ReuseSetting> reuse;  // flashblock; of a sweep no file holds the mask
 
-  bool exact() const { return flags.policy == "exact"; }
+  bool exact() const { return policy.policy == "exact"; }
 };
 
 /// Time of the passes, without what measuring costs.

@@ -33,7 +33,7 @@ struct Arm {
 /// The same policy, whatever file its mask came from.
 bool same_policy(const PolicySetting& a, const PolicySetting& b) {
   if (a.reuse.has_value() != b.reuse.has_value()) return false;
-  if (!a.reuse.has_value()) return a.flags == b.flags;
+  if (!a.reuse.has_value()) return a.policy == b.policy;
   return a.reuse->tau == b.reuse->tau && a.reuse->reuse == b.reuse->reuse;
 }
 
@@ -89,7 +89,7 @@ class VerifyLoop {
     const std::optional<ExternalReads> reads =
         setting.reuse.has_value()
             ? predicted_reads(rows, setting.reuse->tau, setting.reuse->reuse, shape_)
-            : predicted_set_reads(rows, setting.flags, shape_);
+            : predicted_set_reads(rows, setting.policy, shape_);
     if (reads) {
       *arm.predicted += *reads;
     } else {

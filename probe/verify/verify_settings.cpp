@@ -84,34 +84,34 @@ ReuseModel reuse_model(const LoadedModel& model) {
 }
 
 /// flashblock's options as the setting has them: a tau that came from the file, the sweep's own.
-PolicySetting flashblock_setting(PolicyFlags flags, ReuseSetting reuse, bool of_sweep,
+PolicySetting flashblock_setting(PolicyOptions policy, ReuseSetting reuse, bool of_sweep,
                                  const nlohmann::json& own) {
   PolicySetting setting;
   nlohmann::json json = own;
-  flags.tau = json["tau"] = reuse.tau;
-  setting.label = policy_text(flags);
+  policy.tau = json["tau"] = reuse.tau;
+  setting.label = policy_text(policy);
   if (of_sweep) {
-    flags.reuse_file.clear();  // another mask than the file's
-    setting.label = fmt::format("{} (gamma {:g})", policy_text(flags), *reuse.gamma);
+    policy.reuse_file.clear();  // another mask than the file's
+    setting.label = fmt::format("{} (gamma {:g})", policy_text(policy), *reuse.gamma);
     json["gamma"] = *reuse.gamma;
   }
   setting.settings = json.dump();
-  setting.flags = std::move(flags);
+  setting.policy = std::move(policy);
   setting.reuse = std::move(reuse);
   return setting;
 }
 
 }  // namespace
 
-PolicySetting policy_setting(const PolicyFlags& flags, const LoadedModel& model) {
+PolicySetting policy_setting(const PolicyOptions& policy, const LoadedModel& model) {
   SettingFlags alone;
-  alone.policy = flags;
+  alone.policy = policy;
   return policy_settings(alone, model).front();
 }
 
 std::vector<PolicySetting> policy_settings(const SettingFlags& flags, const LoadedModel& model) {
-  const std::string json = choose_policy(flags.policy, model).settings;
-  if (flags.policy.policy != "flashblock") {
+  const std::string json = choose_policy(flags.policy, policy_model(model)).settings;
+  if (!policy_entry(flags.policy).heeds("reuse")) {
     return {{flags.policy, policy_text(flags.policy), json, std::nullopt}};
   }
   const ModelConfig& config = model.config;
@@ -131,7 +131,7 @@ std::vector<PolicySetting> policy_settings(const SettingFlags& flags, const Load
 
 std::unique_ptr<AttentionPolicy> make_policy(const PolicySetting& setting,
                                              const LoadedModel& model) {
-  if (!setting.reuse.has_value()) return choose_policy(setting.flags, model).policy;
+  if (!setting.reuse.has_value()) return choose_policy(setting.policy, policy_model(model)).policy;
   return make_flashblock_policy(
       {model.config.num_layers, model.config.num_heads, setting.reuse->tau, setting.reuse->reuse});
 }
@@ -140,13 +140,12 @@ void check_setting_flags(const SettingFlags& flags) {
   const auto check_tau = [](const char* flag, int64_t tau) {
     if (tau < 1) throw UsageError(fmt::format("{}: expected at least 1, got {}", flag, tau));
   };
-  if (flags.policy.tau.has_value()) check_tau("--tau", *flags.policy.tau);
   if (!flags.sweep) return;
-  if (flags.policy.policy != "flashblock" || flags.policy.reuse_file.empty()) {
+  if (flags.policy.reuse_file.empty()) {
     throw UsageError(fmt::format(
-        "--sweep: expected --policy flashblock and a calibration file, whose similarities the "
-        "masks are made from, got --policy {}{}. HINT: --reuse reuse.json",
-        flags.policy.policy, flags.policy.reuse_file.empty() ? " without --reuse" : ""));
+        "--sweep: expected flashblock with a calibration file, whose similarities the masks are "
+        "made from, got {}. HINT: --policy flashblock,reuse=reuse.json",
+        policy_text(flags.policy)));
   }
   if (flags.taus.empty()) {
     throw UsageError("--sweep: expected at least one value in --taus, got none");

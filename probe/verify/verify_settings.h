@@ -8,13 +8,14 @@
 #include <vector>
 
 #include "decode_record/interchange/reuse_file.h"
-#include "probe/run/policy_flags.h"
+#include "probe/policies/policy_table.h"
+#include "probe/run/run_flags.h"
 #include "probe/verify/verify_result.h"
 
 namespace blockscope {
 
 struct SettingFlags {
-  PolicyFlags policy;
+  PolicyOptions policy;
   bool sweep = false;
   std::vector<int64_t> taus{1, 2, 3, 4};
   std::vector<double> gammas;  // empty: of the file's curve, evenly in predicted saving
@@ -25,7 +26,7 @@ struct SettingFlags {
 void check_setting_flags(const SettingFlags& flags);
 
 /// One policy; throws what choose_policy throws.
-PolicySetting policy_setting(const PolicyFlags& flags, const LoadedModel& model);
+PolicySetting policy_setting(const PolicyOptions& policy, const LoadedModel& model);
 
 /// What to measure beside the reference: the policy first, then the sweep's settings.
 std::vector<PolicySetting> policy_settings(const SettingFlags& flags, const LoadedModel& model);

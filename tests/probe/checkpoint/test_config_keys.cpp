@@ -23,7 +23,7 @@ json joined(json first, const json& second) {
   return first;
 }
 
-const json kQwen = json::parse_keys(R"({"attention_dropout": 0.0, "bos_token_id": 151643,
+const json kQwen = json::parse(R"({"attention_dropout": 0.0, "bos_token_id": 151643,
     "eos_token_id": 151645, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
     "intermediate_size": 6144, "max_position_embeddings": 32768, "max_window_layers": 28,
     "num_attention_heads": 16, "num_hidden_layers": 4, "num_key_value_heads": 8,
@@ -32,18 +32,17 @@ const json kQwen = json::parse_keys(R"({"attention_dropout": 0.0, "bos_token_id"
     "use_cache": true, "use_sliding_window": false, "vocab_size": 152064})");
 const json kQwen3 =
     joined(kQwen, {{"attention_bias", false}, {"head_dim", 128}, {"rope_scaling", nullptr}});
-const json kExperts = json::parse_keys(R"({"decoder_sparse_step": 1, "mlp_only_layers": [],
+const json kExperts = json::parse(R"({"decoder_sparse_step": 1, "mlp_only_layers": [],
     "moe_intermediate_size": 768, "norm_topk_prob": true, "num_experts": 128,
     "num_experts_per_tok": 8, "output_router_logits": false, "router_aux_loss_coef": 0.001})");
-const json kSdar = joined(kQwen3, json::parse_keys(R"({"auto_map": {"AutoConfig": "c.C"},
+const json kSdar = joined(kQwen3, json::parse(R"({"auto_map": {"AutoConfig": "c.C"},
     "attn_implementation": "flex_attention", "debug": false, "block_size": 4,
     "mask_token_id": 151669, "ep_size": 1, "fuse_cross_entropy": true, "micro_forward": false,
     "skip_checkpoint": false, "use_deepep": false, "tie_word_embeddings": false})"));
 const json kFullAttention = {"full_attention", "full_attention", "full_attention",
                              "full_attention"};
 // transformers 5
-const json kSaved =
-    json::parse_keys(R"({"dtype": "bfloat16", "torch_dtype": null, "rope_theta": null,
+const json kSaved = json::parse(R"({"dtype": "bfloat16", "torch_dtype": null, "rope_theta": null,
     "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "pad_token_id": null})");
 
 /// name -> config.json
@@ -87,8 +86,7 @@ const std::map<std::string, json>& published_keys() {
                                          {"bd_size", 32},
                                          {"layer_types", kFullAttention},
                                          {"rope_scaling", nullptr}})},
-      {"LLaDA-8B-Instruct, LLaDA-1.5",
-       json::parse_keys(R"({"activation_type": "silu", "alibi": false,
+      {"LLaDA-8B-Instruct, LLaDA-1.5", json::parse(R"({"activation_type": "silu", "alibi": false,
           "alibi_bias_max": 8.0, "architectures": ["LLaDAModelLM"], "attention_dropout": 0.0,
           "attention_layer_norm": false, "attention_layer_norm_with_affine": true,
           "auto_map": {"AutoConfig": "configuration_llada.LLaDAConfig"},
@@ -104,7 +102,7 @@ const std::map<std::string, json>& published_keys() {
           "rms_norm_eps": 1e-05, "rope": true, "rope_full_precision": true,
           "rope_theta": 500000.0, "scale_logits": false, "transformers_version": "4.46.3",
           "use_cache": false, "vocab_size": 126464, "weight_tying": false})")},
-      {"LLaDA2.0-mini, LLaDA2.1-mini", json::parse_keys(R"({"architectures": ["LLaDA2MoeModelLM"],
+      {"LLaDA2.0-mini, LLaDA2.1-mini", json::parse(R"({"architectures": ["LLaDA2MoeModelLM"],
           "attention_dropout": 0.0, "auto_map": {"AutoConfig": "c.C"}, "dtype": "bfloat16",
           "embedding_dropout": 0.0, "eos_token_id": 156892, "first_k_dense_replace": 1,
           "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,

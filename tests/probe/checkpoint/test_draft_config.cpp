@@ -42,7 +42,7 @@ ModelConfig parse_draft(const json& config) {
 }
 
 TEST(DraftConfig, DefaultTargetLayersAreThoseThatPythonRoundsTo) {
-  const json table = json::parse_draft(test::read_text(test::kData / "draft_target_layers.json"));
+  const json table = json::parse(test::read_text(test::kData / "draft_target_layers.json"));
   size_t compared = 0;
   for (int target = 6; target <= 40; ++target) {
     for (int draft = 1; draft <= 8; ++draft, ++compared) {

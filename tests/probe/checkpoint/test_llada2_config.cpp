@@ -18,7 +18,7 @@ using testing::HasSubstr;
 
 /// dFactory, configs/model_configs/llada2_mini/config.json.
 json mini_json() {
-  return json::parse_llada2(R"({"architectures": ["LLaDA2MoeModelLM"], "attention_dropout": 0.0,
+  return json::parse(R"({"architectures": ["LLaDA2MoeModelLM"], "attention_dropout": 0.0,
     "num_hidden_layers": 20, "hidden_size": 2048, "intermediate_size": 5120,
     "first_k_dense_replace": 1, "hidden_act": "silu", "max_position_embeddings": 16384,
     "model_type": "llada2_moe", "moe_intermediate_size": 512, "norm_topk_prob": true,
@@ -64,7 +64,7 @@ TEST(Llada2Config, ReadsThePublishedKeys) {
   EXPECT_FALSE(config.attention_output_bias);
   EXPECT_EQ(require_mask_token_id(config), 156895);
   EXPECT_EQ(require_block_length(config), 32);
-  const json table = json::parse_llada2(resolved_json(config));
+  const json table = json::parse(resolved_json(config));
   EXPECT_EQ(table.at("mask_token_id").at("source"), "architecture table");
   EXPECT_EQ(table.at("expert_groups").at("source"), "config.json:n_group");
   EXPECT_EQ(table.at("expert_layers").at("source"), "first_k_dense_replace");

@@ -16,7 +16,7 @@ using namespace testing;  // NOLINT: the helpers of this folder
 /// Everything that has a history is ready.
 DecodeOptions klass_options() {
   DecodeOptions options = tiny_options();
-  options.unmasking.strategy = Strategy::kKlass;
+  options.unmasking.strategy = "klass";
   options.unmasking.kl_threshold = 1e6;
   options.unmasking.threshold = 0.0;
   return options;

@@ -13,6 +13,7 @@
 #include "probe/decode/decoder.h"
 #include "probe/decode/step_decision.h"
 #include "probe/policies/flashblock_policy.h"
+#include "probe/strategies/strategy_table.h"
 #include "tests/support/tiny_model.h"
 
 namespace blockscope {
@@ -21,7 +22,7 @@ namespace {
 using namespace testing;  // NOLINT: the helpers of this folder
 using ::testing::HasSubstr;
 
-DecodeOptions options_with(Strategy strategy) {
+DecodeOptions options_with(std::string strategy) {
   DecodeOptions options = tiny_options();
   options.unmasking.strategy = strategy;
   options.unmasking.threshold = 0.3;
@@ -43,15 +44,13 @@ BlockDiffusionModel indifferent_model() {
   return {model.config(), weights};
 }
 
-class EveryStrategy : public ::testing::TestWithParam<Strategy> {};
+class EveryStrategy : public ::testing::TestWithParam<std::string> {};
 
 INSTANTIATE_TEST_SUITE_P(Strategies, EveryStrategy,
-                         ::testing::Values(Strategy::kSequential, Strategy::kLowConfidenceStatic,
-                                           Strategy::kLowConfidenceDynamic,
-                                           Strategy::kEntropyBounded, Strategy::kThreshold,
-                                           Strategy::kFactor, Strategy::kPrefixOrdered,
-                                           Strategy::kKlass, Strategy::kPcSampler),
-                         [](const auto& strategy) { return strategy_name(strategy.param); });
+                         ::testing::Values("sequential", "low_confidence_static",
+                                           "low_confidence_dynamic", "entropy_bounded", "threshold",
+                                           "factor", "prefix_ordered", "klass", "pc_sampler"),
+                         [](const auto& strategy) { return strategy.param; });
 
 TEST_P(EveryStrategy, LeavesMasksOnlyWhereItSaysSoAndNeverTouchesATokenTwice) {
   const BlockDiffusionModel model = tiny_model(21);
@@ -80,7 +79,8 @@ TEST_P(EveryStrategy, LeavesMasksOnlyWhereItSaysSoAndNeverTouchesATokenTwice) {
 TEST_P(EveryStrategy, DecidesForEachSequenceOfABatchAsForItAlone) {
   const BlockDiffusionModel model = tiny_model(25);
   DecodeOptions options = options_with(GetParam());
-  options.unmasking.density_sigma = heeds_density(GetParam()) ? 3.0 : 0.0;
+  options.unmasking.density_sigma =
+      strategy_entry(options.unmasking).heeds("density_sigma") ? 3.0 : 0.0;
   std::vector<DecodeRequest> requests;
   for (int64_t i = 0; i < 4; ++i) requests.push_back(tiny_request(i, 3 + 4 * i, 21 - 5 * i));
   const auto together = decode_exact(model, options, requests);
@@ -189,7 +189,7 @@ std::vector<size_t> taken_by_step(const PassLog& log) {
 }
 
 TEST(DecoderQuota, LinearTakesDreamsCountsInEveryBlock) {
-  DecodeOptions options = options_with(Strategy::kLowConfidenceStatic);
+  DecodeOptions options = options_with("low_confidence_static");
   options.unmasking.quota = Quota::kLinear;
   PassLog log;
   const auto got = decode_exact(tiny_model(26), options, {tiny_request(0, 8, 8)}, &log)[0];
@@ -199,9 +199,9 @@ TEST(DecoderQuota, LinearTakesDreamsCountsInEveryBlock) {
 }
 
 TEST(DecoderCarry, GoesOnBehindTheLastStepUntilWhatWasCarriedIsChosen) {
-  for (const CacheKind cache : {CacheKind::kCommit, CacheKind::kBlockd}) {
-    DecodeOptions options = options_with(Strategy::kThreshold);
-    options.cache.kind = cache;
+  for (const std::string cache : {"commit", "blockd"}) {
+    DecodeOptions options = options_with("threshold");
+    options.cache.cache = cache;
     options.unmasking.quota = Quota::kCarry;
     options.unmasking.denoising_steps = 2;
     options.unmasking.threshold = 1.0;  // nothing is sure: one position a step, the rest is carried
@@ -224,7 +224,7 @@ TEST(DecoderCarry, GoesOnBehindTheLastStepUntilWhatWasCarriedIsChosen) {
 TEST(DecoderDensity, CountsWhatIsDecidedInTheWholeAnswer) {
   // All predictions are equally likely: the density alone ranks, and it is largest beside the
   // decided blocks and the prompt.
-  DecodeOptions options = options_with(Strategy::kLowConfidenceStatic);
+  DecodeOptions options = options_with("low_confidence_static");
   options.unmasking.density_sigma = 2.0;
   PassLog log;
   decode_exact(indifferent_model(), options, {tiny_request(0, 6, 10)}, &log);
@@ -243,7 +243,7 @@ TEST(DecoderMasks, AMaskAsPredictionStaysMaskedAndIsReported) {
   options.mask_token_id = 0;
   DecodeRequest request = tiny_request(0, 6, 9);
   for (int64_t& token : request.prompt) token = token % 30 + 1;
-  for (const Strategy strategy : {Strategy::kLowConfidenceStatic, Strategy::kThreshold}) {
+  for (const std::string strategy : {"low_confidence_static", "threshold"}) {
     options.unmasking.strategy = strategy;
     PassLog log;
     const DecodeOutcome got = decode_exact(model, options, {request}, &log)[0];

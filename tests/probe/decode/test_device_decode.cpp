@@ -38,9 +38,9 @@ TEST(DeviceDecode, SubBlocksWithBothCaches) {
   options.unmasking.block_length = 8;
   options.unmasking.denoising_steps = 8;
   options.sub_block_length = 4;
-  for (const CacheKind cache : {CacheKind::kCommit, CacheKind::kBlock}) {
-    SCOPED_TRACE(cache_name(cache));
-    options.cache.kind = cache;
+  for (const std::string cache : {"commit", "block"}) {
+    SCOPED_TRACE(cache);
+    options.cache.cache = cache;
     expect_equal_tokens(config, options);
   }
 }
@@ -50,10 +50,9 @@ TEST(DeviceDecode, MixturesOfExperts) {
 }
 
 TEST(DeviceDecode, EveryWayOfChoosingTokens) {
-  for (const Strategy strategy :
-       {Strategy::kSequential, Strategy::kLowConfidenceStatic, Strategy::kLowConfidenceDynamic,
-        Strategy::kEntropyBounded, Strategy::kThreshold, Strategy::kFactor,
-        Strategy::kPrefixOrdered, Strategy::kKlass, Strategy::kWino}) {
+  for (const std::string strategy :
+       {"sequential", "low_confidence_static", "low_confidence_dynamic", "entropy_bounded",
+        "threshold", "factor", "prefix_ordered", "klass", "wino"}) {
     for (const RankBy rank_by : {RankBy::kConfidence, RankBy::kMargin, RankBy::kNegativeEntropy}) {
       SCOPED_TRACE(std::to_string(static_cast<int>(strategy)) + ", ranked by " +
                    std::to_string(static_cast<int>(rank_by)));

@@ -88,7 +88,7 @@ TEST(DeviceGraphs, AreTheStepsBehindTheFirstTwoOfABlock) {
   DecodeOptions options = options_of_eight();
   EXPECT_EQ(graphs_of_equal_run(tiny_config(), make_exact_policy, options, request), 6 + 4 * 7);
   // A block's first step commits the block before, and is no step like the others.
-  options.cache.kind = CacheKind::kBlockd;
+  options.cache.cache = "blockd";
   EXPECT_EQ(graphs_of_equal_run(tiny_config(), make_exact_policy, options, request), 6 + 4 * 6);
 }
 
@@ -109,7 +109,7 @@ TEST(DeviceGraphs, RepeatWhatFlashblockReuses) {
 // Steps that decide two tokens refresh, those that decide one reuse.
 TEST(DeviceGraphs, EndWhereFlashblockRefreshes) {
   DecodeOptions options = options_of_eight();
-  options.unmasking.strategy = Strategy::kLowConfidenceDynamic;
+  options.unmasking.strategy = "low_confidence_dynamic";
   options.unmasking.threshold = 0.5;
   const auto graphs = [&](int64_t tau) {
     const auto make = [&] { return make_flashblock_policy(flashblock(tau, false)); };
@@ -147,9 +147,9 @@ TEST(DeviceGraphs, DecodeSubBlocksWithBothCaches) {
   config.logit_shift = 1;
   DecodeOptions options = options_of_eight();
   options.sub_block_length = 4;
-  for (const CacheKind cache : {CacheKind::kCommit, CacheKind::kBlock}) {
-    SCOPED_TRACE(cache_name(cache));
-    options.cache.kind = cache;
+  for (const std::string cache : {"commit", "block"}) {
+    SCOPED_TRACE(cache);
+    options.cache.cache = cache;
     EXPECT_GT(graphs_of_equal_run(config, make_exact_policy, options, two_requests()), 3);
   }
 }

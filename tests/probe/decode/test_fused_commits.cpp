@@ -103,8 +103,8 @@ void expect_same(const std::vector<DecodeOutcome>& commit,
   }
 }
 
-DecodeOptions with_cache(DecodeOptions options, CacheKind kind) {
-  options.cache.kind = kind;
+DecodeOptions with_cache(DecodeOptions options, std::string kind) {
+  options.cache.cache = kind;
   return options;
 }
 
@@ -114,14 +114,13 @@ std::vector<DecodeRequest> unequal_requests() {
           tiny_request(3, 13, 11), tiny_request(4, 16, 12)};
 }
 
-class FusedStrategy : public ::testing::TestWithParam<Strategy> {};
+class FusedStrategy : public ::testing::TestWithParam<std::string> {};
 
 INSTANTIATE_TEST_SUITE_P(Strategies, FusedStrategy,
-                         ::testing::Values(Strategy::kSequential, Strategy::kLowConfidenceStatic,
-                                           Strategy::kLowConfidenceDynamic,
-                                           Strategy::kEntropyBounded, Strategy::kFactor,
-                                           Strategy::kKlass),
-                         [](const auto& strategy) { return strategy_name(strategy.param); });
+                         ::testing::Values("sequential", "low_confidence_static",
+                                           "low_confidence_dynamic", "entropy_bounded", "factor",
+                                           "klass"),
+                         [](const auto& strategy) { return strategy.param; });
 
 TEST_P(FusedStrategy, HasTheStepsAndValuesOfCommitInABatchOfUnequalSequences) {
   const BlockDiffusionModel model = tiny_model(31);
@@ -136,7 +135,7 @@ TEST_P(FusedStrategy, HasTheStepsAndValuesOfCommitInABatchOfUnequalSequences) {
     Watch commit, blockd;
     const auto expected = decode_exact(model, options, unequal_requests(), &commit);
     const auto got =
-        decode_exact(model, with_cache(options, CacheKind::kBlockd), unequal_requests(), &blockd);
+        decode_exact(model, with_cache(options, "blockd"), unequal_requests(), &blockd);
     expect_same(expected, got);
     expect_same(commit, blockd);
     for (const DecodeRequest& request : unequal_requests()) {
@@ -160,7 +159,7 @@ TEST(FusedCommits, TakeAPassLessForEveryBlockAndLeaveTheLastOneUncommitted) {
     SCOPED_TRACE(request.sequence);
     Watch commit, blockd;
     decode_exact(model, tiny_options(), {request}, &commit);
-    decode_exact(model, with_cache(tiny_options(), CacheKind::kBlockd), {request}, &blockd);
+    decode_exact(model, with_cache(tiny_options(), "blockd"), {request}, &blockd);
     const auto length = static_cast<int64_t>(request.prompt.size());
     const int64_t first = length / kTinyBlock;
     const int64_t end = (length + request.gen_length + kTinyBlock - 1) / kTinyBlock;
@@ -208,7 +207,7 @@ TEST(FusedCommits, ShowEveryPolicyTheSamePrefixInTheSameOrder) {
     SCOPED_TRACE(policy->name());
     const auto expected =
         decode_all(model, *reference, tiny_options(), unequal_requests(), &commit);
-    const auto got = decode_all(model, *policy, with_cache(tiny_options(), CacheKind::kBlockd),
+    const auto got = decode_all(model, *policy, with_cache(tiny_options(), "blockd"),
                                 unequal_requests(), &blockd);
     expect_same(expected, got);
     expect_same(commit, blockd);
@@ -225,7 +224,7 @@ TEST(FusedCommits, EndWhereAStopIdEndsCommit) {
   options.stop_ids = {whole[0].generated[5]};  // the third position of its second block
   Watch commit, blockd;
   const auto expected = decode_exact(model, options, requests, &commit);
-  const auto got = decode_exact(model, with_cache(options, CacheKind::kBlockd), requests, &blockd);
+  const auto got = decode_exact(model, with_cache(options, "blockd"), requests, &blockd);
   ASSERT_EQ(expected[0].reason, FinishReason::stop);
   EXPECT_LT(expected[0].denoising_steps, whole[0].denoising_steps) << "choose another seed";
   expect_same(expected, got);
@@ -236,7 +235,7 @@ TEST(FusedCommits, CommitTheMasksThatTheStepsLeave) {
   const BlockDiffusionModel model = tiny_model(35);
   DecodeOptions options = tiny_options();
   options.unmasking.denoising_steps = 2;
-  options.unmasking.strategy = Strategy::kThreshold;
+  options.unmasking.strategy = "threshold";
   // An id that the model often predicts is the mask: such positions stay masks.
   DecodeRequest request = tiny_request(0, 6, 40);
   const auto plain = decode_exact(model, options, {request})[0].generated;
@@ -249,14 +248,13 @@ TEST(FusedCommits, CommitTheMasksThatTheStepsLeave) {
   std::replace(request.prompt.begin(), request.prompt.end(), options.mask_token_id, int64_t{0});
   const auto expected = decode_exact(model, options, {request});
   EXPECT_GT(expected[0].masks_left, 0) << "choose another seed";
-  expect_same(expected, decode_exact(model, with_cache(options, CacheKind::kBlockd), {request}));
+  expect_same(expected, decode_exact(model, with_cache(options, "blockd"), {request}));
 }
 
 TEST(FusedCommits, ReplayRunsOfEitherKind) {
   const BlockDiffusionModel model = tiny_model(36);
-  for (const CacheKind recorded : {CacheKind::kCommit, CacheKind::kBlockd}) {
-    const CacheKind replayed =
-        recorded == CacheKind::kCommit ? CacheKind::kBlockd : CacheKind::kCommit;
+  for (const std::string recorded : {"commit", "blockd"}) {
+    const std::string replayed = recorded == "commit" ? "blockd" : "commit";
     Watch first, second;
     std::vector<DecodeRequest> requests{tiny_request(0, 6, 13), tiny_request(1, 17, 5)};
     const auto run = decode_exact(model, with_cache(tiny_options(), recorded), requests, &first);
@@ -270,13 +268,13 @@ TEST(FusedCommits, ReplayRunsOfEitherKind) {
       EXPECT_EQ(again[i].denoising_steps, run[i].denoising_steps);
       EXPECT_EQ(again[i].reason, FinishReason::replayed);
     }
-    recorded == CacheKind::kCommit ? expect_same(first, second) : expect_same(second, first);
+    recorded == "commit" ? expect_same(first, second) : expect_same(second, first);
   }
 }
 
 TEST(FusedCommits, AreRefusedWhereBlocksAreNotCommittedByAPassOfTheirOwn) {
   const auto refusal = [](auto change) -> std::string {
-    DecodeOptions options = with_cache(tiny_options(), CacheKind::kBlockd);
+    DecodeOptions options = with_cache(tiny_options(), "blockd");
     change(options);
     try {
       check_decode_options(options, tiny_config());

@@ -12,12 +12,13 @@
 #include <vector>
 
 #include "probe/caches/certainty_density.h"
-#include "probe/decode/klass.h"
-#include "probe/decode/pc_sampler.h"
-#include "probe/decode/quota.h"
 #include "probe/decode/sampling.h"
-#include "probe/decode/unmasking.h"
-#include "probe/decode/wino.h"
+#include "probe/strategies/klass.h"
+#include "probe/strategies/pc_sampler.h"
+#include "probe/strategies/quota.h"
+#include "probe/strategies/strategy_table.h"
+#include "probe/strategies/unmasking.h"
+#include "probe/strategies/wino.h"
 
 namespace blockscope {
 namespace {
@@ -43,12 +44,13 @@ TEST(OfficialKlass, TakesTheSamePositionsAtEveryStep) {
   for (const auto& item : cases_of("klass")) {
     SCOPED_TRACE(item.at("history"));
     UnmaskingOptions options;
-    options.strategy = Strategy::kKlass;
+    options.strategy = "klass";
     options.block_length = options.denoising_steps = item.at("block").get<int64_t>();
     options.threshold = item.at("threshold").get<double>();
     options.kl_threshold = item.at("kl_threshold").get<double>();
     options.kl_history = item.at("history").get<int64_t>();
-    options.klass_choose = parse_klass_choose(item.at("choose").get<std::string>());
+    options.klass_choose =
+        read_strategy("klass,klass_choose=" + item.at("choose").get<std::string>()).klass_choose;
     KlassMemory memory;
     int64_t step = 0;
     for (const auto& given : item.at("steps")) {
@@ -135,7 +137,7 @@ TEST(OfficialPrefixOrdered, TakesTheSamePrefix) {
   for (const auto& item : cases_of("prefix_ordered")) {
     const auto masked = item.at("masked").get<std::vector<bool>>();
     UnmaskingOptions options;
-    options.strategy = Strategy::kPrefixOrdered;
+    options.strategy = "prefix_ordered";
     options.threshold = item.at("threshold").get<double>();
     // A schedule whose first step is due as many.
     options.block_length = item.at("due").get<int64_t>();

@@ -11,7 +11,7 @@
 
 #include "decode_record/base/error.h"
 #include "probe/decode/sampling.h"
-#include "probe/decode/unmasking.h"
+#include "probe/strategies/unmasking.h"
 #include "tests/support/seed.h"
 
 namespace blockscope {
@@ -103,26 +103,26 @@ TEST(RankingStrategies, SelectAndCompareByTheScoreNotTheConfidence) {
   UnmaskingOptions options;
   options.block_length = 4;
   options.denoising_steps = 4;
-  const auto chosen = [&](Strategy strategy) {
+  const auto chosen = [&](std::string strategy) {
     options.strategy = strategy;
     return select_transfers(options, 0, contrary(), masked);
   };
-  EXPECT_THAT(chosen(Strategy::kLowConfidenceStatic), ElementsAre(3));
+  EXPECT_THAT(chosen("low_confidence_static"), ElementsAre(3));
   options.threshold = 0.25;
-  EXPECT_THAT(chosen(Strategy::kLowConfidenceDynamic), ElementsAre(2, 3));
-  EXPECT_THAT(chosen(Strategy::kThreshold), ElementsAre(2, 3));
+  EXPECT_THAT(chosen("low_confidence_dynamic"), ElementsAre(2, 3));
+  EXPECT_THAT(chosen("threshold"), ElementsAre(2, 3));
   options.threshold = 0.5;
-  EXPECT_THAT(chosen(Strategy::kThreshold), ElementsAre(3));
+  EXPECT_THAT(chosen("threshold"), ElementsAre(3));
   // Ranks from 0: .4, .3, .2, .1; rank 1 needs 1 - 2.4/3 = .2, rank 2 1 - 2.4/4 = .4.
   options.factor = 2.4;
-  EXPECT_THAT(chosen(Strategy::kFactor), ElementsAre(2, 3));
+  EXPECT_THAT(chosen("factor"), ElementsAre(2, 3));
 }
 
 TEST(RankingStrategies, TakeThresholdsInNatsForTheNegativeEntropy) {
   UnmaskingOptions options;
   options.block_length = 4;
   options.denoising_steps = 4;
-  options.strategy = Strategy::kThreshold;
+  options.strategy = "threshold";
   options.rank_by = RankBy::kNegativeEntropy;
   try {
     check_unmasking_options(options);  // the default is a probability: no position would pass
@@ -138,18 +138,6 @@ TEST(RankingStrategies, TakeThresholdsInNatsForTheNegativeEntropy) {
               ElementsAre(1, 3));
   options.rank_by = RankBy::kMargin;
   EXPECT_THROW(check_unmasking_options(options), UsageError);
-}
-
-TEST(RankingNames, AreReadBackAndAnUnknownOneListsThem) {
-  for (const RankBy rank_by : {RankBy::kConfidence, RankBy::kMargin, RankBy::kNegativeEntropy}) {
-    EXPECT_EQ(parse_rank_by(rank_by_name(rank_by)), rank_by);
-  }
-  try {
-    parse_rank_by("entropy");
-    FAIL() << "accepted";
-  } catch (const UsageError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("--rank-by: expected one of confidence, margin, negative"));
-  }
 }
 
 }  // namespace

@@ -68,7 +68,7 @@ class SubBlockRun : public ::testing::TestWithParam<bool> {
     options_.unmasking.block_length = 8;
     options_.unmasking.denoising_steps = 8;
     options_.sub_block_length = 4;
-    if (GetParam()) options_.cache.kind = CacheKind::kBlock;
+    if (GetParam()) options_.cache.cache = "block";
   }
 
   ModelConfig config_;
@@ -109,7 +109,7 @@ INSTANTIATE_TEST_SUITE_P(BlockCache, SubBlockRun, ::testing::Bool());
 TEST(SubBlocks, OptionsThatDoNotFitAreRefused) {
   ModelConfig config = testing::tiny_config();
   DecodeOptions options = testing::tiny_options();
-  options.cache.kind = CacheKind::kBlock;
+  options.cache.cache = "block";
   EXPECT_THROW(check_decode_options(options, config), UsageError);
   options.sub_block_length = 3;
   EXPECT_THROW(check_decode_options(options, config), UsageError);

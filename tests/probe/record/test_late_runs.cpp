@@ -116,7 +116,7 @@ TEST(LateRuns, RowsThatTheDeviceChoseAreRecordedAsOnTheHost) {
   DecodeOptions options = tiny_options();
   options.bidirectional = true;
   options.shadow = true;
-  options.cache.kind = CacheKind::kDllm;
+  options.cache.cache = "dllm-cache";
   options.cache.prompt_interval = 4;
   options.cache.answer_interval = 6;
   for (const double ratio : {0.0, 0.1, 0.3, 0.9}) {
@@ -124,7 +124,7 @@ TEST(LateRuns, RowsThatTheDeviceChoseAreRecordedAsOnTheHost) {
     options.cache.transfer_ratio = ratio;
     compare_runs(tiny_model(3, config), options, {tiny_request(0, 6, 12)}, RecordLevel::full, 0);
   }
-  options.cache.kind = CacheKind::kD2;
+  options.cache.cache = "d2cache";
   options.cache.current_k = 3;
   compare_runs(tiny_model(3, config), options, {tiny_request(0, 6, 12)}, RecordLevel::full, 0);
 }

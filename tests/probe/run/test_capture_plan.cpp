@@ -40,9 +40,9 @@ CaptureCost cost_of(const DecodeOptions& options, int64_t batch_size,
 
 DecodeOptions klass_options(bool bidirectional) {
   DecodeOptions options = tiny_options();
-  options.unmasking.strategy = Strategy::kKlass;
+  options.unmasking.strategy = "klass";
   options.bidirectional = bidirectional;
-  if (bidirectional) options.cache.kind = CacheKind::kNone;
+  if (bidirectional) options.cache.cache = "none";
   return options;
 }
 
@@ -53,7 +53,7 @@ TEST(CaptureCost, HasKlassHistoryOfTheBlockAndOfEverythingBehindItWhereAModelPre
   EXPECT_EQ(cost_of(klass_options(false), 1).history_bytes, kTinyBlock * kDistribution);
   EXPECT_EQ(cost_of(klass_options(false), 2).history_bytes, 2 * kTinyBlock * kDistribution);
   DecodeOptions other = klass_options(true);
-  other.unmasking.strategy = Strategy::kThreshold;
+  other.unmasking.strategy = "threshold";
   EXPECT_EQ(cost_of(other, 3).history_bytes, 0);
 }
 

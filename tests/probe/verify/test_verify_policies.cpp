@@ -144,7 +144,7 @@ TEST_F(VerifyPolicies, AResidualIsPartOfTheOutputThatIsMeasured) {
 TEST_F(VerifyPolicies, APolicyBesideItselfDiffersInNothing) {
   for (const char* policy : {"mage+flashblock,k=3", "quest,k=4,page=4", "random,k=2"}) {
     SCOPED_TRACE(policy);
-    const VerifyResult result = verify({setting(policy)}, 2, 1, policy_from_text(policy));
+    const VerifyResult result = verify({setting(policy)}, 2, 1, read_policy(policy));
     const SettingResult& own = result.settings.front();
     EXPECT_TRUE(result.pair());
     EXPECT_EQ(own.agreement.identical, 3);
@@ -159,7 +159,7 @@ TEST_F(VerifyPolicies, APolicyBesideItselfDiffersInNothing) {
 }
 
 TEST_F(VerifyPolicies, APairIsReplayedOnTheReferencesRun) {
-  const PolicyFlags recent = policy_from_text("recent,k=1");
+  const PolicyOptions recent = read_policy("recent,k=1");
   const VerifyResult result = verify({setting(3, every(true))}, 2, 1, recent);
   const VerifyResult alone = verify({setting(3, every(true))}, 2, 1);
   // The reference's own passes are what the rule predicts from, and what its meter saw.

@@ -46,7 +46,7 @@ VerifyResult result_of(double slowdown, std::size_t repeats) {
   result.reference.setting = {{}, "exact", R"({"policy":"exact"})", std::nullopt};
   result.reference.run = run_of(std::vector<double>(repeats, 1.0), 2.0);
   SettingResult own;
-  own.setting = {policy_from_text("flashblock"), "flashblock,tau=2", R"({"policy":"flashblock"})",
+  own.setting = {read_policy("flashblock"), "flashblock,tau=2", R"({"policy":"flashblock"})",
                  ReuseSetting{2, std::nullopt, {{true, false}}, {}, {}}};
   own.run = run_of(std::vector<double>(repeats, slowdown), 2.0 * slowdown);
   own.agreement = {100, 100, 20, 20};
@@ -158,7 +158,7 @@ TEST(VerifyTextTest, OneOfSomethingIsNotMany) {
 /// mage, which read 30 rows to choose, each half a key row, of 100.
 VerifyResult sets_of(double slowdown, const char* label) {
   VerifyResult result = result_of(slowdown, 1);
-  result.settings[0].setting = {policy_from_text("mage,k=4"), label, R"({"policy":"mage"})", {}};
+  result.settings[0].setting = {read_policy("mage,k=4"), label, R"({"policy":"mage"})", {}};
   result.settings[0].run.reads.choice_rows = 30;
   result.settings[0].fidelity.reads.choice_rows = 30;
   result.settings[0].predicted = result.settings[0].fidelity.reads;
@@ -191,7 +191,7 @@ TEST(VerifyTextTest, WhatChoosingReadsIsNotHidden) {
 TEST(VerifyTextTest, APairSaysBothSides) {
   VerifyResult result = sets_of(0.5, "mage,k=4");
   result.reference.setting = {
-      policy_from_text("quest,k=4"), "quest,k=4,page=16", R"({"policy":"quest"})", {}};
+      read_policy("quest,k=4"), "quest,k=4,page=16", R"({"policy":"quest"})", {}};
   result.reference.fidelity = result.settings[0].fidelity;
   result.reference.fidelity.kl.mean = 0.125;
   result.reference.run.reads.rows_read = {40};

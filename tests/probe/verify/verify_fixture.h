@@ -35,13 +35,13 @@ class VerifyRunTest : public ::testing::Test {
   }
 
   VerifyResult verify(const std::vector<PolicySetting>& settings, int64_t batch_size = 2,
-                      int64_t repeats = 1, const PolicyFlags& reference = {}) {
+                      int64_t repeats = 1, const PolicyOptions& reference = {}) {
     const VerifyInput input{model_, decode_, prompts_, nullptr, batch_size, repeats};
     return verify_policies(input, policy_setting(reference, model_), settings,
                            [](double, const std::string&) {});
   }
   PolicySetting setting(int64_t tau, ReuseMask mask) const {
-    PolicyFlags flags;
+    PolicyOptions flags;
     flags.policy = "flashblock";
     flags.tau = tau;
     PolicySetting made = policy_setting(flags, model_);
@@ -49,7 +49,7 @@ class VerifyRunTest : public ::testing::Test {
     return made;
   }
   PolicySetting setting(const std::string& text) const {
-    return policy_setting(policy_from_text(text), model_);
+    return policy_setting(read_policy(text), model_);
   }
 
   LoadedModel model_;

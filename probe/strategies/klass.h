@@ -16,9 +16,7 @@ namespace blockscope {
 /// most confident one, or the one that moved least at this step.
 enum class KlassChoose { kAll, kMaxConf, kMinKl };
 
-/// Throws UsageError for an unknown name, listing the known ones.
-KlassChoose parse_klass_choose(const std::string& name);
-std::string klass_choose_name(KlassChoose choose);
+inline const std::vector<std::string> kKlassChooseWords{"all", "max_conf", "min_kl"};
 
 /// What one sequence remembers of each position's last steps. A bidirectional model predicts
 /// positions behind its block too, and as in the authors' code their history goes on from block to

@@ -1,32 +1,21 @@
-#include "probe/decode/klass.h"
+#include "probe/strategies/klass.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
-#include "probe/decode/choice_names.h"
+#include "decode_record/base/text.h"
 #include "probe/model/device.h"
+#include "probe/strategies/strategy_table.h"
 
 namespace blockscope {
 namespace {
 
 constexpr double kEpsilon = 1e-12;
 
-constexpr std::array<std::pair<KlassChoose, const char*>, 3> kChooseNames{{
-    {KlassChoose::kAll, "all"},
-    {KlassChoose::kMaxConf, "max_conf"},
-    {KlassChoose::kMinKl, "min_kl"},
-}};
-
 }  // namespace
-
-KlassChoose parse_klass_choose(const std::string& name) {
-  return parse_choice(kChooseNames, "--klass-choose", name);
-}
-
-std::string klass_choose_name(KlassChoose choose) { return choice_name(kChooseNames, choose); }
 
 std::vector<double> KlassMemory::update(const std::vector<int64_t>& positions,
                                         const at::Tensor& probability) {
@@ -87,6 +76,39 @@ std::vector<int64_t> select_klass(const std::vector<double>& confidence,
   order.resize(std::min(order.size(), static_cast<size_t>(due)));
   std::sort(order.begin(), order.end());
   return order;
+}
+
+StrategyEntry klass_entry() {
+  StrategyEntry entry;
+  entry.name = "klass";
+  entry.example = "klass,kl_threshold=0.01";
+  entry.meaning = "positions that are sure and whose distribution has stopped moving";
+  entry.source = "KLASS, arXiv 2511.05664; src/model/llada_klass.py:stable_confident_decode";
+  entry.options = {
+      with_default(threshold_option("confidence that a position must be above"), "0.9"),
+      real_option("kl_threshold", &UnmaskingOptions::kl_threshold, {0.0, kNoBound, true},
+                  "nats that a position may have moved at a step"),
+      whole_option("kl_history", &UnmaskingOptions::kl_history, 1, "steps that must be below it"),
+      word_option(
+          "klass_choose", &UnmaskingOptions::klass_choose, kKlassChooseWords,
+          "of several ready positions: all, the most confident, or the one that moved least"),
+      quota_option()};
+  entry.distributions = true;
+  entry.remembers = true;
+  entry.text = [](const UnmaskingOptions& options) {
+    std::string text = fmt::format(", KL below {:g} for {}", options.kl_threshold,
+                                   plural(options.kl_history, "step"));
+    if (options.klass_choose != KlassChoose::kAll) {
+      text += ", " + kKlassChooseWords[static_cast<size_t>(options.klass_choose)];
+    }
+    return text;
+  };
+  entry.select = [](StrategyStep& step) {
+    return select_klass(step.score, step.prediction.stable, step.masked, step.options.threshold,
+                        static_cast<int64_t>(step.due), step.options.klass_choose,
+                        step.prediction.moved);
+  };
+  return entry;
 }
 
 }  // namespace blockscope

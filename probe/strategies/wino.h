@@ -9,8 +9,6 @@
 
 namespace blockscope {
 
-inline constexpr double kWinoThreshold = 0.6;
-inline constexpr double kWinoThresholdBack = 0.9;
 /// What a block's first step takes for the number of positions that the step before it filled.
 inline constexpr int64_t kWinoFirstAccepted = 30;
 

@@ -1,29 +1,15 @@
-#include "probe/decode/quota.h"
+#include "probe/strategies/quota.h"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <array>
-#include <utility>
-
-#include "probe/decode/choice_names.h"
 
 namespace blockscope {
 namespace {
 
-constexpr std::array<std::pair<Quota, const char*>, 3> kQuotaNames{{
-    {Quota::kEven, "even"},
-    {Quota::kLinear, "linear"},
-    {Quota::kCarry, "carry"},
-}};
-
 constexpr double kLastTimestep = 1e-3;  // Dream's eps
 
 }  // namespace
-
-Quota parse_quota(const std::string& name) { return parse_choice(kQuotaNames, "--quota", name); }
-
-std::string quota_name(Quota quota) { return choice_name(kQuotaNames, quota); }
 
 int64_t even_quota(int64_t block_length, int64_t steps, int64_t step) {
   return block_length / steps + (step < block_length % steps ? 1 : 0);

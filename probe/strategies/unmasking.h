@@ -14,46 +14,26 @@
 #include <string>
 #include <vector>
 
-#include "probe/decode/klass.h"
-#include "probe/decode/pc_sampler.h"
-#include "probe/decode/quota.h"
+#include "probe/strategies/klass.h"
+#include "probe/strategies/pc_sampler.h"
+#include "probe/strategies/quota.h"
 
 namespace blockscope {
-
-enum class Strategy {
-  kSequential,
-  kLowConfidenceStatic,
-  kLowConfidenceDynamic,
-  kEntropyBounded,
-  kThreshold,
-  kFactor,
-  kPrefixOrdered,
-  kKlass,
-  kPcSampler,
-  kWino,
-};
 
 /// What the strategies that rank positions rank them by: the token's probability, p1 - p2 of the
 /// two most probable tokens, or sum p log(p + 1e-10) (Dream `generation_utils.py:sample_tokens`,
 /// alg maskgit_plus, topk_margin, entropy).
 enum class RankBy { kConfidence, kMargin, kNegativeEntropy };
 
-/// Both throw UsageError for an unknown name, listing the known ones.
-Strategy parse_strategy(const std::string& name);
-RankBy parse_rank_by(const std::string& name);
-std::string strategy_name(Strategy strategy);
-std::string rank_by_name(RankBy rank_by);
+inline const std::vector<std::string> kRankByWords{"confidence", "margin", "negative_entropy"};
+inline const std::string& rank_by_name(RankBy rank_by) {
+  return kRankByWords[static_cast<std::size_t>(rank_by)];
+}
 
-/// Which options a strategy heeds: RankBy; the threshold; the certainty density; the quota.
-bool heeds_rank_by(Strategy strategy);
-bool heeds_threshold(Strategy strategy);
-bool heeds_density(Strategy strategy);
-bool heeds_quota(Strategy strategy, Quota quota);
-/// The threshold where none is given.
-double default_threshold(Strategy strategy);
-
+/// A strategy's name and the options of all strategies; each heeds those of its entry
+/// (strategy_table.h).
 struct UnmaskingOptions {
-  Strategy strategy = Strategy::kLowConfidenceStatic;
+  std::string strategy = "low_confidence_static";
   RankBy rank_by = RankBy::kConfidence;
   Quota quota = Quota::kEven;
   int64_t block_length = 0;
@@ -65,14 +45,15 @@ struct UnmaskingOptions {
   double kl_threshold = 0.01;   // nats; klass takes `<`
   int64_t kl_history = 2;       // klass: steps whose KL must be below
   KlassChoose klass_choose = KlassChoose::kAll;
-  double threshold_back = 0.9;  // wino: of the second look at a token, below it is masked again
-  double pc_lambda = 0.25;      // pc_sampler: decay per position
-  double pc_alpha = 10.0;       // pc_sampler: largest debiased confidence
-  std::shared_ptr<const TokenFrequencies> frequencies;  // pc_sampler
+  double threshold_back = 0.9;   // wino: of the second look at a token, below it is masked again
+  double pc_lambda = 0.25;       // pc_sampler: decay per position
+  double pc_alpha = 10.0;        // pc_sampler: largest debiased confidence
+  std::string frequencies_file;  // pc_sampler
+  std::shared_ptr<const TokenFrequencies> frequencies;  // what it holds
 };
 
 /// Throws UsageError when a value makes no sense (steps > block length, a threshold that no score
-/// or every score passes).
+/// or every score passes, an option out of its range).
 void check_unmasking_options(const UnmaskingOptions& options);
 
 /// The steps a block may take: T; with the quota `carry` one for each position more.
@@ -92,7 +73,7 @@ struct BlockPrediction {
   std::vector<double> kl;         // klass: nats since its last prediction; NaN at the first
   std::vector<double> moved;      // klass: the same, but at the first from a step without any
   std::vector<bool> stable;       // klass: the last KLs were all below the threshold
-  std::vector<float> entropy;     // nats over the vocabulary; only for kEntropyBounded
+  std::vector<float> entropy;     // nats over the vocabulary; only where the strategy wants it
   std::vector<int64_t> top1;      // argmax token; equals `token` when greedy
   std::vector<float> top1_confidence;  // its softmax probability
 };

@@ -1,7 +1,11 @@
-#include "probe/decode/wino.h"
+#include "probe/strategies/wino.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <functional>
+
+#include "probe/strategies/strategy_table.h"
 
 namespace blockscope {
 namespace {
@@ -49,6 +53,44 @@ std::vector<int64_t> wino_narrow_out(const std::vector<double>& shadow_confidenc
   if (static_cast<int64_t>(doubted.size()) < last_accepted) return doubted;
   const auto most = static_cast<size_t>(std::max<int64_t>(last_accepted - 1, 0));
   return first_of(doubted, shadow_confidence, most, std::less<>());
+}
+
+StrategyEntry wino_entry() {
+  StrategyEntry entry;
+  entry.name = "wino";
+  entry.example = "wino,threshold=0.6,threshold_back=0.9";
+  entry.meaning = "many positions at a step, and a second look takes some back";
+  entry.source = "WINO, arXiv 2507.18578; LLaDA/decoding.py:decoding_wino";
+  entry.options = {
+      with_default(threshold_option("confidence that a position must be above"), "0.6"),
+      real_option("threshold_back", &UnmaskingOptions::threshold_back, {0.0, 1.0, true},
+                  "probability below which a second look takes a token back")};
+  entry.distributions = true;
+  entry.second_look = true;
+  entry.text = [](const UnmaskingOptions& options) {
+    return fmt::format(", taken back below {:g}", options.threshold_back);
+  };
+  entry.refuses = [](const StrategySite& site) -> std::string {
+    if (!site.bidirectional) {
+      return "looks at a block a second time beside its masks, which is defined for bidirectional "
+             "models (LLaDA). HINT: klass or low_confidence_dynamic also take several tokens a "
+             "step";
+    }
+    if (site.logit_shift) {
+      return "is not defined for a model with a token shift (Dream): the position before the block "
+             "has no second look. HINT: klass also takes several tokens a step";
+    }
+    if (!site.keeps_nothing) {
+      return fmt::format(
+          "takes tokens back, so no key may be kept, got the cache {}. HINT: the cache none",
+          site.cache);
+    }
+    return "";
+  };
+  entry.select = [](StrategyStep& step) {
+    return wino_wide_in(step.score, step.masked, step.options.threshold);
+  };
+  return entry;
 }
 
 }  // namespace blockscope

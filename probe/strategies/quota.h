@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace blockscope {
 
@@ -12,9 +13,7 @@ enum class Quota {
   kCarry,   // Fast-dLLM's `_sample`, alg confidence_threshold: what was not taken is due next
 };
 
-/// Throws UsageError for an unknown name, listing the known ones.
-Quota parse_quota(const std::string& name);
-std::string quota_name(Quota quota);
+inline const std::vector<std::string> kQuotaWords{"even", "linear", "carry"};
 
 /// block_length // steps, plus 1 for the first block_length % steps; `step` from 0.
 int64_t even_quota(int64_t block_length, int64_t steps, int64_t step);

@@ -1,0 +1,120 @@
+// The attention policies by their names: one entry each, in the policy's own file, and the list of
+// them in policy_table.cpp. Command line, studies, verify, help, the settings of a trace and their
+// comparison by --resume read this table.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "probe/choices/choice.h"
+#include "probe/policies/attention_policy.h"
+#include "probe/policies/selection_policy.h"
+
+namespace blockscope {
+
+/// A policy's name and the options of all policies; each heeds those of its entry.
+struct PolicyOptions {
+  std::string policy = "exact";
+  std::optional<int64_t> tau;  // flashblock; unset: see reuse_tau
+  std::string reuse_file;      // flashblock
+  std::optional<int64_t> k;    // sparse policies: one of k and density
+  std::optional<double> density;
+  int64_t exact_layers = 0;  // sparse policies
+  int64_t page = 16;         // quest
+  bool per_block = false;    // sparsed
+  uint64_t seed = 0;         // random
+  bool no_overlap = false;   // choose on the decoding thread; no option, for timing
+
+  bool operator==(const PolicyOptions&) const = default;
+};
+
+/// The model that a policy is made for.
+struct PolicyModel {
+  int64_t num_layers = 0;
+  int64_t num_heads = 0;
+  int64_t num_kv_heads = 0;
+  std::string digest;  // of the checkpoint
+};
+
+/// The run that a policy must fit.
+struct PolicySite {
+  bool bidirectional = false;
+  bool autoregressive = false;
+  bool whole_blocks = true;  // passes compute whole blocks of queries
+  std::string cache;         // its name, for messages
+};
+
+/// A policy, and what a trace says about it.
+struct ChosenPolicy {
+  std::unique_ptr<AttentionPolicy> policy;
+  std::string settings;  // a JSON object: `policy` and the options it uses, with their values
+};
+
+/// What a step of a sparse policy reads of a prefix of `length` keys, in rows of keys for each KV
+/// head.
+struct StepReads {
+  int64_t read = 0;    // attended to
+  int64_t scored = 0;  // besides, to choose the set
+};
+
+/// Which denoising step reads everything and gives the sets of the later ones.
+enum class SetsFrom { every_step, first_of_block, once_a_run };
+
+struct PolicyEntry : Choice<PolicyOptions> {
+  bool sparse = false;    // reads chosen keys: heeds k, density and exact_layers
+  bool residual = false;  // and keeps the attention over the others
+  /// Carries something from step to step of a block: nothing to carry where a block has one step.
+  std::function<bool(const PolicyOptions&)> within_block = [](const auto&) { return false; };
+  std::function<SetsFrom(const PolicyOptions&)> sets_from = [](const auto&) {
+    return SetsFrom::every_step;
+  };
+  /// Of a step that chooses `size` keys; nullopt: it depends on which. For byte predictions.
+  std::function<std::optional<StepReads>(const PolicyOptions&, int64_t length, int64_t size)>
+      reads = [](const PolicyOptions&, int64_t, int64_t size) {
+        return StepReads{size, 0};
+      };
+  /// Floating-point operations for each channel of a scored row, with `queries` of a KV head.
+  std::function<double(double queries)> scoring_flops = [](double queries) {
+    return 2.0 * queries;
+  };
+  /// Throws UsageError for options that contradict each other.
+  std::function<void(const PolicyOptions&)> check = [](const auto&) {};
+  /// Why it can't be used there, with a hint; empty: it can. Besides what holds for all policies.
+  std::function<std::string(const PolicyOptions&, const PolicySite&)> refuses =
+      [](const auto&, const auto&) { return std::string(); };
+  /// Throws UsageError, and what read_reuse_file throws. The settings are those of choice_json(),
+  /// and what is added to `settings`.
+  std::function<std::unique_ptr<AttentionPolicy>(const PolicyOptions&, const PolicyModel&,
+                                                 nlohmann::json& settings)>
+      make;
+};
+
+/// An entry of a policy that reads k keys of each KV head: their options, then `own`.
+PolicyEntry sparse_entry(ChoiceFacts facts, std::vector<ChoiceOption<PolicyOptions>> own = {});
+
+/// Keys and layers that a sparse policy is made with.
+SelectionOptions selection_options(const PolicyOptions& options, int64_t num_layers);
+
+const std::vector<PolicyEntry>& policy_table();
+/// Of the policy that the options name. Throws UsageError for an unknown one.
+const PolicyEntry& policy_entry(const PolicyOptions& options);
+
+/// "quest,k=64,page=8". Throws UsageError: an unknown name or option, a value out of range, options
+/// that contradict each other or are missing.
+PolicyOptions read_policy(std::string_view text);
+/// The text that gives these options, as short as it can be: what a policy is called in outputs.
+std::string policy_text(const PolicyOptions& options);
+
+/// Throws UsageError for a policy that this run can't have; `option` is what it was given by.
+void check_policy_fits(const PolicyOptions& options, const PolicySite& site,
+                       std::string_view option = "--policy");
+
+/// Throws UsageError, and what read_reuse_file throws.
+ChosenPolicy choose_policy(const PolicyOptions& options, const PolicyModel& model);
+
+}  // namespace blockscope

@@ -1,0 +1,93 @@
+// The decoding strategies by their names: one entry each, in the strategy's own file, and the list
+// of them in strategy_table.cpp. docs/strategies.md has the formulas.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "probe/choices/choice.h"
+#include "probe/strategies/unmasking.h"
+
+namespace blockscope {
+
+inline constexpr double kNoBound = std::numeric_limits<double>::infinity();
+
+/// One sequence's block while a strategy chooses from it.
+struct StrategyStep {
+  const UnmaskingOptions& options;
+  const BlockPrediction& prediction;
+  const std::vector<bool>& masked;  ///< [B]
+  std::vector<double> score;        ///< [B] what the strategy ranks by, times the certainty density
+  std::vector<int64_t> order;       ///< the masked positions, ascending; at least one
+  int64_t quota = 0;                ///< positions due by the schedule
+  std::size_t due = 0;              ///< of these, those that are masked
+
+  /// The threshold, rounded as scores are.
+  double threshold() const { return static_cast<float>(options.threshold); }
+  /// Puts `order` by falling score, ties to the lower position.
+  void rank();
+  /// The `count` best ones.
+  std::vector<int64_t> best(std::size_t count);
+  std::vector<int64_t> first(std::size_t count);  ///< of `order`
+};
+
+/// The run that a strategy must fit.
+struct StrategySite {
+  bool bidirectional = false;
+  bool logit_shift = false;   ///< the model has a token shift
+  bool keeps_nothing = true;  ///< of earlier passes
+  std::string cache;          ///< its name, for messages
+};
+
+struct StrategyEntry : Choice<UnmaskingOptions> {
+  bool entropy = false;        ///< looks at BlockPrediction::entropy
+  bool distributions = false;  ///< wants a float64 softmax, and its confidence as the score
+  bool remembers = false;      ///< how distributions move from step to step (KlassMemory)
+  bool second_look = false;    ///< takes tokens back after a second look (shadow_block.h)
+  /// Scores [B] of its own, in float32; `by_place`: weighted by the place in the block.
+  std::function<std::vector<float>(const UnmaskingOptions&, const std::vector<int64_t>& token,
+                                   const std::vector<float>& confidence, bool by_place)>
+      answer_scores;
+  /// -> positions to transfer, in any order.
+  std::function<std::vector<int64_t>(StrategyStep&)> select;
+  /// Throws UsageError for options that contradict each other.
+  std::function<void(const UnmaskingOptions&)> check = [](const auto&) {};
+  /// Why it can't be used there, with a hint; empty: it can.
+  std::function<std::string(const StrategySite&)> refuses = [](const auto&) {
+    return std::string();
+  };
+  /// What strategy_text adds to the name: ", KL below 0.01 for 2 steps".
+  std::function<std::string(const UnmaskingOptions&)> text = [](const auto&) {
+    return std::string();
+  };
+};
+
+// Options that several strategies share.
+ChoiceOption<UnmaskingOptions> threshold_option(const char* meaning);
+ChoiceOption<UnmaskingOptions> rank_by_option();
+ChoiceOption<UnmaskingOptions> density_option();
+ChoiceOption<UnmaskingOptions> quota_option();
+
+const std::vector<StrategyEntry>& strategy_table();
+/// Of the strategy that the options name. Throws UsageError for an unknown one.
+const StrategyEntry& strategy_entry(const UnmaskingOptions& options);
+
+/// "klass,kl_threshold=0.01", with the defaults of that strategy; block length and steps are left
+/// to the caller. Throws UsageError: an unknown name or option, a value out of range, a missing
+/// one.
+UnmaskingOptions read_strategy(std::string_view text);
+
+/// All options of all strategies by their keys, as a trace records them.
+nlohmann::json strategy_json(const UnmaskingOptions& options);
+/// As words: "klass, KL below 0.01 for 2 steps".
+std::string strategy_text(const UnmaskingOptions& options);
+
+/// Throws UsageError for a strategy that this run can't have.
+void check_strategy_fits(const UnmaskingOptions& options, const StrategySite& site);
+
+}  // namespace blockscope
