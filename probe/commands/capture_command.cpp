@@ -158,148 +158,113 @@ void check_flags(const CLI::App& command, const CaptureFlags& flags) {
   }
 }
 
-void capture(const CLI::App& command, CaptureFlags flags, const Environment& environment,
-             const std::string& command_line) {
-  const Ranks ranks = choose_ranks(flags.model.ranks, environment.launcher);
-  if (!ranks.ignored.empty()) {
-    note("note: {}; all prompts are decoded. HINT: --ranks R/N decodes a share\n", ranks.ignored);
-  }
-  const std::string output = rank_path(flags.output, ranks);
-  const CaptureTarget target{output, flags.force, flags.resume};
+/// Refuses an output that this run may not take. -> whether it is there already, and complete.
+bool check_output(const CaptureFlags& flags, const CaptureTarget& target) {
   if (flags.resume && flags.force) {
     throw UsageError("--resume and --force contradict each other: give one of them");
   }
-  if (flags.resume && std::filesystem::exists(output)) {
-    if (std::filesystem::exists(output + ".partial")) {
-      throw UsageError(fmt::format(
-          "--resume: {} exists beside {}.partial, and finishing would replace it. HINT: move one "
-          "of the two away",
-          output, output));
-    }
-  }
+  const std::string& output = target.output;
   const bool finished = flags.resume && std::filesystem::exists(output);
+  if (finished && std::filesystem::exists(output + ".partial")) {
+    throw UsageError(fmt::format(
+        "--resume: {} exists beside {}.partial, and finishing would replace it. HINT: move one of "
+        "the two away",
+        output, output));
+  }
   // Long before the file is opened: nobody should wait for a model to hear that it exists.
   if (!finished && !resumes(target) && !flags.dry_run) {
     discard_empty_partial(target);
     check_trace_target(output, flags.force);
   }
+  return finished;
+}
+
+void check_files(const CaptureFlags& flags, const PolicyOptions& policy, const std::string& output,
+                 const Environment& environment) {
   CommandFiles files;
   files.reads(flags.prompts.file);
-  const PolicyOptions policy_options = read_policy(flags.policy);
-  files.reads(policy_options.reuse_file);
+  files.reads(policy.reuse_file);
   for (const std::string& file : flags.decoding.files()) files.reads(file);
   files.reads_trace(flags.replay);
   files.reads_checkpoint(
       resolve_model(flags.model.model, flags.model.revision, environment.hub).folder);
   if (!flags.draft.empty()) files.reads_checkpoint(draft_folder(flags.draft, environment));
   for (const std::string& name : {output, output + ".partial"}) files.reserve(name, true);
-  ReplaySource replay;
-  if (!flags.replay.empty()) {
-    replay = read_replay(flags.replay, !flags.draft.empty());
+}
+
+/// The trace to repeat, if there is one; what it says of its blocks stands where no flag does.
+ReplaySource open_replay(CaptureFlags& flags) {
+  if (flags.replay.empty()) return {};
+  ReplaySource replay = read_replay(flags.replay, !flags.draft.empty());
+  if (!flags.draft.empty()) return replay;
+  ModelOverrides& overrides = flags.model.overrides;
+  if (!overrides.mask_token_id) {
+    overrides.mask_token_id = replay.mask_token_id;
+    overrides.mask_source = "trace of --replay";
   }
-  if (!flags.replay.empty() && flags.draft.empty()) {
-    ModelOverrides& overrides = flags.model.overrides;
-    if (!overrides.mask_token_id) {
-      overrides.mask_token_id = replay.mask_token_id;
-      overrides.mask_source = "trace of --replay";
-    }
-    if (!overrides.block_length) {
-      overrides.block_length = replay.block_length;
-      overrides.block_source = "trace of --replay";
-    }
+  if (!overrides.block_length) {
+    overrides.block_length = replay.block_length;
+    overrides.block_source = "trace of --replay";
   }
-  const LoadedModel model =
-      load_model(flags.draft.empty() ? flags.model : flags_of_target(flags.model), environment);
+  return replay;
+}
+
+/// What is decoded with: one model, or a target and its draft, of which one is recorded.
+struct CaptureModels {
+  LoadedModel model;  // the target's where there is a draft
   std::optional<LoadedDraft> draft;
-  if (!flags.draft.empty()) draft = load_draft(flags.draft, flags.model, model, environment);
-  const RecordedModel which =
-      flags.recorded_model == "target" ? RecordedModel::target : RecordedModel::draft;
-  const LoadedModel& recorded = draft && which == RecordedModel::draft ? draft->recorded : model;
-  DecodeOptions decode = draft ? drafted_options(flags.decoding, draft->recorded, model)
-                               : decode_options(flags.decoding, model);
-  decode.shadow = flags.shadow;
-  if (flags.replay.empty()) check_decoding_fits(command, decode);
-  check_policy_fits(policy_options, policy_site(decode));
-  const ChosenPolicy policy = choose_policy(policy_options, policy_model(model));
-  const std::optional<Tokenizer> tokenizer = load_tokenizer(model);
-  const Tokenizer* tokenizer_or_null = tokenizer.has_value() ? &*tokenizer : nullptr;
-  std::vector<RunPrompt> prompts;
+  RecordedModel which = RecordedModel::draft;
+
+  const LoadedModel& recorded() const {
+    return draft && which == RecordedModel::draft ? draft->recorded : model;
+  }
+  /// The other one of the two; null: there is one model.
+  const ModelConfig* beside() const {
+    if (!draft) return nullptr;
+    return which == RecordedModel::target ? &draft->recorded.config : &model.config;
+  }
+  int64_t weight_bytes() const {
+    return model.model->weight_bytes() + (draft ? draft->draft->weight_bytes() : 0);
+  }
+};
+
+CaptureModels load_models(const CaptureFlags& flags, const Environment& environment) {
+  CaptureModels models{
+      load_model(flags.draft.empty() ? flags.model : flags_of_target(flags.model), environment),
+      std::nullopt,
+      flags.recorded_model == "target" ? RecordedModel::target : RecordedModel::draft};
+  if (!flags.draft.empty()) {
+    models.draft = load_draft(flags.draft, flags.model, models.model, environment);
+  }
+  return models;
+}
+
+std::vector<RunPrompt> prompts_of(const CaptureFlags& flags, ReplaySource replay,
+                                  const LoadedModel& model, const Tokenizer* tokenizer,
+                                  const DecodeOptions& decode) {
   if (flags.replay.empty()) {
-    prompts =
-        load_prompts(flags.prompts, model, tokenizer_or_null, flags.decoding.gen_length, decode);
-  } else {
-    prompts = std::move(replay.prompts);
-    for (RunPrompt& prompt : prompts) {
-      DecodeRequest& request = prompt.request;
-      request.gen_length = gen_length_of(std::ssize(request.prompt), request.gen_length, decode);
-      check_request(request, decode, model.config);
-    }
+    return load_prompts(flags.prompts, model, tokenizer, flags.decoding.gen_length, decode);
   }
-  // Of all ranks: their traces merge.
-  const int64_t longest = longest_prefix(prompts, decode);
-  const bool revokes = takes_tokens_back(prompts, decode);
-  const size_t of_all_ranks = prompts.size();
-  keep_share(prompts, ranks);
-  const std::string share =
-      ranks.alone() ? "" : share_text(ranks, prompts.size(), of_all_ranks) + "\n";
-  note_text(share);
+  std::vector<RunPrompt> prompts = std::move(replay.prompts);
+  for (RunPrompt& prompt : prompts) {
+    DecodeRequest& request = prompt.request;
+    request.gen_length = gen_length_of(std::ssize(request.prompt), request.gen_length, decode);
+    check_request(request, decode, model.config);
+  }
+  return prompts;
+}
 
-  RecorderOptions recorder =
-      recorder_options(flags.record, *policy.policy, longest, recorded, decode);
-  if (draft) {
-    recorder.meta.model_json = drafted_model_json(draft->recorded, model, which);
-    if (!flags.no_draft_cost) {
-      recorder.meta.draft_cost = draft_cost_plan(decode.block_length(), mean_context(prompts));
-    }
-  }
-  recorder.meta.has_revocations = revokes;
-  check_filter(recorder, decode, prompts);
-  recorder.meta.run_json = run_json(
-      {decode, flags.decoding, policy, recorder, prompts, ranks, flags.replay, command_line});
-  recorder.meta.pieces = vocabulary_pieces(tokenizer_or_null, model.config.vocab_size);
-  if (finished) {  // by this run, or the caller takes another one's trace for it
-    check_same_run(output, recorder.meta);
-    say("{}: complete, nothing to resume\n{}", output, share);
-    return;
-  }
-  const ModelConfig* beside = nullptr;
-  if (draft) beside = which == RecordedModel::target ? &draft->recorded.config : &model.config;
-  const CaptureCost cost =
-      capture_cost(recorder, decode, prompts, flags.decoding.batch_size, recorded, beside);
-  const int64_t weight_bytes =
-      model.model->weight_bytes() + (draft ? draft->draft->weight_bytes() : 0);
-  if (!flags.quiet || flags.dry_run) {
-    print_plan(flags, recorded, weight_bytes, cost, prompts.size(), output);
-  }
-  if (flags.dry_run) return;
-  if (!flags.no_space_check) {
-    check_free_space(output, cost.file_bytes);
-    check_memory_of(model.device, cost, weight_bytes);
-  }
-
-  if (!recorder.meta.draft_cost.empty() && !resumes(target)) {
-    if (!flags.quiet) {
-      note("measuring passes of target and draft behind {} keys (--no-draft-cost leaves it out)\n",
-           recorder.meta.draft_cost.front().context_length);
-    }
-    measure_draft_cost(*model.model, *draft->draft, recorder.meta.draft_cost);
-  }
+/// Decodes and records; the file is complete behind it, or can be gone on with.
+void record_run(const CaptureRun& run, const RecorderOptions& recorder,
+                const std::vector<RunPrompt>& prompts, const CaptureTarget& target) {
   // From here to the end of the file: a signal must not cut the writer short.
   const InterruptGuard guard;
   ResumeState state;
   TraceWriter writer = open_writer(target, recorder.meta, state);
-  const CaptureRun run{model,
-                       decode,
-                       tokenizer_or_null,
-                       *policy.policy,
-                       flags.decoding.batch_size,
-                       flags.quiet,
-                       draft ? draft->draft.get() : nullptr,
-                       which};
   CaptureTotals totals;
   try {
     totals = run_capture(run, recorder, prompts, state, writer, [&](const CaptureOutcome& result) {
-      if (!flags.quiet) print_outcome(result);
+      if (!run.quiet) print_outcome(result);
     });
   } catch (const c10::Error& error) {
     keep_rows(writer, failure_of(error));
@@ -313,7 +278,81 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
                     writer.committed(), writer.partial_path()));
   }
   writer.finish();
-  print_totals(totals, state, prompts.size(), output);
+  print_totals(totals, state, prompts.size(), target.output);
+}
+
+void capture(const CLI::App& command, CaptureFlags flags, const Environment& environment,
+             const std::string& command_line) {
+  const Ranks ranks = choose_ranks(flags.model.ranks, environment.launcher);
+  if (!ranks.ignored.empty()) {
+    note("note: {}; all prompts are decoded. HINT: --ranks R/N decodes a share\n", ranks.ignored);
+  }
+  const CaptureTarget target{rank_path(flags.output, ranks), flags.force, flags.resume};
+  const bool finished = check_output(flags, target);
+  const PolicyOptions policy_options = read_policy(flags.policy);
+  check_files(flags, policy_options, target.output, environment);
+  ReplaySource replay = open_replay(flags);
+  const CaptureModels models = load_models(flags, environment);
+  const LoadedModel& model = models.model;
+  const auto& draft = models.draft;
+  DecodeOptions decode = draft ? drafted_options(flags.decoding, draft->recorded, model)
+                               : decode_options(flags.decoding, model);
+  decode.shadow = flags.shadow;
+  if (flags.replay.empty()) check_decoding_fits(command, decode);
+  check_policy_fits(policy_options, policy_site(decode));
+  const ChosenPolicy policy = choose_policy(policy_options, policy_model(model));
+  const std::optional<Tokenizer> tokenizer = load_tokenizer(model);
+  const Tokenizer* tokenizer_or_null = tokenizer.has_value() ? &*tokenizer : nullptr;
+  std::vector<RunPrompt> prompts =
+      prompts_of(flags, std::move(replay), model, tokenizer_or_null, decode);
+  // Of all ranks: their traces merge.
+  const int64_t longest = longest_prefix(prompts, decode);
+  const bool revokes = takes_tokens_back(prompts, decode);
+  const size_t of_all_ranks = prompts.size();
+  keep_share(prompts, ranks);
+  const std::string share =
+      ranks.alone() ? "" : share_text(ranks, prompts.size(), of_all_ranks) + "\n";
+  note_text(share);
+
+  RecorderOptions recorder =
+      recorder_options(flags.record, *policy.policy, longest, models.recorded(), decode);
+  TraceMeta& meta = recorder.meta;
+  if (draft) {
+    meta.model_json = drafted_model_json(draft->recorded, model, models.which);
+    if (!flags.no_draft_cost) {
+      meta.draft_cost = draft_cost_plan(decode.block_length(), mean_context(prompts));
+    }
+  }
+  meta.has_revocations = revokes;
+  check_filter(recorder, decode, prompts);
+  meta.run_json = run_json(
+      {decode, flags.decoding, policy, recorder, prompts, ranks, flags.replay, command_line});
+  meta.pieces = vocabulary_pieces(tokenizer_or_null, model.config.vocab_size);
+  if (finished) {  // by this run, or the caller takes another one's trace for it
+    check_same_run(target.output, meta);
+    say("{}: complete, nothing to resume\n{}", target.output, share);
+    return;
+  }
+  const CaptureCost cost = capture_cost(recorder, decode, prompts, flags.decoding.batch_size,
+                                        models.recorded(), models.beside());
+  if (!flags.quiet || flags.dry_run) {
+    print_plan(flags, models.recorded(), models.weight_bytes(), cost, prompts.size(), target.output);
+  }
+  if (flags.dry_run) return;
+  if (!flags.no_space_check) {
+    check_free_space(target.output, cost.file_bytes);
+    check_memory_of(model.device, cost, models.weight_bytes());
+  }
+  if (!meta.draft_cost.empty() && !resumes(target)) {
+    if (!flags.quiet) {
+      note("measuring passes of target and draft behind {} keys (--no-draft-cost leaves it out)\n",
+           meta.draft_cost.front().context_length);
+    }
+    measure_draft_cost(*model.model, *draft->draft, meta.draft_cost);
+  }
+  record_run({model, decode, tokenizer_or_null, *policy.policy, flags.decoding.batch_size,
+              flags.quiet, draft ? draft->draft.get() : nullptr, models.which},
+             recorder, prompts, target);
   say_text(share);
 }
 

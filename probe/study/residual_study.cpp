@@ -100,7 +100,7 @@ nlohmann::json ResidualStudy::measure(size_t cell) {
   request.replay = exact.sequences.at(0).steps;
   for (size_t m = 1; m < methods_.size(); ++m) {
     FidelityMeter meter(shape);
-    const ChosenPolicy policy = choose_policy(methods_[m].policy, input_.model);
+    const ChosenPolicy policy = choose_policy(methods_[m].policy, policy_model(input_.model));
     replay_in_lockstep(*input_.model.model, *policy.policy, input_.decode, {request}, meter,
                        interrupted);
     InterruptGuard::check();
