@@ -11,7 +11,6 @@
 
 #include "decode_record/base/error.h"
 #include "decode_record/base/text.h"
-#include "viewer/model/tables.h"
 #include "viewer/panels/calibration_parts.h"
 
 namespace blockscope {

@@ -10,7 +10,6 @@
 #include <array>
 #include <filesystem>
 
-#include "viewer/model/tables.h"
 #include "viewer/panels/compare_views.h"
 #include "viewer/panels/metric_picker.h"
 #include "viewer/panels/panels.h"

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "viewer/model/panel_metrics.h"
-#include "viewer/model/tables.h"
 #include "viewer/panels/curves_state.h"
 #include "viewer/panels/metric_picker.h"
 #include "viewer/panels/panels.h"

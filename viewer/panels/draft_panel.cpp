@@ -200,7 +200,7 @@ void draw_survival(const PanelContext& context, const DraftTotals& totals, ImVec
 void draw_head(PanelContext& context, const std::shared_ptr<const ShownRounds>& rounds) {
   DraftState& state = context.state.of<DraftState>();
   draw_draft_controls(context);
-  const auto totals = context.model.draft_totals();
+  const auto totals = request_draft_totals(context.model);
   if (!ready_or_explain(totals)) return;
   draw_summary(context, *totals.value, *rounds);
   if (state.answer) {
@@ -214,7 +214,7 @@ void draw_head(PanelContext& context, const std::shared_ptr<const ShownRounds>& 
 void draw_head_and_plot(PanelContext& context, const std::shared_ptr<const ShownRounds>& rounds) {
   const ImVec2 space = ImGui::GetContentRegionAvail();
   const float scale = context.scale;
-  const auto totals = context.model.draft_totals();
+  const auto totals = request_draft_totals(context.model);
   const bool plot = totals.value && space.y > 300.0F * scale;
   const float wide = 280.0F * scale;
   if (!plot || space.x < 2.4F * wide) {
@@ -258,7 +258,7 @@ bool fits_draft_panel(const ViewModel& model) {
 void draw_draft_panel(PanelContext& context) {
   const std::string why = nothing_to_show(context.model);
   if (!why.empty()) return explain_missing(why);
-  const auto data = context.model.draft_rounds();
+  const auto data = request_shown_rounds(context.model);
   if (!ready_or_explain(data)) return;
   draw_head_and_plot(context, data.value);
   if (context.state.of<DraftState>().answer) {
@@ -270,7 +270,7 @@ void draw_draft_panel(PanelContext& context) {
 
 std::optional<CsvTable> draft_panel_table(PanelContext& context) {
   if (!fits_draft_panel(context.model) || context.model.step() == nullptr) return std::nullopt;
-  const auto data = context.model.draft_rounds();
+  const auto data = request_shown_rounds(context.model);
   if (!data.value || data.value->rounds.empty()) return std::nullopt;
   return context.state.of<DraftState>().answer ? draft_answer_table(*data.value)
                                                : draft_rounds_table(*data.value);

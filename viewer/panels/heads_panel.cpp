@@ -4,7 +4,6 @@
 #include <imgui.h>
 
 #include "viewer/model/panel_metrics.h"
-#include "viewer/model/tables.h"
 #include "viewer/panels/calibration_parts.h"
 #include "viewer/panels/heads_state.h"
 #include "viewer/panels/heatmap_plot.h"

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <vector>
 
-#include "viewer/model/tables.h"
+#include "viewer/model/heatmaps.h"
 #include "viewer/panels/heatmap_plot.h"
 #include "viewer/panels/heatmap_state.h"
 #include "viewer/panels/panels.h"
@@ -82,8 +82,8 @@ void draw_matrices(PanelContext& context, bool tokens) {
   const float height = (space.y - ImGui::GetStyle().ItemSpacing.y) / 2;
   std::array<Data<MatrixPayload>, 2> data;
   for (std::size_t i = 0; i < kSides.size(); ++i) {
-    data[i] = tokens ? model.token_matrix(kSides[i].slot, kSides[i].field, to, all_heads)
-                     : model.step_matrix(kSides[i].slot, kSides[i].field, all_heads);
+    data[i] = tokens ? request_token_matrix(model, kSides[i].slot, kSides[i].field, to, all_heads)
+                     : request_step_matrix(model, kSides[i].slot, kSides[i].field, all_heads);
   }
   // Both pictures share one range: their difference is the point.
   HeatmapPlot plot;
@@ -127,7 +127,7 @@ void draw_matrices(PanelContext& context, bool tokens) {
 
 void draw_sets(PanelContext& context) {
   ViewModel& model = context.model;
-  const auto data = model.sets();
+  const auto data = request_sets(model);
   if (!ready_or_explain(data)) return;
   const SetsPayload& sets = *data.value;
   if (!ImPlot::BeginPlot("where the block looks###sets", ImGui::GetContentRegionAvail(),
@@ -178,8 +178,8 @@ std::optional<CsvTable> matrices_of(PanelContext& context, bool tokens) {
   const StepRef* to = model.step_to_compare(state.to_step);
   if (tokens && to == nullptr) return std::nullopt;
   const auto ask = [&](const char* slot, Field field) {
-    return tokens ? model.token_matrix(slot, field, to, state.all_heads)
-                  : model.step_matrix(slot, field, state.all_heads);
+    return tokens ? request_token_matrix(model, slot, field, to, state.all_heads)
+                  : request_step_matrix(model, slot, field, state.all_heads);
   };
   const auto external = ask("heatmap-out", Field::attention_external);
   const auto internal = ask("heatmap-in", Field::attention_internal);
@@ -229,7 +229,7 @@ std::optional<CsvTable> heatmap_panel_table(PanelContext& context) {
   if (context.model.step() == nullptr) return std::nullopt;
   if (context.state.of<HeatmapState>().mode != 2)
     return matrices_of(context, context.state.of<HeatmapState>().mode == 0);
-  const auto data = context.model.sets();
+  const auto data = request_sets(context.model);
   return data.value ? std::optional(sets_table(*data.value)) : std::nullopt;
 }
 

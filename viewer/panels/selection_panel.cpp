@@ -226,8 +226,8 @@ std::optional<std::string> nothing_to_show(const TraceMeta& meta, const StepKeys
 void draw_selection_panel(PanelContext& context) {
   ViewModel& model = context.model;
   if (model.step() == nullptr) return explain_missing("No denoising step is selected.");
-  const auto text = model.prefix_text();
-  const auto data = model.step_keys();
+  const auto text = request_prefix_text(model);
+  const auto data = request_step_keys(model);
   if (!ready_or_explain(data) || !ready_or_explain(text)) return;
   const StepKeys& keys = *data.value;
   if (const auto why = nothing_to_show(model.overview()->info.meta, keys)) {
@@ -247,8 +247,8 @@ void draw_selection_panel(PanelContext& context) {
 
 std::optional<CsvTable> selection_panel_table(PanelContext& context) {
   if (context.model.step() == nullptr) return std::nullopt;
-  const auto text = context.model.prefix_text();
-  const auto keys = context.model.step_keys();
+  const auto text = request_prefix_text(context.model);
+  const auto keys = request_step_keys(context.model);
   const SelectionState& state = context.state.of<SelectionState>();
   if (!text.value || !keys.value) return std::nullopt;
   const KeyView view = compare_keys(*keys.value, state.against, static_cast<std::size_t>(state.k));

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "viewer/model/tables.h"
+#include "viewer/model/trajectory.h"
 #include "viewer/panels/panels.h"
 
 namespace blockscope {
@@ -150,7 +150,7 @@ void draw_trajectory_panel(PanelContext& context) {
     return explain_missing(model.overview() == nullptr ? "No trace is open."
                                                        : "The trace holds no denoising step yet.");
   }
-  const auto data = model.trajectory();
+  const auto data = request_trajectory(model);
   if (!ready_or_explain(data)) return;
   const Trajectory& trajectory = *data.value;
   const std::int32_t t = time_of(trajectory, *model.step());
@@ -197,7 +197,7 @@ void draw_trajectory_panel(PanelContext& context) {
 
 std::optional<CsvTable> trajectory_panel_table(PanelContext& context) {
   if (context.model.step() == nullptr) return std::nullopt;
-  const auto data = context.model.trajectory();
+  const auto data = request_trajectory(context.model);
   return data.value ? std::optional(trajectory_table(*data.value)) : std::nullopt;
 }
 
