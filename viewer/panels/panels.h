@@ -25,7 +25,7 @@ namespace blockscope {
 /// What the panels remember from frame to frame.
 class PanelStates {
  public:
-  /// A panel's own: a type that the panel declares; made when it is first asked for.
+  /// One panel's own. The panel declares the type; the first call makes the state.
   template <typename State>
   State& of() {
     std::shared_ptr<void>& state = states_[typeid(State)];
@@ -33,7 +33,7 @@ class PanelStates {
     return *static_cast<State*>(state.get());
   }
 
-  /// Shared: the selection moves on by itself, so the window draws although nobody does anything.
+  /// Shared: while it plays, the selection moves by itself, and the window draws without input.
   struct Playback {
     bool playing = false;
     double next_time = 0.0;
@@ -53,7 +53,7 @@ struct PanelContext {
   float scale = 1.0F;
 };
 
-/// Where the default layout puts a panel.
+/// Where the default layout puts a panel. right_front is for one panel: it hides the others there.
 enum class PanelPlace : std::uint8_t { top_left, bottom_left, bottom_middle, right, right_front };
 
 /// What `--show NAME=...` takes for a panel: one of `words` and, with take_metric, the name of a
