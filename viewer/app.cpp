@@ -7,8 +7,8 @@
 #include <implot.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
+#include <map>
 
 #include "command_line/interrupt.h"
 #include "decode_record/base/error.h"
@@ -17,32 +17,6 @@
 #include "viewer/panels/show_text.h"
 
 namespace blockscope {
-namespace {
-
-const std::array<Panel, 9> kPanels = {
-    {{"Trajectory", draw_trajectory_panel, trajectory_panel_table},
-     {"Heads", draw_heads_panel, heads_panel_table},
-     {"Heatmap", draw_heatmap_panel, heatmap_panel_table},
-     {"Curves", draw_curves_panel, curves_panel_table},
-     {"Selection", draw_selection_panel, selection_panel_table},
-     {"Draft", draw_draft_panel, draft_panel_table, fits_draft_panel},
-     {"Compare", draw_compare_panel, compare_panel_table},
-     {"Calibration", draw_calibration_panel, calibration_panel_table},
-     {"Run", draw_run_panel, run_panel_table}}};
-
-}  // namespace
-
-std::string panel_key(const Panel& panel) {
-  std::string key = panel.name;
-  std::ranges::transform(key, key.begin(), [](unsigned char c) { return std::tolower(c); });
-  return key;
-}
-
-std::vector<std::string> panel_names() {
-  std::vector<std::string> names;
-  for (const Panel& panel : kPanels) names.push_back(panel_key(panel));
-  return names;
-}
 
 App::App(const AppOptions& options)
     : options_(options),
@@ -50,7 +24,7 @@ App::App(const AppOptions& options)
       window_(options.window),
       model_(options.cache_bytes > 0 ? options.cache_bytes : settings_.cache_mib << 20U),
       appearance_(settings_.appearance),
-      panels_(kPanels.begin(), kPanels.end()),
+      panels_(all_panels()),
       map_(Colormap(options.colormap.empty() ? appearance_.map : options.colormap)) {
   show_from_text(options.show, state_);
   check_selection_text(options.select);  // a mistake is told before anything is drawn
@@ -93,7 +67,7 @@ void App::wait_and_draw() {
   constexpr double kCursor = 0.3;  // blinks
   constexpr double kStill = 3600.0;
   constexpr int kSettling = 3;  // ImGui places what is new over some frames
-  if (model_.data().busy() || state_.trajectory.playing) frames_owed_ = kSettling;
+  if (model_.data().busy() || state_.playback.playing) frames_owed_ = kSettling;
   // The desktop's file dialog doesn't wake the window when it is done.
   const bool typing = ImGui::GetIO().WantTextInput || file_dialog_;
   if (window_.wait(frames_owed_ > 0 ? kMoving : typing ? kCursor : kStill)) {
@@ -160,7 +134,7 @@ bool App::fits(const Panel& panel) const {
 void App::load_reuse() {
   reuse_pending_ = false;
   try {
-    CalibrationEdit* edit = active_calibration(model_, state_.calibration);
+    CalibrationEdit* edit = active_calibration(model_, state_.of<CalibrationState>());
     if (edit == nullptr) {
       throw CalibrationError(
           fmt::format("{}: the trace doesn't name its checkpoint, so the file "
@@ -168,7 +142,7 @@ void App::load_reuse() {
                       options_.reuse));
     }
     edit->load(options_.reuse);
-    state_.calibration.path = options_.reuse;
+    state_.of<CalibrationState>().path = options_.reuse;
   } catch (const Error& error) {
     model_.add_problem(error.what());
   }
@@ -206,25 +180,24 @@ void App::default_layout(unsigned dockspace) {
     ImGui::DockBuilderFinish(dockspace);
     return;
   }
-  // Trajectory above heads and curves; heatmaps, tall, beside them.
+  // Two places below one, and a tall one beside them.
   ImGuiID left = dockspace;
   const ImGuiID right = ImGui::DockBuilderSplitNode(left, ImGuiDir_Right, 0.42F, nullptr, &left);
   const ImGuiID bottom = ImGui::DockBuilderSplitNode(left, ImGuiDir_Down, 0.52F, nullptr, &left);
   ImGuiID bottom_left = bottom;
-  const ImGuiID bottom_right =
+  const ImGuiID bottom_middle =
       ImGui::DockBuilderSplitNode(bottom_left, ImGuiDir_Right, 0.5F, nullptr, &bottom_left);
-  ImGui::DockBuilderDockWindow("Trajectory", left);
-  ImGui::DockBuilderDockWindow("Heads", bottom_left);
-  ImGui::DockBuilderDockWindow("Curves", bottom_right);
-  ImGui::DockBuilderDockWindow("Run", right);
-  ImGui::DockBuilderDockWindow("Calibration", right);
-  ImGui::DockBuilderDockWindow("Compare", right);
-  ImGui::DockBuilderDockWindow("Selection", right);
-  ImGui::DockBuilderDockWindow("Draft", right);
-  ImGui::DockBuilderDockWindow("Heatmap", right);
+  const std::map<PanelPlace, ImGuiID> nodes = {{PanelPlace::top_left, left},
+                                               {PanelPlace::bottom_left, bottom_left},
+                                               {PanelPlace::bottom_middle, bottom_middle},
+                                               {PanelPlace::right, right},
+                                               {PanelPlace::right_front, right}};
+  for (const Panel& panel : panels_) {
+    ImGui::DockBuilderDockWindow(panel.name, nodes.at(panel.place));
+  }
   ImGui::DockBuilderFinish(dockspace);
   front_pending_ = 2;
-  draft_front_ = options_.reuse.empty();
+  kind_front_ = options_.reuse.empty();
 }
 
 /// Glyphs get their place in the font's texture when they are first drawn, and where they are shows
@@ -237,13 +210,21 @@ void App::load_letters() {
 
 /// Of the tabs that share a place in the default layout; windows are docked in their first frame.
 void App::choose_front() {
-  const bool drafted = fits_draft_panel(model_);
-  if (draft_front_ && drafted) {
-    draft_front_ = false;
+  const auto of_kind = std::ranges::find_if(
+      panels_, [&](const Panel& panel) { return panel.fits != nullptr && panel.fits(model_); });
+  if (kind_front_ && of_kind != panels_.end()) {
+    kind_front_ = false;
     front_pending_ = 2;
   }
   if (front_pending_ == 0 || --front_pending_ > 0) return;
-  ImGui::SetWindowFocus(!options_.reuse.empty() ? "Calibration" : drafted ? "Draft" : "Heatmap");
+  const auto front = std::ranges::find(panels_, PanelPlace::right_front, &Panel::place);
+  ImGui::SetWindowFocus(!options_.reuse.empty()    ? "Calibration"
+                        : of_kind != panels_.end() ? of_kind->name
+                                                   : front->name);
+}
+
+PanelContext App::context() {
+  return {model_, appearance_, state_, textures_, *map_, window_.scale()};
 }
 
 void App::draw() {
@@ -260,7 +241,7 @@ void App::draw() {
     if (node == nullptr || !node->IsSplitNode()) default_layout(dockspace);
   }
   const auto shown = std::ranges::count_if(panels_, &Panel::visible);
-  PanelContext context{model_, appearance_, state_, textures_, *map_, window_.scale()};
+  PanelContext now = context();
   for (Panel& panel : panels_) {
     if (!panel.visible || !fits(panel)) continue;
     if (shown == 1) ImGui::SetNextWindowDockID(dockspace, ImGuiCond_Always);
@@ -271,7 +252,7 @@ void App::draw() {
       panel.top = ImGui::GetWindowPos().y;
       panel.width = ImGui::GetWindowWidth();
       panel.height = ImGui::GetWindowHeight();
-      panel.draw(context);
+      panel.draw(now);
     }
     ImGui::End();
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "viewer/file_dialog.h"
+#include "viewer/model/calibration_edit.h"
 #include "viewer/model/settings.h"
 #include "viewer/panels/panels.h"
 #include "viewer/window.h"
@@ -51,7 +52,7 @@ class App {
   std::optional<CsvTable> table(const std::string& panel);
 
   ViewModel& model() { return model_; }
-  PanelState& state() { return state_; }
+  PanelStates& state() { return state_; }
   Appearance& appearance() { return appearance_; }
   std::vector<Panel>& panels() { return panels_; }
   Window& window() { return window_; }
@@ -61,6 +62,7 @@ class App {
 
  private:
   void draw();
+  PanelContext context();
   /// The active trace is one that the panel is about, or somebody asked for the panel by name.
   bool fits(const Panel& panel) const;
   void choose_front();
@@ -98,7 +100,7 @@ class App {
   ViewModel model_;
   Textures textures_;
   Appearance appearance_;
-  PanelState state_;
+  PanelStates state_;
   std::vector<Panel> panels_;
   std::optional<Colormap> map_;
   std::function<void()> after_draw_;
@@ -106,9 +108,9 @@ class App {
   bool reuse_pending_ = false;
   bool layout_pending_ = true;
   bool letters_loaded_ = false;
-  int front_pending_ = 0;     // frames until the tabs in front are chosen
-  bool draft_front_ = false;  // the first drafted trace puts its panel in front
-  int frames_owed_ = 0;       // until what input and news changed has settled
+  int front_pending_ = 0;    // frames until the tabs in front are chosen
+  bool kind_front_ = false;  // the first trace of a panel's kind puts that panel in front
+  int frames_owed_ = 0;      // until what input and news changed has settled
   bool help_ = false;
   bool menus_ = true;  ///< of panels; pictures go without
   struct ExportRequest {
@@ -137,8 +139,5 @@ class App {
   std::vector<bool> noted_;  // documents that are in the list of recent ones
   bool styled_dark_ = false;
 };
-
-/// Names of all panels, lower case, as --panel takes them.
-std::vector<std::string> panel_names();
 
 }  // namespace blockscope

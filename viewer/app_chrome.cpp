@@ -4,11 +4,9 @@
 #include <imgui_internal.h>
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "viewer/app.h"
-#include "viewer/panels/calibration_parts.h"
 
 namespace blockscope {
 
@@ -162,21 +160,22 @@ void App::draw_problem() {
 void App::draw_help() {
   if (!help_) return;
   if (ImGui::Begin("Keys", &help_, ImGuiWindowFlags_AlwaysAutoResize)) {
-    constexpr std::array<std::pair<const char*, const char*>, 12> kKeys = {
-        {{"Left, Right", "one denoising step back, forward"},
-         {"Space", "play, pause"},
-         {"Up, Down", "layer"},
-         {"[ and ]", "head"},
-         {"PageUp, PageDown", "block"},
-         {"D", "dark or light"},
-         {"C", "next colour map"},
-         {"Ctrl+Z, Ctrl+Shift+Z, Ctrl+Y", "calibration: undo, redo"},
-         {"Ctrl+S", "calibration: save"},
-         {"Ctrl+O", "open a trace"},
-         {"Ctrl+W, Ctrl+Q", "close the trace, quit"},
-         {"F1", "this list"}}};
+    std::vector<std::pair<const char*, const char*>> keys = {
+        {"Left, Right", "one denoising step back, forward"},
+        {"Space", "play, pause"},
+        {"Up, Down", "layer"},
+        {"[ and ]", "head"},
+        {"PageUp, PageDown", "block"},
+        {"D", "dark or light"},
+        {"C", "next colour map"}};
+    for (const Panel& panel : panels_) {
+      keys.insert(keys.end(), panel.key_help.begin(), panel.key_help.end());
+    }
+    keys.insert(keys.end(), {{"Ctrl+O", "open a trace"},
+                             {"Ctrl+W, Ctrl+Q", "close the trace, quit"},
+                             {"F1", "this list"}});
     if (ImGui::BeginTable("keys", 2, ImGuiTableFlags_SizingFixedFit)) {
-      for (const auto& [key, what] : kKeys) {
+      for (const auto& [key, what] : keys) {
         ImGui::TableNextColumn();
         ImGui::TextUnformatted(key);
         ImGui::TableNextColumn();
@@ -196,12 +195,15 @@ void App::shortcuts() {
     if (pressed(ImGuiKey_Q)) window_.close();
     if (pressed(ImGuiKey_O)) open_asked_ = true;
     if (pressed(ImGuiKey_W)) close_trace();
-    calibration_keys(model_, state_.calibration);
+    PanelContext now = context();
+    for (const Panel& panel : panels_) {
+      if (panel.control_keys != nullptr) panel.control_keys(now);
+    }
     return;
   }
   if (pressed(ImGuiKey_F1)) help_ = !help_;
   if (pressed(ImGuiKey_D)) appearance_.dark = !appearance_.dark;
-  if (pressed(ImGuiKey_Space)) state_.trajectory.playing = !state_.trajectory.playing;
+  if (pressed(ImGuiKey_Space)) state_.playback.playing = !state_.playback.playing;
   if (pressed(ImGuiKey_C)) {
     const auto found = std::ranges::find(kColormapNames, std::string_view(appearance_.map));
     const auto next = found == kColormapNames.end() ? 0 : found - kColormapNames.begin() + 1;

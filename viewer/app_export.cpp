@@ -18,8 +18,8 @@ namespace blockscope {
 std::optional<CsvTable> App::table(const std::string& panel) {
   const auto found = std::ranges::find(panels_, panel, [](const Panel& p) { return panel_key(p); });
   if (found == panels_.end() || found->table == nullptr) return std::nullopt;
-  PanelContext context{model_, appearance_, state_, textures_, *map_, window_.scale()};
-  return found->table(context);
+  PanelContext now = context();
+  return found->table(now);
 }
 
 void App::draw_panel_menu(const Panel& panel) {
@@ -29,7 +29,7 @@ void App::draw_panel_menu(const Panel& panel) {
       export_.emplace();
       export_->panel = &panel;
       export_->picture = picture;
-      export_->path = export_name(model_, panel_key(panel), picture ? "png" : "csv");
+      export_->path = export_name(model_, panel_key(panel), picture ? "png" : "csv", panel.part);
     };
     const bool numbers = panel.table != nullptr;
     if (ImGui::MenuItem("Picture (PNG) ...")) ask(true);

@@ -28,7 +28,7 @@ std::string describe(const CalibrationEdit& edit) {
 }  // namespace
 
 CalibrationEdit* App::unsaved() {
-  auto& edits = state_.calibration.edits;
+  auto& edits = state_.of<CalibrationState>().edits;
   while (leaving_ && !leaving_->digests.empty()) {
     const auto found = edits.find(leaving_->digests.front());
     if (found != edits.end() && found->second.dirty()) return &found->second;
@@ -48,7 +48,7 @@ void App::ask_before_closing() {
   if (closing_ || !window_.should_close()) return;
   window_.keep_open();
   std::vector<std::string> digests;
-  for (const auto& [digest, edit] : state_.calibration.edits) digests.push_back(digest);
+  for (const auto& [digest, edit] : state_.of<CalibrationState>().edits) digests.push_back(digest);
   ask_before("quitting", digests, [this] {
     closing_ = true;
     window_.close();
@@ -56,13 +56,13 @@ void App::ask_before_closing() {
 }
 
 void App::ask_before_loading() {
-  if (!std::exchange(state_.calibration.load_wanted, false)) return;
-  CalibrationEdit* edit = active_calibration(model_, state_.calibration);
+  if (!std::exchange(state_.of<CalibrationState>().load_wanted, false)) return;
+  CalibrationEdit* edit = active_calibration(model_, state_.of<CalibrationState>());
   if (edit == nullptr) return;
   ask_before("loading a file over it", {edit->model().digest},
-             [this, path = state_.calibration.path] {
+             [this, path = state_.of<CalibrationState>().path] {
                try {
-                 CalibrationEdit* now = active_calibration(model_, state_.calibration);
+                 CalibrationEdit* now = active_calibration(model_, state_.of<CalibrationState>());
                  if (now != nullptr) now->load(path);
                } catch (const Error& error) {
                  model_.add_problem(error.what());
@@ -86,7 +86,7 @@ void App::close_trace() {
   }
   ask_before("closing its last trace", digests, [this, active, digests] {
     // Discarded with its trace: it must not be asked for again.
-    for (const std::string& digest : digests) state_.calibration.edits.erase(digest);
+    for (const std::string& digest : digests) state_.of<CalibrationState>().edits.erase(digest);
     model_.close(active);
   });
 }
@@ -98,7 +98,7 @@ void App::draw_unsaved() {
   if (!ImGui::IsPopupOpen(kPopup)) ImGui::OpenPopup(kPopup);
   ImGui::SetNextWindowSize(ImVec2(560.0F * window_.scale(), 0.0F), ImGuiCond_Appearing);
   if (!ImGui::BeginPopupModal(kPopup, nullptr, ImGuiWindowFlags_NoSavedSettings)) return;
-  PanelState::Calibration& state = state_.calibration;
+  CalibrationState& state = state_.of<CalibrationState>();
   if (state.path.empty()) state.path = "reuse.json";
   ImGui::TextWrapped("This calibration is in no file, and %s would lose it:",
                      leaving_->what.c_str());

@@ -179,7 +179,7 @@ void RowMaker::put_summary(std::size_t layer, RowValues& row) const {
       return vector_at(values, head * o_.block_length + i, o_.head_dim);
     };
     const auto similarity = [&](Values LayerStep::*which) {
-      if (!later) return kNaN;
+      if (!later) return double{kNaN};
       const LayerStep& before = previous_.layers[layer];
       return mean([&](auto i) { return cosine(at(now.*which, i), at(before.*which, i)); });
     };

@@ -7,6 +7,9 @@
 
 #include "decode_record/read/trace_reader.h"
 #include "tests/viewer/app_fixture.h"
+#include "viewer/panels/curves_state.h"
+#include "viewer/panels/heads_state.h"
+#include "viewer/panels/heatmap_state.h"
 
 namespace blockscope::testing {
 namespace {
@@ -104,11 +107,11 @@ TEST_F(AppTest, DraggingTheSliderScrubs) {
 
 TEST_F(AppTest, PlayingGoesForwardAndStopsAtTheEnd) {
   start();
-  app().state().trajectory.steps_per_second = 1000.0F;
+  app().state().playback.steps_per_second = 1000.0F;
   drive([this](ImGuiTestContext* ctx) {
     ctx->ItemClick("//Trajectory/Play");
-    for (int i = 0; i < 200 && app().state().trajectory.playing; ++i) ctx->Yield();
-    IM_CHECK(!app().state().trajectory.playing);
+    for (int i = 0; i < 200 && app().state().playback.playing; ++i) ctx->Yield();
+    IM_CHECK(!app().state().playback.playing);
     IM_CHECK_EQ(model().block()->block, 1);
     IM_CHECK_EQ(model().step()->step, 4);
   });
@@ -144,30 +147,30 @@ TEST_F(AppTest, HeadsAndCurvesChangeTheMetricAndTheScope) {
   drive([this](ImGuiTestContext* ctx) {
     ctx->SetRef("Heads");
     ctx->ComboClick("##metric/external mass");
-    IM_CHECK_EQ(app().state().heads.metric, 2U);
+    IM_CHECK_EQ(app().state().of<HeadsState>().metric, 2U);
     ctx->ComboClick("##scope/this block");
-    IM_CHECK(app().state().heads.scope == ViewModel::Scope::block);
+    IM_CHECK(app().state().of<HeadsState>().scope == ViewModel::Scope::block);
     ctx->SetRef("Curves");
     ctx->ComboClick("##metric/union size");
-    IM_CHECK_EQ(app().state().curves.metric, 4U);
+    IM_CHECK_EQ(app().state().of<CurvesState>().metric, 4U);
     ctx->ItemClick("###keep");
-    IM_CHECK_EQ(app().state().curves.kept.size(), 1U);
+    IM_CHECK_EQ(app().state().of<CurvesState>().kept.size(), 1U);
     ctx->ItemClick("###keep");
-    IM_CHECK(app().state().curves.kept.empty());
+    IM_CHECK(app().state().of<CurvesState>().kept.empty());
     ctx->ComboClick("##mode/A_in, A_out per head");
-    IM_CHECK(app().state().curves.mode == PanelState::Curves::Mode::per_head);
+    IM_CHECK(app().state().of<CurvesState>().mode == CurvesState::Mode::per_head);
     ctx->ComboClick("##mode/recall for several k");
     ctx->ItemUncheck("###together");
-    IM_CHECK(!app().state().curves.together);
+    IM_CHECK(!app().state().of<CurvesState>().together);
   });
   ASSERT_TRUE(settle());
   // The picture really is of the metric: the share of mass outside lies in (0, 1).
-  ASSERT_NE(app().state().heads.grid, nullptr);
-  EXPECT_GT(app().state().heads.grid->low, 0.0F);
-  EXPECT_LT(app().state().heads.grid->high, 1.0F);
-  EXPECT_EQ(app().state().heads.grid_metric, 2U);
-  EXPECT_TRUE(app().state().curves.recall_head.has_value());
-  EXPECT_FALSE(app().state().curves.recall.empty());
+  ASSERT_NE(app().state().of<HeadsState>().grid, nullptr);
+  EXPECT_GT(app().state().of<HeadsState>().grid->low, 0.0F);
+  EXPECT_LT(app().state().of<HeadsState>().grid->high, 1.0F);
+  EXPECT_EQ(app().state().of<HeadsState>().grid_metric, 2U);
+  EXPECT_TRUE(app().state().of<CurvesState>().recall_head.has_value());
+  EXPECT_FALSE(app().state().of<CurvesState>().recall.empty());
 }
 
 TEST_F(AppTest, TheHeatmapHasThreeModesAndALockedRange) {
@@ -179,11 +182,11 @@ TEST_F(AppTest, TheHeatmapHasThreeModesAndALockedRange) {
     for (const char* name : {"step x step", "top-k positions", "token x token"}) {
       ctx->ComboClick((std::string("##mode/") + name).c_str());
       mode = (mode + 1) % 3;
-      IM_CHECK_EQ(app().state().heatmap.mode, mode);
+      IM_CHECK_EQ(app().state().of<HeatmapState>().mode, mode);
       ctx->Yield(3);
     }
     ctx->ItemUncheck("all heads");
-    IM_CHECK(!app().state().heatmap.all_heads);
+    IM_CHECK(!app().state().of<HeatmapState>().all_heads);
     ctx->ItemCheck("lock range");
     IM_CHECK(app().appearance().lock_range);
   });

@@ -25,7 +25,9 @@ class CalibrationTest : public AppTest {
     start(options);
     ASSERT_TRUE(frames_until([&] { return edit() != nullptr && edit()->result() != nullptr; }));
   }
-  CalibrationEdit* edit() { return active_calibration(model(), app().state().calibration); }
+  CalibrationEdit* edit() {
+    return active_calibration(model(), app().state().of<CalibrationState>());
+  }
   bool reuses(std::size_t layer, std::size_t head) { return edit()->result()->reuse[layer][head]; }
   /// A gamma of three digits, so that its text is exact, that splits the heads.
   double splitting_gamma() {

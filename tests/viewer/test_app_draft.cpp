@@ -5,6 +5,7 @@
 
 #include "tests/viewer/app_fixture.h"
 #include "tests/viewer/draft_trace.h"
+#include "viewer/panels/draft_parts.h"
 
 namespace blockscope::testing {
 namespace {
@@ -22,7 +23,7 @@ class DraftPanel : public AppTest {
     options.show = show;
     return start(options);
   }
-  DraftState& state() { return app().state().draft; }
+  DraftState& state() { return app().state().of<DraftState>(); }
 };
 
 TEST_F(DraftPanel, IsThereForDraftedTracesAlone) {

@@ -4,6 +4,7 @@
 
 #include "tests/viewer/app_fixture.h"
 #include "tests/viewer/sparse_trace.h"
+#include "viewer/panels/selection_parts.h"
 
 namespace blockscope::testing {
 namespace {
@@ -19,7 +20,7 @@ class SelectionPanel : public AppTest {
     options.select = fmt::format("step={}", step);
     return start(options);
   }
-  SelectionState& state() { return app().state().selection; }
+  SelectionState& state() { return app().state().of<SelectionState>(); }
   /// Where the text begins on the screen, and how far it is scrolled.
   static ImGuiWindow* text(ImGuiTestContext* ctx) { return ctx->WindowInfo("prefix").Window; }
 };

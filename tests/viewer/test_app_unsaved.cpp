@@ -26,7 +26,9 @@ class UnsavedTest : public AppTest {
     edit()->change(choice);
     ASSERT_TRUE(edit()->dirty());
   }
-  CalibrationEdit* edit() { return active_calibration(model(), app().state().calibration); }
+  CalibrationEdit* edit() {
+    return active_calibration(model(), app().state().of<CalibrationState>());
+  }
   bool closing() { return app().window().should_close(); }
   void quit(ImGuiTestContext* ctx) {
     ctx->KeyPress(ImGuiMod_Ctrl | ImGuiKey_Q);

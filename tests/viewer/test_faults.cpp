@@ -19,6 +19,8 @@
 #include "tests/decode_record/trace_fixture.h"
 #include "tests/viewer/view_model_test.h"
 #include "viewer/model/comparison.h"
+#include "viewer/model/heatmaps.h"
+#include "viewer/model/trajectory.h"
 
 namespace blockscope {
 namespace {
@@ -82,7 +84,7 @@ TEST_F(Faults, AReplacedFileIsShownAfterReopen) {
   model_.reopen(0);
   ASSERT_TRUE(wait_until(model_, [&] { return model_.overview()->blocks.size() != blocks; }));
   EXPECT_EQ(model_.documents()[0].fault, FileFault::none);
-  const auto data = wait_for<Trajectory>(model_, [&] { return model_.trajectory(); });
+  const auto data = wait_for<Trajectory>(model_, [&] { return request_trajectory(model_); });
   EXPECT_EQ(data.state, DataState::ready) << data.message;
 }
 
@@ -212,7 +214,7 @@ TEST_F(Live, ATraceWithoutAStepHasNothingToShow) {
   EXPECT_EQ(model_.step_to_compare(0), nullptr);
   model_.move_step(1);
   model_.set_follow(true);
-  EXPECT_EQ(model_.sets().state, DataState::loading);
+  EXPECT_EQ(request_sets(model_).state, DataState::loading);
   EXPECT_TRUE(model_.problems().empty());
 }
 
@@ -221,11 +223,11 @@ TEST_F(Faults, BlocksOfOneTokenWork) {
   one.block_length = 1;
   open(one);
   const auto matrix = wait_for<MatrixPayload>(model_, [&] {
-    return model_.token_matrix("t", Field::attention_external, model_.next_step(), true);
+    return request_token_matrix(model_, "t", Field::attention_external, model_.next_step(), true);
   });
   ASSERT_EQ(matrix.state, DataState::ready) << matrix.message;
   EXPECT_EQ(matrix.value->matrix.values.size(), 1U);
-  const auto sets = wait_for<SetsPayload>(model_, [&] { return model_.sets(); });
+  const auto sets = wait_for<SetsPayload>(model_, [&] { return request_sets(model_); });
   EXPECT_EQ(sets.state, DataState::ready) << sets.message;
   EXPECT_EQ(sets.value->token_texts.size(), static_cast<std::size_t>(sets.value->context_length));
 }
@@ -235,7 +237,8 @@ TEST_F(Faults, AnyTwoStepsOfABlockCanBeCompared) {
   ASSERT_GE(model_.block()->steps.size(), 3U);
   const auto matrix = [&](std::int32_t to) {
     const auto data = wait_for<MatrixPayload>(model_, [&] {
-      return model_.token_matrix("t", Field::attention_external, model_.step_to_compare(to), true);
+      return request_token_matrix(model_, "t", Field::attention_external,
+                                  model_.step_to_compare(to), true);
     });
     return data.value ? data.value->matrix.values : std::vector<float>();
   };

@@ -1,5 +1,4 @@
 // The numbers that panels export.
-#include "viewer/model/tables.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +7,10 @@
 
 #include "decode_record/base/error.h"
 #include "tests/viewer/view_model_test.h"
+#include "viewer/model/heatmaps.h"
+#include "viewer/model/panel_metrics.h"
 #include "viewer/model/selection_text.h"
+#include "viewer/model/trajectory.h"
 
 namespace blockscope {
 namespace {
@@ -48,7 +50,7 @@ TEST(Tables, TrajectoryHoldsEveryDecision) {
   ViewModel model;
   model.open(testing::kFrozenTrace);
   ASSERT_TRUE(wait_until(model, [&] { return model.overview() != nullptr; }));
-  const auto data = wait_for<Trajectory>(model, [&] { return model.trajectory(); });
+  const auto data = wait_for<Trajectory>(model, [&] { return request_trajectory(model); });
   ASSERT_EQ(data.state, DataState::ready) << data.message;
   const CsvTable table = trajectory_table(*data.value);
   EXPECT_EQ(table.rows(), data.value->cells.size());

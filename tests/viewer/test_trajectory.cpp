@@ -10,8 +10,7 @@
 #include "decode_record/read/trace_reader.h"
 #include "decode_record/write/trace_writer.h"
 #include "tests/decode_record/trace_fixture.h"
-#include "viewer/model/data_service.h"
-#include "viewer/model/queries.h"
+#include "viewer/model/trajectory.h"
 
 namespace blockscope::testing {
 namespace {

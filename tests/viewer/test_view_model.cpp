@@ -7,6 +7,8 @@
 
 #include "decode_record/read/trace_reader.h"
 #include "tests/viewer/view_model_test.h"
+#include "viewer/model/heatmaps.h"
+#include "viewer/model/trajectory.h"
 
 namespace blockscope {
 namespace {
@@ -69,7 +71,7 @@ TEST_F(OpenTrace, StepsForwardThroughOneSequenceAndBackAgain) {
 }
 
 TEST_F(OpenTrace, TrajectoryEndsWithTheTextOfTheSequence) {
-  const auto data = wait_for<Trajectory>(model_, [&] { return model_.trajectory(); });
+  const auto data = wait_for<Trajectory>(model_, [&] { return request_trajectory(model_); });
   ASSERT_EQ(data.state, DataState::ready) << data.message;
   const Trajectory& trajectory = *data.value;
   const TraceReader trace(kTrace);
@@ -96,7 +98,7 @@ TEST_F(OpenTrace, TokenMatrixHasTheDiagonalThatTheArraysGive) {
   const TraceMeta& meta = model_.overview()->info.meta;
   if (meta.level < RecordLevel::outputs) GTEST_SKIP() << "the frozen trace has no outputs";
   const auto data = wait_for<MatrixPayload>(model_, [&] {
-    return model_.token_matrix("t", Field::attention_internal, model_.next_step(), false);
+    return request_token_matrix(model_, "t", Field::attention_internal, model_.next_step(), false);
   });
   ASSERT_EQ(data.state, DataState::ready) << data.message;
   const auto block = static_cast<std::size_t>(meta.block_length);
@@ -137,7 +139,7 @@ TEST(ViewModel, ClosingTheLastTraceLeavesNothingSelected) {
   model.close(0);
   EXPECT_EQ(model.overview(), nullptr);
   EXPECT_EQ(model.block(), nullptr);
-  EXPECT_EQ(model.trajectory().state, DataState::loading);
+  EXPECT_EQ(request_trajectory(model).state, DataState::loading);
 }
 
 TEST(ReadablePiece, EscapesWhatIsNotText) {

@@ -99,6 +99,24 @@ Data<CalibrationPayload> request_calibration(ViewModel& model,
 
 void cancel_calibration(ViewModel& model) { model.data().forget(kSlot); }
 
+CsvTable calibration_table(const CalibrationEdit& edit) {
+  CsvTable table({"layer", "head", "similarity of A_out [cosine]", "standard error", "p5",
+                  "step pairs", "reuse", "pinned"});
+  if (edit.sums() == nullptr || edit.result() == nullptr) return table;
+  const CalibrationSums& sums = *edit.sums();
+  for (std::size_t layer = 0; layer < sums.similarity.size(); ++layer) {
+    for (std::size_t head = 0; head < sums.similarity[layer].size(); ++head) {
+      const auto l = static_cast<std::int64_t>(layer);
+      const auto h = static_cast<std::int64_t>(head);
+      table.add({l, h, sums.similarity[layer][head], sums.standard_error[layer][head],
+                 sums.p5[layer][head], sums.count[layer][head],
+                 std::int64_t{edit.result()->reuse[layer][head]},
+                 std::int64_t{edit.pin_of(l, h).has_value()}});
+    }
+  }
+  return table;
+}
+
 void save_calibration(const ViewModel& model, CalibrationEdit& edit, const std::string& path,
                       bool replace) {
   model.files().reserve(path, replace);

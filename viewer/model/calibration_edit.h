@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "analysis/calibration/calibration.h"
+#include "viewer/model/csv_table.h"
 #include "viewer/model/view_model.h"
 
 namespace blockscope {
@@ -125,6 +126,10 @@ Data<CalibrationPayload> request_calibration(ViewModel& model,
                                              std::int64_t tau, bool from_summary);
 /// Stops a pass under way; the next request starts it again.
 void cancel_calibration(ViewModel& model);
+
+/// layer, head, similarity, its standard error and 5th percentile, step pairs, reuse, pinned (0 or
+/// 1).
+CsvTable calibration_table(const CalibrationEdit& edit);
 
 /// CalibrationEdit::save, but never over one of the open traces (UsageError).
 void save_calibration(const ViewModel& model, CalibrationEdit& edit, const std::string& path,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "analysis/metrics/trace_comparison.h"
+#include "viewer/model/csv_table.h"
 #include "viewer/model/panel_metrics.h"
 #include "viewer/model/view_model.h"
 
@@ -55,5 +56,15 @@ Data<MetricComparison> compare_metric(ViewModel& model, std::size_t choice, Comp
 Data<TokensPayload> compare_trajectories(ViewModel& model);
 /// compare_query_statistics with A as the trained model and B as its backbone.
 Data<MetricPayload> compare_queries(ViewModel& model);
+
+/// layer, head, A, B, B - A.
+CsvTable compared_heads_table(const MetricComparison& data, const PanelMetric& choice,
+                              const TraceMeta& meta_a, const TraceMeta& meta_b);
+/// layer, head, step, A, B, B - A of every head.
+CsvTable compared_steps_table(const MetricComparison& data, const PanelMetric& choice);
+/// step, position, state, and the tokens at the end.
+CsvTable compared_tokens_table(const TokensPayload& data);
+/// Every array in long form: array, unit, model, stage or layer or step, value, terms.
+CsvTable compared_queries_table(const MetricResult& result);
 
 }  // namespace blockscope

@@ -84,6 +84,10 @@ HeadCurve curve_from(const ResultArray& means, const std::vector<double>& steps,
   return curve;
 }
 
+std::string with_unit(const PanelMetric& choice) {
+  return fmt::format("{} [{}]", choice.label, choice.unit);
+}
+
 }  // namespace
 
 std::optional<std::string> lacks(const TraceMeta& meta, const PanelMetric& choice) {
@@ -199,6 +203,58 @@ UnionDistribution union_distribution(const MetricResult& result,
   for (double& count : out.all) count /= std::max(out.terms, 1.0);
   for (double& count : out.first) count /= std::max(out.first_terms, 1.0);
   return out;
+}
+
+CsvTable heads_table(const MatrixPayload& grid, const PanelMetric& choice, const TraceMeta& meta) {
+  CsvTable table({"layer", "head", with_unit(choice)});
+  for (std::size_t row = 0; row < grid.matrix.rows; ++row) {
+    for (std::size_t column = 0; column < grid.matrix.columns; ++column) {
+      table.add({meta.layers[row], meta.heads[column],
+                 double{grid.matrix.values[row * grid.matrix.columns + column]}});
+    }
+  }
+  return table;
+}
+
+CsvTable curves_table(const ResultArray& means, const PanelMetric& choice, const TraceMeta& meta,
+                      std::size_t layer) {
+  CsvTable table({"layer", "head", "step", with_unit(choice)});
+  for (std::size_t head = 0; head < meta.heads.size(); ++head) {
+    const HeadCurve curve = head_curve(means, meta, layer, head);
+    for (std::size_t i = 0; i < curve.steps.size(); ++i) {
+      table.add({meta.layers[layer], meta.heads[head], static_cast<std::int64_t>(curve.steps[i]),
+                 curve.values[i]});
+    }
+  }
+  return table;
+}
+
+CsvTable sides_table(const SimilarityMatrix& external, const SimilarityMatrix& internal,
+                     const TraceMeta& meta) {
+  CsvTable table({"layer", "head", "A_out [cosine]", "A_in [cosine]"});
+  for (std::size_t i = 0; i < external.values.size(); ++i) {
+    table.add({meta.layers[i / external.columns], meta.heads[i % external.columns],
+               double{external.values[i]}, double{internal.values[i]}});
+  }
+  return table;
+}
+
+CsvTable recall_table(const std::vector<SizeCurve>& curves) {
+  CsvTable table({"k", "step", "recall of step 1's set [share]"});
+  for (const SizeCurve& line : curves) {
+    for (std::size_t i = 0; i < line.curve.steps.size(); ++i) {
+      table.add({line.size, static_cast<std::int64_t>(line.curve.steps[i]), line.curve.values[i]});
+    }
+  }
+  return table;
+}
+
+CsvTable unions_table(const UnionDistribution& unions) {
+  CsvTable table({"|union| / k", "all steps [share]", "first steps [share]"});
+  for (std::size_t i = 0; i < unions.centres.size(); ++i) {
+    table.add({unions.centres[i], unions.all[i], unions.first[i]});
+  }
+  return table;
 }
 
 }  // namespace blockscope

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "analysis/results/metric_result.h"
+#include "viewer/model/csv_table.h"
 #include "viewer/model/view_model.h"
 
 namespace blockscope {
@@ -108,5 +109,18 @@ struct UnionDistribution {
 };
 UnionDistribution union_distribution(const MetricResult& result,
                                      const std::optional<std::size_t>& layer);
+
+/// layer, head (the model's), value.
+CsvTable heads_table(const MatrixPayload& grid, const PanelMetric& choice, const TraceMeta& meta);
+/// layer, head, step, value, terms of one layer.
+CsvTable curves_table(const ResultArray& means, const PanelMetric& choice, const TraceMeta& meta,
+                      std::size_t layer);
+/// layer, head, A_out, A_in of every head.
+CsvTable sides_table(const SimilarityMatrix& external, const SimilarityMatrix& internal,
+                     const TraceMeta& meta);
+/// k, step, recall.
+CsvTable recall_table(const std::vector<SizeCurve>& curves);
+/// |union| / k at the bin's centre, share of all steps, share of first steps.
+CsvTable unions_table(const UnionDistribution& unions);
 
 }  // namespace blockscope

@@ -10,7 +10,6 @@
 #include "analysis/metrics/metrics.h"
 #include "analysis/pass/step_pass.h"
 #include "decode_record/base/error.h"
-#include "viewer/model/step_keys.h"
 
 namespace blockscope {
 namespace {
@@ -39,12 +38,6 @@ std::size_t utf8_length(const std::string& text, std::size_t at) {
   return length;
 }
 
-std::string token_text(const TraceReader& trace, std::int64_t token) {
-  if (trace.num_pieces() == 0) return fmt::format("#{}", token);
-  if (token < 0 || token >= trace.num_pieces()) return fmt::format("#{}?", token);
-  return trace.piece(token);
-}
-
 }  // namespace
 
 std::string readable_piece(const std::string& bytes) {
@@ -65,8 +58,14 @@ std::string readable_piece(const std::string& bytes) {
   return out;
 }
 
+std::string token_bytes(const TraceReader& trace, std::int64_t token) {
+  if (trace.num_pieces() == 0) return fmt::format("#{}", token);
+  if (token < 0 || token >= trace.num_pieces()) return fmt::format("#{}?", token);
+  return trace.piece(token);
+}
+
 std::string readable_token(const TraceReader& trace, std::int64_t token) {
-  return token < 0 ? std::string(kMaskSymbol) : readable_piece(token_text(trace, token));
+  return token < 0 ? std::string(kMaskSymbol) : readable_piece(token_bytes(trace, token));
 }
 
 std::size_t Overview::bytes() const {
@@ -87,32 +86,6 @@ std::shared_ptr<const Overview> read_overview(TraceReader& trace) {
   return overview;
 }
 
-std::size_t Trajectory::bytes() const {
-  std::size_t sum = sizeof(*this) + prompt.size() + rows.size() * sizeof(Row);
-  for (const Cell& cell : cells) sum += sizeof(cell) + cell.text.size();
-  return sum + cells_of_position.size() * 32;
-}
-
-std::optional<std::int32_t> Trajectory::shown(std::int64_t position, std::int32_t t) const {
-  if (position < 0 || position >= static_cast<std::int64_t>(cells_of_position.size())) return {};
-  std::optional<std::int32_t> found;
-  for (const std::int32_t index : cells_of_position[static_cast<std::size_t>(position)]) {
-    if (cells[static_cast<std::size_t>(index)].step > t) break;
-    found = index;
-  }
-  if (found && cells[static_cast<std::size_t>(*found)].taken_back) return {};
-  return found;
-}
-
-std::string Trajectory::text_after(std::int32_t t) const {
-  std::string text;
-  for (std::int64_t position = 0; position < gen_length; ++position) {
-    const auto index = shown(position, t);
-    text += index ? cells[static_cast<std::size_t>(*index)].text : std::string(kMaskSymbol);
-  }
-  return text;
-}
-
 std::int64_t answer_length(const TraceReader& trace, std::int64_t sequence,
                            const SequenceInfo& info) {
   if (info.gen_length > kMostPositions) {
@@ -120,46 +93,6 @@ std::int64_t answer_length(const TraceReader& trace, std::int64_t sequence,
                                    trace.info().path, sequence, kMostPositions, info.gen_length));
   }
   return std::max<std::int64_t>(0, info.gen_length);
-}
-
-std::shared_ptr<const Trajectory> read_trajectory(const TraceReader& trace, std::int64_t sequence,
-                                                  JobControl& control) {
-  auto result = std::make_shared<Trajectory>();
-  const SequenceInfo info = trace.sequence(sequence);
-  for (const std::int64_t token : info.prompt) result->prompt += token_text(trace, token);
-  result->gen_length = answer_length(trace, sequence, info);
-  result->cells_of_position.resize(static_cast<std::size_t>(result->gen_length));
-  const auto prompt_length = static_cast<std::int32_t>(info.prompt.size());
-  const std::vector<std::int64_t> rows = trace.rows_of(sequence);
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (i % 64 == 0) control.report(static_cast<double>(i), static_cast<double>(rows.size()));
-    const StepColumns steps = trace.steps(rows[i], 1);
-    if (static_cast<PassKind>(steps.kind[0]) == PassKind::denoise) {
-      result->rows.push_back(
-          {rows[i], steps.block[0], steps.step[0], steps.block_start[0] - prompt_length});
-    }
-    // What a prefill or a commit tells (sub-blocks, drafts) belongs to the step before it.
-    const auto t = static_cast<std::int32_t>(std::max<std::size_t>(result->rows.size(), 1) - 1);
-    for (const SequenceDelta& delta : trace.delta(rows[i]).rows) {
-      for (std::size_t k = 0; k < delta.transfer_index.size(); ++k) {
-        const std::int64_t position = delta.transfer_index[k];
-        if (position >= result->gen_length) continue;  // the last block may go past the end
-        if (position < 0) {
-          throw CorruptTrace(fmt::format("{}: row {}: expected positions of at least 0, got {}",
-                                         trace.info().path, rows[i], position));
-        }
-        const std::int64_t token = k < delta.decoded_tokens.size() ? delta.decoded_tokens[k] : -1;
-        result->cells_of_position[static_cast<std::size_t>(position)].push_back(
-            static_cast<std::int32_t>(result->cells.size()));
-        result->cells.push_back(
-            {t, static_cast<std::int32_t>(position),
-             k < delta.confidence.size() ? delta.confidence[k] : 0.0F,
-             readable_piece(token_text(trace, token)),
-             !delta.transfer_step.empty() && delta.transfer_step[k] == kUndecodedStep});
-      }
-    }
-  }
-  return result;
 }
 
 std::size_t MetricPayload::bytes() const {
@@ -222,42 +155,6 @@ std::shared_ptr<const MatrixPayload> with_range(SimilarityMatrix matrix) {
     payload->high = std::max(payload->high, value);
   }
   payload->matrix = std::move(matrix);
-  return payload;
-}
-
-std::size_t SetsPayload::bytes() const {
-  return sizeof(*this) + positions.size() * 8 + steps.size() * 4 +
-         token_texts.size() * sizeof(std::string);
-}
-
-std::shared_ptr<const SetsPayload> read_sets(const TraceReader& trace, const BlockSteps& block,
-                                             std::size_t layer, std::size_t kv_head) {
-  auto payload = std::make_shared<SetsPayload>();
-  payload->k = static_cast<std::size_t>(trace.info().meta.set_size);
-  const auto first = static_cast<std::ptrdiff_t>(kv_head * payload->k);
-  for (const StepRef& step : block.steps) {
-    if (!step.recorded) continue;
-    const auto slot = static_cast<std::int64_t>(layer);
-    const auto positions = trace.read_ints_at(Field::set_topk, step.row, slot);
-    const auto probability = trace.read_floats_at(Field::set_probability, step.row, slot);
-    const auto count = static_cast<std::ptrdiff_t>(payload->k);
-    if (static_cast<std::ptrdiff_t>(positions.size()) < first + count ||
-        positions.size() != probability.size()) {
-      throw CorruptTrace(
-          fmt::format("{}: row {}: /sets/topk has {} values for layer slot {}, "
-                      "expected at least {}",
-                      trace.info().path, step.row, positions.size(), layer, first + count));
-    }
-    payload->positions.insert(payload->positions.end(), positions.begin() + first,
-                              positions.begin() + first + count);
-    payload->probability.insert(payload->probability.end(), probability.begin() + first,
-                                probability.begin() + first + count);
-    payload->steps.push_back(step.step);
-    payload->context_length = std::max(payload->context_length, step.context_length);
-  }
-  if (!block.steps.empty()) {
-    payload->token_texts = read_prefix_text(trace, block)->tokens;
-  }
   return payload;
 }
 

@@ -29,37 +29,6 @@ std::shared_ptr<const Overview> read_overview(TraceReader& trace);
 std::int64_t answer_length(const TraceReader& trace, std::int64_t sequence,
                            const SequenceInfo& info);
 
-/// One sequence's trajectory as a grid positions x steps.
-struct Trajectory : Payload {
-  struct Cell {
-    std::int32_t step = 0;  ///< t, the denoising step of the sequence that set the token, from 0
-    std::int32_t position = 0;  ///< after the prompt
-    float confidence = 0.0F;
-    std::string text;  ///< the token's piece, readable; "#id" when the trace has no vocabulary
-    bool taken_back = false;  ///< a mask again from this step on
-  };
-  struct Row {
-    std::int64_t row = 0;
-    std::int32_t block = 0;
-    std::int32_t step_in_block = 0;
-    std::int32_t first_position = 0;  ///< of the block, after the prompt; may be negative
-  };
-  std::string prompt;
-  std::int64_t gen_length = 0;
-  std::vector<Row> rows;    ///< denoising steps in order
-  std::vector<Cell> cells;  ///< ascending by step
-  /// For each position, indices into `cells`, ascending: who set it and who changed it later.
-  std::vector<std::vector<std::int32_t>> cells_of_position;
-  std::size_t bytes() const override;
-
-  /// Index into cells of what a position shows after step t; nullopt: still a mask.
-  std::optional<std::int32_t> shown(std::int64_t position, std::int32_t t) const;
-  /// The text so far; masks as one symbol each.
-  std::string text_after(std::int32_t t) const;
-};
-std::shared_ptr<const Trajectory> read_trajectory(const TraceReader& trace, std::int64_t sequence,
-                                                  JobControl& control);
-
 /// Throws JobControl::TooLarge when the arrays that the metric reads for these rows are more than a
 /// job may read unasked, and TraceError when the trace lacks them.
 void require_pass(const TraceReader& trace, const std::string& metric, const RowSelection& rows,
@@ -84,22 +53,12 @@ struct MatrixPayload : Payload {
 };
 std::shared_ptr<const MatrixPayload> with_range(SimilarityMatrix matrix);
 
-/// Positions of the top-k sets of a block over its steps: [steps, k], -1: none.
-struct SetsPayload : Payload {
-  std::size_t k = 0;
-  std::vector<std::int32_t> steps;      ///< step in block of each row
-  std::vector<std::int32_t> positions;  ///< [steps, k], by falling probability
-  std::vector<float> probability;       ///< [steps, k]
-  std::int32_t context_length = 0;
-  std::vector<std::string> token_texts;  ///< [context_length], readable; what stands there
-  std::size_t bytes() const override;
-};
-std::shared_ptr<const SetsPayload> read_sets(const TraceReader& trace, const BlockSteps& block,
-                                             std::size_t layer, std::size_t kv_head);
-
 /// A byte-level BPE piece or any bytes as readable text: invalid UTF-8 and control characters
 /// escaped, spaces kept.
 std::string readable_piece(const std::string& bytes);
+
+/// A token's bytes; "#id" when the trace has no vocabulary.
+std::string token_bytes(const TraceReader& trace, std::int64_t token);
 
 inline constexpr const char* kMaskSymbol = "\u2591";  ///< light shade
 

@@ -94,18 +94,18 @@ Selection selection_from_text(const std::string& text, const Overview& overview,
 }
 
 std::string export_name(const ViewModel& model, const std::string& panel,
-                        const std::string& extension) {
+                        const std::string& extension, SelectionPart part) {
   const Overview* overview = model.overview();
   if (overview == nullptr) return fmt::format("{}.{}", panel, extension);
   const TraceMeta& meta = overview->info.meta;
   const Selection& at = model.selection();
   std::string name =
       fmt::format("{}-{}", std::filesystem::path(overview->info.path).stem().string(), panel);
-  if (panel == "run") return fmt::format("{}.{}", name, extension);
-  if (const StepRef* step = model.step()) {
+  const StepRef* step = model.step();
+  if (part >= SelectionPart::step && step != nullptr) {
     name += fmt::format("-sequence{}-block{}-step{}", step->sequence, step->block, step->step);
   }
-  if (panel != "trajectory" && at.layer < meta.layers.size() && at.head < meta.heads.size()) {
+  if (part == SelectionPart::head && at.layer < meta.layers.size() && at.head < meta.heads.size()) {
     name += fmt::format("-layer{}-head{}", meta.layers[at.layer], meta.heads[at.head]);
   }
   return fmt::format("{}.{}", name, extension);

@@ -2,6 +2,7 @@
 // and the trace have them.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "viewer/model/view_model.h"
@@ -15,8 +16,11 @@ void check_selection_text(const std::string& text);
 Selection selection_from_text(const std::string& text, const Overview& overview,
                               const Selection& now);
 
-/// "run-heads-layer3-head2.png": a file name for what a panel shows of the active trace.
+/// How much of the selection a panel depends on: the trace alone, its step, or the head, too.
+enum class SelectionPart : std::uint8_t { trace, step, head };
+
+/// "run-heads-sequence0-block0-step1-layer3-head2.png": a file name for what a panel shows.
 std::string export_name(const ViewModel& model, const std::string& panel,
-                        const std::string& extension);
+                        const std::string& extension, SelectionPart part = SelectionPart::head);
 
 }  // namespace blockscope

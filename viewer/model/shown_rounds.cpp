@@ -1,12 +1,13 @@
 #include "viewer/model/shown_rounds.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
 #include <utility>
 
 #include "analysis/metrics/draft_rounds.h"
 #include "decode_record/write/round_records.h"
-#include "viewer/model/queries.h"
 
 namespace blockscope {
 namespace {
@@ -188,6 +189,16 @@ std::shared_ptr<const ShownRounds> read_shown_rounds(const TraceReader& trace,
   return shown;
 }
 
+Data<ShownRounds> request_shown_rounds(ViewModel& model) {
+  if (model.block() == nullptr) return {};
+  return model.ask<ShownRounds>("draft", fmt::format("draft/{}", model.block()->sequence),
+                                [sequence = model.block()->sequence,
+                                 open = model.documents()[model.selection().trace].overview](
+                                    const TraceReader& trace, JobControl& control) {
+                                  return read_shown_rounds(trace, sequence, open->blocks, control);
+                                });
+}
+
 double DraftCounts::tokens_per_round() const {
   if (rounds == 0) return std::numeric_limits<double>::quiet_NaN();
   return static_cast<double>(tokens) / static_cast<double>(rounds);
@@ -224,6 +235,15 @@ std::shared_ptr<const DraftTotals> read_draft_totals(const TraceReader& trace,
     }
   }
   return totals;
+}
+
+Data<DraftTotals> request_draft_totals(ViewModel& model) {
+  if (model.overview() == nullptr) return {};
+  return model.ask<DraftTotals>("draft totals", "draft totals",
+                                [open = model.documents()[model.selection().trace].overview](
+                                    const TraceReader& trace, JobControl& control) {
+                                  return read_draft_totals(trace, open->blocks, control);
+                                });
 }
 
 }  // namespace blockscope

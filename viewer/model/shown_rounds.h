@@ -10,7 +10,7 @@
 
 #include "analysis/pass/block_index.h"
 #include "decode_record/read/trace_reader.h"
-#include "viewer/model/data_service.h"
+#include "viewer/model/view_model.h"
 
 namespace blockscope {
 
@@ -65,6 +65,8 @@ std::shared_ptr<const ShownRounds> read_shown_rounds(const TraceReader& trace,
                                                      std::int64_t sequence,
                                                      const std::vector<BlockSteps>& blocks,
                                                      JobControl& control);
+/// Of the selected sequence of a drafted trace (has_draft).
+Data<ShownRounds> request_shown_rounds(ViewModel& model);
 
 /// Acceptance over the rounds in which something was drafted. What lies behind an answer's end is
 /// left out, as in the metric `draft`.
@@ -84,5 +86,7 @@ struct DraftTotals : Payload {
 std::shared_ptr<const DraftTotals> read_draft_totals(const TraceReader& trace,
                                                      const std::vector<BlockSteps>& blocks,
                                                      JobControl& control);
+/// Of the active trace, a drafted one.
+Data<DraftTotals> request_draft_totals(ViewModel& model);
 
 }  // namespace blockscope

@@ -9,7 +9,6 @@
 #include "analysis/math/position_sets.h"
 #include "analysis/metrics/selection.h"
 #include "decode_record/base/error.h"
-#include "viewer/model/queries.h"
 
 namespace blockscope {
 namespace {
@@ -161,6 +160,27 @@ std::shared_ptr<const StepKeys> read_step_keys(const TraceReader& trace, const B
   }
   if (trace.has(Field::attention_selected)) read_heads(trace, step, layer, *keys);
   return keys;
+}
+
+Data<PrefixText> request_prefix_text(ViewModel& model) {
+  if (model.block() == nullptr) return {};
+  return model.ask<PrefixText>("prefix", fmt::format("prefix/{}", model.selection().block),
+                               [block = *model.block()](const TraceReader& trace, JobControl&) {
+                                 return read_prefix_text(trace, block);
+                               });
+}
+
+Data<StepKeys> request_step_keys(ViewModel& model) {
+  if (model.step() == nullptr) return {};
+  const auto kv_head = model.kv_head_slot();
+  if (!kv_head) return {DataState::failed, nullptr, 0.0, kNoKvHead};
+  const std::size_t layer = model.selection().layer;
+  return model.ask<StepKeys>("keys",
+                             fmt::format("keys/{}/{}/{}", model.step()->row, layer, *kv_head),
+                             [block = *model.block(), step = *model.step(), layer, slot = *kv_head](
+                                 const TraceReader& trace, JobControl&) {
+                               return read_step_keys(trace, block, step, layer, slot);
+                             });
 }
 
 KeysAgainst possible(const StepKeys& keys, KeysAgainst wanted) {

@@ -11,7 +11,7 @@
 #include "analysis/math/set_comparison.h"
 #include "analysis/pass/block_index.h"
 #include "viewer/model/csv_table.h"
-#include "viewer/model/data_service.h"
+#include "viewer/model/view_model.h"
 
 namespace blockscope {
 
@@ -24,6 +24,8 @@ struct PrefixText : Payload {
 };
 std::shared_ptr<const PrefixText> read_prefix_text(const TraceReader& trace,
                                                    const BlockSteps& block);
+/// Of the selected block.
+Data<PrefixText> request_prefix_text(ViewModel& model);
 
 enum class KeysRead : std::uint8_t {
   unknown,     ///< the trace has no /attention/selected, or the row no values
@@ -54,6 +56,8 @@ struct StepKeys : Payload {
 std::shared_ptr<const StepKeys> read_step_keys(const TraceReader& trace, const BlockSteps& block,
                                                const StepRef& step, std::size_t layer,
                                                std::size_t kv_head);
+/// Of the selected step, layer and head's KV head.
+Data<StepKeys> request_step_keys(ViewModel& model);
 
 /// Which set is laid beside the step's exact one.
 enum class KeysAgainst : std::uint8_t {

@@ -10,8 +10,6 @@
 namespace blockscope {
 namespace {
 
-constexpr const char* kNoKvHead = "The KV head of this head was not recorded.";
-
 template <typename Container>
 std::size_t clamped(std::size_t index, const Container& container) {
   return container.empty() ? 0 : std::min(index, container.size() - 1);
@@ -147,7 +145,7 @@ void ViewModel::clamp_selection() {
   }
 }
 
-std::string ViewModel::key(const char* what) const {
+std::string ViewModel::key(const std::string& what) const {
   return fmt::format("{}/{}", trace_key(selection_.trace), what);
 }
 
@@ -175,17 +173,6 @@ void ViewModel::swap_traces() {
   clamp_selection();
 }
 
-Data<Trajectory> ViewModel::trajectory() {
-  if (block() == nullptr) return {};
-  const std::size_t trace = selection_.trace;
-  const std::int64_t sequence = block()->sequence;
-  return data_.request<Trajectory>("trajectory", fmt::format("{}/{}", key("trajectory"), sequence),
-                                   [trace, sequence](OpenTraces& traces, JobControl& control) {
-                                     return read_trajectory(open_trace(traces, trace), sequence,
-                                                            control);
-                                   });
-}
-
 Data<MetricPayload> ViewModel::metric(const std::string& slot, const std::string& name, Scope scope,
                                       bool from_summary) {
   if (block() == nullptr) return {};
@@ -196,46 +183,10 @@ Data<MetricPayload> ViewModel::metric(const std::string& slot, const std::string
                             : scope == Scope::sequence
                                 ? fmt::format("{}", block()->sequence)
                                 : fmt::format("{}.{}", block()->sequence, block()->block);
-  const std::size_t trace = selection_.trace;
-  return data_.request<MetricPayload>(
-      slot,
-      fmt::format("{}/{}{}/{}", key("metric"), name, from_summary ? "" : " from arrays", where),
-      [trace, name, rows, from_summary](OpenTraces& traces, JobControl& control) {
-        return compute_metric(open_trace(traces, trace), name, rows, from_summary, control);
-      });
-}
-
-Data<MatrixPayload> ViewModel::token_matrix(const std::string& slot, Field field, const StepRef* to,
-                                            bool all_heads) {
-  const StepRef* from = step();
-  if (from == nullptr || to == nullptr) return {};
-  const std::optional<std::size_t> head = all_heads ? std::nullopt : std::optional(selection_.head);
-  const std::string what =
-      fmt::format("{}/{}/{}/{}/{}/{}", key("tokens"), static_cast<int>(field), from->row, to->row,
-                  selection_.layer, head ? std::to_string(*head) : "all");
-  return data_.request<MatrixPayload>(
-      slot, what,
-      [trace = selection_.trace, field, a = from->row, b = to->row, layer = selection_.layer, head](
-          OpenTraces& traces, JobControl&) {
-        return with_range(token_similarity(open_trace(traces, trace), field, a, b, layer, head));
-      });
-}
-
-Data<MatrixPayload> ViewModel::step_matrix(const std::string& slot, Field field, bool all_heads) {
-  if (block() == nullptr) return {};
-  const std::optional<std::size_t> head = all_heads ? std::nullopt : std::optional(selection_.head);
-  const std::string what =
-      fmt::format("{}/{}/{}/{}/{}", key("steps"), static_cast<int>(field), selection_.block,
-                  selection_.layer, head ? std::to_string(*head) : "all");
-  return data_.request<MatrixPayload>(
-      slot, what,
-      [trace = selection_.trace, field, block = *block(), layer = selection_.layer, head](
-          OpenTraces& traces, JobControl& control) {
-        const TraceReader& reader = open_trace(traces, trace);
-        const TraceMeta& meta = reader.info().meta;
-        control.require(block.steps.size() * row_bytes(spec_of(field), meta) /
-                        std::max<std::size_t>(1, meta.layers.size()));
-        return with_range(step_similarity(reader, field, block, layer, head));
+  return ask<MetricPayload>(
+      slot, fmt::format("metric/{}{}/{}", name, from_summary ? "" : " from arrays", where),
+      [name, rows, from_summary](const TraceReader& trace, JobControl& control) {
+        return compute_metric(trace, name, rows, from_summary, control);
       });
 }
 
@@ -245,59 +196,6 @@ std::optional<std::size_t> ViewModel::kv_head_slot() const {
   const auto found = std::ranges::find(meta.kv_heads, meta.heads[selection_.head] / group);
   if (found == meta.kv_heads.end()) return std::nullopt;
   return static_cast<std::size_t>(found - meta.kv_heads.begin());
-}
-
-Data<SetsPayload> ViewModel::sets() {
-  if (block() == nullptr) return {};
-  const auto kv_head = kv_head_slot();
-  if (!kv_head) return {DataState::failed, nullptr, 0.0, kNoKvHead};
-  return data_.request<SetsPayload>(
-      "sets", fmt::format("{}/{}/{}/{}", key("sets"), selection_.block, selection_.layer, *kv_head),
-      [trace = selection_.trace, block = *block(), layer = selection_.layer, slot = *kv_head](
-          OpenTraces& traces, JobControl&) {
-        return read_sets(open_trace(traces, trace), block, layer, slot);
-      });
-}
-
-Data<PrefixText> ViewModel::prefix_text() {
-  if (block() == nullptr) return {};
-  return data_.request<PrefixText>(
-      "prefix", fmt::format("{}/{}", key("prefix"), selection_.block),
-      [trace = selection_.trace, block = *block()](OpenTraces& traces, JobControl&) {
-        return read_prefix_text(open_trace(traces, trace), block);
-      });
-}
-
-Data<ShownRounds> ViewModel::draft_rounds() {
-  if (block() == nullptr) return {};
-  return data_.request<ShownRounds>(
-      "draft", fmt::format("{}/{}", key("draft"), block()->sequence),
-      [trace = selection_.trace, sequence = block()->sequence,
-       open = documents_[selection_.trace].overview](OpenTraces& traces, JobControl& control) {
-        return read_shown_rounds(open_trace(traces, trace), sequence, open->blocks, control);
-      });
-}
-
-Data<DraftTotals> ViewModel::draft_totals() {
-  if (overview() == nullptr) return {};
-  return data_.request<DraftTotals>(
-      "draft totals", key("draft totals"),
-      [trace = selection_.trace, open = documents_[selection_.trace].overview](
-          OpenTraces& traces, JobControl& control) {
-        return read_draft_totals(open_trace(traces, trace), open->blocks, control);
-      });
-}
-
-Data<StepKeys> ViewModel::step_keys() {
-  if (step() == nullptr) return {};
-  const auto kv_head = kv_head_slot();
-  if (!kv_head) return {DataState::failed, nullptr, 0.0, kNoKvHead};
-  return data_.request<StepKeys>(
-      "keys", fmt::format("{}/{}/{}/{}", key("keys"), step()->row, selection_.layer, *kv_head),
-      [trace = selection_.trace, block = *block(), step = *step(), layer = selection_.layer,
-       slot = *kv_head](OpenTraces& traces, JobControl&) {
-        return read_step_keys(open_trace(traces, trace), block, step, layer, slot);
-      });
 }
 
 }  // namespace blockscope

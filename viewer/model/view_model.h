@@ -14,8 +14,6 @@
 #include "viewer/model/data_service.h"
 #include "viewer/model/file_watch.h"
 #include "viewer/model/queries.h"
-#include "viewer/model/shown_rounds.h"
-#include "viewer/model/step_keys.h"
 
 namespace blockscope {
 
@@ -30,6 +28,9 @@ struct Selection {
   std::optional<std::int32_t> token;  ///< position in the block under the crosshair
   bool operator==(const Selection&) const = default;
 };
+
+/// Instead of a payload where kv_head_slot() is unset.
+inline constexpr const char* kNoKvHead = "The KV head of this head was not recorded.";
 
 enum class OpenState { opening, open, failed };
 
@@ -65,6 +66,8 @@ class ViewModel {
   const Overview* overview() const;
   const BlockSteps* block() const;
   const StepRef* step() const;
+  /// The recorded slot of the KV head that the selected query head reads.
+  std::optional<std::size_t> kv_head_slot() const;
   /// The recorded step before / after the selected one in its block; nullptr at the ends.
   const StepRef* next_step() const;
 
@@ -91,23 +94,21 @@ class ViewModel {
   /// Begins the keys of what is computed from a trace as it is now.
   std::string trace_key(std::size_t trace) const;
 
-  // What panels show of the selection.
-  Data<Trajectory> trajectory();
+  /// What `read` makes of the active trace in the background, and how far it is: how every payload
+  /// of a panel is asked for. `slot`: who asks; `what`: all that the value depends on besides the
+  /// trace, and a first word that no other kind of payload begins with.
+  template <typename T, typename Read>
+  Data<T> ask(const std::string& slot, const std::string& what, Read read) {
+    return data_.request<T>(
+        slot, key(what),
+        [trace = selection_.trace, read](OpenTraces& traces, JobControl& control)
+            -> std::shared_ptr<const Payload> { return read(open_trace(traces, trace), control); });
+  }
   enum class Scope { everything, sequence, block };
   /// `from_summary`: from what the trace has stored per row, where it has it; otherwise from the
   /// arrays, which have more (recall: every k), and take longer.
   Data<MetricPayload> metric(const std::string& slot, const std::string& name, Scope scope,
                              bool from_summary = true);
-  /// Between the selected step and `to`.
-  Data<MatrixPayload> token_matrix(const std::string& slot, Field field, const StepRef* to,
-                                   bool all_heads);
-  Data<MatrixPayload> step_matrix(const std::string& slot, Field field, bool all_heads);
-  Data<SetsPayload> sets();
-  Data<PrefixText> prefix_text();  ///< of the block
-  Data<StepKeys> step_keys();      ///< of the selected step, layer and head's KV head
-  /// Of a drafted trace (has_draft): the selected sequence's rounds, and the whole trace's counts.
-  Data<ShownRounds> draft_rounds();
-  Data<DraftTotals> draft_totals();
 
  private:
   struct News;
@@ -124,9 +125,7 @@ class ViewModel {
   };
   using Watched = std::vector<WatchedFile>;
   static FileFault look_at(const TraceReader& trace, FileWatch& watch);
-  std::string key(const char* what) const;  ///< of the active trace and its version
-  /// The recorded slot of the KV head that the selected query head reads.
-  std::optional<std::size_t> kv_head_slot() const;
+  std::string key(const std::string& what) const;  ///< of the active trace and its version
 
   std::vector<OpenDocument> documents_;
   Selection selection_;

@@ -16,7 +16,7 @@
 namespace blockscope {
 namespace {
 
-using State = PanelState::Calibration;
+using State = CalibrationState;
 
 /// More is read only when a person agrees: it takes a while, and the other panels wait for it.
 constexpr std::int64_t kAskAboveBytes = std::int64_t{1} << 30;
@@ -291,31 +291,9 @@ void draw_pictures(PanelContext& context, CalibrationEdit& edit) {
   draw_calibration_curve(context, edit, width, height);
 }
 
-}  // namespace
-
-CalibrationEdit* active_calibration(const ViewModel& model, State& state) {
-  if (model.overview() == nullptr) return nullptr;
-  look_at_traces(model, state);
-  if (!state.model) return nullptr;
-  return &state.edits.try_emplace(state.model->digest, *state.model).first->second;
-}
-
-bool calibration_in_use(const State& state) {
-  return state.last_frame >= ImGui::GetFrameCount() - 1;
-}
-
-void calibration_keys(const ViewModel& model, State& state) {
-  CalibrationEdit* edit = calibration_in_use(state) ? active_calibration(model, state) : nullptr;
-  if (edit == nullptr) return;
-  const bool shift = ImGui::GetIO().KeyShift;
-  if (ImGui::IsKeyPressed(ImGuiKey_Z)) shift ? edit->redo() : edit->undo();
-  if (ImGui::IsKeyPressed(ImGuiKey_Y)) edit->redo();
-  if (ImGui::IsKeyPressed(ImGuiKey_S, false)) state.save_wanted = true;
-}
-
 void draw_calibration_panel(PanelContext& context) {
   ViewModel& model = context.model;
-  State& state = context.state.calibration;
+  State& state = context.state.of<CalibrationState>();
   if (model.block() == nullptr) return explain_missing("No trace is open.");
   look_at_traces(model, state);
   const auto active =
@@ -340,6 +318,47 @@ void draw_calibration_panel(PanelContext& context) {
   if (edit->sums() == nullptr) return;
   draw_calibration_result(*edit, context.appearance.dark);
   draw_pictures(context, *edit);
+}
+
+std::optional<CsvTable> calibration_panel_table(PanelContext& context) {
+  const CalibrationEdit* edit =
+      active_calibration(context.model, context.state.of<CalibrationState>());
+  if (edit == nullptr || edit->result() == nullptr) return std::nullopt;
+  return calibration_table(*edit);
+}
+
+/// Undo, redo and save, while the panel is on the screen.
+void calibration_keys(PanelContext& context) {
+  State& state = context.state.of<State>();
+  CalibrationEdit* edit =
+      calibration_in_use(state) ? active_calibration(context.model, state) : nullptr;
+  if (edit == nullptr) return;
+  const bool shift = ImGui::GetIO().KeyShift;
+  if (ImGui::IsKeyPressed(ImGuiKey_Z)) shift ? edit->redo() : edit->undo();
+  if (ImGui::IsKeyPressed(ImGuiKey_Y)) edit->redo();
+  if (ImGui::IsKeyPressed(ImGuiKey_S, false)) state.save_wanted = true;
+}
+
+}  // namespace
+
+CalibrationEdit* active_calibration(const ViewModel& model, State& state) {
+  if (model.overview() == nullptr) return nullptr;
+  look_at_traces(model, state);
+  if (!state.model) return nullptr;
+  return &state.edits.try_emplace(state.model->digest, *state.model).first->second;
+}
+
+bool calibration_in_use(const State& state) {
+  return state.last_frame >= ImGui::GetFrameCount() - 1;
+}
+
+Panel calibration_panel() {
+  return {.name = "Calibration",
+          .draw = draw_calibration_panel,
+          .table = calibration_panel_table,
+          .control_keys = calibration_keys,
+          .key_help = {{"Ctrl+Z, Ctrl+Shift+Z, Ctrl+Y", "calibration: undo, redo"},
+                       {"Ctrl+S", "calibration: save"}}};
 }
 
 }  // namespace blockscope

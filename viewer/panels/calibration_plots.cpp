@@ -119,7 +119,7 @@ void take_gamma_from_click(CalibrationEdit& edit, const Line& line) {
 
 void draw_calibration_grid(PanelContext& context, CalibrationEdit& edit, float width,
                            float height) {
-  PanelState::Calibration& state = context.state.calibration;
+  CalibrationState& state = context.state.of<CalibrationState>();
   if (edit.sums() == nullptr) return;
   if (state.grid_of.get() != edit.sums()) {
     state.grid_of = edit.shared_sums();
@@ -148,7 +148,7 @@ void draw_calibration_grid(PanelContext& context, CalibrationEdit& edit, float w
   if (hit && ImGui::IsMouseClicked(ImGuiMouseButton_Right)) select_head(context.model, *hit);
 }
 
-std::vector<CellMark> reuse_marks_of_trace(const ViewModel& model, PanelState::Calibration& state) {
+std::vector<CellMark> reuse_marks_of_trace(const ViewModel& model, CalibrationState& state) {
   if (!calibration_in_use(state) || !state.show_in_heads) return {};
   const CalibrationEdit* edit = active_calibration(model, state);
   if (edit == nullptr || edit->result() == nullptr) return {};
@@ -165,7 +165,7 @@ std::vector<CellMark> reuse_marks_of_trace(const ViewModel& model, PanelState::C
 
 void draw_calibration_curve(PanelContext& context, CalibrationEdit& edit, float width,
                             float height) {
-  const bool flops = context.state.calibration.against_flops;
+  const bool flops = context.state.of<CalibrationState>().against_flops;
   const std::string title =
       fmt::format("what gamma trades, tau {}{}###calibration-curve", edit.choice().tau,
                   edit.choice().pins.empty() ? "" : ", with the pins");

@@ -84,7 +84,7 @@ void plot_curve(const char* label, const HeadCurve& curve, Colour colour) {
 }  // namespace
 
 void draw_compared_heads(PanelContext& context) {
-  const PanelState::Compare& state = context.state.compare;
+  const CompareState& state = context.state.of<CompareState>();
   const auto data = compare_metric(context.model, state.metric, state.scope);
   if (!ready_or_explain(data)) return;
   const MetricComparison& both = *data.value;
@@ -127,7 +127,7 @@ void draw_compared_heads(PanelContext& context) {
 
 void draw_compared_steps(PanelContext& context) {
   ViewModel& model = context.model;
-  const PanelState::Compare& state = context.state.compare;
+  const CompareState& state = context.state.of<CompareState>();
   const auto data = compare_metric(model, state.metric, state.scope);
   if (!ready_or_explain(data)) return;
   const MetricComparison& both = *data.value;

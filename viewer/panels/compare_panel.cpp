@@ -74,7 +74,7 @@ void draw_pair_controls(PanelContext& context) {
 }
 
 void draw_mode_controls(PanelContext& context) {
-  PanelState::Compare& state = context.state.compare;
+  CompareState& state = context.state.of<CompareState>();
   ImGui::SetNextItemWidth(130.0F * context.scale);
   ImGui::Combo("##compare-mode", &state.mode, kCompareViews.data(),
                static_cast<int>(kCompareViews.size()));
@@ -100,8 +100,6 @@ void draw_pair_text(const PairPayload& pair) {
   ImGui::PopTextWrapPos();
 }
 
-}  // namespace
-
 void draw_compare_panel(PanelContext& context) {
   ViewModel& model = context.model;
   if (model.overview() == nullptr) return explain_missing("No trace is open.");
@@ -115,7 +113,7 @@ void draw_compare_panel(PanelContext& context) {
   const auto pair = compare_pair(model);
   if (!ready_or_explain(pair)) return;
   draw_pair_text(*pair.value);
-  switch (context.state.compare.mode) {
+  switch (context.state.of<CompareState>().mode) {
     case 0:
       return draw_compared_heads(context);
     case 1:
@@ -125,6 +123,40 @@ void draw_compare_panel(PanelContext& context) {
     default:
       return draw_compared_queries(context);
   }
+}
+
+std::optional<CsvTable> compare_panel_table(PanelContext& context) {
+  ViewModel& model = context.model;
+  const std::optional<std::size_t> other = model.other_trace();
+  if (!other) return std::nullopt;
+  const CompareState& state = context.state.of<CompareState>();
+  const PanelMetric& choice = kPanelMetrics[state.metric];
+  if (state.mode == 2) {
+    const auto data = compare_trajectories(model);
+    return data.value ? std::optional(compared_tokens_table(*data.value)) : std::nullopt;
+  }
+  if (state.mode == 3) {
+    const auto data = compare_queries(model);
+    return data.value ? std::optional(compared_queries_table(data.value->result)) : std::nullopt;
+  }
+  const auto data = compare_metric(model, state.metric, state.scope);
+  if (!data.value) return std::nullopt;
+  if (state.mode == 1) return compared_steps_table(*data.value, choice);
+  return compared_heads_table(*data.value, choice, model.overview()->info.meta,
+                              model.documents()[*other].overview->info.meta);
+}
+
+void show_comparison(PanelStates& states, std::size_t mode) {
+  states.of<CompareState>().mode = static_cast<int>(mode);
+}
+
+}  // namespace
+
+Panel compare_panel() {
+  return {.name = "Compare",
+          .draw = draw_compare_panel,
+          .table = compare_panel_table,
+          .show = {.words = {"heads", "steps", "tokens", "queries"}, .take_word = show_comparison}};
 }
 
 }  // namespace blockscope

@@ -1,9 +1,19 @@
-// The four pictures of the Compare panel. Each draws into what is left of the window.
+// What the Compare panel remembers, and its four pictures. Each draws into what is left of the
+// window.
 #pragma once
 
+#include <cstddef>
+
+#include "viewer/model/comparison.h"
 #include "viewer/panels/panels.h"
 
 namespace blockscope {
+
+struct CompareState {
+  int mode = 0;  ///< 0: heads, 1: steps, 2: tokens, 3: query statistics
+  std::size_t metric = 0;
+  CompareScope scope = CompareScope::matched;
+};
 
 void draw_compared_heads(PanelContext& context);    ///< layer x head: A, B, B - A
 void draw_compared_steps(PanelContext& context);    ///< over steps: both, and B - A

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "viewer/model/panel_metrics.h"
+#include "viewer/panels/curves_state.h"
 #include "viewer/panels/metric_picker.h"
 #include "viewer/panels/panels.h"
 #include "viewer/panels/plot_axes.h"
@@ -19,7 +20,7 @@
 namespace blockscope {
 namespace {
 
-using Mode = PanelState::Curves::Mode;
+using Mode = CurvesState::Mode;
 
 /// Of kept heads and set sizes: Okabe and Ito without the two colours of A_out and A_in.
 constexpr std::array<Colour, 6> kLineColours = {kGreen,     kPurple,    kSkyBlue,
@@ -75,7 +76,7 @@ void step_cursor(ViewModel& model) {
 /// FlashBlock's Fig. 5 for the selected layer.
 void draw_bars(PanelContext& context, const std::shared_ptr<const MetricPayload>& data) {
   const TraceMeta& meta = context.model.overview()->info.meta;
-  PanelState::Curves& state = context.state.curves;
+  CurvesState& state = context.state.of<CurvesState>();
   const std::size_t layer = context.model.selection().layer;
   if (state.bars_of != data) {
     state.bars_of = data;
@@ -113,7 +114,7 @@ void draw_bars(PanelContext& context, const std::shared_ptr<const MetricPayload>
 void draw_over_steps(PanelContext& context, const std::shared_ptr<const MetricPayload>& data) {
   ViewModel& model = context.model;
   const TraceMeta& meta = model.overview()->info.meta;
-  PanelState::Curves& state = context.state.curves;
+  CurvesState& state = context.state.of<CurvesState>();
   const PanelMetric& choice = kPanelMetrics[state.metric];
   if (state.curves_of != data || state.curves_metric != state.metric) {
     state.curves_of = data;
@@ -151,13 +152,13 @@ void draw_over_steps(PanelContext& context, const std::shared_ptr<const MetricPa
 
 /// The head whose sets are shown; nullopt: all together.
 std::optional<HeadSlot> shown_head(const PanelContext& context) {
-  if (context.state.curves.together) return std::nullopt;
+  if (context.state.of<CurvesState>().together) return std::nullopt;
   return HeadSlot{context.model.selection().layer, context.model.selection().head};
 }
 
 void draw_recall(PanelContext& context, const std::shared_ptr<const MetricPayload>& data) {
   const TraceMeta& meta = context.model.overview()->info.meta;
-  PanelState::Curves& state = context.state.curves;
+  CurvesState& state = context.state.of<CurvesState>();
   const auto head = shown_head(context);
   if (state.recall_of != data || state.recall_head != head) {
     state.recall_of = data;
@@ -186,7 +187,7 @@ void draw_recall(PanelContext& context, const std::shared_ptr<const MetricPayloa
 
 void draw_unions(PanelContext& context, const std::shared_ptr<const MetricPayload>& data) {
   const TraceMeta& meta = context.model.overview()->info.meta;
-  PanelState::Curves& state = context.state.curves;
+  CurvesState& state = context.state.of<CurvesState>();
   const std::optional<std::size_t> layer =
       state.together ? std::nullopt : std::optional(context.model.selection().layer);
   if (state.unions_of != data || state.unions_layer != layer) {
@@ -221,7 +222,7 @@ void draw_unions(PanelContext& context, const std::shared_ptr<const MetricPayloa
 
 /// "Keep" puts the selected head's curve beside those of heads selected later.
 void keep_buttons(PanelContext& context) {
-  PanelState::Curves& state = context.state.curves;
+  CurvesState& state = context.state.of<CurvesState>();
   const HeadSlot here{context.model.selection().layer, context.model.selection().head};
   const auto found = std::ranges::find(state.kept, here);
   ImGui::SameLine();
@@ -237,7 +238,7 @@ void keep_buttons(PanelContext& context) {
 }
 
 /// The metric that a mode shows.
-std::size_t metric_of(const PanelState::Curves& state) {
+std::size_t metric_of(const CurvesState& state) {
   switch (state.mode) {
     case Mode::over_steps:
       return state.metric;
@@ -251,12 +252,10 @@ std::size_t metric_of(const PanelState::Curves& state) {
   return state.metric;
 }
 
-}  // namespace
-
 void draw_curves_panel(PanelContext& context) {
   ViewModel& model = context.model;
   if (model.block() == nullptr) return explain_missing("No trace is open.");
-  PanelState::Curves& state = context.state.curves;
+  CurvesState& state = context.state.of<CurvesState>();
   constexpr const char* kPlotModes[] = {"over steps", "A_in, A_out per head",
                                         "recall for several k", "union sizes"};
   int mode = static_cast<int>(state.mode);
@@ -289,6 +288,54 @@ void draw_curves_panel(PanelContext& context) {
     case Mode::union_sizes:
       return draw_unions(context, data.value);
   }
+}
+
+std::optional<CsvTable> curves_panel_table(PanelContext& context) {
+  if (context.model.block() == nullptr) return std::nullopt;
+  const CurvesState& state = context.state.of<CurvesState>();
+  const TraceMeta& meta = context.model.overview()->info.meta;
+  const std::size_t layer = context.model.selection().layer;
+  switch (state.mode) {
+    case CurvesState::Mode::over_steps:
+      if (!state.curves_of) return std::nullopt;
+      return curves_table(means_by_step(state.curves_of->result, kPanelMetrics[state.metric]),
+                          kPanelMetrics[state.metric], meta, layer);
+    case CurvesState::Mode::per_head:
+      if (!state.bars_of) return std::nullopt;
+      return sides_table(state.external, state.internal, meta);
+    case CurvesState::Mode::recall_sizes:
+      return recall_table(state.recall);
+    case CurvesState::Mode::union_sizes:
+      return unions_table(state.unions);
+  }
+  return std::nullopt;
+}
+
+/// Curves that are no metric over steps, as the modes have them.
+void show_curves(PanelStates& states, std::size_t word) {
+  states.of<CurvesState>().mode = static_cast<Mode>(word + 1);
+}
+
+void show_curves_metric(PanelStates& states, std::size_t metric) {
+  states.of<CurvesState>().mode = Mode::over_steps;
+  states.of<CurvesState>().metric = metric;
+}
+
+void show_curves_scope(PanelStates& states, ViewModel::Scope scope) {
+  states.of<CurvesState>().scope = scope;
+}
+
+}  // namespace
+
+Panel curves_panel() {
+  return {.name = "Curves",
+          .draw = draw_curves_panel,
+          .table = curves_panel_table,
+          .place = PanelPlace::bottom_middle,
+          .show = {.words = {"heads", "recall-sizes", "unions"},
+                   .take_word = show_curves,
+                   .take_metric = show_curves_metric,
+                   .take_scope = show_curves_scope}};
 }
 
 }  // namespace blockscope

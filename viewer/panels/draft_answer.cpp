@@ -90,7 +90,7 @@ Colour colour_of_position(std::int32_t position, std::int32_t block_length) {
 }
 
 void draw_draft_answer(PanelContext& context, const std::shared_ptr<const ShownRounds>& rounds) {
-  DraftState& state = context.state.draft;
+  DraftState& state = context.state.of<DraftState>();
   // Always with its scrollbar: one that comes and goes changes the wrapping, and with it itself.
   ImGui::BeginChild("answer", ImVec2(0, 0), ImGuiChildFlags_None,
                     ImGuiWindowFlags_AlwaysVerticalScrollbar);

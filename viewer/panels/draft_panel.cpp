@@ -29,7 +29,7 @@ const DraftValues& values_of(DraftState& state, const std::shared_ptr<const Show
 }
 
 void draw_draft_controls(PanelContext& context) {
-  DraftState& state = context.state.draft;
+  DraftState& state = context.state.of<DraftState>();
   constexpr std::array<const char*, 2> kViews = {"rounds", "answer"};
   int view = state.answer ? 1 : 0;
   ImGui::SetNextItemWidth(100.0F * context.scale);
@@ -116,7 +116,7 @@ void draw_bar(const PanelContext& context, float largest, const char* unit) {
 
 void draw_rounds_legend(const PanelContext& context, const DraftValues& values) {
   const float scale = context.scale;
-  const DraftColourInfo& colour = info_of(context.state.draft.colour);
+  const DraftColourInfo& colour = info_of(context.state.of<DraftState>().colour);
   switch (colour.scale) {
     case Scale::outcome:
       swatch("accepted", kAcceptedColour, scale);
@@ -198,9 +198,9 @@ void draw_survival(const PanelContext& context, const DraftTotals& totals, ImVec
 }
 
 void draw_head(PanelContext& context, const std::shared_ptr<const ShownRounds>& rounds) {
-  DraftState& state = context.state.draft;
+  DraftState& state = context.state.of<DraftState>();
   draw_draft_controls(context);
-  const auto totals = context.model.draft_totals();
+  const auto totals = request_draft_totals(context.model);
   if (!ready_or_explain(totals)) return;
   draw_summary(context, *totals.value, *rounds);
   if (state.answer) {
@@ -214,7 +214,7 @@ void draw_head(PanelContext& context, const std::shared_ptr<const ShownRounds>& 
 void draw_head_and_plot(PanelContext& context, const std::shared_ptr<const ShownRounds>& rounds) {
   const ImVec2 space = ImGui::GetContentRegionAvail();
   const float scale = context.scale;
-  const auto totals = context.model.draft_totals();
+  const auto totals = request_draft_totals(context.model);
   const bool plot = totals.value && space.y > 300.0F * scale;
   const float wide = 280.0F * scale;
   if (!plot || space.x < 2.4F * wide) {
@@ -250,6 +250,48 @@ std::string nothing_to_show(const ViewModel& model) {
   return "";
 }
 
+/// The trace was captured with a draft.
+bool fits_draft_panel(const ViewModel& model) {
+  return model.overview() != nullptr && model.overview()->info.meta.has_draft;
+}
+
+void draw_draft_panel(PanelContext& context) {
+  const std::string why = nothing_to_show(context.model);
+  if (!why.empty()) return explain_missing(why);
+  const auto data = request_shown_rounds(context.model);
+  if (!ready_or_explain(data)) return;
+  draw_head_and_plot(context, data.value);
+  if (context.state.of<DraftState>().answer) {
+    draw_draft_answer(context, data.value);
+  } else {
+    draw_draft_rounds(context, *data.value);
+  }
+}
+
+std::optional<CsvTable> draft_panel_table(PanelContext& context) {
+  if (!fits_draft_panel(context.model) || context.model.step() == nullptr) return std::nullopt;
+  const auto data = request_shown_rounds(context.model);
+  if (!data.value || data.value->rounds.empty()) return std::nullopt;
+  return context.state.of<DraftState>().answer ? draft_answer_table(*data.value)
+                                               : draft_rounds_table(*data.value);
+}
+
+/// What the rounds are coloured by; and, at last, the answer instead of them.
+std::vector<std::string_view> draft_words() {
+  std::vector<std::string_view> words;
+  for (std::size_t i = 0; i < kDraftColours; ++i) {
+    words.push_back(info_of(static_cast<DraftColour>(i)).name);
+  }
+  words.emplace_back("answer");
+  return words;
+}
+
+void show_draft(PanelStates& states, std::size_t word) {
+  DraftState& state = states.of<DraftState>();
+  state.answer = word == kDraftColours;
+  if (!state.answer) state.colour = static_cast<DraftColour>(word);
+}
+
 }  // namespace
 
 Colour behind_colour() { return ImGui::GetColorU32(ImGuiCol_Text, 0.13F); }
@@ -265,7 +307,7 @@ Colour colour_of_value(float value, Scale scale, float largest, const Colormap& 
 }
 
 void follow_selection(PanelContext& context, std::size_t line, float line_height, float covered) {
-  DraftState& state = context.state.draft;
+  DraftState& state = context.state.of<DraftState>();
   const std::int64_t row = context.model.step()->row;
   if (state.shown_row == row) return;
   state.shown_row = row;
@@ -275,21 +317,12 @@ void follow_selection(PanelContext& context, std::size_t line, float line_height
   ImGui::SetScrollY(std::max(0.0F, y - (height - line_height) / 2));
 }
 
-bool fits_draft_panel(const ViewModel& model) {
-  return model.overview() != nullptr && model.overview()->info.meta.has_draft;
-}
-
-void draw_draft_panel(PanelContext& context) {
-  const std::string why = nothing_to_show(context.model);
-  if (!why.empty()) return explain_missing(why);
-  const auto data = context.model.draft_rounds();
-  if (!ready_or_explain(data)) return;
-  draw_head_and_plot(context, data.value);
-  if (context.state.draft.answer) {
-    draw_draft_answer(context, data.value);
-  } else {
-    draw_draft_rounds(context, *data.value);
-  }
+Panel draft_panel() {
+  return {.name = "Draft",
+          .draw = draw_draft_panel,
+          .table = draft_panel_table,
+          .fits = fits_draft_panel,
+          .show = {.words = draft_words(), .take_word = show_draft}};
 }
 
 }  // namespace blockscope

@@ -84,7 +84,7 @@ struct Look {
 };
 
 Look look_of(const PanelContext& context, const ShownRounds::Cell& cell, DraftOutcome outcome) {
-  const DraftState& state = context.state.draft;
+  const DraftState& state = context.state.of<DraftState>();
   const DraftColourInfo& info = info_of(state.colour);
   if (info.scale == DraftColourInfo::Scale::outcome) {
     switch (outcome) {
@@ -115,7 +115,7 @@ void draw_drafted(const PanelContext& context, const RoundsGrid& grid, std::size
   const ImVec2 low(grid.left(position), grid.top(index));
   const ImVec2 high(low.x + grid.cell.x - 2.0F, low.y + grid.cell.y - 1.0F);
   ImDrawList* draw = ImGui::GetWindowDrawList();
-  const bool values = context.state.draft.colour != DraftColour::outcome;
+  const bool values = context.state.of<DraftState>().colour != DraftColour::outcome;
   if (values && outcome == DraftOutcome::behind) {
     // A bar below: it did not decide anything.
     draw->AddRectFilled(low, high, behind_colour(), 3.0F);
@@ -246,7 +246,7 @@ void draw_draft_rounds(PanelContext& context, const ShownRounds& rounds) {
                         cell,
                         pitch,
                         seen_lines(rounds.rounds.size(), pitch)};
-  context.state.draft.drawn = grid.seen;
+  context.state.of<DraftState>().drawn = grid.seen;
   if (here >= grid.seen.first && here < grid.seen.last) {
     ImGui::GetWindowDrawList()->AddRectFilled(
         ImVec2(grid.corner.x, grid.top(here) - 2.0F),

@@ -5,16 +5,18 @@
 
 #include "viewer/model/panel_metrics.h"
 #include "viewer/panels/calibration_parts.h"
+#include "viewer/panels/heads_state.h"
 #include "viewer/panels/heatmap_plot.h"
 #include "viewer/panels/metric_picker.h"
 #include "viewer/panels/panels.h"
 
 namespace blockscope {
+namespace {
 
 void draw_heads_panel(PanelContext& context) {
   ViewModel& model = context.model;
   if (model.block() == nullptr) return explain_missing("No trace is open.");
-  PanelState::Heads& state = context.state.heads;
+  HeadsState& state = context.state.of<HeadsState>();
   pick_metric("##metric", state.metric, context.scale);
   ImGui::SameLine();
   pick_scope("##scope", state.scope, context.scale);
@@ -42,7 +44,7 @@ void draw_heads_panel(PanelContext& context) {
   plot.height = space.y - ImGui::GetTextLineHeightWithSpacing();
   plot.mark_x = static_cast<double>(model.selection().head);
   plot.mark_y = static_cast<double>(model.selection().layer);
-  plot.marks = reuse_marks_of_trace(model, context.state.calibration);
+  plot.marks = reuse_marks_of_trace(model, context.state.of<CalibrationState>());
   const auto hit = draw_heatmap(context, plot, grid);
   if (hit && hit->clicked) {
     Selection selection = model.selection();
@@ -53,6 +55,31 @@ void draw_heads_panel(PanelContext& context) {
   ImGui::TextDisabled("layer %lld, head %lld; %zu cells without a value",
                       static_cast<long long>(meta.layers[model.selection().layer]),
                       static_cast<long long>(meta.heads[model.selection().head]), grid->missing);
+}
+
+std::optional<CsvTable> heads_panel_table(PanelContext& context) {
+  const HeadsState& state = context.state.of<HeadsState>();
+  if (context.model.block() == nullptr || !state.grid) return std::nullopt;
+  return heads_table(*state.grid, kPanelMetrics[state.grid_metric],
+                     context.model.overview()->info.meta);
+}
+
+void show_heads_metric(PanelStates& states, std::size_t metric) {
+  states.of<HeadsState>().metric = metric;
+}
+
+void show_heads_scope(PanelStates& states, ViewModel::Scope scope) {
+  states.of<HeadsState>().scope = scope;
+}
+
+}  // namespace
+
+Panel heads_panel() {
+  return {.name = "Heads",
+          .draw = draw_heads_panel,
+          .table = heads_panel_table,
+          .place = PanelPlace::bottom_left,
+          .show = {.take_metric = show_heads_metric, .take_scope = show_heads_scope}};
 }
 
 }  // namespace blockscope

@@ -9,7 +9,9 @@
 #include <cmath>
 #include <vector>
 
+#include "viewer/model/heatmaps.h"
 #include "viewer/panels/heatmap_plot.h"
+#include "viewer/panels/heatmap_state.h"
 #include "viewer/panels/panels.h"
 #include "viewer/panels/plot_axes.h"
 
@@ -29,7 +31,7 @@ constexpr std::array<Side, 2> kSides = {{{"A_out", "heatmap-out", Field::attenti
 
 /// The step that the selected one is compared with.
 void pick_step(PanelContext& context) {
-  std::int32_t& to_step = context.state.heatmap.to_step;
+  std::int32_t& to_step = context.state.of<HeatmapState>().to_step;
   const auto name = [](std::int32_t step) {
     return step == 0 ? std::string("next step") : fmt::format("step {}", step);
   };
@@ -46,7 +48,7 @@ void pick_step(PanelContext& context) {
 }
 
 void draw_heatmap_controls(PanelContext& context) {
-  PanelState::Heatmap& state = context.state.heatmap;
+  HeatmapState& state = context.state.of<HeatmapState>();
   Appearance& appearance = context.appearance;
   ImGui::SetNextItemWidth(140.0F * context.scale);
   ImGui::Combo("##mode", &state.mode, kHeatmapModes.data(), static_cast<int>(kHeatmapModes.size()));
@@ -74,14 +76,14 @@ std::string where(const ViewModel& model, bool all_heads) {
 
 void draw_matrices(PanelContext& context, bool tokens) {
   ViewModel& model = context.model;
-  const bool all_heads = context.state.heatmap.all_heads;
-  const StepRef* to = model.step_to_compare(context.state.heatmap.to_step);
+  const bool all_heads = context.state.of<HeatmapState>().all_heads;
+  const StepRef* to = model.step_to_compare(context.state.of<HeatmapState>().to_step);
   const ImVec2 space = ImGui::GetContentRegionAvail();
   const float height = (space.y - ImGui::GetStyle().ItemSpacing.y) / 2;
   std::array<Data<MatrixPayload>, 2> data;
   for (std::size_t i = 0; i < kSides.size(); ++i) {
-    data[i] = tokens ? model.token_matrix(kSides[i].slot, kSides[i].field, to, all_heads)
-                     : model.step_matrix(kSides[i].slot, kSides[i].field, all_heads);
+    data[i] = tokens ? request_token_matrix(model, kSides[i].slot, kSides[i].field, to, all_heads)
+                     : request_step_matrix(model, kSides[i].slot, kSides[i].field, all_heads);
   }
   // Both pictures share one range: their difference is the point.
   HeatmapPlot plot;
@@ -125,7 +127,7 @@ void draw_matrices(PanelContext& context, bool tokens) {
 
 void draw_sets(PanelContext& context) {
   ViewModel& model = context.model;
-  const auto data = model.sets();
+  const auto data = request_sets(model);
   if (!ready_or_explain(data)) return;
   const SetsPayload& sets = *data.value;
   if (!ImPlot::BeginPlot("where the block looks###sets", ImGui::GetContentRegionAvail(),
@@ -164,14 +166,45 @@ void draw_sets(PanelContext& context) {
   ImPlot::EndPlot();
 }
 
-}  // namespace
+std::vector<std::int32_t> numbered(std::size_t count, std::int32_t first) {
+  std::vector<std::int32_t> numbers(count);
+  for (std::size_t i = 0; i < count; ++i) numbers[i] = first + static_cast<std::int32_t>(i);
+  return numbers;
+}
+
+std::optional<CsvTable> matrices_of(PanelContext& context, bool tokens) {
+  ViewModel& model = context.model;
+  const HeatmapState& state = context.state.of<HeatmapState>();
+  const StepRef* to = model.step_to_compare(state.to_step);
+  if (tokens && to == nullptr) return std::nullopt;
+  const auto ask = [&](const char* slot, Field field) {
+    return tokens ? request_token_matrix(model, slot, field, to, state.all_heads)
+                  : request_step_matrix(model, slot, field, state.all_heads);
+  };
+  const auto external = ask("heatmap-out", Field::attention_external);
+  const auto internal = ask("heatmap-in", Field::attention_internal);
+  if (!external.value || !internal.value) return std::nullopt;
+  MatrixAxes axes;
+  if (tokens) {
+    axes.rows = "token at step " + std::to_string(model.step()->step);
+    axes.columns = "token at step " + std::to_string(to->step);
+    axes.row_numbers = numbered(external.value->matrix.rows, 0);
+    axes.column_numbers = numbered(external.value->matrix.columns, 0);
+  } else {
+    axes.rows = "step";
+    axes.columns = "other step";
+    for (const StepRef& step : model.block()->steps) axes.row_numbers.push_back(step.step);
+    axes.column_numbers = axes.row_numbers;
+  }
+  return matrices_table(external.value.get(), internal.value.get(), axes);
+}
 
 void draw_heatmap_panel(PanelContext& context) {
   ViewModel& model = context.model;
   if (model.step() == nullptr) return explain_missing("No denoising step is selected.");
   draw_heatmap_controls(context);
   const TraceMeta& meta = model.overview()->info.meta;
-  const int mode = context.state.heatmap.mode;
+  const int mode = context.state.of<HeatmapState>().mode;
   const RecordLevel needed = mode == 2 ? RecordLevel::sets : RecordLevel::outputs;
   if (meta.level < needed) {
     return explain_missing(
@@ -183,13 +216,35 @@ void draw_heatmap_panel(PanelContext& context) {
     if (meta.set_size == 0) return explain_missing("This trace was captured without top-k sets.");
     return draw_sets(context);
   }
-  if (mode == 0 && model.step_to_compare(context.state.heatmap.to_step) == nullptr) {
+  if (mode == 0 && model.step_to_compare(context.state.of<HeatmapState>().to_step) == nullptr) {
     return explain_missing(
-        context.state.heatmap.to_step == 0
+        context.state.of<HeatmapState>().to_step == 0
             ? std::string("This is the block's last step: choose a step to compare with.")
-            : fmt::format("This block has no step {}.", context.state.heatmap.to_step));
+            : fmt::format("This block has no step {}.", context.state.of<HeatmapState>().to_step));
   }
   draw_matrices(context, mode == 0);
+}
+
+std::optional<CsvTable> heatmap_panel_table(PanelContext& context) {
+  if (context.model.step() == nullptr) return std::nullopt;
+  if (context.state.of<HeatmapState>().mode != 2)
+    return matrices_of(context, context.state.of<HeatmapState>().mode == 0);
+  const auto data = request_sets(context.model);
+  return data.value ? std::optional(sets_table(*data.value)) : std::nullopt;
+}
+
+void show_heatmap(PanelStates& states, std::size_t mode) {
+  states.of<HeatmapState>().mode = static_cast<int>(mode);
+}
+
+}  // namespace
+
+Panel heatmap_panel() {
+  return {.name = "Heatmap",
+          .draw = draw_heatmap_panel,
+          .table = heatmap_panel_table,
+          .place = PanelPlace::right_front,
+          .show = {.words = {"tokens", "steps", "sets"}, .take_word = show_heatmap}};
 }
 
 }  // namespace blockscope

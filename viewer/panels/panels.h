@@ -1,61 +1,97 @@
-// The panels. Each draws one window from the shared selection and changes nothing but it; what they
-// show comes from ViewModel, in the state it is in (loading, ready, failed).
+// What a panel is: one entry, made by a function in the panel's own file. all_panels() lists them;
+// the window, menus, default layout, keys, exports, --panel, --show and --help walk that list.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <typeindex>
+#include <utility>
+#include <vector>
 
 #include "viewer/model/colormap.h"
 #include "viewer/model/csv_table.h"
+#include "viewer/model/selection_text.h"
 #include "viewer/model/settings.h"
-#include "viewer/panels/panel_state.h"
+#include "viewer/model/view_model.h"
 #include "viewer/panels/textures.h"
 
 namespace blockscope {
 
+/// What the panels remember from frame to frame.
+class PanelStates {
+ public:
+  /// One panel's own. The panel declares the type; the first call makes the state.
+  template <typename State>
+  State& of() {
+    std::shared_ptr<void>& state = states_[typeid(State)];
+    if (!state) state = std::make_shared<State>();
+    return *static_cast<State*>(state.get());
+  }
+
+  /// Shared: while it plays, the selection moves by itself, and the window draws without input.
+  struct Playback {
+    bool playing = false;
+    double next_time = 0.0;
+    float steps_per_second = 4.0F;
+  } playback;
+
+ private:
+  std::map<std::type_index, std::shared_ptr<void>> states_;
+};
+
 struct PanelContext {
   ViewModel& model;
   Appearance& appearance;
-  PanelState& state;
+  PanelStates& state;
   Textures& textures;
   const Colormap& map;
   float scale = 1.0F;
 };
 
+/// Where the default layout puts a panel. right_front is for one panel: it hides the others there.
+enum class PanelPlace : std::uint8_t { top_left, bottom_left, bottom_middle, right, right_front };
+
+/// What `--show NAME=...` takes for a panel: one of `words` and, with take_metric, the name of a
+/// metric.
+struct PanelShow {
+  std::vector<std::string_view> words = {};
+  void (*take_word)(PanelStates&, std::size_t word) = nullptr;      ///< index into `words`
+  void (*take_metric)(PanelStates&, std::size_t metric) = nullptr;  ///< index into kPanelMetrics
+  void (*take_scope)(PanelStates&, ViewModel::Scope) = nullptr;     ///< of `--show scope=...`
+};
+
 struct Panel {
-  const char* name;  ///< the window's title and what --panel takes (lower case)
-  void (*draw)(PanelContext&);
+  const char* name = "";  ///< the window's title and what --panel takes (lower case)
+  void (*draw)(PanelContext&) = nullptr;
   /// The numbers shown; nullopt while there are none. nullptr: the panel has none.
   std::optional<CsvTable> (*table)(PanelContext&) = nullptr;
+  PanelPlace place = PanelPlace::right;
+  SelectionPart part = SelectionPart::head;  ///< that the panel depends on
   /// Whether the active trace is of the kind that the panel is about; nullptr: every trace is.
-  /// Others don't show it, unless it was asked for by name.
+  /// Others don't show it, unless it was asked for by name. The first trace of the kind puts the
+  /// panel in front.
   bool (*fits)(const ViewModel&) = nullptr;
+  PanelShow show = {};
+  void (*control_keys)(PanelContext&) = nullptr;  ///< called while Ctrl is down
+  /// The keys and what they do, for the list of keys.
+  std::vector<std::pair<const char*, const char*>> key_help = {};
+
+  // Of the window, in the last frame.
   bool visible = true;
-  float left = 0.0F, top = 0.0F, width = 0.0F, height = 0.0F;  ///< in the last frame
+  float left = 0.0F, top = 0.0F, width = 0.0F, height = 0.0F;
 };
-/// The trace was captured with a draft.
-bool fits_draft_panel(const ViewModel& model);
+
+/// One of each, in the order of menus and --help.
+std::vector<Panel> all_panels();
 /// The name in lower case.
 std::string panel_key(const Panel& panel);
-void draw_trajectory_panel(PanelContext& context);
-void draw_heads_panel(PanelContext& context);
-void draw_heatmap_panel(PanelContext& context);
-void draw_curves_panel(PanelContext& context);
-void draw_selection_panel(PanelContext& context);
-void draw_draft_panel(PanelContext& context);
-void draw_compare_panel(PanelContext& context);
-void draw_run_panel(PanelContext& context);
-void draw_calibration_panel(PanelContext& context);
-
-std::optional<CsvTable> trajectory_panel_table(PanelContext& context);
-std::optional<CsvTable> heads_panel_table(PanelContext& context);
-std::optional<CsvTable> heatmap_panel_table(PanelContext& context);
-std::optional<CsvTable> curves_panel_table(PanelContext& context);
-std::optional<CsvTable> selection_panel_table(PanelContext& context);
-std::optional<CsvTable> draft_panel_table(PanelContext& context);
-std::optional<CsvTable> compare_panel_table(PanelContext& context);
-std::optional<CsvTable> calibration_panel_table(PanelContext& context);
-std::optional<CsvTable> run_panel_table(PanelContext& context);
+/// Of all panels, as --panel takes them.
+std::vector<std::string> panel_names();
 
 /// Colours of A_out and A_in everywhere: blue and orange of Okabe and Ito, safe for colour-blind
 /// eyes, as in FlashBlock's Fig. 5.

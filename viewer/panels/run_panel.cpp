@@ -56,8 +56,6 @@ void json_table(const char* title, const std::string& text) {
   ImGui::EndTable();
 }
 
-}  // namespace
-
 void draw_run_panel(PanelContext& context) {
   const Overview* overview = context.model.overview();
   if (overview == nullptr) return explain_missing("No trace is open.");
@@ -96,6 +94,35 @@ void draw_run_panel(PanelContext& context) {
   }
   json_table("Run", meta.run_json);
   json_table("Model", meta.model_json);
+}
+
+std::optional<CsvTable> run_panel_table(PanelContext& context) {
+  const Overview* overview = context.model.overview();
+  if (overview == nullptr) return std::nullopt;
+  CsvTable table({"part", "name", "value"});
+  const TraceInfo& info = overview->info;
+  table.add({std::string("file"), std::string("path"), info.path});
+  table.add({std::string("file"), std::string("rows"), info.num_rows});
+  table.add({std::string("file"), std::string("sequences"), info.num_sequences});
+  for (const auto& [part, text] :
+       {std::pair("run", &info.meta.run_json), std::pair("model", &info.meta.model_json)}) {
+    const auto json = nlohmann::ordered_json::parse(*text, nullptr, false);
+    if (!json.is_object()) continue;
+    for (const auto& [name, value] : json.items()) {
+      table.add(
+          {std::string(part), name, value.is_string() ? value.get<std::string>() : value.dump()});
+    }
+  }
+  return table;
+}
+
+}  // namespace
+
+Panel run_panel() {
+  return {.name = "Run",
+          .draw = draw_run_panel,
+          .table = run_panel_table,
+          .part = SelectionPart::trace};
 }
 
 }  // namespace blockscope

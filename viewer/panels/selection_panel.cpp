@@ -40,7 +40,7 @@ const KeyView& view_of(SelectionState& state, const std::shared_ptr<const StepKe
 }
 
 void pick_sets(PanelContext& context, const StepKeys& keys) {
-  SelectionState& state = context.state.selection;
+  SelectionState& state = context.state.of<SelectionState>();
   int against = static_cast<int>(possible(keys, state.against));
   const bool both = possible(keys, KeysAgainst::read) != possible(keys, KeysAgainst::first);
   ImGui::BeginDisabled(!both);
@@ -59,7 +59,7 @@ void pick_sets(PanelContext& context, const StepKeys& keys) {
 
 /// Buttons to the marked key before and behind the one jumped to last.
 void jump(PanelContext& context, const KeyView& view) {
-  SelectionState& state = context.state.selection;
+  SelectionState& state = context.state.of<SelectionState>();
   std::vector<std::int32_t> places;
   for (const ComparedKey& key : view.sets.keys) {
     if (state.jump == 0 || static_cast<int>(key.mark) + 1 == state.jump) {
@@ -223,19 +223,17 @@ std::optional<std::string> nothing_to_show(const TraceMeta& meta, const StepKeys
   return "Nothing was recorded of this step.";
 }
 
-}  // namespace
-
 void draw_selection_panel(PanelContext& context) {
   ViewModel& model = context.model;
   if (model.step() == nullptr) return explain_missing("No denoising step is selected.");
-  const auto text = model.prefix_text();
-  const auto data = model.step_keys();
+  const auto text = request_prefix_text(model);
+  const auto data = request_step_keys(model);
   if (!ready_or_explain(data) || !ready_or_explain(text)) return;
   const StepKeys& keys = *data.value;
   if (const auto why = nothing_to_show(model.overview()->info.meta, keys)) {
     return explain_missing(*why);
   }
-  const KeyView& view = view_of(context.state.selection, data.value);
+  const KeyView& view = view_of(context.state.of<SelectionState>(), data.value);
   pick_sets(context, keys);
   jump(context, view);
   ImGui::PushTextWrapPos(0.0F);
@@ -245,6 +243,30 @@ void draw_selection_panel(PanelContext& context) {
   if (view.against == KeysAgainst::read) draw_heads(context, keys);
   ImGui::Spacing();
   draw_prefix(context, keys, view, text.value);
+}
+
+std::optional<CsvTable> selection_panel_table(PanelContext& context) {
+  if (context.model.step() == nullptr) return std::nullopt;
+  const auto text = request_prefix_text(context.model);
+  const auto keys = request_step_keys(context.model);
+  const SelectionState& state = context.state.of<SelectionState>();
+  if (!text.value || !keys.value) return std::nullopt;
+  const KeyView view = compare_keys(*keys.value, state.against, static_cast<std::size_t>(state.k));
+  if (view.sets.keys.empty()) return std::nullopt;
+  return step_keys_table(*keys.value, view, *text.value);
+}
+
+void show_selection(PanelStates& states, std::size_t against) {
+  states.of<SelectionState>().against = static_cast<KeysAgainst>(against);
+}
+
+}  // namespace
+
+Panel selection_panel() {
+  return {.name = "Selection",
+          .draw = draw_selection_panel,
+          .table = selection_panel_table,
+          .show = {.words = {"read", "first"}, .take_word = show_selection}};
 }
 
 }  // namespace blockscope

@@ -100,7 +100,7 @@ void draw_lines(const PanelContext& context, const KeyView& view, const PrefixTe
     }
     for (std::size_t i = area.lines.first[line]; i < area.lines.first[line + 1]; ++i) {
       const auto position = static_cast<std::int32_t>(i);
-      draw_token(area, key_at(view, position), context.state.selection.at == position,
+      draw_token(area, key_at(view, position), context.state.of<SelectionState>().at == position,
                  ImVec2(area.origin.x + area.gutter + area.lines.left[i], y), area.lines.wide[i],
                  label_of(text, i).c_str());
     }
@@ -204,7 +204,7 @@ void draw_legend_entry(KeyMark mark, const std::string& text, float scale) {
 
 void draw_prefix(PanelContext& context, const StepKeys& keys, const KeyView& view,
                  const std::shared_ptr<const PrefixText>& text) {
-  SelectionState& state = context.state.selection;
+  SelectionState& state = context.state.of<SelectionState>();
   if (state.lines.of != text) state.at.reset();
   Strip strip{};
   const auto [under, pressed] = draw_strip(context, view, *text, strip);

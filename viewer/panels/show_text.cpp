@@ -4,113 +4,85 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <sstream>
 #include <string_view>
 #include <vector>
 
 #include "decode_record/base/error.h"
+#include "viewer/model/panel_metrics.h"
 
 namespace blockscope {
 namespace {
 
-constexpr std::array<std::string_view, 3> kHeatmaps = {"tokens", "steps", "sets"};
-constexpr std::array<std::string_view, 3> kScopes = {"trace", "sequence", "block"};
-constexpr std::array<std::string_view, 4> kCompareModes = {"heads", "steps", "tokens", "queries"};
-constexpr std::array<std::string_view, 2> kAgainstWords = {"read", "first"};
-/// Curves that are no metric over steps.
-constexpr std::array<std::string_view, 3> kCurveModes = {"heads", "recall-sizes", "unions"};
+using Words = std::vector<std::string_view>;
 
-/// The Draft panel's text instead of its rounds.
-constexpr std::string_view kDraftAnswer = "answer";
-
-template <typename Names>
-std::optional<std::size_t> index_in(const Names& names, std::string_view name) {
-  const auto found = std::ranges::find(names, name);
-  if (found == names.end()) return std::nullopt;
-  return static_cast<std::size_t>(found - names.begin());
-}
+Words scope_words() { return {"trace", "sequence", "block"}; }
 
 /// Names of kPanelMetrics: those of their arrays in `analyze --json`.
-std::vector<std::string_view> metric_names() {
-  std::vector<std::string_view> names;
+Words metric_names() {
+  Words names;
   for (const PanelMetric& choice : kPanelMetrics) names.emplace_back(choice.array);
   return names;
 }
 
-std::vector<std::string_view> draft_colour_names() {
-  std::vector<std::string_view> names;
-  for (std::size_t i = 0; i < kDraftColours; ++i) {
-    names.push_back(info_of(static_cast<DraftColour>(i)).name);
-  }
-  return names;
+std::optional<std::size_t> index_in(const Words& words, std::string_view word) {
+  const auto found = std::ranges::find(words, word);
+  if (found == words.end()) return std::nullopt;
+  return static_cast<std::size_t>(found - words.begin());
 }
 
-bool show(const std::string& what, const std::string& value, PanelState& state) {
-  if (what == "scope") {
-    const auto scope = index_in(kScopes, value);
-    if (scope) state.heads.scope = state.curves.scope = static_cast<ViewModel::Scope>(*scope);
-    return scope.has_value();
+bool show_scope(const std::string& value, PanelStates& states) {
+  const auto scope = index_in(scope_words(), value);
+  if (!scope) return false;
+  for (const Panel& panel : all_panels()) {
+    if (panel.show.take_scope == nullptr) continue;
+    panel.show.take_scope(states, static_cast<ViewModel::Scope>(*scope));
   }
-  if (what == "heatmap") {
-    const auto mode = index_in(kHeatmaps, value);
-    if (mode) state.heatmap.mode = static_cast<int>(*mode);
-    return mode.has_value();
+  return true;
+}
+
+bool show(const std::string& name, const std::string& value, PanelStates& states) {
+  if (name == "scope") return show_scope(value, states);
+  const std::vector<Panel> panels = all_panels();
+  const auto panel = std::ranges::find(panels, name, panel_key);
+  if (panel == panels.end()) return false;
+  const PanelShow& takes = panel->show;
+  const auto metric = takes.take_metric != nullptr ? index_in(metric_names(), value) : std::nullopt;
+  if (metric) {
+    takes.take_metric(states, *metric);
+    return true;
   }
-  if (what == "selection") {
-    const auto against = index_in(kAgainstWords, value);
-    if (against) state.selection.against = static_cast<KeysAgainst>(*against);
-    return against.has_value();
-  }
-  if (what == "draft") {
-    const auto colour = index_in(draft_colour_names(), value);
-    if (colour) state.draft.colour = static_cast<DraftColour>(*colour);
-    state.draft.answer = value == kDraftAnswer;
-    return colour || state.draft.answer;
-  }
-  const auto metric = index_in(metric_names(), value);
-  if (what == "compare") {
-    const auto mode = index_in(kCompareModes, value);
-    if (mode) state.compare.mode = static_cast<int>(*mode);
-    return mode.has_value();
-  }
-  if (what == "heads") {
-    if (metric) state.heads.metric = *metric;
-    return metric.has_value();
-  }
-  if (what == "curves") {
-    using Mode = PanelState::Curves::Mode;
-    if (metric) {
-      state.curves.mode = Mode::over_steps;
-      state.curves.metric = *metric;
-      return true;
-    }
-    const auto mode = index_in(kCurveModes, value);
-    if (mode) state.curves.mode = static_cast<Mode>(*mode + 1);
-    return mode.has_value();
-  }
-  return false;
+  const auto word = index_in(takes.words, value);
+  if (word) takes.take_word(states, *word);
+  return word.has_value();
 }
 
 }  // namespace
 
 std::string show_text_help() {
-  return fmt::format(
-      "heads=METRIC, curves=METRIC or {}, heatmap={}, selection={}, draft={}|{}, compare={}, "
-      "scope={}; "
-      "METRIC: {}",
-      fmt::join(kCurveModes, " or "), fmt::join(kHeatmaps, "|"), fmt::join(kAgainstWords, "|"),
-      fmt::join(draft_colour_names(), "|"), kDraftAnswer, fmt::join(kCompareModes, "|"),
-      fmt::join(kScopes, "|"), fmt::join(metric_names(), ", "));
+  // Panels that take a metric first: the list ends with what a metric is.
+  std::vector<std::string> metrics, others;
+  for (const Panel& panel : all_panels()) {
+    Words words = panel.show.words;
+    if (panel.show.take_metric != nullptr) {
+      words.insert(words.begin(), "METRIC");
+      metrics.push_back(fmt::format("{}={}", panel_key(panel), fmt::join(words, " or ")));
+    } else if (!words.empty()) {
+      others.push_back(fmt::format("{}={}", panel_key(panel), fmt::join(words, "|")));
+    }
+  }
+  return fmt::format("{}, {}, scope={}; METRIC: {}", fmt::join(metrics, ", "),
+                     fmt::join(others, ", "), fmt::join(scope_words(), "|"),
+                     fmt::join(metric_names(), ", "));
 }
 
-void show_from_text(const std::string& text, PanelState& state) {
+void show_from_text(const std::string& text, PanelStates& states) {
   std::istringstream parts(text);
   for (std::string part; std::getline(parts, part, ',');) {
     const auto equals = part.find('=');
     if (equals == std::string::npos ||
-        !show(part.substr(0, equals), part.substr(equals + 1), state)) {
+        !show(part.substr(0, equals), part.substr(equals + 1), states)) {
       throw UsageError(fmt::format("--show: expected {}, separated by commas, got '{}'",
                                    show_text_help(), part));
     }

@@ -11,6 +11,6 @@ namespace blockscope {
 /// What `text` may hold, for --help and errors.
 std::string show_text_help();
 /// Throws UsageError, naming what is possible.
-void show_from_text(const std::string& text, PanelState& state);
+void show_from_text(const std::string& text, PanelStates& states);
 
 }  // namespace blockscope

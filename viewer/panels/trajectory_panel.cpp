@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "viewer/model/trajectory.h"
 #include "viewer/panels/panels.h"
 
 namespace blockscope {
@@ -19,7 +20,7 @@ std::int32_t time_of(const Trajectory& trajectory, const StepRef& step) {
 }
 
 void draw_controls(PanelContext& context, std::int32_t t, std::int32_t last) {
-  PanelState::Trajectory& state = context.state.trajectory;
+  PanelStates::Playback& state = context.state.playback;
   if (ImGui::Button(state.playing ? "Pause" : "Play")) state.playing = !state.playing;
   ImGui::SameLine();
   if (ImGui::ArrowButton("##back", ImGuiDir_Left)) context.model.move_step(-1);
@@ -143,15 +144,13 @@ void hover_and_click_grid(PanelContext& context, const TrajectoryGrid& grid) {
   }
 }
 
-}  // namespace
-
 void draw_trajectory_panel(PanelContext& context) {
   ViewModel& model = context.model;
   if (model.step() == nullptr) {
     return explain_missing(model.overview() == nullptr ? "No trace is open."
                                                        : "The trace holds no denoising step yet.");
   }
-  const auto data = model.trajectory();
+  const auto data = request_trajectory(model);
   if (!ready_or_explain(data)) return;
   const Trajectory& trajectory = *data.value;
   const std::int32_t t = time_of(trajectory, *model.step());
@@ -174,7 +173,7 @@ void draw_trajectory_panel(PanelContext& context) {
                     ImGuiWindowFlags_HorizontalScrollbar);
   const ImVec2 cell(64.0F * context.scale, text_height + 3.0F * context.scale);
   const auto rows = static_cast<std::int32_t>(trajectory.rows.size());
-  if (context.state.trajectory.follow && !ImGui::IsWindowHovered()) {
+  if (!ImGui::IsWindowHovered()) {  // the selected step stays in sight
     const float middle = static_cast<float>(t + 1) * cell.y - ImGui::GetWindowHeight() / 2;
     ImGui::SetScrollY(std::clamp(middle, 0.0F, ImGui::GetScrollMaxY()));
   }
@@ -194,6 +193,22 @@ void draw_trajectory_panel(PanelContext& context) {
   draw_grid(context, grid);
   hover_and_click_grid(context, grid);
   ImGui::EndChild();
+}
+
+std::optional<CsvTable> trajectory_panel_table(PanelContext& context) {
+  if (context.model.step() == nullptr) return std::nullopt;
+  const auto data = request_trajectory(context.model);
+  return data.value ? std::optional(trajectory_table(*data.value)) : std::nullopt;
+}
+
+}  // namespace
+
+Panel trajectory_panel() {
+  return {.name = "Trajectory",
+          .draw = draw_trajectory_panel,
+          .table = trajectory_panel_table,
+          .place = PanelPlace::top_left,
+          .part = SelectionPart::step};
 }
 
 }  // namespace blockscope

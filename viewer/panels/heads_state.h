@@ -1,0 +1,20 @@
+// What the Heads panel remembers, and the picture that it made.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "viewer/model/view_model.h"
+
+namespace blockscope {
+
+struct HeadsState {
+  std::size_t metric = 0;
+  ViewModel::Scope scope = ViewModel::Scope::everything;
+  /// The picture of a result, made once.
+  std::shared_ptr<const MetricPayload> grid_of;
+  std::size_t grid_metric = 0;
+  std::shared_ptr<const MatrixPayload> grid;
+};
+
+}  // namespace blockscope

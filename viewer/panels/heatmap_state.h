@@ -1,0 +1,14 @@
+// What the Heatmap panel remembers.
+#pragma once
+
+#include <cstdint>
+
+namespace blockscope {
+
+struct HeatmapState {
+  int mode = 0;  ///< 0: token x token, 1: step x step, 2: top-k positions
+  bool all_heads = true;
+  std::int32_t to_step = 0;  ///< that tokens are compared with; 0: the next one
+};
+
+}  // namespace blockscope
