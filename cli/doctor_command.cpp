@@ -91,7 +91,7 @@ void examine_cuda(Findings& out, const std::filesystem::path& runtime) {
   out.push_back({"build", "CUDA kernels", has_kernels ? "built" : "not built",
                  has_kernels ? Verdict::kOk : Verdict::kNote,
                  has_kernels ? ""
-                             : "--device cuda runs attention as chains of operators without them: "
+                             : "without them --device cuda runs attention with torch operators: "
                                "scripts/setup.sh --cuda"});
 }
 

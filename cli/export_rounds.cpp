@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-ordered_json or_null(std::int64_t value) {
+ordered_json known_or_null(std::int64_t value) {
   return value == kUnknown ? ordered_json(nullptr) : ordered_json(value);
 }
 
@@ -63,7 +63,7 @@ ordered_json header(const TraceReader& reader) {
   }
   line["vocab_size"] = meta.vocab_size;
   line["block_size"] = meta.block_length;
-  line["mask_token_id"] = or_null(meta.mask_token_id);
+  line["mask_token_id"] = known_or_null(meta.mask_token_id);
   line["stop_token_ids"] = stop_ids(reader);
   return line;
 }
@@ -80,14 +80,14 @@ ordered_json start_line(std::int64_t index, const DraftedSequence& sequence) {
 
 ordered_json round_line(std::int64_t index, std::size_t number, const RoundRecord& round) {
   auto drafted = ordered_json::array();
-  for (const std::int64_t token : round.drafted) drafted.push_back(or_null(token));
+  for (const std::int64_t token : round.drafted) drafted.push_back(known_or_null(token));
   ordered_json line = {{"sequence", index},          {"round", number},
-                       {"position", round.position}, {"token", or_null(round.token)},
+                       {"position", round.position}, {"token", known_or_null(round.token)},
                        {"drafted", drafted},         {"accepted", round.accepted},
-                       {"next", or_null(round.next)}};
-  add_column(line, "target", round.target, or_null);
+                       {"next", known_or_null(round.next)}};
+  add_column(line, "target", round.target, known_or_null);
   for (std::size_t i = 0; i < kRoundRanks.size(); ++i) {
-    add_column(line, kRoundRanks[i].name, round.ranks[i], or_null);
+    add_column(line, kRoundRanks[i].name, round.ranks[i], known_or_null);
   }
   for (std::size_t i = 0; i < kRoundValues.size(); ++i) {
     add_column(line, kRoundValues[i].name, round.values[i], json_number);

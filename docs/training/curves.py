@@ -15,7 +15,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 STAGES = ("backbone", "diffusion", "bidirectional", "draft")
 TASKS = ("needle", "sentence", "multi_key", "chain", "arithmetic", "copy", "sort")
 COLOURS = ("#1f77b4", "#17becf", "#2ca02c", "#9467bd", "#d62728", "#8c564b", "#ff7f0e")
-EVERY = 20  # steps of the log that become one line of the stored one
+EVERY = 100  # steps of the log that become one line of the stored one
 WIDTH, HEIGHT, GAP = 420, 240, 60
 LEGEND = 80  # to the right of each panel
 
@@ -32,7 +32,8 @@ def thin(path: pathlib.Path) -> list[dict[str, float]]:
                 "seconds": sum(float(row["seconds"]) for row in part)}
         for key in ("loss", "answer_loss", "learning_rate", *TASKS):
             values = [float(row[key]) for row in part if row[key]]
-            line[key] = round(sum(values) / len(values), 6) if values else ""
+            digits = 6 if key == "learning_rate" else 4
+            line[key] = round(sum(values) / len(values), digits) if values else ""
         line["seconds"] = round(line["seconds"], 1)
         out.append(line)
     return out

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Writes tokenizer.json of the needle model: byte-level BPE, Qwen2's normaliser and regex.
+"""Writes the tokenizer of the needle models: byte-level BPE, Qwen2's normaliser and regex.
 
 Every word of probe/tasks/task_words.cpp becomes one token: BPE is trained on the word list until no
 word is left in pieces. Needs the PyPI package `tokenizers` (0.22 or later). Run it from anywhere:
 
     python3 models/needle/make_tokenizer.py
+
+Each model folder gets the same three files, so that it still loads after it is copied alone.
 """
 
 import json
@@ -15,8 +17,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
-HERE = pathlib.Path(__file__).resolve().parent
-WORDS = HERE.parent.parent / "probe" / "train" / "task_words.cpp"
+MODELS = pathlib.Path(__file__).resolve().parents[1]
+FOLDERS = [MODELS / name for name in ("needle", "needle/backbone", "needle-2k", "needle-bidirectional")]
+WORDS = MODELS.parent / "probe" / "tasks" / "task_words.cpp"
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|MASK|>"]
 # The regex of Qwen2's tokenizer.json.
 PATTERN = (
@@ -50,13 +53,21 @@ def make() -> Tokenizer:
     return tokenizer
 
 
-def main() -> None:
+def compact(tokenizer: Tokenizer) -> str:
+    """tokenizer.json with a line for each of its parts; the vocabulary and the merges are one line."""
+    parts = json.loads(tokenizer.to_str())
+    lines = [f"{json.dumps(name)}: {json.dumps(part, ensure_ascii=False, separators=(',', ':'))}"
+             for name, part in parts.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def files() -> dict[str, str]:
+    """The text of each file that a model folder gets."""
     tokenizer = make()
     for word in words():
         pieces = tokenizer.encode(word).tokens
         if len(pieces) != 1:
             raise SystemExit(f"{word!r} is {len(pieces)} tokens: {pieces}")
-    tokenizer.save(str(HERE / "tokenizer.json"))
     ids = {text: tokenizer.token_to_id(text) for text in SPECIAL}
     decoder = {str(i): {"content": text, "lstrip": False, "normalized": False, "rstrip": False,
                         "single_word": False, "special": True} for text, i in ids.items()}
@@ -68,9 +79,17 @@ def main() -> None:
               "tokenizer_class": "Qwen2Tokenizer", "unk_token": None}
     special = {"additional_special_tokens": config["additional_special_tokens"],
                "eos_token": "<|endoftext|>", "mask_token": "<|MASK|>", "pad_token": "<|endoftext|>"}
+    texts = {"tokenizer.json": compact(tokenizer)}
     for name, value in (("tokenizer_config.json", config), ("special_tokens_map.json", special)):
-        (HERE / name).write_text(json.dumps(value, indent=2) + "\n")
-    print(f"{tokenizer.get_vocab_size()} tokens, special: {ids}")
+        texts[name] = json.dumps(value, indent=2) + "\n"
+    return texts
+
+
+def main() -> None:
+    for name, text in files().items():
+        for folder in FOLDERS:
+            (folder / name).write_text(text)
+        print(f"{name}: {len(text.encode())} bytes, in {len(FOLDERS)} folders")
 
 
 if __name__ == "__main__":

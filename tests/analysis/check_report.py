@@ -1,4 +1,4 @@
-"""Judges `blockscope report`: the page with html.parser, its drawings as XML, its numbers and heatmaps
+"""Checks `blockscope report`: the page with html.parser, its drawings as XML, its numbers and heatmaps
 with h5py and numpy alone: check_report.py MAKE_TRACE."""
 
 import os

@@ -1,6 +1,6 @@
 """Recall, union size, EstAcc, query statistics and decoding statistics straight from their
 definitions with h5py and numpy, following docs/trace_format.md only. Slow and plain on purpose:
-the judge of analysis/{recall,union_size,estimation_accuracy,query_statistics,decoding_totals}."""
+the reference for analysis/{recall,union_size,estimation_accuracy,query_statistics,decoding_totals}."""
 
 import collections
 import json

@@ -1,4 +1,4 @@
-// The choice of gamma as a pure function of the sums, judged by loops over the masks themselves.
+// The choice of gamma as a pure function of the sums, compared with loops over the masks themselves.
 #include "analysis/calibration/calibration.h"
 
 #include <gmock/gmock.h>

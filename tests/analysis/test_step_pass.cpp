@@ -185,7 +185,7 @@ TEST(StepPass, ShowsEveryStepWithWhatCameBefore) {
   }
 }
 
-/// Runs a Recorder over the trace and judges it.
+/// Runs a Recorder over the trace and checks its results.
 void check_pass(const std::string& path, std::size_t threads) {
   const TraceGroup traces({path});
   std::vector<std::unique_ptr<StepMetric>> metrics;

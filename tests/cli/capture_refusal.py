@@ -12,7 +12,7 @@ USAGE, FAILED = 2, 1
 class RefusalCase(CheckpointCase):
     def refused(self, code, words, *arguments, lines=1, **given):
         """The command fails with `code`, on one line (or `lines`; None: any) that holds every word."""
-        return self.judge(code, words, self.attempt(*arguments, **given), lines)
+        return self.check_refusal(code, words, self.attempt(*arguments, **given), lines)
 
     def attempt(self, *arguments, model=None, output=None, prompt=("--input-ids", "1,2,3"), gen_length=("--gen-length", "4"),
                 environment=None):
@@ -22,7 +22,7 @@ class RefusalCase(CheckpointCase):
         return output, before, *capture(model or self.model, *prompt, *gen_length, "-o", output, *arguments,
                                         environment=environment)
 
-    def judge(self, code, words, attempt, lines=1):
+    def check_refusal(self, code, words, attempt, lines=1):
         output, before, result, out, err = attempt
         with self.subTest(words=words):
             self.assertEqual(result, code, err)

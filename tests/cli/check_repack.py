@@ -1,4 +1,4 @@
-"""Judges `blockscope repack` and `export` with h5py and numpy alone: check_repack.py TRACE_TOOL.
+"""Checks `blockscope repack` and `export` with h5py and numpy alone: check_repack.py TRACE_TOOL.
 
 Compressed: every dataset, extent and axis name as before. Merged: rows and sequences of each file,
 one after the other, indices shifted. Repaired: the committed rows of a file whose writer was killed.

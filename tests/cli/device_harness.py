@@ -1,5 +1,5 @@
-"""`blockscope` on the emulated cuda:0, a library that is preloaded where libtorch_cuda would be: alone, where attention
-runs as chains of tensor operators, or with the emulated kernels."""
+"""`blockscope` on the emulated cuda:0, a library that is preloaded where libtorch_cuda would be: alone, where
+attention falls back to plain torch operators, or with the emulated kernels."""
 
 import os
 import pathlib
@@ -15,7 +15,7 @@ from capture_harness import BINARY, MODELS
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
 from trace_arrays import datasets  # noqa: E402
 
-CHAINS = sys.argv.pop(1)
+FALLBACK = sys.argv.pop(1)
 KERNELS = sys.argv.pop(1)
 # The description of the run, and its times.
 TOLD = {"/model_byte", "/run_byte", "/model/json", "/run/json", "/steps/pass_time_ns",

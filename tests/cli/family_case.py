@@ -160,5 +160,5 @@ class FamilyCase(RefusalCase):
             length = () if "--gen-length" in case[3] else ("--gen-length", "8")
             return self.attempt(*case[3], model=case[2], output=self.root / f"refused-{index}.h5", gen_length=length, **prompt)
 
-        return [self.judge(case[0], case[1], result, lines)
+        return [self.check_refusal(case[0], case[1], result, lines)
                 for case, result in zip(cases, side_by_side(attempt, enumerate(cases)), strict=True)]

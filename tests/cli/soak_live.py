@@ -1,5 +1,5 @@
 """Reads traces while `capture` writes them, by every command that reads, and from Python: none may call
-a healthy file damaged. h5py looks at the same file before and after and is the judge of the counts.
+a healthy file damaged. h5py looks at the same file before and after and is the reference for the counts.
 test_live_reading.py runs a few hundred; a soak is
 BLOCKSCOPE_BINARY=... python tests/cli/soak_live.py [--reads 10000] [--seed N] [--jobs 2] [--package FOLDER]"""
 

@@ -1,4 +1,4 @@
-"""`blockscope analyze` through the command line, judged by numpy, h5py and xarray.
+"""`blockscope analyze` through the command line, checked against numpy, h5py and xarray.
 test_analyze.py MAKE_TRACE
 
 The exports must agree with each other and with a float64 recomputation from the trace, on traces of

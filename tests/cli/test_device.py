@@ -6,7 +6,7 @@ import json
 import unittest
 
 from capture_harness import MODELS, require_binary
-from device_harness import CHAINS, KERNELS, DeviceCase, run
+from device_harness import FALLBACK, KERNELS, DeviceCase, run
 
 NEEDLE = "Text: Note: Tina lantern helmet. The wide child looked. Note: Bela vine raven. The old painter sat. Question: Tina?"
 LONGER = "Text: The park played. Note: Zoe river falcon. Note: Yara ruby ivory. The farmer stood today near the house. " + NEEDLE
@@ -57,11 +57,11 @@ class Device(DeviceCase):
         self.compare("needle", *self.prompts(LONGER), "--policy", "flashblock", "--shadow", dtype="bfloat16",
                      tolerance=3e-2)
 
-    def test_chains(self):
+    def test_fallback(self):
         self.compare("needle", *self.prompts(NEEDLE, LONGER), "--batch-size", 2, "--policy", "mage+flashblock", "--k", 24,
-                     "--shadow", device=CHAINS)
+                     "--shadow", device=FALLBACK)
         self.compare("needle-bidirectional", *self.prompts(NEEDLE), "--block-length", 16, "--cache", "prefix", "--shadow",
-                     device=CHAINS)
+                     device=FALLBACK)
 
     def test_verify(self):
         reports = []
@@ -77,13 +77,13 @@ class Device(DeviceCase):
         for name in ("gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:99", "CUDA", ""):
             with self.subTest(name):
                 code, _, error = run("capture", MODELS / "needle", "--prompt", "a", "-o", self.root / "x.h5",
-                                     "--device=" + name, device=CHAINS)
+                                     "--device=" + name, device=FALLBACK)
                 self.assertEqual(code, 2, error)
                 self.assertIn("--device", error)
 
     def test_missing(self):
         code, _, error = run("capture", MODELS / "needle", "--prompt", "a", "-o", self.root / "x.h5", "--device",
-                             "cuda:1", device=CHAINS)
+                             "cuda:1", device=FALLBACK)
         self.assertEqual(code, 1)
         self.assertIn("expected an index below 1", error)
         code, _, error = run("capture", MODELS / "needle", "--prompt", "a", "-o", self.root / "x.h5", "--device", "cuda")

@@ -15,7 +15,7 @@ import unittest
 import numpy as np
 
 from capture_harness import BINARY, MODELS, require_binary
-from promise_case import TINY_TRAINING
+from command_line_case import TINY_TRAINING
 
 EMULATED = sys.argv.pop(1)
 NEEDLE = MODELS / "needle"

@@ -6,7 +6,7 @@ import re
 import unittest
 
 from capture_harness import MODELS, require_binary
-from device_harness import CHAINS, KERNELS, DeviceCase, run
+from device_harness import FALLBACK, KERNELS, DeviceCase, run
 
 TARGET, DRAFT = MODELS / "needle" / "backbone", MODELS / "needle" / "dflash"
 TINY_DRAFT = ["--stage", "draft", "--target", TARGET, "--steps", 3, "--layers", 1, "--block-size", 4, "--batch-tokens", 256,
@@ -37,29 +37,29 @@ class DraftOnDevice(DeviceCase):
     def test_target(self):
         self.compare("--recorded-model", "target")
 
-    def test_chains(self):
-        self.compare("--batch-size", 2, device=CHAINS)
-        self.compare("--recorded-model", "target", "--batch-size", 2, device=CHAINS)
+    def test_fallback(self):
+        self.compare("--batch-size", 2, device=FALLBACK)
+        self.compare("--recorded-model", "target", "--batch-size", 2, device=FALLBACK)
 
     def test_drawn(self):
-        self.compare("--temperature", 0.7, "--top-p", 0.9, "--seed", 3, level="trajectory", device=CHAINS)
+        self.compare("--temperature", 0.7, "--top-p", 0.9, "--seed", 3, level="trajectory", device=FALLBACK)
 
     def test_short_blocks(self):
-        self.compare("--block-length", 4, level="summary", device=CHAINS)
+        self.compare("--block-length", 4, level="summary", device=FALLBACK)
 
     def test_bench_and_verify(self):
         given = [TARGET, "--draft", DRAFT, "--prompts", self.prompts, "--gen-length", 8, "--dtype", "float32",
                  "--device", "cuda", "-q"]
-        code, out, error = run("bench", *given, "--runs", 1, "--block-lengths", "4", device=CHAINS)
+        code, out, error = run("bench", *given, "--runs", 1, "--block-lengths", "4", device=FALLBACK)
         self.assertEqual((code, error), (0, ""))
         self.assertRegex(out, r"B 4: all \d+ tokens are the target's own")
-        code, out, error = run("verify", *given, device=CHAINS)
+        code, out, error = run("verify", *given, device=FALLBACK)
         self.assertEqual((code, error), (0, ""))
         self.assertIn("Verdict: the answers are the target's own, token by token", out)
 
     def test_train(self):
         losses = []
-        for name, device in (("cpu", None), ("cuda", CHAINS)):
+        for name, device in (("cpu", None), ("cuda", FALLBACK)):
             code, out, error = run(
                 "train", *TINY_DRAFT, "--out", self.root / name, "--work", self.root / (name + "-work"), "--device", name,
                 device=device)

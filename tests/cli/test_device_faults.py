@@ -9,14 +9,14 @@ import h5py
 import numpy as np
 
 from capture_harness import MODELS, require_binary
-from device_harness import CHAINS, KERNELS, DeviceCase, run
+from device_harness import FALLBACK, KERNELS, DeviceCase, run
 
 NEEDLE = MODELS / "needle"
 PROMPT = "Note: Tina lantern helmet. Question: Tina?"
 
 
 class DeviceFaults(DeviceCase):
-    def refused(self, *arguments, faults, device=CHAINS):
+    def refused(self, *arguments, faults, device=FALLBACK):
         code, out, error = run(*arguments, "--device", "cuda", device=device, faults=faults)
         self.assertEqual(code, 1, error)
         self.assertRegex(error, "--device|cuda:0")
@@ -62,7 +62,7 @@ class DeviceFaults(DeviceCase):
         # Enough for weights and cache; the recorder's 10 MB are the host's.
         output = self.root / "y.h5"
         code, _, error = run(*self.arguments(output, "--record", "full", "--set-size", 1024), "--device", "cuda",
-                             device=CHAINS, faults="memory=40000000")
+                             device=FALLBACK, faults="memory=40000000")
         self.assertEqual(code, 0, error)
 
     def kept(self, output, error):
@@ -83,14 +83,14 @@ class DeviceFaults(DeviceCase):
     def resume(self, output, *more):
         whole = self.root / "whole.h5"
         for path, options in ((whole, ["--force"]), (output, ["--resume"])):
-            code, _, error = run(*self.arguments(path, *more), *options, "--device", "cuda", device=CHAINS)
+            code, _, error = run(*self.arguments(path, *more), *options, "--device", "cuda", device=FALLBACK)
             self.assertEqual(code, 0, error)
         with h5py.File(whole) as expected, h5py.File(output) as got:
             self.assertTrue(np.array_equal(expected["/prediction/token"][-1], got["/prediction/token"][-1]))
 
     def test_lost_in_the_middle_of_a_run(self):
         rows = []
-        for task, device in ((4000, CHAINS), (12000, CHAINS), (4000, KERNELS)):
+        for task, device in ((4000, FALLBACK), (12000, FALLBACK), (4000, KERNELS)):
             with self.subTest(task=task, device=device):
                 output = self.root / f"lost-{task}-{pathlib.Path(device).stem}.h5"
                 error = self.refused(*self.arguments(output), faults=f"lose={task}", device=device)
@@ -98,7 +98,7 @@ class DeviceFaults(DeviceCase):
                 self.assertNotIn("stacktrace", error)
                 rows.append(self.kept(output, error))
         self.assertGreater(rows[1], rows[0])
-        self.resume(self.root / f"lost-12000-{pathlib.Path(CHAINS).stem}.h5")
+        self.resume(self.root / f"lost-12000-{pathlib.Path(FALLBACK).stem}.h5")
 
     def test_lost_while_others_run(self):
         for command in (["verify", NEEDLE, "--prompt", PROMPT, "--policy", "mage", "--k", 8, "--gen-length", 16],

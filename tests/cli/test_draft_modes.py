@@ -1,5 +1,5 @@
 """`blockscope capture TARGET --draft DRAFT` in batches, with the answers of a trace (--replay), and recording the target
-(--recorded-model). Judged by the same run one by one, by rounds counted in numpy on the answer, and by attention in
+(--recorded-model). Compared with the same run one by one, by rounds counted in numpy on the answer, and by attention in
 float64 over the recorded queries and keys. What a single draft computes: probe.parity.dflash."""
 
 import json

@@ -1,5 +1,5 @@
 """Caches, strategies, policies and lengths that a family's attention forbids: refused with what it is, what would do, and
-the documented exit code, before anything is written. Options that would do nothing: test_promises_idle.py."""
+the documented exit code, before anything is written. Options that would do nothing: test_command_line_idle.py."""
 
 import unittest
 

@@ -7,10 +7,10 @@ import json
 import unittest
 
 from capture_harness import VOCAB, byte_tokenizer, require_binary, run, write_checkpoint
-from promise_case import FAILED, USAGE, PromiseCase
+from command_line_case import FAILED, USAGE, CommandLineCase
 
 
-class Frequencies(PromiseCase):
+class Frequencies(CommandLineCase):
     def setUp(self):
         super().setUp()
         self.text = self.root / "text.txt"

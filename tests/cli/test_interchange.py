@@ -1,4 +1,4 @@
-"""`blockscope import`, and what `export` writes for other tools: round trips, judged by h5py and by files made up in
+"""`blockscope import`, and what `export` writes for other tools: round trips, checked with h5py and by files made up in
 interchange_files.py. test_interchange.py TRACE_TOOL"""
 
 import json

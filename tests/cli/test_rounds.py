@@ -1,4 +1,4 @@
-"""Rounds of other engines through `import` and `export --format rounds`, judged by h5py and by a model of drafting that
+"""Rounds of other engines through `import` and `export --format rounds`, checked with h5py and a model of drafting that
 round_files.py plays. Nothing here runs a model; tests/probe/parity/check_rounds.py does."""
 
 import json

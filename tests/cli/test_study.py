@@ -9,7 +9,7 @@ import time
 import unittest
 
 from capture_harness import require_binary, run, start
-from promise_case import FAILED, NEEDLE, USAGE, PromiseCase
+from command_line_case import FAILED, NEEDLE, USAGE, CommandLineCase
 
 SMALL = ["--contexts", "128", "--per-cell", 1, "--threads", 1, "-q"]
 STUDIES = {
@@ -28,7 +28,7 @@ def rows(path):
         return list(csv.DictReader(lines))
 
 
-class Study(PromiseCase):
+class Study(CommandLineCase):
     def setUp(self):
         super().setUp()
         self.out = self.root / "study"

@@ -1,5 +1,5 @@
-// Any bytes as a trajectory of another tool: an error of ours, or a trajectory that keeps its
-// promises.
+// Any bytes as a trajectory of another tool: an error of ours, or a trajectory whose values are
+// valid.
 #include <cstdint>
 #include <cstdlib>
 #include <iterator>

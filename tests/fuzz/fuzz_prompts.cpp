@@ -1,4 +1,4 @@
-// Any bytes as a prompt file: either a PromptError, or prompts that keep their promises. The bytes
+// Any bytes as a prompt file: either a PromptError, or prompts whose values are valid. The bytes
 // are scored against themselves, too: metrics take any text.
 #include <cstdint>
 #include <cstdlib>

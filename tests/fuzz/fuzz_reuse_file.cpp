@@ -1,4 +1,4 @@
-// Any bytes as a calibration file: either a CalibrationError, or a file that keeps its promises and
+// Any bytes as a calibration file: either a CalibrationError, or a file whose values are valid and that
 // is written and read back as the same.
 #include <cstdint>
 #include <cstdlib>

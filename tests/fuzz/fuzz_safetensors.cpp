@@ -1,5 +1,5 @@
 // Any bytes as a safetensors file: either a CheckpointError, or a header whose tensors all lie
-// inside the file. Reading every byte of every tensor lets AddressSanitizer judge the second half.
+// inside the file. Reading every byte of every tensor lets AddressSanitizer check the second half.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>

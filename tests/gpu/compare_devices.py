@@ -4,7 +4,7 @@
 
 Every policy, cache and recorder level on the models of this repository. float32: tokens and all decisions must be the
 CPU's and numbers within 1e-4 of their largest, but for sets, where near ties may fall otherwise (at most one position in
-a thousand). bfloat16: differences are printed and judged by nobody. Prints Markdown; exit status 1 if something is not
+a thousand). bfloat16: differences are printed and not checked. Prints Markdown; exit status 1 if something is not
 as it must be. --preload LIBRARY runs the device's side with tests/support/emulated_cuda.h, to try this script.
 """
 

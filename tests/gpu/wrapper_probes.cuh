@@ -1,5 +1,5 @@
 // Each name of the dialect (kernels/device/device.h) in a kernel of its own, which reads `in` and
-// writes what it got to `out`. Compiled once for each world; test_conformance.cu compares the two.
+// writes what it got to `out`. Compiled once for each backend; test_conformance.cu compares the two.
 #pragma once
 
 #include <cmath>

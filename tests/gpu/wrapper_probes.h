@@ -1,4 +1,4 @@
-// The probes of wrapper_probes.cuh, in both worlds. No torch, no CUDA.
+// The probes of wrapper_probes.cuh, on both backends (GPU and emulator). No torch, no CUDA.
 #pragma once
 
 #include <cstdint>

@@ -67,7 +67,7 @@ def test_what_is_kept_is_small_and_of_no_machine(book):
     notebook = nbformat.read(book, as_version=4)
     nbformat.validate(notebook)
     assert len(notebook.cells) < 10 and notebook.cells[0].source.startswith("# ")
-    assert notebook.cells[-1].cell_type == "code" and book.stat().st_size < 150_000
+    assert notebook.cells[-1].cell_type == "code" and book.stat().st_size < 60_000
     assert [cell.execution_count for cell in notebooks.code_cells(notebook)] == list(
         range(1, len(notebooks.code_cells(notebook)) + 1))
     for cell in notebooks.code_cells(notebook):

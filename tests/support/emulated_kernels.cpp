@@ -1,6 +1,6 @@
 // What libblockscope_kernels_cuda.so is on a GPU, for the fake cuda:0: loaded or preloaded, it
 // gives the operators their kernels, executed by the emulator in the fake's streams. Without it
-// they are chains there.
+// the operators fall back to plain torch operators there.
 #include "kernels/cuda/device_operators.h"
 #include "tests/support/emulated_cuda.h"
 #include "tests/support/emulated_launches.h"

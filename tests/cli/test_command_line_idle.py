@@ -8,7 +8,7 @@ import unittest
 import numpy as np
 
 from capture_harness import VOCAB, require_binary, run, write_checkpoint
-from promise_case import FAILED, TINY_TRAINING, USAGE, PromiseCase
+from command_line_case import FAILED, TINY_TRAINING, USAGE, CommandLineCase
 
 TURNS = ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
          "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
@@ -46,7 +46,7 @@ def write_reference(path, **metadata):
     return path
 
 
-class Idle(PromiseCase):
+class Idle(CommandLineCase):
     def commands(self):
         """(command, option lists that it would ignore)."""
         made, model, out = self.made, self.model, self.root / "idle.h5"
@@ -203,4 +203,4 @@ class Idle(PromiseCase):
 
 if __name__ == "__main__":
     require_binary()
-    unittest.main(argv=["test_promises_idle.py"], verbosity=2)
+    unittest.main(argv=["test_command_line_idle.py"], verbosity=2)

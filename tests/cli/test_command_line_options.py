@@ -1,14 +1,14 @@
-"""What the command line promises in docs/command_line.md about options and about bad input."""
+"""The rules of docs/command_line.md about options and bad input."""
 
 import json
 import os
 import unittest
 
 from capture_harness import require_binary, run, write_checkpoint
-from promise_case import FAILED, NEEDLE, TINY_TRAINING, USAGE, PromiseCase
+from command_line_case import FAILED, NEEDLE, TINY_TRAINING, USAGE, CommandLineCase
 
 
-class Options(PromiseCase):
+class Options(CommandLineCase):
     def test_the_tau_of_the_calibration_file_counts_in_every_command(self):
         reuse = self.root / "tau4.json"
         self.must("calibrate", self.made / "a.h5", "--gamma", "-1", "--tau", 4, "-o", reuse, "--quiet")
@@ -159,4 +159,4 @@ class Options(PromiseCase):
 
 if __name__ == "__main__":
     require_binary()
-    unittest.main(argv=["test_promises_options.py"], verbosity=2)
+    unittest.main(argv=["test_command_line_options.py"], verbosity=2)

@@ -1,4 +1,4 @@
-"""What the command line promises in docs/command_line.md about `--resume`, of `capture` and of `train`."""
+"""The rules of docs/command_line.md about `--resume`, for `capture` and `train`."""
 
 import json
 import pathlib
@@ -10,10 +10,10 @@ import time
 import unittest
 
 from capture_harness import require_binary, run, start, write_prompts
-from promise_case import FAILED, NEEDLE, TINY_TRAINING, USAGE, PromiseCase
+from command_line_case import FAILED, NEEDLE, TINY_TRAINING, USAGE, CommandLineCase
 
 
-class Resume(PromiseCase):
+class Resume(CommandLineCase):
     def cut_capture(self, trace, *arguments):
         process = start("capture", *arguments, "-q", "-o", trace)
         partial = pathlib.Path(f"{trace}.partial")
@@ -172,4 +172,4 @@ class Resume(PromiseCase):
 
 if __name__ == "__main__":
     require_binary()
-    unittest.main(argv=["test_promises_resume.py"], verbosity=2)
+    unittest.main(argv=["test_command_line_resume.py"], verbosity=2)

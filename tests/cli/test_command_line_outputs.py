@@ -1,4 +1,4 @@
-"""What the command line promises in docs/command_line.md about outputs: what is never overwritten, what
+"""The rules of docs/command_line.md about outputs: what is never overwritten, what
 a killed command leaves, how much a capture takes. The last test checks that every row of all of that
 document's tables names a test that exists."""
 
@@ -13,7 +13,7 @@ import time
 import unittest
 
 from capture_harness import require_binary, run, start, write_prompts
-from promise_case import FAILED, REPOSITORY, TINY_TRAINING, USAGE, PromiseCase
+from command_line_case import FAILED, REPOSITORY, TINY_TRAINING, USAGE, CommandLineCase
 
 
 def is_locked(path):
@@ -31,7 +31,7 @@ def process_state(process_id):
     return pathlib.Path(f"/proc/{process_id}/stat").read_text().rsplit(")", 1)[1].split()[0]
 
 
-class Outputs(PromiseCase):
+class Outputs(CommandLineCase):
     def test_an_input_is_never_replaced(self):
         for command, flag, inputs in self.outputs():
             for file in inputs:
@@ -196,14 +196,13 @@ class Outputs(PromiseCase):
                     self.assertLessEqual(took, said * 1.0005)  # three digits are printed
                     self.assertGreater(took, said * 0.4)  # every block takes all of its steps here
 
-    def test_every_promise_names_a_test_that_exists(self):
+    def test_every_rule_names_a_test_that_exists(self):
         text = (REPOSITORY / "docs" / "command_line.md").read_text()
         named = re.findall(r"`((?:test|check)_[a-z0-9_.]+): (\w+)`", text)
-        rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line]
-        self.assertGreater(len(rows), 25)
-        for row in rows:
-            if not row.startswith("| promise"):
-                self.assertRegex(row, r"`(test|check)_[a-z0-9_.]+: \w+`", "a promise without a test")
+        rules = re.findall(r"^- .*\n(?:  .*\n)*", text, re.MULTILINE)
+        self.assertGreater(len(rules), 75)
+        for rule in rules:
+            self.assertRegex(rule, r"Tested by\s+`(test|check)_[a-z0-9_.]+: \w+`", "a rule without a test")
         for file, name in named:
             sources = list((REPOSITORY / "tests").rglob(file))
             self.assertEqual(len(sources), 1, file)
@@ -212,4 +211,4 @@ class Outputs(PromiseCase):
 
 if __name__ == "__main__":
     require_binary()
-    unittest.main(argv=["test_promises.py"], verbosity=2)
+    unittest.main(argv=["test_command_line_outputs.py"], verbosity=2)

@@ -1,4 +1,4 @@
-"""What the command line promises in docs/command_line.md about what it prints, and about signals."""
+"""The rules of docs/command_line.md about what is printed, and about signals."""
 
 import json
 import os
@@ -9,10 +9,10 @@ import time
 import unittest
 
 from capture_harness import BINARY, require_binary, run, start, wait_for_handlers, write_prompts
-from promise_case import FAILED, TINY_TRAINING, PromiseCase
+from command_line_case import FAILED, TINY_TRAINING, CommandLineCase
 
 
-class Streams(PromiseCase):
+class Streams(CommandLineCase):
     def test_output_that_cannot_be_printed_is_an_error(self):
         trace = self.made / "a.h5"
         for command in (["info", trace], ["info", trace, "--json"], ["diff", trace, trace],
@@ -170,4 +170,4 @@ class Streams(PromiseCase):
 
 if __name__ == "__main__":
     require_binary()
-    unittest.main(argv=["test_promises_streams.py"], verbosity=2)
+    unittest.main(argv=["test_command_line_streams.py"], verbosity=2)

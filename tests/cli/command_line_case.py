@@ -1,4 +1,4 @@
-"""What the tests of docs/command_line.md's promises share: their files, and how a refusal looks."""
+"""What the tests of the rules in docs/command_line.md share: their files, and how a refusal looks."""
 
 import pathlib
 
@@ -13,7 +13,7 @@ TINY_TRAINING = ["--stage", "backbone", "--layers", 1, "--hidden", 32, "--ffn", 
                  "--tokenizer", NEEDLE]
 
 
-class PromiseCase(CheckpointCase):
+class CommandLineCase(CheckpointCase):
     """One checkpoint, prompts, a full trace, a merged one and a calibration file for all tests."""
 
     def setUp(self):
