@@ -14,9 +14,10 @@ pytest.importorskip("transformers", reason="the tests' Python has no transformer
 from transformers import AutoTokenizer  # noqa: E402
 
 import blockscope  # noqa: E402
+import operator_cases as cases  # noqa: E402
 import recorded_models as models  # noqa: E402
 import recording_reference as reference  # noqa: E402
-from blockscope.recording import kernels  # noqa: E402
+from blockscope.recording import kernels, torch_operators  # noqa: E402
 from recording_judges import BINARY, MASK, PROMPT, check_array, compare_with_capture, rows_of  # noqa: E402
 
 if not kernels.loaded():
@@ -165,3 +166,55 @@ def test_the_trace_says_what_it_was_computed_with(tmp_path):
     with h5py.File(tmp_path / "run.h5") as file:
         run = json.loads(bytes(file["/run/json"][()]).decode())
     assert run["kernels"] == "blockscope" and run["attention"] == "observe"
+
+
+def both_operators(name, *args):
+    """What torch's operator gives, and the library's."""
+    found = [getattr(operators, name)(*args) for operators in (torch_operators, torch.ops.blockscope)]
+    return [one if isinstance(one, (tuple, list)) else [one] for one in found]
+
+
+def check_same(name, got, want, tolerance=2e-5):
+    assert len(got) == len(want), name
+    for mine, theirs in zip(got, want):
+        assert mine.shape == theirs.shape, name
+        assert mine.dtype == theirs.dtype or theirs.dtype == torch.float64, name
+        torch.testing.assert_close(mine, theirs.to(mine.dtype), rtol=tolerance, atol=tolerance, equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize("name", [name for name in cases.CASES if name != "no block"])
+@pytest.mark.parametrize("with_block", [False, True])
+def test_torch_gives_the_librarys_attention(name, with_block):
+    sizes = cases.CASES[name]
+    q, k_ext, v_ext, k_in, v_in = cases.attention_inputs(sizes)
+    given = (q, k_ext, v_ext, torch.tensor(sizes.ext_len), k_in, v_in, sizes.scale)
+    check_same(name, *both_operators("split_attention", *given))
+    check_same(name, *both_operators("split_attention_sets", *given, 5, with_block))
+
+
+def test_torch_gives_the_librarys_statistics():
+    torch.manual_seed(3)
+    shape = (2, 3, 5, 8)  # S, H, B, D
+    now, last, older = ([torch.randn(shape), torch.randn(shape[:3]), torch.randn(shape), torch.randn(shape[:3])]
+                        for _ in range(3))
+    now[0][1, :, 2] = now[1][1, :, 2] = now[2][1, :, 2] = now[3][1, :, 2] = torch.nan  # a row that was not computed
+    last[0][1, 0, 3] = last[1][1, 0, 3] = torch.nan
+    for row in range(2):
+        for external, sources in ((True, [now, last, older, older]), (False, [])):
+            pair = now[:2] if external else [None, None]
+            for before in (True, False):
+                args = (*pair, *now[2:], last[0] if external and before else None, last[2] if before else None,
+                        [source[0] for source in sources], [source[1] for source in sources], row)
+                check_same("step_statistics", *both_operators("step_statistics", *args))
+        check_same("step_gaps", *both_operators("step_gaps", now[0].half(), last[0].half(), row), 1e-4)
+
+
+def test_torch_gives_the_librarys_predictions():
+    torch.manual_seed(4)
+    first, now = 3 * torch.randn(4, 50), 3 * torch.randn(4, 50)
+    first[0, 7] = now[1, 3] = now[2, 9] = -torch.inf
+    wanted = torch.tensor([True, False, True, True])
+    check_same("row_log_sum_exp", *both_operators("row_log_sum_exp", now))
+    check_same("best_token_rows", *both_operators("best_token_rows", now))
+    check_same("row_divergence", *both_operators(
+        "row_divergence", first, torch.ops.blockscope.row_log_sum_exp(first), now[[0, 1, 3, 3]], wanted))
