@@ -143,6 +143,27 @@ def test_forbidden_tokens_and_kept_logits(tmp_path, monkeypatch):
         np.testing.assert_allclose(found[True][name], values, rtol=2e-5, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.parametrize("library", [True, False])
+def test_passes_in_and_out_of_inference_mode(tmp_path, monkeypatch, library):
+    """Memory that a pass in inference mode made may not be written later outside it."""
+    if not library:
+        monkeypatch.setattr(kernels, "loaded", lambda: False)
+    model = models.qwen3()
+    prompt, seen = torch.tensor([[5 * i % 90 for i in range(16)]]), torch.zeros(1, 1, 8, 24)
+    with blockscope.record(model, tmp_path / "run.h5", level="summary", block_length=8, mask_token_id=MASK,
+                           gen_length=8) as run, torch.no_grad():
+        cache = model(prompt, use_cache=True).past_key_values
+        ids = torch.full((1, 8), MASK)
+        for step in range(8):
+            with torch.inference_mode(step % 2 == 0):
+                token = int(model(ids.clone(), past_key_values=cache, attention_mask=seen).logits[0, step].argmax())
+                cache.crop(-8)
+            ids = ids.clone()
+            ids[0, step] = token
+        run.end_sequence(torch.cat([prompt, ids], 1))
+    assert run.rows == 9
+
+
 def test_queries_in_any_layout(tmp_path, monkeypatch):
     """A model that hands over queries whose channels don't lie side by side."""
     own = torch.nn.functional.scaled_dot_product_attention
