@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
+from .. import _core
 from ..errors import UsageError
 from . import kernels
 from .split import LayerAttention, Part
-
-TAUS = (2.0, 3.0, 4.0, math.inf)
 
 
 @dataclass
@@ -85,21 +84,22 @@ class History:
 
     def summarise(self, step: int, changed: int, context_length: int, now: LayerValues) -> dict[str, torch.Tensor]:
         heads, operators, count = now.heads(), kernels.of(now.layers[0].query), len(now.layers)
+        taus = _core.reuse_taus
         values = {"/attention/lse_external": now.stacked(lambda layer: layer.external.lse),
                   "/attention/lse_internal": now.stacked(lambda layer: layer.internal.lse)}
         self._compare_with_first(step, heads, operators, values, count)
         self._compare_sets(step, context_length, now.topk(), values)
         if context_length > 0:
             external = [one.external for one in heads]
-            self.sources = [held if step > 1 and changed < tau else external
-                            for tau, held in zip(TAUS, self.sources or [external] * len(TAUS))]
+            self.sources = [held if _core.reuses_external(step, changed, tau) else external
+                            for tau, held in zip(taus, self.sources or [external] * len(taus))]
         last = self.last if self.last_step == step - 1 else []
         found = [self._statistics(operators, context_length > 0, one, index, last) for index, one in enumerate(heads)]
         for column, name in enumerate(("external_mass", "similarity_external", "similarity_internal")):
             if found[0][column].numel() > 0:
                 values[f"/summary/{name}"] = torch.cat([row[column] for row in found]).view(count, -1)
         if context_length > 0:
-            values["/summary/reuse_error"] = torch.cat([row[3] for row in found], 1).view(len(TAUS), count, -1, 4)
+            values["/summary/reuse_error"] = torch.cat([row[3] for row in found], 1).view(len(taus), count, -1, 4)
         self.last, self.last_step = [(one.external, one.internal) for one in heads], step
         return values
 
