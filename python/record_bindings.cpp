@@ -11,8 +11,11 @@
 #include <memory>
 #include <mutex>
 #include <tuple>
+#include <vector>
 
 #include "decode_record/base/error.h"
+#include "decode_record/schema/reuse_rule.h"
+#include "decode_record/schema/trace_schema.h"
 #include "decode_record/write/trace_writer.h"
 #include "python/bindings.h"
 
@@ -285,6 +288,9 @@ void bind_record(nb::module_& module) {
       .def("suspend", &WriterHandle::suspend)
       .def("committed", &WriterHandle::committed)
       .def("bytes_appended", &WriterHandle::bytes_appended);
+  module.attr("reuse_taus") = nb::cast(std::vector<double>(kReuseTaus.begin(), kReuseTaus.end()));
+  module.def("reuses_external", &reuses_external, nb::arg("step"), nb::arg("changed"),
+             nb::arg("tau"));
   module.def(
       "check_trace_target",
       [](const nb::bytes& path, bool force) {

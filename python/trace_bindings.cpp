@@ -230,8 +230,8 @@ void read_array(TraceHandle& trace, const std::string& path, const std::vector<s
 }
 
 /// "equal", sequences that were aborted, and per dataset what differs.
-nb::dict compare(const nb::bytes& a, const nb::bytes& b, double absolute, double relative,
-                 bool ignore_timing, bool ignore_aborted) {
+nb::dict compare_bound(const nb::bytes& a, const nb::bytes& b, double absolute, double relative,
+                       bool ignore_timing, bool ignore_aborted) {
   CompareOptions options;
   options.absolute = absolute;
   options.relative = relative;
@@ -289,7 +289,7 @@ void bind_trace(nb::module_& module) {
       .def("arrays", &arrays_of)
       .def("read", &read_array, nb::arg("path"), nb::arg("start"), nb::arg("count"),
            nb::arg("out"));
-  module.def("compare", &compare, nb::arg("a"), nb::arg("b"), nb::arg("absolute"),
+  module.def("compare", &compare_bound, nb::arg("a"), nb::arg("b"), nb::arg("absolute"),
              nb::arg("relative"), nb::arg("ignore_timing"), nb::arg("ignore_aborted"));
 }
 

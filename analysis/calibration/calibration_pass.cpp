@@ -15,6 +15,7 @@
 #include "analysis/metrics/left_out.h"
 #include "analysis/pass/damage.h"
 #include "decode_record/base/sha256.h"
+#include "decode_record/schema/reuse_rule.h"
 
 namespace blockscope {
 namespace {
@@ -69,10 +70,9 @@ std::int64_t add_steps(const TraceReader& trace, const TraceShape& shape,
       const double flops = keys * positions.at(static_cast<std::size_t>(step.row));
       sums.keys += keys;
       sums.flops += flops;
-      if (step.step == 1) continue;
-      if (step.recorded) ++pairs;
+      if (step.step > 1 && step.recorded) ++pairs;
       for (TauSums& tau : sums.taus) {
-        if (step.transferred >= tau.tau) continue;
+        if (!reuses_external(step.step, step.transferred, static_cast<double>(tau.tau))) continue;
         ++tau.reusing_steps;
         tau.reusing_keys += keys;
         tau.reusing_flops += flops;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "analysis/metrics/decoding.h"
+#include "decode_record/schema/reuse_rule.h"
 
 namespace blockscope {
 namespace {
@@ -128,7 +129,7 @@ void DecodingTotals::add_step(const TraceReader& trace, const StepRef& step, std
   transferred_.add(static_cast<double>(step.transferred));
   at_step(transferred_by_step_, step.step).add(static_cast<double>(step.transferred));
   for (std::size_t t = 0; t < taus_.size(); ++t) {
-    below_tau_[t] += static_cast<double>(step.transferred) < taus_[t] ? 1 : 0;
+    below_tau_[t] += reuses_external(step.step, step.transferred, taus_[t]) ? 1 : 0;
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "analysis/math/row_products.h"
 #include "decode_record/base/nan.h"
+#include "decode_record/schema/reuse_rule.h"
 
 namespace blockscope {
 namespace {
@@ -101,7 +102,7 @@ const std::vector<ReuseErrorReader::Tau>& ReuseErrorReader::read(const StepView&
   Layer& layer = layers_.at(step.layer());
   layer.taus.resize(taus_.size());
   for (std::size_t t = 0; t < taus_.size(); ++t) {
-    const bool reuses = step.now().step > 1 && step.now().transferred < taus_[t];
+    const bool reuses = reuses_external(step.now().step, step.now().transferred, taus_[t]);
     layer.taus[t].rule = reuses ? Rule::reused : Rule::recomputed;
     layer.taus[t].heads.clear();
   }

@@ -13,6 +13,7 @@
 #include "analysis/pass/step_reader.h"
 #include "analysis/pass/step_values.h"
 #include "analysis/pass/task_view.h"
+#include "decode_record/schema/reuse_rule.h"
 
 namespace blockscope {
 namespace {
@@ -137,7 +138,7 @@ class TracePass {
       if (step.step != expected) forget(steps, history, [](std::size_t) { return true; });
       expected = step.step + 1;
       const auto recomputes = [&](std::size_t i) {
-        return step.step == 1 || step.transferred >= plan_.taus[i];
+        return !reuses_external(step.step, step.transferred, plan_.taus[i]);
       };
       if (step.recorded) {
         run_step(step, layers, ahead.next(), recomputes, steps, history, queue);

@@ -14,9 +14,10 @@ pytest.importorskip("transformers", reason="the tests' Python has no transformer
 from transformers import AutoTokenizer  # noqa: E402
 
 import blockscope  # noqa: E402
+import operator_cases as cases  # noqa: E402
 import recorded_models as models  # noqa: E402
 import recording_reference as reference  # noqa: E402
-from blockscope.recording import kernels  # noqa: E402
+from blockscope.recording import kernels, torch_operators  # noqa: E402
 from recording_judges import BINARY, MASK, PROMPT, check_array, compare_with_capture, rows_of  # noqa: E402
 
 if not kernels.loaded():
@@ -142,6 +143,27 @@ def test_forbidden_tokens_and_kept_logits(tmp_path, monkeypatch):
         np.testing.assert_allclose(found[True][name], values, rtol=2e-5, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.parametrize("library", [True, False])
+def test_passes_in_and_out_of_inference_mode(tmp_path, monkeypatch, library):
+    """Memory that a pass in inference mode made may not be written later outside it."""
+    if not library:
+        monkeypatch.setattr(kernels, "loaded", lambda: False)
+    model = models.qwen3()
+    prompt, seen = torch.tensor([[5 * i % 90 for i in range(16)]]), torch.zeros(1, 1, 8, 24)
+    with blockscope.record(model, tmp_path / "run.h5", level="summary", block_length=8, mask_token_id=MASK,
+                           gen_length=8) as run, torch.no_grad():
+        cache = model(prompt, use_cache=True).past_key_values
+        ids = torch.full((1, 8), MASK)
+        for step in range(8):
+            with torch.inference_mode(step % 2 == 0):
+                token = int(model(ids.clone(), past_key_values=cache, attention_mask=seen).logits[0, step].argmax())
+                cache.crop(-8)
+            ids = ids.clone()
+            ids[0, step] = token
+        run.end_sequence(torch.cat([prompt, ids], 1))
+    assert run.rows == 9
+
+
 def test_queries_in_any_layout(tmp_path, monkeypatch):
     """A model that hands over queries whose channels don't lie side by side."""
     own = torch.nn.functional.scaled_dot_product_attention
@@ -165,3 +187,55 @@ def test_the_trace_says_what_it_was_computed_with(tmp_path):
     with h5py.File(tmp_path / "run.h5") as file:
         run = json.loads(bytes(file["/run/json"][()]).decode())
     assert run["kernels"] == "blockscope" and run["attention"] == "observe"
+
+
+def both_operators(name, *args):
+    """What torch's operator gives, and the library's."""
+    found = [getattr(operators, name)(*args) for operators in (torch_operators, torch.ops.blockscope)]
+    return [one if isinstance(one, (tuple, list)) else [one] for one in found]
+
+
+def check_same(name, got, want, tolerance=2e-5):
+    assert len(got) == len(want), name
+    for mine, theirs in zip(got, want):
+        assert mine.shape == theirs.shape, name
+        assert mine.dtype == theirs.dtype or theirs.dtype == torch.float64, name
+        torch.testing.assert_close(mine, theirs.to(mine.dtype), rtol=tolerance, atol=tolerance, equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize("name", [name for name in cases.CASES if name != "no block"])
+@pytest.mark.parametrize("with_block", [False, True])
+def test_torch_gives_the_librarys_attention(name, with_block):
+    sizes = cases.CASES[name]
+    q, k_ext, v_ext, k_in, v_in = cases.attention_inputs(sizes)
+    given = (q, k_ext, v_ext, torch.tensor(sizes.ext_len), k_in, v_in, sizes.scale)
+    check_same(name, *both_operators("split_attention", *given))
+    check_same(name, *both_operators("split_attention_sets", *given, 5, with_block))
+
+
+def test_torch_gives_the_librarys_statistics():
+    torch.manual_seed(3)
+    shape = (2, 3, 5, 8)  # S, H, B, D
+    now, last, older = ([torch.randn(shape), torch.randn(shape[:3]), torch.randn(shape), torch.randn(shape[:3])]
+                        for _ in range(3))
+    now[0][1, :, 2] = now[1][1, :, 2] = now[2][1, :, 2] = now[3][1, :, 2] = torch.nan  # a row that was not computed
+    last[0][1, 0, 3] = last[1][1, 0, 3] = torch.nan
+    for row in range(2):
+        for external, sources in ((True, [now, last, older, older]), (False, [])):
+            pair = now[:2] if external else [None, None]
+            for before in (True, False):
+                args = (*pair, *now[2:], last[0] if external and before else None, last[2] if before else None,
+                        [source[0] for source in sources], [source[1] for source in sources], row)
+                check_same("step_statistics", *both_operators("step_statistics", *args))
+        check_same("step_gaps", *both_operators("step_gaps", now[0].half(), last[0].half(), row), 1e-4)
+
+
+def test_torch_gives_the_librarys_predictions():
+    torch.manual_seed(4)
+    first, now = 3 * torch.randn(4, 50), 3 * torch.randn(4, 50)
+    first[0, 7] = now[1, 3] = now[2, 9] = -torch.inf
+    wanted = torch.tensor([True, False, True, True])
+    check_same("row_log_sum_exp", *both_operators("row_log_sum_exp", now))
+    check_same("best_token_rows", *both_operators("best_token_rows", now))
+    check_same("row_divergence", *both_operators(
+        "row_divergence", first, torch.ops.blockscope.row_log_sum_exp(first), now[[0, 1, 3, 3]], wanted))

@@ -21,7 +21,7 @@ NAMES = (
     "gather_attention", "unselected_attention", "page_bounds", "page_scores", "token_page_scores",
     "cross_step_similarity", "rms_norm_rows", "add_rms_norm_rows", "norm_rotate_rows", "silu_multiply",
 )
-# Of recordings (recording/kernels.py); no function here stands for them.
+# Of recordings: recording/kernels.py calls them, recording/torch_operators.py stands in for them.
 _RECORDING = ("split_attention_sets", "step_statistics", "step_gaps", "row_log_sum_exp", "row_divergence",
               "best_token_rows")
 _FILE = "libblockscope_kernels.so"

@@ -14,6 +14,17 @@ if TYPE_CHECKING:  # pragma: no cover
     from .recorder import Recorder
 
 
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            f"blockscope.record: needs torch, which this Python doesn't have ({error}). HINT: install the torch that "
+            "your model runs with; opening and analysing traces needs none"
+        ) from error
+    return torch
+
+
 def record(
     model: Any,
     path: str | os.PathLike[str],
@@ -73,13 +84,7 @@ def record(
         token can where two are nearly as likely; ``run`` in the trace says so.
     force: replace an existing trace.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError(
-            f"blockscope.record: needs torch, which this Python doesn't have ({error}). HINT: install the torch that "
-            "your model runs with; opening and analysing traces needs none"
-        ) from error
+    torch = _torch()
     from .model import encoder_and_decoder, model_within
     from .recorder import Recorder
     from .settings import LEVELS, Settings

@@ -36,6 +36,10 @@ class Biases:
     external: torch.Tensor | None  # float32, added to the scores; None: every key is seen
     internal: torch.Tensor | None
 
+    @property
+    def any(self) -> bool:
+        return self.external is not None or self.internal is not None
+
     def plus(self, more: torch.Tensor, ranges: KeyRanges) -> Biases:
         """With more [S, H, B, N] of a call's keys added."""
         parts = (self.external, ranges.of(more, -1)), (self.internal, ranges.inside(more, -1))

@@ -17,8 +17,9 @@ from .geometry import Biases, BlockRows, Geometry, KeyRanges
 from .heads import HeadChoice
 from .settings import Settings
 from .shapes import LayerShapes, unpacked
-from .split import LayerAttention, Part, Sets, attend, merge, scaled_scores, topk_sets, topk_sets_of
+from .split import LayerAttention, Part, Sets, split_attention
 from .steps import Kind, Pass, PassInput
+from .torch_operators import scaled_scores
 from .trails import Lost
 
 
@@ -90,9 +91,9 @@ class RunningPass:
                 raise UsageError(f"{where}: a score_mod over scattered rows isn't recorded")
             scores = scaled_scores(q, k, call.scale)
             biases = biases.plus(call.score_mod.difference(scores, rows.first, chosen.read), ranges)
-        external, internal, sets = self._attend(q, k, v, call, ranges, biases, rows)
+        out, external, internal, sets = self._attend(q, k, v, call, ranges, biases, rows)
         if check and call.out is not None:
-            _compare(merge(external, internal), rows.of(call.out, 2), where)
+            _compare(out, rows.of(call.out, 2), where)
         external, internal = (chosen.part(Part(rows.blank(part.output, 2), rows.blank(part.lse, 2)))
                               for part in (external, internal))
         self.attention[self.layer] = LayerAttention(
@@ -121,11 +122,9 @@ class RunningPass:
         if rows.index is not None or rows.there is not None or not kernels.fit(call.q, k, v):
             return None
         ranges, biases = self._masks_of(call, rows)
-        if biases.external is not None or biases.internal is not None or ranges.hidden or ranges.offset:
+        if biases.any or ranges.hidden or ranges.offset:
             return None
-        out, external, internal, sets = kernels.attend_both(
-            call.q, (ranges.of(k, 2), ranges.of(v, 2)), (ranges.inside(k, 2), ranges.inside(v, 2)), call.scale,
-            settings.set_size, settings.set_normaliser != "prefix")
+        out, external, internal, sets = self._attend(call.q, k, v, call, ranges, biases, rows)
         self.attention[self.layer] = LayerAttention(
             external, internal, call.q, sets, ranges.inside(k, 2), ranges.inside(v, 2))
         return out
@@ -194,33 +193,19 @@ class RunningPass:
                               like.key, like.value)
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, ranges: KeyRanges,
-                biases: Biases, rows: BlockRows) -> tuple[Part, Part, Sets | None]:
-        """Both parts, and the external keys' sets."""
-        outside, inside = (ranges.of(k, 2), ranges.of(v, 2)), (ranges.inside(k, 2), ranges.inside(v, 2))
-        with_block, full = self.settings.set_normaliser != "prefix", self.settings.at_least("full")
-        plain = biases.external is None and biases.internal is None and not call.softcap
-        if plain and kernels.fit(q, k, v):
-            size = self.settings.set_size if rows.there is None and not full else 0
-            _, external, internal, sets = kernels.attend_both(q, outside, inside, call.scale, size, with_block)
-        else:
-            external = attend(q, *outside, call.scale, call.softcap, biases.external)
-            internal = attend(q, *inside, call.scale, call.softcap, biases.internal)
-            sets = None
-        if sets is None and self.settings.set_size > 0:
-            lse = torch.logaddexp(external.lse, internal.lse) if with_block else external.lse
-            sets = self._sets(q, outside[0], lse, call, biases, rows)
+                biases: Biases, rows: BlockRows) -> tuple[torch.Tensor, Part, Part, Sets | None]:
+        """Both parts together, each of them, and the external keys' sets."""
+        settings = self.settings
+        out, external, internal, sets = split_attention(
+            q, (ranges.of(k, 2), ranges.of(v, 2)), (ranges.inside(k, 2), ranges.inside(v, 2)), call.scale,
+            call.softcap, biases, settings.set_size, settings.set_normaliser != "prefix", settings.at_least("full"),
+            rows.there)
         if sets is not None and ranges.offset:
             sets.index = torch.where(sets.index >= 0, sets.index + ranges.offset, sets.index)
             if sets.token_index is not None:
                 sets.token_index = torch.where(sets.token_index >= 0, sets.token_index + ranges.offset,
                                                sets.token_index)
-        return external, internal, sets
-
-    def _sets(self, q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, call: AttentionCall, biases: Biases,
-              rows: BlockRows) -> Sets:
-        options = self.settings.set_size, call.scale, call.softcap, biases.external
-        return (topk_sets(q, k, lse, *options, self.settings.at_least("full")) if rows.there is None
-                else topk_sets_of(rows.there, q, k, lse, *options))
+        return out, external, internal, sets
 
     def _own_heads(self, call: AttentionCall, shapes: LayerShapes,
                    where: str) -> tuple[HeadChoice, torch.Tensor, torch.Tensor]:

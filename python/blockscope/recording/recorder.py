@@ -30,7 +30,7 @@ from .rows import RowWriter
 from .settings import Settings, config_value
 from .shapes import LayerShape, LayerShapes, assumed_shape, configured_shape
 from .shift import ShiftCheck
-from .statistics import FirstPrediction, History
+from .statistics import History, Predictions
 from .steps import Change, Kind, Statement
 from .trails import Lost
 
@@ -58,7 +58,7 @@ class Recorder:
         self._batch = Batch(settings)
         self._rows = RowWriter(path, settings, model, tokenizer, self._recorded, force)
         self._histories: list[History] = []
-        self._first_predictions: list[tuple[tuple[int, int], FirstPrediction]] = []
+        self._first_predictions: list[tuple[tuple[int, int], Predictions | None]] = []
         self._statement = Statement()
         self._shift = ShiftCheck(settings)
         self._running: RunningPass | None = None

@@ -25,7 +25,7 @@ from .host_copies import HostCopies
 from .passes import RunningPass
 from .settings import Settings, config_value
 from .shapes import LayerShape
-from .statistics import FirstPrediction, History, LayerValues, Predictions, gathered
+from .statistics import History, LayerValues, Predictions, SpareRows, gathered
 from .steps import Change, Kind, Pass, PassInput
 
 QUEUE_BYTES = 64 << 20
@@ -64,7 +64,7 @@ class RowWriter:
         self._traced: list[TracedSequence] = []
         self._waiting: list[list[WaitingRow]] = []  # by pass, by sequence of the batch
         self.num_rows = 0
-        self._spare = kernels.SpareRows()
+        self._spare = SpareRows()
         self._bidirectional: bool | None = None
         self._stored = StoredKeys(settings)
 
@@ -132,7 +132,7 @@ class RowWriter:
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def collect(self, batch: Batch, running: RunningPass, logits: torch.Tensor | None, histories: list[History],
-                first_predictions: list[tuple[tuple[int, int], FirstPrediction]]) -> None:
+                first_predictions: list[tuple[tuple[int, int], Predictions | None]]) -> None:
         """Takes over what the pass gave."""
         count = len(running.passes)
         del histories[count:], first_predictions[count:]
@@ -155,7 +155,7 @@ class RowWriter:
                     self._add_predictions(row, slot, block, first_predictions)
                 if running.attention:
                     if histories[slot].block != block:
-                        histories[slot] = kernels.history(running.attention, block)
+                        histories[slot] = History(block)
                     self._add_attention(row, slot, running, histories[slot])
             rows.append(row)
         self._waiting.append(rows)
@@ -170,7 +170,7 @@ class RowWriter:
             if one.kind is not Kind.DENOISE:
                 return None
             rows = gathered(logits, there, one.block_start, self._settings.block_length)
-            return kernels.predictions(rows, one.block_start, there, self._spare)
+            return self._spare.predictions(rows, one.block_start, there)
         first = one.start + one.length - logits.shape[0] + shift  # some models give the last rows alone
         if one.kind is Kind.DENOISE:
             begin = one.block_start + (shift if self._settings.autoregressive else 0)
@@ -182,10 +182,10 @@ class RowWriter:
         begin, end = max(begin, first), min(end, first + logits.shape[0])
         if begin >= end:
             return None
-        return kernels.predictions(logits[begin - first:end - first], begin, there, self._spare)
+        return self._spare.predictions(logits[begin - first:end - first], begin, there)
 
     def _add_predictions(self, row: WaitingRow, slot: int, block: tuple[int, int],
-                         firsts: list[tuple[tuple[int, int], FirstPrediction]]) -> None:
+                         firsts: list[tuple[tuple[int, int], Predictions | None]]) -> None:
         now, one, size = row.predictions, row.one, self._settings.block_length
         begin = one.block_start + (self._settings.logit_shift if self._settings.autoregressive else 0)
         first, count = now.first - begin, len(now)
@@ -205,18 +205,17 @@ class RowWriter:
         while len(firsts) <= slot:
             firsts.append(((-1, -1), None))
         if one.step == 1:
-            firsts[slot] = (block, now.as_first() if True in one.masked else None)
+            firsts[slot] = (block, now.copy() if True in one.masked else None)
         elif firsts[slot][0] == block and firsts[slot][1] is not None and firsts[slot][1].first == now.first \
                 and self._recorded(one):
             masked = torch.tensor(one.masked[first:first + count], device=now.logits.device)
-            kl = firsts[slot][1].kl(now, masked)
+            kl = now.kl_from(firsts[slot][1], masked)
             row.copies.add("/prediction/kl_step1", among_block(kl, math.nan), torch.float32)
 
-    def _add_attention(self, row: WaitingRow, slot: int, running: RunningPass,
-                       history: History | kernels.KernelHistory) -> None:
+    def _add_attention(self, row: WaitingRow, slot: int, running: RunningPass, history: History) -> None:
         layers = [running.attention[index] for index in self._layers]
         inputs = [running.hidden[index] for index in self._layers if index in running.hidden]
-        now = LayerValues(layers, inputs if len(inputs) == len(layers) else None, slot, bool(self._bidirectional))
+        now = LayerValues(layers, inputs if len(inputs) == len(layers) else None, slot)
         one = row.one
         values = history.summarise(one.step, one.transferred, one.context_length, now)
         if not self._recorded(one):

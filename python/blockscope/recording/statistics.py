@@ -1,6 +1,5 @@
-"""What a step says beside its arrays: how it compares with the block's steps before it. With torch's operators, all
-layers of a pass at once, float32 on the device of the tensors; on a CPU :mod:`.kernels` takes less time. The
-definitions are those of docs/trace_format.md and docs/glossary.md."""
+"""What a step says beside its arrays: how it compares with the block's steps before it. The operators of
+:mod:`.kernels` compute the numbers. This module keeps what later steps are compared with."""
 
 from __future__ import annotations
 
@@ -8,13 +7,24 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from .. import _core
 from ..errors import UsageError
-from .split import LayerAttention, Part, merge
+from . import kernels
+from .split import LayerAttention, Part
 
-TAUS = (2.0, 3.0, 4.0, math.inf)
+
+@dataclass
+class Heads:
+    """Heads of one sequence whose statistics one call takes."""
+
+    external: Part  # of [1, H, B, D]
+    internal: Part
+    query: torch.Tensor  # [1, H, B, D]
+    hidden: torch.Tensor | None = None  # [1, layers, B, hidden_size]
 
 
 @dataclass
@@ -24,18 +34,26 @@ class LayerValues:
     layers: list[LayerAttention]  # of the whole batch
     inputs: list[torch.Tensor] | None  # [S, B, hidden_size]
     slot: int  # of the sequence in the batch
-    partial: bool = False  # some pass computes some rows of a block only; the others are NaN
 
     def stacked(self, of: Callable[[LayerAttention], torch.Tensor]) -> torch.Tensor:
         """[L, ...] of what is [S, ...] of each layer."""
         return torch.stack([of(layer)[self.slot] for layer in self.layers])
 
-    def part(self, of: Callable[[LayerAttention], Part]) -> Part:
-        return Part(self.stacked(lambda layer: of(layer).output), self.stacked(lambda layer: of(layer).lse))
-
     def hidden(self) -> torch.Tensor | None:
         """[L, B, hidden_size]"""
         return None if self.inputs is None else torch.stack([x[self.slot] for x in self.inputs])
+
+    def heads(self) -> list[Heads]:
+        """The library reads a layer's heads where they are. Torch's operators get the heads of all layers at once,
+        because each call of them costs some launches."""
+        one = slice(self.slot, self.slot + 1)
+        found = [[x[one] for x in (layer.external.output, layer.external.lse, layer.internal.output, layer.internal.lse,
+                                   layer.query)] for layer in self.layers]
+        for tensors, hidden in zip(found, self.inputs or []):
+            tensors.append(hidden[one].unsqueeze(1))
+        if not kernels.taken(self.layers[0].query):
+            found = [[torch.cat(column, 1) for column in zip(*found)]]
+        return [Heads(Part(*tensors[:2]), Part(*tensors[2:4]), *tensors[4:]) for tensors in found]
 
     @property
     def has_sets(self) -> bool:
@@ -44,18 +62,6 @@ class LayerValues:
     def topk(self) -> torch.Tensor | None:
         """[L, K, k]"""
         return self.stacked(lambda layer: layer.sets.index) if self.has_sets else None
-
-
-def _unit(x: torch.Tensor) -> torch.Tensor:
-    x = x.float()
-    return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-30)
-
-
-def _cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Mean over the block of cos(a, b); [L, H, B, D] -> [L, H]."""
-    a, b = a.float(), b.float()
-    norms = (a * a).sum(-1) * (b * b).sum(-1)
-    return ((a * b).sum(-1) * norms.clamp_min(1e-37).rsqrt()).nanmean(-1)  # NaN: a pass that didn't compute the row
 
 
 def recall(first: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
@@ -70,98 +76,93 @@ class History:
 
     block: tuple[int, int] = (-1, -1)  # sequence, block
     last_step: int = 0
-    last: tuple[Part, Part] | None = None  # external, internal
-    sources: list[Part] = field(default_factory=list)  # the pair that each tau would still hold
-    first_query: torch.Tensor | None = None  # at unit length
-    first_hidden: torch.Tensor | None = None
+    last: list[tuple[Part, Part]] = field(default_factory=list)  # external, internal
+    sources: list[list[Part]] = field(default_factory=list)  # by tau: the pairs that it would still hold
+    first_query: list[torch.Tensor] = field(default_factory=list)
+    first_hidden: list[torch.Tensor | None] = field(default_factory=list)
     first_set: torch.Tensor | None = None
 
     def summarise(self, step: int, changed: int, context_length: int, now: LayerValues) -> dict[str, torch.Tensor]:
-        external, internal = now.part(lambda layer: layer.external), now.part(lambda layer: layer.internal)
-        values = {"/attention/lse_external": external.lse, "/attention/lse_internal": internal.lse}
-        self._compare_with_first(step, context_length, now, values)
-        last = self.last if self.last_step == step - 1 else None
-        if last is not None:
-            values["/summary/similarity_internal"] = _cosine(internal.output, last[1].output)
+        heads, operators, count = now.heads(), kernels.of(now.layers[0].query), len(now.layers)
+        taus = _core.reuse_taus
+        values = {"/attention/lse_external": now.stacked(lambda layer: layer.external.lse),
+                  "/attention/lse_internal": now.stacked(lambda layer: layer.internal.lse)}
+        self._compare_with_first(step, heads, operators, values, count)
+        self._compare_sets(step, context_length, now.topk(), values)
         if context_length > 0:
-            weight = torch.sigmoid(external.lse - internal.lse)
-            values["/summary/external_mass"] = weight.nanmean(-1)
-            if last is not None:
-                values["/summary/similarity_external"] = _cosine(external.output, last[0].output)
-            values["/summary/reuse_error"] = self._reuse_error(step, changed, external, internal, now.partial)
-        self.last, self.last_step = (external, internal), step
+            external = [one.external for one in heads]
+            self.sources = [held if _core.reuses_external(step, changed, tau) else external
+                            for tau, held in zip(taus, self.sources or [external] * len(taus))]
+        last = self.last if self.last_step == step - 1 else []
+        found = [self._statistics(operators, context_length > 0, one, index, last) for index, one in enumerate(heads)]
+        for column, name in enumerate(("external_mass", "similarity_external", "similarity_internal")):
+            if found[0][column].numel() > 0:
+                values[f"/summary/{name}"] = torch.cat([row[column] for row in found]).view(count, -1)
+        if context_length > 0:
+            values["/summary/reuse_error"] = torch.cat([row[3] for row in found], 1).view(len(taus), count, -1, 4)
+        self.last, self.last_step = [(one.external, one.internal) for one in heads], step
         return values
 
-    def _compare_with_first(self, step: int, context_length: int, now: LayerValues,
-                            values: dict[str, torch.Tensor]) -> None:
-        query, topk = _unit(now.stacked(lambda layer: layer.query)), now.topk()
-        hidden = None if now.inputs is None else _unit(now.hidden())
+    def _statistics(self, operators: Any, prefix: bool, now: Heads, index: int,
+                    last: list[tuple[Part, Part]]) -> tuple[torch.Tensor, ...]:
+        """[H], [H], [H], [tau, H, 4]; empty where there is nothing to compare with."""
+        sources = [held[index] for held in self.sources] if prefix else []
+        return operators.step_statistics(
+            now.external.output if prefix else None, now.external.lse if prefix else None, now.internal.output,
+            now.internal.lse, last[index][0].output if prefix and last else None,
+            last[index][1].output if last else None, [source.output for source in sources],
+            [source.lse for source in sources], 0)
+
+    def _compare_with_first(self, step: int, heads: list[Heads], operators: Any, values: dict[str, torch.Tensor],
+                            count: int) -> None:
         if step == 1:
-            self.first_query, self.first_hidden, self.first_set = query, hidden, topk
+            self.first_query = [one.query.clone() for one in heads]  # the model may write over it
+            self.first_hidden = [one.hidden for one in heads]
             return
-        if self.first_query is not None:
-            difference = query - self.first_query
-            values["/summary/query_gap"] = difference.norm(dim=-1).nanmean(-1)
-            values["/summary/query_block_gap"] = difference.nanmean(-2).norm(dim=-1)
-        if self.first_hidden is not None and hidden is not None:
-            values["/summary/hidden_gap"] = (hidden - self.first_hidden).norm(dim=-1).nanmean(-1)
-        if self.first_set is not None and topk is not None and context_length > topk.shape[-1]:
+        if self.first_query:
+            gaps = [_gaps(operators, one.query, first) for one, first in zip(heads, self.first_query)]
+            values["/summary/query_gap"] = torch.cat([gap for gap, _ in gaps]).view(count, -1)
+            values["/summary/query_block_gap"] = torch.cat([gap for _, gap in gaps]).view(count, -1)
+        hidden = [(one.hidden, first) for one, first in zip(heads, self.first_hidden)]
+        if hidden and all(now is not None and first is not None for now, first in hidden):
+            values["/summary/hidden_gap"] = torch.cat([_gaps(operators, now, first)[0] for now, first in hidden])
+
+    def _compare_sets(self, step: int, context_length: int, topk: torch.Tensor | None,
+                      values: dict[str, torch.Tensor]) -> None:
+        if step == 1:
+            self.first_set = topk
+        elif self.first_set is not None and topk is not None and context_length > topk.shape[-1]:
             values["/sets/recall"] = recall(self.first_set, topk)
 
-    def _reuse_error(self, step: int, changed: int, external: Part, internal: Part, partial: bool) -> torch.Tensor:
-        """[tau, L, H, 4]: sums of e^2, |e|, reference^2 and of the dot product over positions and channels."""
-        true = merge(external, internal)
-        self.sources = [
-            source if step > 1 and changed < tau else external
-            for tau, source in zip(TAUS, self.sources or [external] * len(TAUS))]
-        sums: dict[int, torch.Tensor] = {}
-        for source in self.sources:
-            if id(source) in sums:
-                continue
-            got = true if source is external else merge(source, internal)
-            error, both = got - true, true
-            if partial:  # over the rows that both steps computed
-                there = ~error.isnan()
-                error, both, got = (torch.where(there, x, 0.0) for x in (error, true, got))
-            sums[id(source)] = torch.stack([
-                (error * error).sum((-2, -1)), error.abs().sum((-2, -1)), (both * both).sum((-2, -1)),
-                (both * got).sum((-2, -1))], -1)
-        return torch.stack([sums[id(source)] for source in self.sources])
+
+def _gaps(operators: Any, now: torch.Tensor, first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of [1, H, B, D], which a model may have laid out as it likes."""
+    return operators.step_gaps(*(x if x.stride(-1) == 1 else x.contiguous() for x in (now, first)), 0)
 
 
 @dataclass
 class Predictions:
     """Of a block's positions; a position that no row of the pass predicts has -1 and NaN."""
 
-    logits: torch.Tensor  # [R, V], a copy; float32 here, of the model's type in kernels.py
+    logits: torch.Tensor  # [R, V], a copy of the model's
     first: int  # absolute position that row 0 predicts
     missing: torch.Tensor | None = None  # [R]: rows that the pass didn't compute
-
-    @staticmethod
-    def copied(logits: torch.Tensor) -> torch.Tensor:
-        return logits.detach().to(torch.float32, copy=True).clamp_min_(-1e30)  # -inf times 0 would be NaN
 
     def __len__(self) -> int:
         return len(self.logits)
 
+    def copy(self) -> Predictions:
+        """For what outlives the row: logits of a row are written over once the row is written."""
+        return Predictions(self.logits.clone(), self.first, self.missing)
+
     @functools.cached_property
-    def all_lses(self) -> torch.Tensor:
-        return self.logits.logsumexp(-1)
-
-    def lse(self, rows: torch.Tensor) -> torch.Tensor:
-        """Of these rows [n]."""
-        return self.all_lses[rows]
-
-    def best(self) -> tuple[torch.Tensor, torch.Tensor]:
-        best = self.logits.max(-1)
-        return best.indices.int(), (best.values - self.all_lses).exp_()
-
-    def as_first(self) -> FirstPrediction:
-        return FirstPrediction(self.logits, self.all_lses, self.first, self.missing)
+    def lse(self) -> torch.Tensor:
+        """[R]"""
+        return kernels.of(self.logits).row_log_sum_exp(self.logits)
 
     def top1(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Token, probability: [R]."""
-        token, probability = self.best()
+        token, probability = kernels.of(self.logits).best_token_rows(self.logits)
         if self.missing is not None:
             token, probability = token.masked_fill(self.missing, -1), probability.masked_fill(self.missing, math.nan)
         return token, probability
@@ -175,22 +176,45 @@ class Predictions:
         device = self.logits.device
         rows = torch.tensor([positions[i] - self.first for i in inside], device=device)
         columns = torch.tensor([tokens[i] for i in inside], device=device)
-        values = (self.logits[rows, columns].float() - self.lse(rows)).exp()
+        lse = kernels.of(self.logits).row_log_sum_exp(self.logits[rows])
+        values = (self.logits[rows, columns].float() - lse).exp()
         values = (values if self.missing is None else values.masked_fill(self.missing[rows], math.nan)).tolist()
         for i, value in zip(inside, values):
             found[i] = min(value, 1.0) if value == value else math.nan
         return found
 
+    def kl_from(self, first: Predictions, wanted: torch.Tensor) -> torch.Tensor:
+        """KL(first || self) in nats: [R]. NaN for rows that aren't wanted [R], or that one of both didn't compute."""
+        for missing in (first.missing, self.missing):
+            wanted = wanted if missing is None else wanted & ~missing
+        return kernels.of(self.logits).row_divergence(first.logits, first.lse, self.logits, wanted)
 
-def predictions(logits: torch.Tensor, first: int, computed: list[int] | None = None,
-                kind: Callable[..., Predictions] = Predictions,
-                copied: Callable[[torch.Tensor], torch.Tensor] = Predictions.copied) -> Predictions:
-    """Of rows [R, V] that predict the positions from `first` on. computed: the positions that there are predictions
-    of; None: of all rows."""
-    there = None if computed is None else set(computed)
-    missing = None if there is None else torch.tensor(
-        [first + i not in there for i in range(len(logits))], device=logits.device)
-    return kind(copied(logits), first, missing)
+
+class SpareRows:
+    """Memory for copies of logits: some megabytes a step, which would else be asked of the system each time."""
+
+    def __init__(self) -> None:
+        self._spare: list[torch.Tensor] = []
+
+    def predictions(self, logits: torch.Tensor, first: int, computed: list[int] | None) -> Predictions:
+        """Of rows [R, V] that predict the positions from `first` on. computed: the positions that there are
+        predictions of; None: of all rows."""
+        there = None if computed is None else set(computed)
+        missing = None if there is None else torch.tensor(
+            [first + i not in there for i in range(len(logits))], device=logits.device)
+        return Predictions(self._copy_of(logits.detach()), first, missing)
+
+    def _copy_of(self, rows: torch.Tensor) -> torch.Tensor:
+        for index, spare in enumerate(self._spare):
+            writable = torch.is_inference_mode_enabled() or not spare.is_inference()
+            if writable and (spare.shape, spare.dtype, spare.device) == (rows.shape, rows.dtype, rows.device):
+                return self._spare.pop(index).copy_(rows)
+        return rows.clone(memory_format=torch.contiguous_format)
+
+    def give_back(self, predictions: Predictions | None) -> None:
+        """Nobody asks for these any more."""
+        if predictions is not None:
+            self._spare = [predictions.logits, *self._spare[:3]]
 
 
 def gathered(logits: torch.Tensor, positions: list[int], begin: int, count: int) -> torch.Tensor:
@@ -201,31 +225,3 @@ def gathered(logits: torch.Tensor, positions: list[int], begin: int, count: int)
                          "are can't be told")
     rows = {position: i for i, position in enumerate(positions)}
     return logits[[rows.get(begin + i, 0) for i in range(count)]]
-
-
-@dataclass
-class FirstPrediction:
-    """A block's first step, which KL is measured from."""
-
-    logits: torch.Tensor  # [R, V], as in Predictions
-    lse: torch.Tensor  # [R]
-    first: int
-    missing: torch.Tensor | None = None  # [R]
-
-    @functools.cached_property
-    def _distribution(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """[R, V], and sum p log p of each row."""
-        log = self.logits - self.lse.unsqueeze(-1)
-        distribution = log.exp()
-        return distribution, torch.linalg.vecdot(distribution, log)
-
-    def divergence(self, now: Predictions, wanted: torch.Tensor) -> torch.Tensor:
-        distribution, mean_log = self._distribution
-        cross = torch.linalg.vecdot(distribution, now.logits) - now.all_lses
-        return (mean_log - cross).clamp_min_(0.0).masked_fill(~wanted, math.nan)
-
-    def kl(self, now: Predictions, wanted: torch.Tensor) -> torch.Tensor:
-        """KL(first || now) in nats of the rows that are wanted [R] and that both steps computed, NaN of others: [R]."""
-        for missing in (self.missing, now.missing):
-            wanted = wanted if missing is None else wanted & ~missing
-        return self.divergence(now, wanted)
