@@ -96,7 +96,7 @@ Tensor token_page_scores_real(const Tensor& q, const Tensor& page_max, const Ten
   return token_page_scores(q, {page_max, page_min}, ext_len, page_size);
 }
 
-// A chain's result (chain_operators.h) may lie as its argument does.
+// A fallback's result (fallback_operators.h) may lie as its argument does.
 
 Tensor norm_real(const Tensor& x, const Tensor& weight, double eps, bool weight_first) {
   return rms_norm_rows(x, weight, eps, weight_first).contiguous();

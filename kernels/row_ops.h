@@ -1,9 +1,9 @@
 // What a decoder does to its rows between the products, each in one pass over the data where ATen
-// needs a chain of operators. Results are those of the chain: narrow types are rounded wherever the
-// chain stores a tensor. Gradients: in Python (blockscope.ops) alone. float32, bfloat16 or float16;
+// needs several operators. Results are those of the several: narrow types are rounded wherever they
+// store a tensor. Gradients: in Python (blockscope.ops) alone. float32, bfloat16 or float16;
 // results never depend on the number of threads or on the other rows. A wrong shape, dtype or
-// layout throws c10::Error. On a device: one kernel a call (row_ops_device.h), or the chain where
-// there are none.
+// layout throws c10::Error. On a device: one kernel a call (row_ops_device.h), or the fallback
+// where there are none.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -19,7 +19,7 @@ TopK block_topk(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& 
                 const at::Tensor& lse, int64_t k, double scale) {
   if (const DeviceScope device{q}) {
     if (!device.has_kernels()) {
-      TopKSets sets = chain::topk_sets(q, k_ext, ext_len, lse, k, scale, /*with_tokens=*/false);
+      TopKSets sets = fallback::topk_sets(q, k_ext, ext_len, lse, k, scale, /*with_tokens=*/false);
       return {std::move(sets.index), std::move(sets.probability)};
     }
     return block_topk_on(device.queue(), q, k_ext, ext_len, lse, k, scale);

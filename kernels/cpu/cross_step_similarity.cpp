@@ -38,7 +38,7 @@ float cosine(const T* a, const T* b, int64_t dim) {
 at::Tensor cross_step_similarity(const at::Tensor& a, const at::Tensor& b) {
   if (const DeviceScope device{a}) {
     return device.has_kernels() ? cross_step_similarity_on(device.queue(), a, b)
-                                : chain::cross_step_similarity(a, b);
+                                : fallback::cross_step_similarity(a, b);
   }
   TORCH_CHECK(a.defined() && a.dim() > 0, kSimilarity, ": a: expected a tensor [..., D]");
   check_cpu(kSimilarity, "a", a, a.scalar_type());

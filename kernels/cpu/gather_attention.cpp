@@ -101,8 +101,8 @@ GatherAttention gather_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                  const at::Tensor& residual, const at::Tensor& lse_residual) {
   if (const DeviceScope device{q}) {
     if (!device.has_kernels()) {
-      return chain::gather_attention(q, k_ext, v_ext, ext_len, index, k_in, v_in, scale, dense,
-                                     residual, lse_residual);
+      return fallback::gather_attention(q, k_ext, v_ext, ext_len, index, k_in, v_in, scale, dense,
+                                        residual, lse_residual);
     }
     return gather_attention_on(device.queue(), q, k_ext, v_ext, ext_len, index, k_in, v_in, scale,
                                dense, residual, lse_residual);
@@ -131,7 +131,7 @@ PartialAttention unselected_attention(const at::Tensor& q, const at::Tensor& k_e
                                       const at::Tensor& index, double scale) {
   if (const DeviceScope device{q}) {
     if (!device.has_kernels()) {
-      return chain::unselected_attention(q, k_ext, v_ext, ext_len, index, scale);
+      return fallback::unselected_attention(q, k_ext, v_ext, ext_len, index, scale);
     }
     return unselected_attention_on(device.queue(), q, k_ext, v_ext, ext_len, index, scale);
   }

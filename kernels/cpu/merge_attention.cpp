@@ -20,7 +20,7 @@ constexpr const char* kMerge = "merge_attention";
 MergedAttention merge_attention(const std::vector<at::Tensor>& outputs,
                                 const std::vector<at::Tensor>& lses) {
   if (const DeviceScope device{outputs.empty() ? at::Tensor() : outputs[0]}) {
-    if (!device.has_kernels()) return chain::merge_attention(outputs, lses);
+    if (!device.has_kernels()) return fallback::merge_attention(outputs, lses);
     return merge_attention_on(device.queue(), outputs, lses);
   }
   check_merge_parts(kMerge, outputs, lses);

@@ -26,7 +26,7 @@ class PackedMatrix {
   /// where the weight does not fit.
   explicit PackedMatrix(const at::Tensor& weight, const at::Tensor& bias = {});
 
-  /// x -> silu(x gate^T) * (x up^T), both [out, in]; narrow types are rounded wherever the chain of
+  /// x -> silu(x gate^T) * (x up^T), both [out, in]; narrow types are rounded wherever a chain of
   /// four operators stores a tensor.
   static PackedMatrix swiglu(const at::Tensor& gate, const at::Tensor& up);
 

@@ -146,7 +146,7 @@ void bound_page(const RawView& keys, int64_t sequence, int64_t kv_head, int64_t 
 PageBounds page_bounds(const at::Tensor& k_ext, const at::Tensor& ext_len, int64_t page_size) {
   constexpr const char* kOp = "page_bounds";
   if (const DeviceScope device{k_ext}) {
-    if (!device.has_kernels()) return chain::page_bounds(k_ext, ext_len, page_size);
+    if (!device.has_kernels()) return fallback::page_bounds(k_ext, ext_len, page_size);
     return page_bounds_on(device.queue(), k_ext, ext_len, page_size);
   }
   check_page_size(kOp, page_size);
@@ -183,7 +183,7 @@ PageBounds page_bounds(const at::Tensor& k_ext, const at::Tensor& ext_len, int64
 at::Tensor page_scores(const at::Tensor& q, const PageBounds& bounds, const at::Tensor& ext_len,
                        int64_t page_size) {
   if (const DeviceScope device{q}) {
-    if (!device.has_kernels()) return chain::page_scores(q, bounds, ext_len, page_size, false);
+    if (!device.has_kernels()) return fallback::page_scores(q, bounds, ext_len, page_size, false);
     return page_scores_on(device.queue(), q, bounds, ext_len, page_size);
   }
   return scores_of("page_scores", q, bounds, ext_len, page_size, false);
@@ -192,7 +192,7 @@ at::Tensor page_scores(const at::Tensor& q, const PageBounds& bounds, const at::
 at::Tensor token_page_scores(const at::Tensor& q, const PageBounds& bounds,
                              const at::Tensor& ext_len, int64_t page_size) {
   if (const DeviceScope device{q}) {
-    if (!device.has_kernels()) return chain::page_scores(q, bounds, ext_len, page_size, true);
+    if (!device.has_kernels()) return fallback::page_scores(q, bounds, ext_len, page_size, true);
     return token_page_scores_on(device.queue(), q, bounds, ext_len, page_size);
   }
   return scores_of("token_page_scores", q, bounds, ext_len, page_size, true);

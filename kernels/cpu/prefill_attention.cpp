@@ -55,7 +55,7 @@ at::Tensor prefill_attention(const at::Tensor& q, const at::Tensor& k, const at:
                              int64_t query_start) {
   if (const DeviceScope device{q}) {
     if (!device.has_kernels()) {
-      return chain::prefill_attention(q, k, v, len, block_length, scale, query_start);
+      return fallback::prefill_attention(q, k, v, len, block_length, scale, query_start);
     }
     return prefill_attention_on(device.queue(), q, k, v, len, block_length, scale, query_start);
   }

@@ -73,7 +73,7 @@ at::Tensor rms_norm_rows(const at::Tensor& x, const at::Tensor& weight, double e
                          bool weight_first) {
   if (const DeviceScope device{x}) {
     return device.has_kernels() ? rms_norm_rows_on(device.queue(), x, weight, eps, weight_first)
-                                : chain::rms_norm_rows(x, weight, eps, weight_first);
+                                : fallback::rms_norm_rows(x, weight, eps, weight_first);
   }
   check_rows("rms_norm_rows", "x", x);
   check_norm_weight("rms_norm_rows", weight, x);
@@ -94,7 +94,7 @@ SumAndNorm add_rms_norm_rows(const at::Tensor& x, const at::Tensor& y, const at:
   if (const DeviceScope device{x}) {
     return device.has_kernels()
                ? add_rms_norm_rows_on(device.queue(), x, y, weight, eps, weight_first)
-               : chain::add_rms_norm_rows(x, y, weight, eps, weight_first);
+               : fallback::add_rms_norm_rows(x, y, weight, eps, weight_first);
   }
   check_rows("add_rms_norm_rows", "x", x);
   check_rows_like("add_rms_norm_rows", "y", y, x);
@@ -183,7 +183,7 @@ std::vector<at::Tensor> norm_rotate_rows(const std::vector<HeadsToRotate>& heads
                                          const at::Tensor& cos, const at::Tensor& sin) {
   if (const DeviceScope device{cos}) {
     return device.has_kernels() ? norm_rotate_rows_on(device.queue(), heads, cos, sin)
-                                : chain::norm_rotate_rows(heads, cos, sin);
+                                : fallback::norm_rotate_rows(heads, cos, sin);
   }
   std::vector<Rotation> rotations;
   std::vector<at::Tensor> out;
@@ -206,7 +206,7 @@ std::vector<at::Tensor> norm_rotate_rows(const std::vector<HeadsToRotate>& heads
 at::Tensor silu_multiply(const at::Tensor& gate, const at::Tensor& up) {
   if (const DeviceScope device{gate}) {
     return device.has_kernels() ? silu_multiply_on(device.queue(), gate, up)
-                                : chain::silu_multiply(gate, up);
+                                : fallback::silu_multiply(gate, up);
   }
   check_rows("silu_multiply", "gate", gate);
   check_rows_like("silu_multiply", "up", up, gate);

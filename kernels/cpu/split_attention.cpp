@@ -24,7 +24,7 @@ SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                ExternalWeights* kept) {
   if (const DeviceScope device{q}) {
     if (!device.has_kernels()) {
-      return chain::split_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale);
+      return fallback::split_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale);
     }
     return split_attention_on(device.queue(), q, k_ext, v_ext, ext_len, k_in, v_in, scale);
   }
@@ -43,8 +43,8 @@ ReuseAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& reuse_mask, double scale) {
   if (const DeviceScope device{q}) {
     if (!device.has_kernels()) {
-      return chain::reuse_attention(q, k_ext, v_ext, ext_len, k_in, v_in, cached_external,
-                                    cached_lse, reuse_mask, scale);
+      return fallback::reuse_attention(q, k_ext, v_ext, ext_len, k_in, v_in, cached_external,
+                                       cached_lse, reuse_mask, scale);
     }
     return reuse_attention_on(device.queue(), q, k_ext, v_ext, ext_len, k_in, v_in, cached_external,
                               cached_lse, reuse_mask, scale);

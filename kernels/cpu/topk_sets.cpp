@@ -199,7 +199,7 @@ TopKSets topk_sets(const at::Tensor& q, const at::Tensor& k_ext, const at::Tenso
                    const at::Tensor& lse, int64_t k, double scale, bool with_tokens) {
   if (const DeviceScope device{q}) {
     if (!device.has_kernels()) {
-      return chain::topk_sets(q, k_ext, ext_len, lse, k, scale, with_tokens);
+      return fallback::topk_sets(q, k_ext, ext_len, lse, k, scale, with_tokens);
     }
     return topk_sets_on(device.queue(), q, k_ext, ext_len, lse, k, scale, with_tokens);
   }

@@ -1,4 +1,4 @@
-// The launches of one world, and the queue they go to. The operators on devices
+// The launches of one backend, and the queue they go to. The operators on devices
 // (attention_device.h, small_operators_device.h, row_ops_device.h) are written against this, so
 // that the GPU and the emulator run the same checks, workspace and calls.
 #pragma once

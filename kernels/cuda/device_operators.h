@@ -1,7 +1,7 @@
 // The operators of ops.h on a device other than the CPU. ops.h's functions look at the device of
 // their first tensor and go to the kernels of its queue, which the device's library sets when it is
-// loaded: libblockscope_kernels_cuda.so for CUDA. Without it they are chains of tensor operators
-// (chain_operators.h). Who stays on the CPU loads nothing of either.
+// loaded: libblockscope_kernels_cuda.so for CUDA. Without it they are made of torch operators
+// (fallback_operators.h). Who stays on the CPU loads nothing of either.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +12,7 @@
 #include <string>
 
 #include "kernels/cuda/device_kernels.h"
-#include "kernels/torch/chain_operators.h"
+#include "kernels/torch/fallback_operators.h"
 
 namespace blockscope {
 

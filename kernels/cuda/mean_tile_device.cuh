@@ -9,7 +9,7 @@
 #include "kernels/cuda/split_tile_device.cuh"
 #include "kernels/cuda/typed_device.cuh"
 
-namespace blockscope::BLOCKSCOPE_WORLD {
+namespace blockscope::BLOCKSCOPE_BACKEND {
 
 constexpr int kMeanTileKeys =
     512;  // of a thread block, at most: the queries are read once for them
@@ -192,4 +192,4 @@ void launch_mean_tiles_of(const MeansCall& call, Stream stream) {
   }
 }
 
-}  // namespace blockscope::BLOCKSCOPE_WORLD
+}  // namespace blockscope::BLOCKSCOPE_BACKEND

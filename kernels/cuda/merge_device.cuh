@@ -7,7 +7,7 @@
 
 #include "kernels/device/device.h"
 
-namespace blockscope::BLOCKSCOPE_WORLD {
+namespace blockscope::BLOCKSCOPE_BACKEND {
 
 __device__ __forceinline__ float warp_max(float value) {
 #pragma unroll
@@ -52,4 +52,4 @@ __device__ __forceinline__ float merge_parts(const float (&parts)[kParts][kCount
   return largest + logf(total);
 }
 
-}  // namespace blockscope::BLOCKSCOPE_WORLD
+}  // namespace blockscope::BLOCKSCOPE_BACKEND

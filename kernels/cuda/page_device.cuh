@@ -7,7 +7,7 @@
 #include "kernels/cuda/merge_device.cuh"
 #include "kernels/cuda/row_device.cuh"
 
-namespace blockscope::BLOCKSCOPE_WORLD {
+namespace blockscope::BLOCKSCOPE_BACKEND {
 
 template <class Scalar>
 __global__ void __launch_bounds__(128) bound_pages(const __grid_constant__ BoundsCall call) {
@@ -96,4 +96,4 @@ void launch_page_scores(const PageScoresCall& call, void* on) {
   });
 }
 
-}  // namespace blockscope::BLOCKSCOPE_WORLD
+}  // namespace blockscope::BLOCKSCOPE_BACKEND

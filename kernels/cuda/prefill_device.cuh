@@ -9,7 +9,7 @@
 #include "kernels/cuda/split_tile_device.cuh"
 #include "kernels/cuda/typed_device.cuh"
 
-namespace blockscope::BLOCKSCOPE_WORLD {
+namespace blockscope::BLOCKSCOPE_BACKEND {
 
 __device__ __forceinline__ int visible_end(const PrefillCall& call, int length, int token) {
   const int64_t end = ((call.query_start + token) / call.block_length + 1) * call.block_length;
@@ -203,4 +203,4 @@ void launch_prefill(const PrefillCall& call, void* on) {
   });
 }
 
-}  // namespace blockscope::BLOCKSCOPE_WORLD
+}  // namespace blockscope::BLOCKSCOPE_BACKEND

@@ -7,7 +7,7 @@
 #include "kernels/cuda/device_calls.h"
 #include "kernels/cuda/typed_device.cuh"
 
-namespace blockscope::BLOCKSCOPE_WORLD {
+namespace blockscope::BLOCKSCOPE_BACKEND {
 
 constexpr int kRowWarps = 4;
 
@@ -156,4 +156,4 @@ void launch_select(const SelectCall& call, void* on) {
          dim3{256, 1, 1}, 64, static_cast<Stream>(on), call);
 }
 
-}  // namespace blockscope::BLOCKSCOPE_WORLD
+}  // namespace blockscope::BLOCKSCOPE_BACKEND

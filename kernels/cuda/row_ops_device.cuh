@@ -11,7 +11,7 @@
 #include "kernels/cuda/merge_device.cuh"
 #include "kernels/cuda/typed_device.cuh"
 
-namespace blockscope::BLOCKSCOPE_WORLD {
+namespace blockscope::BLOCKSCOPE_BACKEND {
 
 template <class Scalar>
 constexpr int kChunk = 16 / static_cast<int>(sizeof(Scalar));  // elements
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(256) turn_rows(const __grid_constant__ RotateC
   Scalar* const out = static_cast<Scalar*>(part.out) + row * call.dim;
   float factor = 1.0f;
   if (weight != nullptr) factor = norm_factor<Scalar, kThreads>(x, call.dim, part.eps, aligned);
-  // Channels from `column` on behind their norm, as the chain stores them; `left` of them exist.
+  // Channels from `column` on behind their norm, as the fallback stores them; `left` of them exist.
   const auto load = [&](int column, int left) {
     const Chunk<Scalar> values = load_chunk(x + column, left, aligned);
     if (weight == nullptr) return values;
@@ -324,4 +324,4 @@ void launch_gate(const GateCall& call, void* on) {
   });
 }
 
-}  // namespace blockscope::BLOCKSCOPE_WORLD
+}  // namespace blockscope::BLOCKSCOPE_BACKEND

@@ -1,4 +1,4 @@
-// The kernels of the smaller operators, and their launches: compiled once for each world.
+// The kernels of the smaller operators, and their launches: compiled once for each backend.
 #pragma once
 
 #include "kernels/cuda/device_calls.h"

@@ -1,5 +1,5 @@
 // The kernels of split_attention, whose header split_attention_launch.h says how they share the
-// work, and their launches: compiled once for each world.
+// work, and their launches: compiled once for each backend.
 #pragma once
 
 #include "kernels/cuda/merge_device.cuh"
@@ -8,7 +8,7 @@
 #include "kernels/cuda/split_tile_device.cuh"
 #include "kernels/cuda/typed_device.cuh"
 
-namespace blockscope::BLOCKSCOPE_WORLD {
+namespace blockscope::BLOCKSCOPE_BACKEND {
 
 // Where a thread block stands: blockIdx is (chunk, KV head * row tiles + row tile, sequence).
 struct Place {
@@ -364,4 +364,4 @@ void launch_split_attention(const SplitCall& call, void* on) {
   }
 }
 
-}  // namespace blockscope::BLOCKSCOPE_WORLD
+}  // namespace blockscope::BLOCKSCOPE_BACKEND

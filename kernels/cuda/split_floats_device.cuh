@@ -8,7 +8,7 @@
 #include "kernels/cuda/merge_device.cuh"
 #include "kernels/cuda/split_tile_device.cuh"
 
-namespace blockscope::BLOCKSCOPE_WORLD {
+namespace blockscope::BLOCKSCOPE_BACKEND {
 
 template <int kDim>
 struct FloatTile {
@@ -132,4 +132,4 @@ __device__ __forceinline__ void attend_floats(const KeySpan<Scalar>& span, float
   }
 }
 
-}  // namespace blockscope::BLOCKSCOPE_WORLD
+}  // namespace blockscope::BLOCKSCOPE_BACKEND

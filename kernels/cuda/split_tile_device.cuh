@@ -8,7 +8,7 @@
 
 #include "kernels/device/device.h"
 
-namespace blockscope::BLOCKSCOPE_WORLD {
+namespace blockscope::BLOCKSCOPE_BACKEND {
 
 template <class Scalar_, int kDim_, int kWarps_, int kRowTiles_, int kStages_, int kStep_,
           int kKeys_ = 64>
@@ -333,4 +333,4 @@ __device__ __forceinline__ void attend_span(float scale_log2, const Works& works
   copy_async_wait<0>();
 }
 
-}  // namespace blockscope::BLOCKSCOPE_WORLD
+}  // namespace blockscope::BLOCKSCOPE_BACKEND

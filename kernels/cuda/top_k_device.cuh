@@ -10,7 +10,7 @@
 #include "kernels/cuda/mean_tile_device.cuh"
 #include "kernels/cuda/typed_device.cuh"
 
-namespace blockscope::BLOCKSCOPE_WORLD {
+namespace blockscope::BLOCKSCOPE_BACKEND {
 
 constexpr int kMeanKeys = 32;
 
@@ -255,4 +255,4 @@ void launch_union(const UnionCall& call, void* on) {
          static_cast<Stream>(on), call);
 }
 
-}  // namespace blockscope::BLOCKSCOPE_WORLD
+}  // namespace blockscope::BLOCKSCOPE_BACKEND

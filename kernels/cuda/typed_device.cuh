@@ -4,7 +4,7 @@
 #include "kernels/cuda/split_attention_launch.h"
 #include "kernels/device/device.h"
 
-namespace blockscope::BLOCKSCOPE_WORLD {
+namespace blockscope::BLOCKSCOPE_BACKEND {
 
 __device__ __forceinline__ int lane_of_warp() { return static_cast<int>(threadIdx.x) % 32; }
 
@@ -36,4 +36,4 @@ void with_type(DeviceFloat type, const Work& work) {
   }
 }
 
-}  // namespace blockscope::BLOCKSCOPE_WORLD
+}  // namespace blockscope::BLOCKSCOPE_BACKEND

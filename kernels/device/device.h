@@ -1,7 +1,7 @@
 // The dialect that device code is written in: CUDA's own names, and one wrapper for each
 // instruction that CUDA C++ has no name for. A kernel includes only this header and lives in the
-// namespace blockscope::BLOCKSCOPE_WORLD: nvcc compiles it for a GPU (`cuda`), any C++ compiler for
-// the emulator (`emulated`), and one program can hold both. No torch here.
+// namespace blockscope::BLOCKSCOPE_BACKEND: nvcc compiles it for a GPU (`cuda`), any C++ compiler
+// for the emulator (`emulated`), and one program can hold both. No torch here.
 //
 //   dynamic_shared()                   the block's shared memory, launch()'s last size
 //   launch(kernel, grid, block, shared_bytes, stream, arguments...)
@@ -33,9 +33,9 @@ struct BFloat16 {
 }  // namespace blockscope
 
 #if defined(__CUDACC__)
-#define BLOCKSCOPE_WORLD cuda
+#define BLOCKSCOPE_BACKEND cuda
 #include "kernels/device/cuda_device.h"
 #else
-#define BLOCKSCOPE_WORLD emulated
+#define BLOCKSCOPE_BACKEND emulated
 #include "kernels/device/emulated_device.h"
 #endif

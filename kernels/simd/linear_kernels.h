@@ -34,7 +34,7 @@ struct LinearKernels {
   // out = x w^T + bias, rounded once; up to kPanelColumns columns.
   void (*product)(const PanelProduct& product);
   // The first half of the panel are columns of the gate, the second half of up: out = silu(gate) *
-  // up, up to kPanelColumns / 2 columns, rounded like the chain of operators.
+  // up, up to kPanelColumns / 2 columns, rounded like the single operators.
   void (*swiglu)(const PanelProduct& product);
 };
 

@@ -1,6 +1,6 @@
 // What a transformer does row by row between its products, compiled once per instruction set from
 // row_kernels_impl.h and chosen at run time. No torch header, for the reason in tile_kernels.h.
-// Arithmetic is float32; where the element is narrower, a result is rounded wherever the chain of
+// Arithmetic is float32; where the element is narrower, a result is rounded wherever a chain of
 // operators that the kernel stands for would store it.
 #pragma once
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/torch/chain_operators.h"
+#include "kernels/torch/fallback_operators.h"
 #include "probe/model/device.h"
 
 namespace blockscope {
@@ -17,7 +17,7 @@ at::Tensor heads_of(const at::Tensor& flat, int64_t heads, int64_t head_dim) {
   return flat.view({flat.size(0), flat.size(1), heads, head_dim}).transpose(1, 2);
 }
 
-/// Whether a derivative may be asked for: the chains have one, the one-pass operators have none.
+/// Whether a derivative may be asked for: the fallbacks have one, the one-pass operators have none.
 bool is_trained(const at::Tensor& x, const at::Tensor& weight) {
   const bool asked = x.requires_grad() || (weight.defined() && weight.requires_grad());
   return c10::GradMode::is_enabled() && asked;
@@ -31,13 +31,13 @@ RotaryRows RotaryRows::rows(const at::Tensor& index) const {
 }
 
 at::Tensor RmsNorm::operator()(const at::Tensor& x) const {
-  const auto norm = is_trained(x, weight) ? chain::rms_norm_rows : rms_norm_rows;
+  const auto norm = is_trained(x, weight) ? fallback::rms_norm_rows : rms_norm_rows;
   return norm(x, weight, eps, weight_before_cast);
 }
 
 SumAndNorm RmsNorm::of_sum(const at::Tensor& x, const at::Tensor& y) const {
   const bool trained = is_trained(x, weight) || is_trained(y, weight);
-  const auto add_norm = trained ? chain::add_rms_norm_rows : add_rms_norm_rows;
+  const auto add_norm = trained ? fallback::add_rms_norm_rows : add_rms_norm_rows;
   return add_norm(x, y, weight, eps, weight_before_cast);
 }
 
@@ -47,7 +47,7 @@ std::vector<at::Tensor> AttentionLayer::turned(const std::vector<HeadsToRotate>&
     return is_trained(each.x, each.weight);
   });
   const at::ScalarType type = rotate_in_float32 ? at::kFloat : heads.front().x.scalar_type();
-  const auto turn = trained ? chain::norm_rotate_rows : norm_rotate_rows;
+  const auto turn = trained ? fallback::norm_rotate_rows : norm_rotate_rows;
   return turn(heads, rotary.cos.to(type), rotary.sin.to(type));
 }
 

@@ -9,7 +9,7 @@
 #include <span>
 #include <utility>
 
-#include "kernels/torch/chain_operators.h"
+#include "kernels/torch/fallback_operators.h"
 #include "probe/model/device.h"
 
 namespace blockscope {
@@ -110,7 +110,7 @@ at::Tensor SwiGlu::operator()(const at::Tensor& x) const {
     return down(silu_multiply(halves[0], halves[1]));
   }
   const at::Tensor gated = gate(x);
-  const auto multiply = gated.requires_grad() ? chain::silu_multiply : silu_multiply;
+  const auto multiply = gated.requires_grad() ? fallback::silu_multiply : silu_multiply;
   return down(multiply(gated, up(x)));
 }
 

@@ -7,6 +7,7 @@
 
 #include "decode_record/base/sha256.h"
 #include "decode_record/interchange/reuse_file.h"
+#include "decode_record/schema/reuse_rule.h"
 #include "kernels/ops.h"
 #include "probe/policies/exact_policy.h"
 #include "probe/policies/policy_table.h"
@@ -26,7 +27,8 @@ class FlashBlockPolicy : public AttentionPolicy {
     may_reuse_.clear();
     for (const SequencePass& sequence : context.sequences) {
       const bool denoise = sequence.kind == PassKind::denoise;
-      may_reuse_.push_back(denoise && !sequence.first_step() && sequence.changed < options_.tau);
+      may_reuse_.push_back(denoise && reuses_external(sequence.step, sequence.changed,
+                                                      static_cast<double>(options_.tau)));
     }
     refreshes_ = std::find(may_reuse_.begin(), may_reuse_.end(), false) != may_reuse_.end();
     if (refreshes_) ++generation_;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "decode_record/base/nan.h"
+#include "decode_record/schema/reuse_rule.h"
 #include "probe/record/row_copies.h"
 
 namespace blockscope {
@@ -150,7 +151,7 @@ void Recorder::compare_steps(const SequencePass& pass, LayerHistory& history, La
     step.external = external;
     if (has_last) step.last_external = history.last_external;
     for (size_t t = 0; t < kReuseTaus.size(); ++t) {
-      const bool reuses = !pass.first_step() && static_cast<float>(pass.changed) < kReuseTaus[t];
+      const bool reuses = reuses_external(pass.step, pass.changed, kReuseTaus[t]);
       if (!reuses || !history.source[t].defined()) history.source[t] = external;
     }
     step.source.assign(history.source.begin(), history.source.end());

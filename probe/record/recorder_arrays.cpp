@@ -17,7 +17,7 @@ namespace blockscope {
 namespace {
 
 /// Entry `row` of all [S, heads, ...], of the recorded heads alone. Some dozen of these a layer and
-/// step: a chain of tensor operators would cost more than the copy.
+/// step: several tensor operators would cost more than the copy.
 template <typename Value>
 std::vector<Value> heads_of_row(const at::Tensor& all, int64_t row,
                                 const std::vector<int64_t>& heads) {

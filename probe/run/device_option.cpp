@@ -70,7 +70,7 @@ void load_libraries() {
       folder_of(reinterpret_cast<const void*>(&open_device)) / "libblockscope_kernels_cuda.so";
   if (!fs::exists(kernels, ignored)) {
     fmt::print(stderr,
-               "--device cuda: no {}: attention runs as chains of tensor operators, slower. HINT: "
+               "--device cuda: no {}: attention runs as torch operators, slower. HINT: "
                "cmake --preset cuda builds it\n",
                kernels.string());
     return;
@@ -123,7 +123,7 @@ at::Device open_device(const std::string& name, std::optional<int64_t> local_ran
     throw Error(fmt::format(
         "--device {}: libblockscope_kernels_cuda.so has no code for this GPU ({}). HINT: cmake "
         "--preset cuda -DCMAKE_CUDA_ARCHITECTURES=native builds it for GPUs from compute "
-        "capability 8.0 on; without that file attention runs as chains of tensor operators",
+        "capability 8.0 on; without that file attention runs as torch operators",
         name, missing));
   }
   return *device;

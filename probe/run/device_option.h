@@ -12,7 +12,7 @@ namespace blockscope {
 
 /// `name`: cpu, cuda or cuda:N. For CUDA loads libtorch_cuda.so from LibTorch's folder and
 /// libblockscope_kernels_cuda.so from ours, where they are not linked or preloaded already; without
-/// the second, operators run as chains of tensor operators. Must be called before anything asks
+/// the second, operators run as torch operators. Must be called before anything asks
 /// LibTorch for CUDA. Throws UsageError for another name, Error where a library, the driver or the
 /// GPU is missing.
 ///

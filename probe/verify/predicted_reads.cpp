@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "decode_record/schema/reuse_rule.h"
 #include "probe/policies/sparsed_policy.h"
 
 namespace blockscope {
@@ -60,7 +61,8 @@ ExternalReads predicted_reads(const std::vector<PassRow>& rows, int64_t tau, con
       continue;
     }
     all += row.context_length;
-    if (row.step > 1 && row.changed < tau) reusable += row.context_length;
+    if (reuses_external(row.step, row.changed, static_cast<double>(tau)))
+      reusable += row.context_length;
   }
   ExternalReads reads(shape);
   reads.commit_rows = commits * shape.num_layers * shape.num_kv_heads;

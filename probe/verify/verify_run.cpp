@@ -21,7 +21,7 @@ namespace {
 bool interrupted() { return InterruptGuard::signal() != 0; }
 
 /// Everything collected about one policy.
-struct Arm {
+struct PolicyRun {
   const PolicySetting* setting = nullptr;
   FreeRun run;
   std::vector<SequenceRun> sequences;    // by prompt, of the first repetition
@@ -44,13 +44,13 @@ class VerifyLoop {
       : input_(input), settings_(settings), progress_(progress) {
     const ModelConfig& config = input.model.config;
     shape_ = {config.num_layers, config.num_heads, config.num_kv_heads};
-    add_arm(reference);
+    add_run(reference);
     for (const PolicySetting& setting : settings) {
-      const auto same = std::find_if(arms_.begin() + 1, arms_.end(), [&](const Arm& arm) {
-        return same_policy(*arm.setting, setting);
+      const auto same = std::find_if(runs_.begin() + 1, runs_.end(), [&](const PolicyRun& one) {
+        return same_policy(*one.setting, setting);
       });
-      arm_of_.push_back(static_cast<size_t>(same - arms_.begin()));
-      if (same == arms_.end()) add_arm(setting);
+      run_of_.push_back(static_cast<size_t>(same - runs_.begin()));
+      if (same == runs_.end()) add_run(setting);
     }
   }
 
@@ -67,68 +67,68 @@ class VerifyLoop {
   }
 
  private:
-  void add_arm(const PolicySetting& setting) {
-    Arm arm;
-    arm.setting = &setting;
-    arm.run.reads = ExternalReads(shape_);
-    arm.run.times.attention.resize(static_cast<size_t>(input_.repeats));
-    arm.run.times.total.resize(static_cast<size_t>(input_.repeats));
-    arm.sequences.resize(input_.prompts.size());
+  void add_run(const PolicySetting& setting) {
+    PolicyRun one;
+    one.setting = &setting;
+    one.run.reads = ExternalReads(shape_);
+    one.run.times.attention.resize(static_cast<size_t>(input_.repeats));
+    one.run.times.total.resize(static_cast<size_t>(input_.repeats));
+    one.sequences.resize(input_.prompts.size());
     if (!setting.exact()) {
-      arm.meter = std::make_unique<FidelityMeter>(shape_);
-      arm.predicted = ExternalReads(shape_);
+      one.meter = std::make_unique<FidelityMeter>(shape_);
+      one.predicted = ExternalReads(shape_);
       ++replays_;
     }
-    arms_.push_back(std::move(arm));
+    runs_.push_back(std::move(one));
   }
 
   /// Adds what the rule says of one sequence's passes, as long as it says something of all of them.
-  void predict(const std::vector<PassRow>& rows, Arm& arm) const {
-    if (!arm.predicted) return;
-    const PolicySetting& setting = *arm.setting;
+  void predict(const std::vector<PassRow>& rows, PolicyRun& one) const {
+    if (!one.predicted) return;
+    const PolicySetting& setting = *one.setting;
     const std::optional<ExternalReads> reads =
         setting.reuse.has_value()
             ? predicted_reads(rows, setting.reuse->tau, setting.reuse->reuse, shape_)
             : predicted_set_reads(rows, setting.policy, shape_);
     if (reads) {
-      *arm.predicted += *reads;
+      *one.predicted += *reads;
     } else {
-      arm.predicted.reset();
+      one.predicted.reset();
     }
   }
 
-  /// Every repetition starts with another arm, so that none is always the one that warms up.
+  /// Every repetition starts with another one, so that none is always the one that warms up.
   void decode_freely(const std::vector<DecodeRequest>& requests) {
     for (int64_t repetition = 0; repetition < input_.repeats; ++repetition) {
-      for (size_t turn = 0; turn < arms_.size(); ++turn) {
-        const size_t index = (turn + static_cast<size_t>(repetition)) % arms_.size();
-        decode_once(requests, repetition, arms_[index]);
+      for (size_t turn = 0; turn < runs_.size(); ++turn) {
+        const size_t index = (turn + static_cast<size_t>(repetition)) % runs_.size();
+        decode_once(requests, repetition, runs_[index]);
         tick(static_cast<double>(requests.size()), "decoding");
       }
     }
   }
 
-  void decode_once(const std::vector<DecodeRequest>& requests, int64_t repetition, Arm& arm) {
+  void decode_once(const std::vector<DecodeRequest>& requests, int64_t repetition, PolicyRun& one) {
     FreeRunObserver observer(input_.decode, shape_);
     DecodeCallbacks callbacks;
     callbacks.observer = &observer;
     callbacks.interrupted = interrupted;
-    const auto policy = make_policy(*arm.setting, input_.model);
+    const auto policy = make_policy(*one.setting, input_.model);
     int64_t next_pass = 0;
     const std::vector<DecodeOutcome> outcomes =
         decode_batch(*input_.model.model, *policy, input_.decode, requests, next_pass, callbacks);
     InterruptGuard::check();
     const size_t r = static_cast<size_t>(repetition);
-    arm.run.times.attention[r] += static_cast<double>(observer.attention_ns) * 1e-9;
-    arm.run.times.total[r] += static_cast<double>(observer.total_ns) * 1e-9;
-    arm.steps.insert(arm.steps.end(), observer.steps.begin(), observer.steps.end());
+    one.run.times.attention[r] += static_cast<double>(observer.attention_ns) * 1e-9;
+    one.run.times.total[r] += static_cast<double>(observer.total_ns) * 1e-9;
+    one.steps.insert(one.steps.end(), observer.steps.begin(), observer.steps.end());
     if (repetition > 0) return;
-    arm.run.times.block_passes += observer.block_passes;
-    arm.run.denoising_steps += observer.denoising_steps;
-    arm.run.tokens += observer.tokens;
-    arm.run.reads += observer.reads;
+    one.run.times.block_passes += observer.block_passes;
+    one.run.denoising_steps += observer.denoising_steps;
+    one.run.tokens += observer.tokens;
+    one.run.reads += observer.reads;
     for (const DecodeOutcome& outcome : outcomes) {
-      SequenceRun& sequence = arm.sequences[static_cast<size_t>(outcome.sequence)];
+      SequenceRun& sequence = one.sequences[static_cast<size_t>(outcome.sequence)];
       sequence = std::move(observer.sequences[outcome.sequence]);
       sequence.generated = outcome.generated;
     }
@@ -136,19 +136,19 @@ class VerifyLoop {
 
   void replay(const std::vector<DecodeRequest>& requests) {
     std::vector<DecodeRequest> replayed = requests;
-    const std::vector<SequenceRun>& reference = arms_.front().sequences;
+    const std::vector<SequenceRun>& reference = runs_.front().sequences;
     for (DecodeRequest& request : replayed) {
       request.replayed = true;
       request.replay = reference[static_cast<size_t>(request.sequence)].steps;
     }
-    for (Arm& arm : arms_) {
-      if (arm.meter == nullptr) continue;
-      const auto policy = make_policy(*arm.setting, input_.model);
-      replay_in_lockstep(*input_.model.model, *policy, input_.decode, replayed, *arm.meter,
+    for (PolicyRun& one : runs_) {
+      if (one.meter == nullptr) continue;
+      const auto policy = make_policy(*one.setting, input_.model);
+      replay_in_lockstep(*input_.model.model, *policy, input_.decode, replayed, *one.meter,
                          interrupted);
       InterruptGuard::check();
       for (const DecodeRequest& request : replayed) {
-        predict(reference[static_cast<size_t>(request.sequence)].rows, arm);
+        predict(reference[static_cast<size_t>(request.sequence)].rows, one);
       }
       tick(kReplayCost * static_cast<double>(requests.size()), "replaying");
     }
@@ -157,24 +157,24 @@ class VerifyLoop {
   /// `cost` in decoded prompts.
   void tick(double cost, const char* what) {
     done_ += cost;
-    const double arms = static_cast<double>(arms_.size());
+    const double runs = static_cast<double>(runs_.size());
     const double prompts = static_cast<double>(input_.prompts.size());
     const double total =
-        prompts * (arms * static_cast<double>(input_.repeats) + replays_ * kReplayCost);
+        prompts * (runs * static_cast<double>(input_.repeats) + replays_ * kReplayCost);
     const double share = done_ / total;
     progress_(share,
               fmt::format("{} · {:.0f}/{} prompts, {} setting{}", what, std::floor(share * prompts),
-                          prompts, arms_.size() - 1, arms_.size() == 2 ? "" : "s"));
+                          prompts, runs_.size() - 1, runs_.size() == 2 ? "" : "s"));
   }
 
-  std::vector<double> scores_of(const Arm& arm) const {
+  std::vector<double> scores_of(const PolicyRun& one) const {
     std::vector<double> scores;
     for (size_t i = 0; i < input_.prompts.size(); ++i) {
       const RunPrompt& prompt = input_.prompts[i];
       scores.push_back(
           prompt.metric.has_value()
               ? score(*prompt.metric,
-                      generated_text(arm.sequences[i].generated, input_.decode, input_.tokenizer),
+                      generated_text(one.sequences[i].generated, input_.decode, input_.tokenizer),
                       prompt.answers)
               : kNaN);
     }
@@ -203,49 +203,49 @@ class VerifyLoop {
     return times;
   }
 
-  PolicyResult by_itself(const PolicySetting& setting, const Arm& arm) const {
+  PolicyResult by_itself(const PolicySetting& setting, const PolicyRun& one) const {
     PolicyResult result;
     result.setting = setting;
-    result.run = arm.run;
-    if (arm.meter != nullptr) result.fidelity = arm.meter->result();
-    result.predicted = arm.predicted;
+    result.run = one.run;
+    if (one.meter != nullptr) result.fidelity = one.meter->result();
+    result.predicted = one.predicted;
     return result;
   }
 
-  SettingResult beside_reference(const PolicySetting& setting, const Arm& arm) const {
-    const Arm& reference = arms_.front();
+  SettingResult beside_reference(const PolicySetting& setting, const PolicyRun& one) const {
+    const PolicyRun& reference = runs_.front();
     SettingResult result;
-    static_cast<PolicyResult&>(result) = by_itself(setting, arm);
-    result.scores = paired_scores(reference.run.scores, arm.run.scores);
+    static_cast<PolicyResult&>(result) = by_itself(setting, one);
+    result.scores = paired_scores(reference.run.scores, one.run.scores);
     for (size_t i = 0; i < input_.prompts.size(); ++i) {
       const SequenceRun& a = reference.sequences[i];
-      const SequenceRun& b = arm.sequences[i];
+      const SequenceRun& b = one.sequences[i];
       compare_tokens(a.generated, b.generated, input_.decode.stop_ids, result.agreement);
       const auto length = static_cast<int64_t>(input_.prompts[i].request.prompt.size());
       const auto divergence = first_divergence(a.steps, b.steps, length);
       if (divergence) result.divergences.push_back(*divergence);
     }
     std::vector<double> ratios;
-    for (size_t r = 0; r < arm.run.times.attention.size(); ++r) {
+    for (size_t r = 0; r < one.run.times.attention.size(); ++r) {
       ratios.push_back(reference.run.times.attention[r] /
                        static_cast<double>(reference.run.times.block_passes) /
-                       std::max(arm.run.times.attention[r], 1e-12) *
-                       static_cast<double>(arm.run.times.block_passes));
+                       std::max(one.run.times.attention[r], 1e-12) *
+                       static_cast<double>(one.run.times.block_passes));
     }
     result.attention_speedup = spread_of(std::move(ratios));
     return result;
   }
 
   VerifyResult finish() {
-    for (Arm& arm : arms_) {
-      arm.run.scores = scores_of(arm);
-      arm.run.context_times = binned(arm.steps);
+    for (PolicyRun& one : runs_) {
+      one.run.scores = scores_of(one);
+      one.run.context_times = binned(one.steps);
     }
     VerifyResult result;
     result.prompts = static_cast<int64_t>(input_.prompts.size());
-    result.reference = by_itself(*arms_.front().setting, arms_.front());
+    result.reference = by_itself(*runs_.front().setting, runs_.front());
     for (size_t i = 0; i < settings_.size(); ++i) {
-      result.settings.push_back(beside_reference(settings_[i], arms_[arm_of_[i]]));
+      result.settings.push_back(beside_reference(settings_[i], runs_[run_of_[i]]));
     }
     return result;
   }
@@ -257,9 +257,9 @@ class VerifyLoop {
   const std::vector<PolicySetting>& settings_;
   const VerifyProgress& progress_;
   ReadShape shape_;
-  std::vector<Arm> arms_;       // the reference first
-  std::vector<size_t> arm_of_;  // by setting
-  double replays_ = 0.0;        // arms that are not exact
+  std::vector<PolicyRun> runs_;  // the reference first
+  std::vector<size_t> run_of_;   // by setting
+  double replays_ = 0.0;         // runs that are not exact
   double done_ = 0.0;
 };
 

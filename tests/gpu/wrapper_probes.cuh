@@ -7,7 +7,7 @@
 #include "kernels/device/device.h"
 #include "tests/gpu/wrapper_probes.h"
 
-namespace blockscope::BLOCKSCOPE_WORLD {
+namespace blockscope::BLOCKSCOPE_BACKEND {
 
 __device__ __forceinline__ int thread_index() { return static_cast<int>(threadIdx.x); }
 __device__ __forceinline__ uint16_t half_word(const uint32_t* words, int i) {
@@ -233,4 +233,4 @@ const char* probe_name(int probe) {
   return found;
 }
 
-}  // namespace blockscope::BLOCKSCOPE_WORLD
+}  // namespace blockscope::BLOCKSCOPE_BACKEND

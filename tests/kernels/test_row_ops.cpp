@@ -1,4 +1,4 @@
-// What a decoder does to its rows between the products: beside the chain of ATen operators that it
+// What a decoder does to its rows between the products: beside the ATen operators that it
 // stands for, in every dtype, and on every instruction set of this machine.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -111,11 +111,11 @@ def _registered(torch: Any) -> bool:
 
 
 def _load_cuda(torch: Any, path: pathlib.Path) -> None:
-    """The kernels for GPUs, where there is one; without them the operators are chains of tensor operators there."""
+    """The kernels for GPUs, where there is one; without them the operators are made of torch operators there."""
     if not path.is_file() or not torch.cuda.is_available():
         return
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
-        warnings.warn(f"blockscope.ops: {path}: can't be loaded ({error}); on a GPU the operators are chains of "
+        warnings.warn(f"blockscope.ops: {path}: can't be loaded ({error}); on a GPU the operators are made of "
                       "torch's own. HINT: docs/cuda.md says what it needs", RuntimeWarning, stacklevel=2)

@@ -1,4 +1,4 @@
-#include "kernels/torch/chain_operators.h"
+#include "kernels/torch/fallback_operators.h"
 
 #include <ATen/ATen.h>
 
@@ -6,7 +6,7 @@
 #include <limits>
 #include <utility>
 
-namespace blockscope::chain {
+namespace blockscope::fallback {
 namespace {
 
 using at::Tensor;
@@ -387,4 +387,4 @@ Tensor cross_step_similarity(const Tensor& a, const Tensor& b) {
   return cosine.masked_fill((norm_x == 0.0).logical_or(norm_y == 0.0), 0.0).to(at::kFloat);
 }
 
-}  // namespace blockscope::chain
+}  // namespace blockscope::fallback

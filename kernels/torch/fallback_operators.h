@@ -1,4 +1,4 @@
-// The operators of ops.h and row_ops.h as chains of tensor operators, for devices, and for
+// The operators of ops.h and row_ops.h made of torch operators, for devices, and for
 // operators of a device, that have no kernel: slower, and the scores of a sequence are stored. On
 // any device; the CPU's kernels stand beside them in the tests. Arguments and results are those of
 // the two headers; they are not checked again. Lengths and masks stay on the CPU. Those of
@@ -9,7 +9,7 @@
 #include "kernels/ops.h"
 #include "kernels/row_ops.h"
 
-namespace blockscope::chain {
+namespace blockscope::fallback {
 
 SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& v_ext, const at::Tensor& ext_len,
@@ -48,4 +48,4 @@ std::vector<at::Tensor> norm_rotate_rows(const std::vector<HeadsToRotate>& heads
                                          const at::Tensor& cos, const at::Tensor& sin);
 at::Tensor silu_multiply(const at::Tensor& gate, const at::Tensor& up);
 
-}  // namespace blockscope::chain
+}  // namespace blockscope::fallback

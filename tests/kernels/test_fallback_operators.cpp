@@ -1,6 +1,6 @@
-// The chains of tensor operators beside the CPU's kernels, on the CPU and, as ops.h calls them, on
-// the emulated device.
-#include "kernels/torch/chain_operators.h"
+// The operators made of torch operators beside the CPU's kernels, on the CPU and, as ops.h calls
+// them, on the emulated device.
+#include "kernels/torch/fallback_operators.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -77,12 +77,12 @@ Tensors parts(const Result& r) {
   return {r.out, r.external, r.lse_external, r.internal, r.lse_internal};
 }
 
-class ChainOperators : public ::testing::TestWithParam<at::ScalarType> {
+class FallbackOperators : public ::testing::TestWithParam<at::ScalarType> {
  protected:
   double tolerance() const {
     return GetParam() == at::kFloat ? 1e-5 : 1e-2;
   }  // outputs are rounded once
-  /// Of the CPU's kernels, and of the chains on the device that ops.h's functions find.
+  /// Of the CPU's kernels, and of the fallbacks on the device that ops.h's functions find.
   template <class Call>
   void compare(const Call& call) {
     for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{70, 33}, {0, 80}, {1}, {0}}) {
@@ -95,20 +95,20 @@ class ChainOperators : public ::testing::TestWithParam<at::ScalarType> {
   }
 };
 
-TEST_P(ChainOperators, SplitAttention) {
+TEST_P(FallbackOperators, SplitAttention) {
   compare([](const Arguments& a) {
     return parts(split_attention(a.q, a.k_ext, a.v_ext, a.ext_len, a.k_in, a.v_in, 0.25));
   });
 }
 
-TEST_P(ChainOperators, SplitAttentionWithoutInternalKeys) {
+TEST_P(FallbackOperators, SplitAttentionWithoutInternalKeys) {
   compare([](const Arguments& a) {
     return parts(split_attention(a.q, a.k_ext, a.v_ext, a.ext_len, a.k_in.narrow(2, 0, 0),
                                  a.v_in.narrow(2, 0, 0), 0.25));
   });
 }
 
-TEST_P(ChainOperators, ReuseAttention) {
+TEST_P(FallbackOperators, ReuseAttention) {
   for (const std::vector<int64_t>& reused :
        {std::vector<int64_t>{}, {0, 1, 2}, {1, 4}, {0, 1, 2, 3, 4, 5}}) {
     SCOPED_TRACE(::testing::PrintToString(reused));
@@ -124,7 +124,7 @@ TEST_P(ChainOperators, ReuseAttention) {
   }
 }
 
-TEST_P(ChainOperators, GatherAttention) {
+TEST_P(FallbackOperators, GatherAttention) {
   compare([](const Arguments& a) {
     const GatherAttention r =
         gather_attention(a.q, a.k_ext, a.v_ext, a.ext_len, a.index, a.k_in, a.v_in, 0.25);
@@ -142,7 +142,7 @@ TEST_P(ChainOperators, GatherAttention) {
   });
 }
 
-TEST_P(ChainOperators, PrefillAttention) {
+TEST_P(FallbackOperators, PrefillAttention) {
   for (const int64_t block : {1, 4, 16}) {
     for (const int64_t start : {0, 7, 28}) {
       compare([&](const Arguments& a) {
@@ -152,7 +152,7 @@ TEST_P(ChainOperators, PrefillAttention) {
   }
 }
 
-TEST_P(ChainOperators, Choosing) {
+TEST_P(FallbackOperators, Choosing) {
   compare([](const Arguments& a) {
     const TopKSets r = topk_sets(a.q, a.k_ext, a.ext_len, a.lse, 8, 0.25, true);
     const TopK block = block_topk(a.q, a.k_ext, a.ext_len, a.lse, 8, 0.25);
@@ -163,7 +163,7 @@ TEST_P(ChainOperators, Choosing) {
   });
 }
 
-TEST_P(ChainOperators, Pages) {
+TEST_P(FallbackOperators, Pages) {
   compare([](const Arguments& a) {
     const PageBounds bounds = page_bounds(a.k_ext, a.ext_len, 16);
     return Tensors{bounds.max, bounds.min, page_scores(a.q, bounds, a.ext_len, 16),
@@ -171,7 +171,7 @@ TEST_P(ChainOperators, Pages) {
   });
 }
 
-TEST_P(ChainOperators, MergeAndSimilarity) {
+TEST_P(FallbackOperators, MergeAndSimilarity) {
   compare([](const Arguments& a) {
     Tensor none = at::full_like(a.cached_lse, -std::numeric_limits<float>::infinity());
     none.select(0, 0).fill_(0.5);
@@ -184,7 +184,7 @@ TEST_P(ChainOperators, MergeAndSimilarity) {
   });
 }
 
-TEST_P(ChainOperators, Rows) {
+TEST_P(FallbackOperators, Rows) {
   compare([](const Arguments& a) {
     const Tensor weight = a.k_in.select(0, 0).select(0, 0).select(0, 0);
     const Tensor cos = a.k_in.narrow(0, 0, 1).narrow(1, 0, 1);
@@ -206,15 +206,15 @@ TEST_P(ChainOperators, Rows) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, ChainOperators, ::testing::Values(at::kFloat, at::kBFloat16));
+INSTANTIATE_TEST_SUITE_P(Types, FallbackOperators, ::testing::Values(at::kFloat, at::kBFloat16));
 
-TEST(ChainOperators, BreakTiesAsTheKernelsDo) {
+TEST(FallbackOperators, BreakTiesAsTheKernelsDo) {
   const Tensor q = at::ones({1, 2, 3, 8});
   const Tensor keys = at::ones({1, 1, 20, 8});
   const Tensor lse = at::full({1, 2, 3}, 3.0);
   const Tensor length = at::full({1}, 20, at::kLong);
   const TopKSets expected = topk_sets(q, keys, length, lse, 6, 0.1, true);
-  const TopKSets got = chain::topk_sets(q, keys, length, lse, 6, 0.1, true);
+  const TopKSets got = fallback::topk_sets(q, keys, length, lse, 6, 0.1, true);
   EXPECT_TRUE(at::equal(got.index, expected.index));
   EXPECT_TRUE(at::equal(got.token_index, expected.token_index));
 }

@@ -1,9 +1,9 @@
-// The chains of row_ops.h.
+// row_ops.h made of torch operators.
 #include <ATen/ATen.h>
 
-#include "kernels/torch/chain_operators.h"
+#include "kernels/torch/fallback_operators.h"
 
-namespace blockscope::chain {
+namespace blockscope::fallback {
 namespace {
 
 using at::Tensor;
@@ -53,4 +53,4 @@ std::vector<Tensor> norm_rotate_rows(const std::vector<HeadsToRotate>& heads, co
 
 Tensor silu_multiply(const Tensor& gate, const Tensor& up) { return at::silu(gate) * up; }
 
-}  // namespace blockscope::chain
+}  // namespace blockscope::fallback
