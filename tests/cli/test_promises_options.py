@@ -12,13 +12,12 @@ class Options(PromiseCase):
     def test_the_tau_of_the_calibration_file_counts_in_every_command(self):
         reuse = self.root / "tau4.json"
         self.must("calibrate", self.made / "a.h5", "--gamma", "-1", "--tau", 4, "-o", reuse, "--quiet")
-        for flags, tau in (([], 4), (["--tau", 3], 3)):
+        for given, tau in (("", 4), (",tau=3", 3)):
             trace = self.root / f"tau{tau}.h5"
-            self.must("capture", self.model, "--prompts", self.made / "a.jsonl", "--policy", "flashblock",
-                      "--reuse", reuse, *flags, "-q", "-o", trace)
+            policy = ["--policy", f"flashblock,reuse={reuse}{given}"]
+            self.must("capture", self.model, "--prompts", self.made / "a.jsonl", *policy, "-q", "-o", trace)
             self.assertEqual(json.loads(self.must("info", trace, "--json"))["run"]["tau"], tau)
-            text = self.must("verify", self.model, "--reuse", reuse, "--prompts", self.made / "a.jsonl",
-                             *flags, "--json", "-q")
+            text = self.must("verify", self.model, *policy, "--prompts", self.made / "a.jsonl", "--json", "-q")
             self.assertIn(f'"tau": {tau}', text)
 
     def test_numbers_outside_their_range_are_refused_in_every_command(self):
@@ -26,7 +25,7 @@ class Options(PromiseCase):
         out = self.root / "never"
         capture = ["capture", model, "--prompts", made / "a.jsonl", "-o", out]
         every = [capture, ["eval", model], ["bench", model],
-                 ["verify", model, "--reuse", made / "reuse.json", "--prompts", made / "a.jsonl"],
+                 ["verify", model, "--policy", f"flashblock,reuse={made / 'reuse.json'}", "--prompts", made / "a.jsonl"],
                  ["train", "--out", out], ["analyze", made / "a.h5"],
                  ["report", made / "a.h5", "-o", out],
                  ["calibrate", made / "a.h5", "--gamma", 0, "-o", out]]
@@ -68,7 +67,7 @@ class Options(PromiseCase):
     def test_one_of_several_ranks_measures_no_share(self):
         ranks = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0"}
         prompts = ["--prompts", self.made / "a.jsonl"]
-        commands = (["verify", self.model, *prompts, "--policy", "mage", "--k", 4], ["eval", self.model],
+        commands = (["verify", self.model, *prompts, "--policy", "mage,k=4"], ["eval", self.model],
                     ["bench", self.model], ["check", self.model, "--reference", self.root / "logits"],
                     ["study", "needle", self.model, "-o", self.root / "study"],
                     ["train", "--out", self.root / "trained", "--work", self.root / "work"])
@@ -83,7 +82,7 @@ class Options(PromiseCase):
     def test_eval_says_what_it_scored(self):
         scores = self.root / "scores.json"
         out = self.must("eval", NEEDLE, "--tasks", "copy", "--contexts", 64, "--per-cell", 1, "-q", "--policy",
-                        "flashblock", "--tau", 3, "--task-seed", 9, "--json", scores)
+                        "flashblock,tau=3", "--task-seed", 9, "--json", scores)
         self.assertIn("policy flashblock,tau=3, low_confidence_static", out)
         (report,) = json.loads(scores.read_text())
         said = {name: report["settings"][name] for name in ("policy", "tau", "strategy", "task_seed", "gen_length")}
@@ -154,7 +153,7 @@ class Options(PromiseCase):
                         ["capture", self.model, "--replay", pipe, "-o", self.root / "piped.h5"]):
             self.refused(FAILED, "expected a regular file", *command)
         self.refused(FAILED, "calibration file", "capture", self.model, "--input-ids", "1", "--policy",
-                     "flashblock", "--reuse", pipe, "-o", self.root / "piped.h5")
+                     f"flashblock,reuse={pipe}", "-o", self.root / "piped.h5")
 
 
 if __name__ == "__main__":
