@@ -52,6 +52,31 @@ class Options(PromiseCase):
         self.refused(USAGE, "--limit: expected once, got it 2 times", "capture", self.model, "--prompts",
                      self.made / "a.jsonl", "-o", self.root / "twice.h5", "--limit", 1, "--limit", 2)
 
+    def test_help_has_the_usual_options_and_help_all_every_one(self):
+        for command in ("capture", "eval", "verify"):
+            usual, every = self.must(command, "--help"), self.must(command, "--help-all")
+            self.assertIn(f"more: blockscope {command} --help-all", usual)
+            self.assertNotIn("--top-k", usual)
+            self.assertIn("--top-k", every)
+            for option in ("--policy", "--strategy", "--cache", "--gen-length"):
+                self.assertIn(option, usual)
+                self.assertIn(option, every)
+
+    def test_help_explains_every_policy_strategy_and_cache(self):
+        for kind in ("policy", "strategy", "cache"):
+            names = self.must("help", kind)
+            choices = json.loads(self.must("help", kind, "--json"))
+            self.assertGreater(len(choices), 7)
+            for choice in choices:
+                self.assertIn(f"  {choice['name']} ", names)
+                text = self.must("help", kind, choice["name"])
+                for said in (choice["meaning"], choice["source"], f"--{kind} {choice['example']}"):
+                    self.assertIn(said, text)
+                for option in choice["options"]:
+                    self.assertIn(f"  {option['name']}", text)
+            self.refused(USAGE, [f"help {kind}: expected ", "got 'nothing'"], "help", kind, "nothing")
+        self.refused(USAGE, "help: expected policy, strategy or cache", "help", "model")
+
     def test_a_limit_beyond_the_prompts_is_told(self):
         _, _, err = run("capture", self.model, "--prompts", self.made / "a.jsonl", "-o", self.root / "few.h5",
                         "--limit", 3)
