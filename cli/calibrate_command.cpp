@@ -1,5 +1,5 @@
-// blockscope calibrate: from traces to the calibration file of `capture --policy flashblock
-// --reuse`, with what the choice saves and costs and what other choices would.
+// blockscope calibrate: from traces to the calibration file of `capture --policy
+// flashblock,reuse=FILE`, with what the choice saves and costs and what other choices would.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -234,8 +234,8 @@ void add_calibrate_command(CLI::App& app) {
   command->footer(
       "Traces need exact values at --record summary or above: --policy exact, or --shadow.\n"
       "Example: blockscope calibrate run.h5 -o reuse.json --gamma 0.9\n"
-      "         blockscope capture MODEL --prompts tasks.jsonl --policy flashblock --tau 2 \\\n"
-      "           --reuse reuse.json -o fast.h5");
+      "         blockscope capture MODEL --prompts tasks.jsonl \\\n"
+      "           --policy flashblock,tau=2,reuse=reuse.json -o fast.h5");
   command->callback([flags] { calibrate(*flags); });
 }
 

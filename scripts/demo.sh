@@ -27,7 +27,7 @@ run_demo() {
   "$blockscope" calibrate "$out/run.h5" --saving 0.3 --granularity kv-group --tau 2 -o "$out/reuse.json" --force
   done_step
   step "Verify: the same prompts with and without reuse"
-  "$blockscope" verify "$model" --reuse "$out/reuse.json" --prompts "$model/demo.jsonl" \
+  "$blockscope" verify "$model" --policy "flashblock,reuse=$out/reuse.json" --prompts "$model/demo.jsonl" \
     --gen-length 32 --batch-size 4 --repeats 1 -o "$out/verify.json" --force | tee "$out/verify.txt"
   done_step "look at $out/report.html; README.md shows how to read $out/run.h5 in Python"
 

@@ -25,7 +25,7 @@ std::string_view level_of(Exists exists) {
       return "summary";
     case Exists::selected:
     case Exists::lse_residual:
-      return "summary --policy mage --k 512";
+      return "summary --policy mage,k=512";
     case Exists::shadow:
       return "summary --shadow";
     case Exists::router:
@@ -46,7 +46,7 @@ std::string_view level_of(Exists exists) {
     case Exists::outputs:
       return "outputs";
     case Exists::residual:
-      return "outputs --policy mage+flashblock --k 512";
+      return "outputs --policy mage+flashblock,k=512";
     case Exists::shadow_outputs:
       return "outputs --shadow";
     case Exists::full:

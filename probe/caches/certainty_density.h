@@ -1,6 +1,6 @@
 // Certainty density of d2Cache (arXiv 2509.23094, section 3.1; `src/utils/common.py:
 // certainty_density`): how many of the positions around one are known, by a Gaussian. The cache
-// ranks masks by it, and --density-sigma multiplies a strategy's scores by it.
+// ranks masks by it, and a strategy's option density_sigma multiplies its scores by it.
 #pragma once
 
 #include <cstdint>

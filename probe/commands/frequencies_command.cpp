@@ -90,8 +90,8 @@ void add_frequencies_command(CLI::App& app, const Environment& environment) {
       app.add_subcommand("frequencies", "Count a vocabulary's tokens in texts, for pc_sampler");
   command->footer(
       "Example: blockscope frequencies models/needle corpus.txt -o frequencies.json\n"
-      "         blockscope capture models/needle --prompt \"...\" --strategy pc_sampler \\\n"
-      "             --frequencies frequencies.json -o pc.h5\n"
+      "         blockscope capture models/needle --prompt \"...\" \\\n"
+      "             --strategy pc_sampler,frequencies=frequencies.json -o pc.h5\n"
       "Texts are read in pieces of about a megabyte that end behind a line.");
   command->add_option("model", flags->model, "Checkpoint folder, or a model id in the hub cache")
       ->required();

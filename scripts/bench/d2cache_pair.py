@@ -6,8 +6,9 @@ checkpoint and prompt.
     python scripts/bench/d2cache_pair.py D2CACHE build/llada-150m --cache d2cache --dtype float32 --gen-length 64
 
 D2CACHE is a work tree of the repository at 72feb60; needs what tests/probe/parity/official/d2cache.py needs, and h5py.
-d2cache runs "corrected" there (it decides no position that it did not compute) and as `--as-released` here. In float32 what every
-step decides, which rows of the block it computed and how many rows were computed in all must be equal, or the exit code is 1.
+d2cache runs "corrected" there (it decides no position that it did not compute) and with the option `as_released` here.
+In float32 what every step decides, which rows of the block it computed and how many rows were computed in all must be
+equal, or the exit code is 1.
 """
 
 import argparse
@@ -91,19 +92,19 @@ def main() -> None:
     official_cases.apply_variant(official, "corrected" if a.cache == "d2cache" else "published")
     prompt = pairs.bench_prompt(a.context, config["vocab_size"], config["mask_token_id"], a.seed)
     if a.cache == "d2cache":
-        arguments, own = dict(current_k=a.current_k), ["--current-k", a.current_k, "--as-released"]
+        arguments, cache_text = dict(current_k=a.current_k), f"d2cache,current_k={a.current_k},as_released"
     else:
         arguments = dict(kp=a.prompt_interval, kr=a.answer_interval)
-        own = ["--prompt-interval", a.prompt_interval, "--answer-interval", a.answer_interval]
+        cache_text = f"dllm-cache,prompt_interval={a.prompt_interval},answer_interval={a.answer_interval}"
+    strategy = f"threshold,threshold={a.threshold}"
     cache = functools.partial(getattr(official.cache, CLASSES[a.cache]), **arguments)
-    shared = ["--gen-length", a.gen_length, "--block-length", a.block_length, "--dtype", a.dtype, "--threads", a.threads,
-              "--threshold", a.threshold, *own]
-    flags = [*shared, "--cache", a.cache, "--strategy", "threshold"]
+    shared = ["--gen-length", a.gen_length, "--block-length", a.block_length, "--dtype", a.dtype, "--threads", a.threads]
+    flags = [*shared, "--cache", cache_text, "--strategy", strategy]
 
     his_passes, his_steps = watched_rows(official, model, a, arguments,
                                          lambda watched: decode(official, model, prompt, a, watched))
     steps, tokens = pairs.decode_ours(a.model, prompt, flags)
-    count, rows = pairs.rows_ours(a.model, prompt, a.cache, "threshold", shared)
+    count, rows = pairs.rows_ours(a.model, prompt, cache_text, strategy, shared)
     his_rows = sum(sum(map(len, layers)) / len(layers) for layers in his_passes)
     same = sum(mine["decided"] == his for mine, his in zip(steps, his_steps))
     print(f"{config['model_type']}, {a.dtype}, {a.cache}, prompt {a.context}, gen {a.gen_length}, B {a.block_length}, threshold "

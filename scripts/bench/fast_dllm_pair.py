@@ -87,7 +87,7 @@ def main() -> None:
         theirs = kind(a.repository, a.model, dict(config), getattr(torch, a.dtype))
     prompt = pairs.bench_prompt(a.context, config["vocab_size"], config["mask_token_id"], a.seed)
     flags = ["--gen-length", a.gen_length, "--block-length", a.block_length, "--cache", a.cache, "--strategy",
-             "threshold", "--threshold", a.threshold, "--dtype", a.dtype, "--threads", a.threads]
+             f"threshold,threshold={a.threshold}", "--dtype", a.dtype, "--threads", a.threads]
     passes = []
     theirs.model.register_forward_hook(lambda *_: passes.append(1))
 

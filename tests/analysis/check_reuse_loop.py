@@ -78,8 +78,7 @@ class ReuseLoop(unittest.TestCase):
                                   granularity)
             mask = np.array(file["reuse"])
             self.assertTrue(mask.any() and not mask.all())
-            policy = ["--policy", "flashblock", "--tau", TAU, "--reuse", output, "--record",
-                      "summary"]
+            policy = ["--policy", f"flashblock,tau={TAU},reuse={output}", "--record", "summary"]
             free = self.capture(self.root / "free.h5", "--prompts", self.prompts,
                                 *self.decoding(), *policy)
             self.assertGreater(self.check_rule(free, mask), 0)
@@ -99,7 +98,7 @@ class ReuseLoop(unittest.TestCase):
                         {"layer": 3, "head": 2, "reuse": False}]
         output.write_text(json.dumps(file))
         refused = subprocess.run([BINARY, "capture", MODEL, "--prompts", self.prompts, "--policy",
-                                  "flashblock", "--reuse", output, "-o", self.root / "no.h5"],
+                                  f"flashblock,reuse={output}", "-o", self.root / "no.h5"],
                                  capture_output=True, text=True, timeout=300)
         self.assertEqual(refused.returncode, 1)
         self.assertIn("pins[0].reuse", refused.stderr)
@@ -109,11 +108,10 @@ class ReuseLoop(unittest.TestCase):
         mask = np.array(file["reuse"])
         self.assertEqual(mask.size - mask.sum(), 2)
         trace = self.capture(self.root / "pinned.h5", "--prompts", self.prompts, *self.decoding(),
-                             "--policy", "flashblock", "--tau", TAU, "--reuse", output, "--record",
-                             "summary")
+                             "--policy", f"flashblock,tau={TAU},reuse={output}", "--record", "summary")
         self.assertGreater(self.check_rule(trace, mask), 0)
-        self.run_command("verify", MODEL, "--reuse", output, "--prompts", self.prompts, "--tau",
-                         TAU, "--repeats", 1, "--gen-length", 16, "--quiet")
+        self.run_command("verify", MODEL, "--policy", f"flashblock,tau={TAU},reuse={output}", "--prompts",
+                         self.prompts, "--repeats", 1, "--gen-length", 16, "--quiet")
 
     def test_predicted_error_is_what_shadow_values_measure(self):
         # With heads of one layer reusing, that layer sees the inputs of the dense run at every step
@@ -130,7 +128,7 @@ class ReuseLoop(unittest.TestCase):
                 mask = np.array(file["reuse"])
                 self.assertEqual(mask.sum(), mask[layer].sum())
                 replayed = self.capture(self.root / "shadow.h5", "--replay", self.dense,
-                                        "--policy", "flashblock", "--tau", TAU, "--reuse", output,
+                                        "--policy", f"flashblock,tau={TAU},reuse={output}",
                                         "--shadow", *only)
                 self.check_shadow(replayed, mask[layer], file["predictions"]["chosen"], layer)
 

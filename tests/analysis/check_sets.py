@@ -308,7 +308,7 @@ def check_captures(tool, folder):
         "no_step_1": (*full, "--set-size", "8", "--gen-length", "16", "--steps", "2-4", "--layers",
                       "1,4", "--heads", "0-2"),
         "trivial": (*full, "--set-size", "290", "--gen-length", "8", "--layers", "2"),
-        "parallel": ("--record", "sets", "--strategy", "threshold", "--threshold", "0.6",
+        "parallel": ("--record", "sets", "--strategy", "threshold,threshold=0.6",
                      "--batch-size", "2"),
         "summary": ("--record", "summary", "--gen-length", "8"),
         "float32": ("--record", "outputs", "--array-type", "f32", "--set-size", "5", "--layers",
@@ -334,13 +334,13 @@ def check_captures(tool, folder):
 def check_policies(tool, folder):
     """Captures under sparse policies, with and without sets of their own."""
     policies = {
-        "mage": ("--policy", "mage", "--k", "12", "--record", "full", "--set-size", "16"),
-        "wide": ("--policy", "mage", "--k", "24", "--record", "sets", "--set-size", "8",
+        "mage": ("--policy", "mage,k=12", "--record", "full", "--set-size", "16"),
+        "wide": ("--policy", "mage,k=24", "--record", "sets", "--set-size", "8",
                  "--batch-size", "2", "--denoising-steps", "5"),
-        "residual": ("--policy", "mage+flashblock", "--k", "9", "--record", "sets",
-                     "--exact-layers", "2", "--heads", "2-5"),
-        "quest": ("--policy", "quest", "--k", "20", "--page", "8", "--record", "summary"),
-        "sparsed": ("--policy", "sparsed", "--density", "0.1", "--record", "full", "--layers",
+        "residual": ("--policy", "mage+flashblock,k=9,exact_layers=2", "--record", "sets",
+                     "--heads", "2-5"),
+        "quest": ("--policy", "quest,k=20,page=8", "--record", "summary"),
+        "sparsed": ("--policy", "sparsed,density=0.1", "--record", "full", "--layers",
                     "0,3", "--steps", "4-9"),
     }
     for name, flags in policies.items():
@@ -348,15 +348,15 @@ def check_policies(tool, folder):
     # The set of the run is taken while there is no prefix: later blocks read no key at all.
     nothing = os.path.join(folder, "nothing.h5")
     subprocess.run([os.environ["BLOCKSCOPE_BINARY"], "capture", os.path.join(ROOT, "models/needle"), "-q",
-                    "--input-ids", "5,6,7", "--gen-length", "29", "--no-stop", "--policy", "sparsed", "--k", "4",
+                    "--input-ids", "5,6,7", "--gen-length", "29", "--no-stop", "--policy", "sparsed,k=4",
                     "--shadow", "--record", "sets", "-o", nothing], check=True, stdout=subprocess.DEVNULL)
     check_all(tool, [nothing])
     covered = dump(tool, "selection", [nothing])["arrays"]["covered"]
     assert sum(covered["terms"]) > 0 and max(
         float(v) for v in covered["values"] if v != "nan") == 0.0, covered
     assert "--shadow" in refused(tool, "selection", [capture(
-        folder, "blind", "--policy", "recent", "--k", "4", "--gen-length", "4")])
-    check_covered(tool, capture(folder, "whole", "--policy", "random", "--k", "30", "--shadow",
+        folder, "blind", "--policy", "recent,k=4", "--gen-length", "4")])
+    check_covered(tool, capture(folder, "whole", "--policy", "random,k=30", "--shadow",
                                 "--record", "sets", "--set-size", "320", "--gen-length", "8"))
 
 

@@ -156,7 +156,7 @@ def sparse_trace(folder):
     """A full trace under a sparse policy, with its shadow; None where this build can't decode."""
     path = pathlib.Path(folder) / "sparse.h5"
     code, _, err = run("capture", write_checkpoint(pathlib.Path(folder) / "sparse-model"), "--input-ids",
-                       ",".join(str(i) for i in range(1, 40)), "--gen-length", 8, "--policy", "mage", "--k", 4,
+                       ",".join(str(i) for i in range(1, 40)), "--gen-length", 8, "--policy", "mage,k=4",
                        "--shadow", "--record", "full", "--set-size", 4, "-q", "-o", path)
     assert code == 0 or "LibTorch" in err, err
     return path if code == 0 else None

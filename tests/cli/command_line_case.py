@@ -61,12 +61,12 @@ class CommandLineCase(CheckpointCase):
         decode = ["--gen-length", 4]
         yield ["capture", model, "--prompts", prompts, *decode], "-o", [prompts, *weights]
         yield ["capture", model, "--replay", trace], "-o", [trace]
-        yield (["capture", model, "--prompts", prompts, "--policy", "flashblock", "--reuse", reuse],
+        yield (["capture", model, "--prompts", prompts, "--policy", f"flashblock,reuse={reuse}"],
                "-o", [reuse])
         yield ["eval", model, "--per-cell", 1], "--json", weights
         yield ["frequencies", model, prompts], "-o", [prompts, *weights]
         for flag in ("-o", "--csv"):
-            yield (["verify", model, "--reuse", reuse, "--prompts", prompts, *decode], flag,
+            yield (["verify", model, "--policy", f"flashblock,reuse={reuse}", "--prompts", prompts, *decode], flag,
                    [reuse, prompts, *weights])
         for flag in ("--csv", "--json", "--hdf5"):
             yield ["analyze", merged], flag, parts

@@ -80,21 +80,21 @@ class BadInput(RefusalCase):
 
     def test_options_that_make_no_sense(self):
         for words, arguments in [
-                (["--strategy", "greedy", "entropy_bounded"], ("--strategy", "greedy")),
-                ("--denoising-steps", ("--denoising-steps", BLOCK + 1)),
-                ("--threshold", ("--threshold", "1.5")),
+                (["strategy 'greedy'", "entropy_bounded"], ("--strategy", "greedy")),
+                ("denoising steps: expected 1 to", ("--denoising-steps", BLOCK + 1)),
+                ("threshold: expected a number up to 1, got '1.5'", ("--strategy", "threshold,threshold=1.5")),
                 ("--temperature", ("--temperature", "-1")),
                 ("--temperature", ("--temperature", "nan")),
                 ("--top-p", ("--top-p", "0")),
                 ("--batch-size", ("--batch-size", "0")),
-                ("--stop-id", ("--stop-id", VOCAB)),
-                ("--stop-id", ("--stop-id", MASK)),
+                ("stop id: expected", ("--stop-id", VOCAB)),
+                ("stop id: expected", ("--stop-id", MASK)),
                 ("--no-stop", ("--no-stop", "--stop-id", "5")),
                 ("--gen-length", ("--gen-length", "0")),
                 ("--dtype", ("--dtype", "float8")),
-                ("--policy", ("--policy", "magic")),
-                ("--tau", ("--policy", "flashblock", "--tau", "0")),
-                ("--reuse", ("--reuse", "reuse.json")),
+                ("policy 'magic': expected exact, flashblock", ("--policy", "magic")),
+                ("tau: expected a whole number from 1, got '0'", ("--policy", "flashblock,tau=0")),
+                ("exact has no options, got 'reuse'", ("--policy", "exact,reuse=reuse.json")),
                 ("--shadow", ("--shadow",)),
                 ("--layers", ("--layers", "0-2")),
                 ("--heads", ("--heads", "4")),
@@ -104,7 +104,7 @@ class BadInput(RefusalCase):
                 ("--metric", ("--metric", "beauty")),
                 (["--resume", "--force"], ("--resume", "--force"))]:
             self.refused(USAGE, words, *arguments)
-        self.refused(USAGE, "--mask-token-id", "--mask-token-id", VOCAB)
+        self.refused(USAGE, "mask token id: expected", "--mask-token-id", VOCAB)
         self.refused(USAGE, ["--block-length", "512"], "--block-length", 100000)
         self.refused(USAGE, "--block-length", "--block-length", "0")
         self.refused(USAGE, "brings its own prompts", "--replay", "other.h5")
@@ -115,7 +115,7 @@ class BadInput(RefusalCase):
         file = {"format": "blockscope-reuse", "format_version": 1,
                 "model": {"layers": 2, "heads": 4, "digest": "0" * 64},
                 "reuse": [[True] * 4] * 2}
-        flags = ("--policy", "flashblock", "--reuse", path)
+        flags = ("--policy", f"flashblock,reuse={path}")
         path.write_text(json.dumps(file))
         self.refused(FAILED, "model.digest", *flags)
         path.write_text(json.dumps(file | {"model": {"layers": 3, "heads": 4, "digest": ""}}))

@@ -1,5 +1,6 @@
 """An option that would do nothing is refused, saying what it needs: every option of `capture`, `eval`,
-`verify`, `bench`, `check` and `train` that another option, the model or the prompts make idle."""
+`verify`, `bench`, `check` and `train` that another option, the model or the prompts make idle. So is an option of a
+policy or a strategy that the named one does not have."""
 
 import json
 import struct
@@ -13,23 +14,27 @@ from command_line_case import FAILED, TINY_TRAINING, USAGE, CommandLineCase
 TURNS = ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
          "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
 SWITCH = "{% if enable_thinking is defined and not enable_thinking %}{{ '<think></think>' }}{% endif %}"
-DECODING = (["--threshold", 0.5], ["--eb-threshold", 1], ["--factor", 2], ["--top-k", 2], ["--top-p", 0.5],
-            ["--strategy", "factor", "--threshold", 0.5], ["--strategy", "threshold", "--factor", 1],
-            ["--kl-threshold", 0.1], ["--kl-history", 3], ["--klass-choose", "min_kl"], ["--pc-lambda", 1], ["--pc-alpha", 1],
-            ["--frequencies", "x.json"], ["--strategy", "klass", "--rank-by", "margin"],
-            ["--strategy", "sequential", "--rank-by", "margin"], ["--strategy", "entropy_bounded", "--rank-by", "margin"],
-            ["--strategy", "klass", "--density-sigma", 2], ["--strategy", "sequential", "--density-sigma", 2],
-            ["--strategy", "threshold", "--quota", "linear"], ["--strategy", "factor", "--quota", "linear"],
-            ["--strategy", "entropy_bounded", "--quota", "linear"])
+DECODING = (["--top-k", 2], ["--top-p", 0.5])
+# A strategy, then an option that it does not have.
+STRATEGIES = (
+    *(("low_confidence_static", option) for option in (
+        "threshold=0.5", "eb_threshold=1", "factor=2", "kl_threshold=0.1", "kl_history=3", "klass_choose=min_kl",
+        "pc_lambda=1", "pc_alpha=1", "frequencies=x.json", "threshold_back=0.5")),
+    ("factor", "threshold=0.5"), ("threshold", "factor=1"), ("klass", "rank_by=margin"), ("sequential", "rank_by=margin"),
+    ("entropy_bounded", "rank_by=margin"), ("klass", "density_sigma=2"), ("sequential", "density_sigma=2"),
+    ("factor", "quota=linear"), ("entropy_bounded", "quota=linear"), ("wino", "quota=linear"))
+# A policy, then an option that it does not have.
+POLICIES = (
+    *(("exact", option) for option in ("tau=2", "reuse=x.json", "k=4", "density=0.5", "page=8", "exact_layers=1",
+                                       "per_block", "seed=1")),
+    *(("recent,k=4", option) for option in ("tau=2", "reuse=x.json", "page=8", "per_block", "seed=1")),
+    *(("flashblock", option) for option in ("k=4", "density=0.5", "exact_layers=1", "page=8")), ("mage,k=4", "page=8"))
 SEED = (["--seed", 1], ["--temperature", 0, "--seed", 1])
-POLICY = (["--tau", 2], ["--reuse", "x.json"], ["--k", 4], ["--density", 0.5], ["--page", 8],
-          ["--exact-layers", 1], ["--per-block"], ["--policy-seed", 1])
-SPARSE = ["--policy", "recent", "--k", 4]
-OF_OTHER_POLICIES = (["--tau", 2], ["--reuse", "x.json"], ["--page", 8], ["--per-block"], ["--policy-seed", 1])
-WITHIN_BLOCKS = (["--policy", "flashblock"], ["--policy", "mage", "--k", 2],
-                 ["--policy", "sparsed", "--k", 2, "--per-block"])
-TOKEN_BY_TOKEN = (["--strategy", "factor"], ["--remasking", "factor"], ["--denoising-steps", 1],
-                  ["--rank-by", "margin"], ["--quota", "linear"], ["--density-sigma", 2])
+SPARSE = ["--policy", "recent,k=4"]
+WITHIN_BLOCKS = (["--policy", "flashblock"], ["--policy", "mage,k=2"], ["--policy", "sparsed,k=2,per_block"])
+TOKEN_BY_TOKEN = (["--strategy", "factor"], ["--strategy", "factor,rank_by=margin"], ["--denoising-steps", 1],
+                  ["--strategy", "sequential,quota=linear"], ["--strategy", "factor,density_sigma=2"],
+                  ["--cache", "commit"])
 
 
 def write_reference(path, **metadata):
@@ -56,7 +61,7 @@ class Idle(CommandLineCase):
         scored.write_text('{"input_ids": [1], "answer": "x", "metric": "f1", "gen_length": 2}\n')
         plain = ["--input-ids", "1,2", "--gen-length", 4]
         capture = ["capture", model, "-o", out]
-        yield [*capture, *plain], [*DECODING, *SEED, *POLICY, ["--shadow"], ["--revision", "abc"], ["--metric", "f1"], ["--chat"],
+        yield [*capture, *plain], [*DECODING, *SEED, ["--shadow"], ["--revision", "abc"], ["--metric", "f1"], ["--chat"],
                                    ["--no-thinking"], ["--set-size", 4], ["--set-normaliser", "prefix"],
                                    ["--array-type", "f32"]]
         yield ([*capture, *plain, "--record", "trajectory"],
@@ -69,23 +74,17 @@ class Idle(CommandLineCase):
                 ["--chat"], ["--no-thinking"]])
         yield (["capture", single, "-o", out, *plain],
                [*TOKEN_BY_TOKEN, *WITHIN_BLOCKS])
-        for command in ([*capture, *plain], ["eval", model]):
-            yield [*command, *SPARSE], OF_OTHER_POLICIES
-            yield [*command, "--policy", "flashblock"], [["--k", 4], ["--density", 0.5], ["--exact-layers", 1]]
-        yield ["eval", model], [*DECODING, *SEED, *POLICY, ["--force"], ["--revision", "abc"]]
+        yield ["eval", model], [*DECODING, *SEED, ["--force"], ["--revision", "abc"]]
         yield ["eval", single], [*TOKEN_BY_TOKEN, *WITHIN_BLOCKS]
-        verify = ["verify", model, "--reuse", made / "reuse.json"]
+        verify = ["verify", model, "--policy", f"flashblock,reuse={made / 'reuse.json'}"]
         yield ([*verify, *plain], [*DECODING, *SEED, ["--taus", 1], ["--gammas", 0], ["--force"], ["--metric", "f1"],
                                    ["--chat"], ["--no-thinking"], ["--revision", "abc"]])
         yield [*verify, "--prompts", scored], [["--gen-length", 3], ["--metric", "f1"]]
-        yield [*verify, *plain], [["--k", 4], ["--density", 0.5], ["--page", 8], ["--against", "mage,k=4,page=8"],
-                                  ["--against", "exact,tau=2"]]
-        yield ["verify", model, *plain, *SPARSE], OF_OTHER_POLICIES
         yield ["verify", model, *plain], [["--policy", "exact"]]
         for policy in WITHIN_BLOCKS:
             yield ["verify", single, *plain], [policy]
         yield (["verify", single, *plain, *SPARSE],
-               [["--against", "mage,k=2"], ["--against", "flashblock"], ["--against", "sparsed,k=2,per-block"]])
+               [["--against", "mage,k=2"], ["--against", "flashblock"], ["--against", "sparsed,k=2,per_block"]])
         yield ["bench", model], [*DECODING, ["--levels", "off", "--folder", self.root], ["--revision", "abc"],
                                  ["--block-lengths", 2], ["--prompt", "a"], ["--prompts", scored], ["--input-ids", "1"],
                                  ["--limit", 1], ["--metric", "f1"], ["--chat"], ["--no-thinking"]]
@@ -121,42 +120,64 @@ class Idle(CommandLineCase):
         self.assertFalse((self.root / "idle.h5").exists())
         self.assertFalse((self.root / "idle").exists())
 
+    def test_an_option_of_another_choice_is_refused(self):
+        plain, out = ["--input-ids", "1,2", "--gen-length", 4], self.root / "other.h5"
+        capture = ["capture", self.model, "-o", out, *plain]
+        verify = ["verify", self.model, *plain]
+        flashblock = ["--policy", f"flashblock,reuse={self.made / 'reuse.json'}"]
+        for commands, flag, choices in (
+                ((capture, ["eval", self.model], [*verify, *flashblock], ["bench", self.model]), "--strategy", STRATEGIES),
+                ((capture, ["eval", self.model], verify), "--policy", POLICIES),
+                (([*verify, *flashblock],), "--against", POLICIES)):
+            kind = "strategy" if flag == "--strategy" else "policy"
+            for command in commands:
+                for choice, option in choices:
+                    text, name = f"{choice},{option}", option.split("=")[0]
+                    self.refused(USAGE, [f"{kind} '{text}': ", f", got '{name}'"], *command, flag, text)
+        for text, says in (("threshold,quota=linear", "quota: expected even or carry, got 'linear'"),
+                           ("sequential,quota=carry", "quota: expected even or linear, got 'carry'")):
+            self.refused(USAGE, [f"strategy '{text}'", says], *capture, "--strategy", text)
+        self.assertFalse(out.exists())
+
     def test_a_sparse_policy_says_how_many_keys_it_reads(self):
         capture = ["capture", self.model, "--input-ids", "1,2,3", "-o", self.root / "sparse.h5"]
-        for given, says in (([], "got none"), (["--k", 4, "--density", 0.5], "got both"), (["--k", 0], "--k"),
-                            (["--density", 0], "--density"), (["--density", 1.5], "--density"),
-                            (["--k", 4, "--exact-layers", 99], "--exact-layers: expected 0 to the model's")):
-            self.refused(USAGE, says, *capture, "--policy", "mage", *given)
-        self.refused(USAGE, "--page", *capture, "--policy", "quest", "--k", 4, "--page", 0)
-        self.refused(USAGE, "--per-block", *capture, "--policy", "sparsed+flashblock", "--k", 4)
-        self.refused(USAGE, "expected one of exact, flashblock", *capture, "--policy", "Mage", "--k", 4)
+        for text, says in (("mage", "expected either k or density, got none"), ("mage,k=4,density=0.5", "got both"),
+                           ("mage,k=0", "k: expected a whole number from 1, got '0'"),
+                           ("mage,density=0", "density: expected a number above 0, up to 1, got '0'"),
+                           ("mage,density=1.5", "density: expected a number above 0, up to 1, got '1.5'"),
+                           ("mage,k=4,exact_layers=99", "exact_layers: expected 0 to the model's"),
+                           ("quest,k=4,page=0", "page: expected a whole number from 1, got '0'"),
+                           ("sparsed+flashblock,k=4", "expected per_block, got none"),
+                           ("Mage,k=4", "expected exact, flashblock, ")):
+            self.refused(USAGE, says, *capture, "--policy", text)
         self.assertFalse((self.root / "sparse.h5").exists())
 
     def test_verify_says_which_policies_it_compares(self):
         made, model = self.made, self.model
         verify = ["verify", model, "--input-ids", "1,2,3"]
-        reuse = ["--reuse", made / "reuse.json"]
-        for given, says in (([], "expected --policy or --reuse, got none"), (["--k", 4], "expected --policy or --reuse"),
-                            (["--policy", "mage"], "got none"), (["--policy", "mage", "--k", 0], "--k"),
-                            (["--policy", "Mage", "--k", 4], "expected one of exact, flashblock"),
-                            (["--policy", "mage", "--k", 4, *reuse], "--reuse: does nothing"),
-                            (["--policy", "mage", "--k", 4, "--sweep"], "--sweep: expected --policy flashblock"),
-                            (["--policy", "flashblock", "--sweep"], "without --reuse"),
+        reuse = ["--policy", f"flashblock,reuse={made / 'reuse.json'}"]
+        for given, says in (([], "expected --policy, got none"), (["--against", "mage,k=4"], "expected --policy, got none"),
+                            (["--policy", "mage"], "got none"),
+                            (["--policy", "mage,k=0"], "k: expected a whole number from 1"),
+                            (["--policy", "Mage,k=4"], "expected exact, flashblock"),
+                            (["--policy", "mage,k=4,reuse=x.json"], "expected k, density or exact_layers, got 'reuse'"),
+                            (["--policy", "mage,k=4", "--sweep"], "--sweep: expected flashblock with a calibration file"),
+                            (["--policy", "flashblock", "--sweep"], "--sweep: expected flashblock with a calibration file"),
                             (["--policy", "flashblock", "--taus", 2], "--taus: does nothing"),
-                            ([*reuse, "--policy", "quest", "--k", 4], "--reuse: does nothing")):
+                            (["--policy", "quest,k=4,reuse=x.json"], "got 'reuse'")):
             self.refused(USAGE, says, *verify, *given)
-        for text, says in (("quest", "expected either --k or --density"), ("quest,k=0", "--k: expected a whole number"),
-                           ("quest,keys=4", "got 'keys=4'"), ("mage,k=4,k=5", "expected once"),
-                           ("none,k=4", "expected one of exact, flashblock"), ("mage,k=", "got an empty one"),
-                           ("sparsed+flashblock,k=4", "expected --per-block")):
+        for text, says in (("quest", "expected either k or density"), ("quest,k=0", "k: expected a whole number from 1"),
+                           ("quest,keys=4", "got 'keys'"), ("mage,k=4,k=5", "expected k once, got it twice"),
+                           ("none,k=4", "expected exact, flashblock"), ("mage,k=", "got nothing"),
+                           ("sparsed+flashblock,k=4", "expected per_block")):
             self.refused(USAGE, ["policy '" + text, says], *verify, *reuse, "--against", text)
-        self.refused(USAGE, "--exact-layers: expected 0 to the model's", *verify, *reuse, "--against",
-                     "mage,k=4,exact-layers=99")
+        self.refused(USAGE, "exact_layers: expected 0 to the model's", *verify, *reuse, "--against",
+                     "mage,k=4,exact_layers=99")
         single = write_checkpoint(self.root / "single", model_type="qwen3", architectures=["Qwen3ForCausalLM"])
         self.refused(USAGE, "expected a block-diffusion model", "verify", single, *verify[2:], *SPARSE)
         nowhere = self.root / "nowhere.json"
         self.refused(FAILED, str(nowhere), *verify, *reuse, "--against", f"flashblock,reuse={nowhere}")
-        self.refused(USAGE, "the command reads this file", *verify, "--policy", "recent", "--k", 4, "--against",
+        self.refused(USAGE, "the command reads this file", *verify, *SPARSE, "--against",
                      f"flashblock,reuse={made / 'reuse.json'}", "--force", "-o", made / "reuse.json")
 
     def test_options_that_do_something_are_taken(self):
@@ -170,14 +191,14 @@ class Idle(CommandLineCase):
         reference = write_reference(self.root / "unnamed", mask="block_causal")
         for command in ([*capture, "--prompts", half, "--metric", "f1", "--gen-length", 4],
                         [*capture, "--input-ids", "1", "--temperature", 1, "--seed", 3, "--top-k", 3],
-                        [*capture, "--input-ids", "1", *SPARSE, "--exact-layers", 1, "--shadow"],
-                        [*capture, "--input-ids", "1", "--policy", "quest", "--density", 1, "--page", 999],
-                        [*capture, "--input-ids", "1", "--policy", "random", "--k", 9999, "--policy-seed", 3],
+                        [*capture, "--input-ids", "1", "--policy", "recent,k=4,exact_layers=1", "--shadow"],
+                        [*capture, "--input-ids", "1", "--policy", "quest,density=1,page=999"],
+                        [*capture, "--input-ids", "1", "--policy", "random,k=9999,seed=3"],
                         [*capture, "--replay", self.made / "a.h5", "--strategy", "factor", "--gen-length", 4],
-                        ["verify", self.model, "--input-ids", "1", "--policy", "flashblock", "--tau", 3, "--against",
+                        ["verify", self.model, "--input-ids", "1", "--policy", "flashblock,tau=3", "--against",
                          "quest,k=2,page=1", "-q"],
-                        ["verify", self.model, "--input-ids", "1", "--reuse", self.made / "reuse.json", "--against",
-                         "exact", "-q"],
+                        ["verify", self.model, "--input-ids", "1", "--policy",
+                         f"flashblock,reuse={self.made / 'reuse.json'}", "--against", "exact", "-q"],
                         ["bench", self.model, "--context", 8, "--gen-length", 4, "--levels", "off", "--runs", 1,
                          "--seed", 3, "--stop-id", 5],
                         ["check", self.model, "--reference", reference, "--block-length", 1, "--tol", 1e9]):

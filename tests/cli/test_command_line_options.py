@@ -12,13 +12,12 @@ class Options(CommandLineCase):
     def test_the_tau_of_the_calibration_file_counts_in_every_command(self):
         reuse = self.root / "tau4.json"
         self.must("calibrate", self.made / "a.h5", "--gamma", "-1", "--tau", 4, "-o", reuse, "--quiet")
-        for flags, tau in (([], 4), (["--tau", 3], 3)):
+        for given, tau in (("", 4), (",tau=3", 3)):
             trace = self.root / f"tau{tau}.h5"
-            self.must("capture", self.model, "--prompts", self.made / "a.jsonl", "--policy", "flashblock",
-                      "--reuse", reuse, *flags, "-q", "-o", trace)
+            policy = ["--policy", f"flashblock,reuse={reuse}{given}"]
+            self.must("capture", self.model, "--prompts", self.made / "a.jsonl", *policy, "-q", "-o", trace)
             self.assertEqual(json.loads(self.must("info", trace, "--json"))["run"]["tau"], tau)
-            text = self.must("verify", self.model, "--reuse", reuse, "--prompts", self.made / "a.jsonl",
-                             *flags, "--json", "-q")
+            text = self.must("verify", self.model, *policy, "--prompts", self.made / "a.jsonl", "--json", "-q")
             self.assertIn(f'"tau": {tau}', text)
 
     def test_numbers_outside_their_range_are_refused_in_every_command(self):
@@ -26,7 +25,7 @@ class Options(CommandLineCase):
         out = self.root / "never"
         capture = ["capture", model, "--prompts", made / "a.jsonl", "-o", out]
         every = [capture, ["eval", model], ["bench", model],
-                 ["verify", model, "--reuse", made / "reuse.json", "--prompts", made / "a.jsonl"],
+                 ["verify", model, "--policy", f"flashblock,reuse={made / 'reuse.json'}", "--prompts", made / "a.jsonl"],
                  ["train", "--out", out], ["analyze", made / "a.h5"],
                  ["report", made / "a.h5", "-o", out],
                  ["calibrate", made / "a.h5", "--gamma", 0, "-o", out]]
@@ -53,6 +52,31 @@ class Options(CommandLineCase):
         self.refused(USAGE, "--limit: expected once, got it 2 times", "capture", self.model, "--prompts",
                      self.made / "a.jsonl", "-o", self.root / "twice.h5", "--limit", 1, "--limit", 2)
 
+    def test_help_has_the_usual_options_and_help_all_every_one(self):
+        for command in ("capture", "eval", "verify"):
+            usual, every = self.must(command, "--help"), self.must(command, "--help-all")
+            self.assertIn(f"more: blockscope {command} --help-all", usual)
+            self.assertNotIn("--top-k", usual)
+            self.assertIn("--top-k", every)
+            for option in ("--policy", "--strategy", "--cache", "--gen-length"):
+                self.assertIn(option, usual)
+                self.assertIn(option, every)
+
+    def test_help_explains_every_policy_strategy_and_cache(self):
+        for kind in ("policy", "strategy", "cache"):
+            names = self.must("help", kind)
+            choices = json.loads(self.must("help", kind, "--json"))
+            self.assertGreater(len(choices), 7)
+            for choice in choices:
+                self.assertIn(f"  {choice['name']} ", names)
+                text = self.must("help", kind, choice["name"])
+                for said in (choice["meaning"], choice["source"], f"--{kind} {choice['example']}"):
+                    self.assertIn(said, text)
+                for option in choice["options"]:
+                    self.assertIn(f"  {option['name']}", text)
+            self.refused(USAGE, [f"help {kind}: expected ", "got 'nothing'"], "help", kind, "nothing")
+        self.refused(USAGE, "help: expected policy, strategy or cache", "help", "model")
+
     def test_a_limit_beyond_the_prompts_is_told(self):
         _, _, err = run("capture", self.model, "--prompts", self.made / "a.jsonl", "-o", self.root / "few.h5",
                         "--limit", 3)
@@ -68,7 +92,7 @@ class Options(CommandLineCase):
     def test_one_of_several_ranks_measures_no_share(self):
         ranks = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0"}
         prompts = ["--prompts", self.made / "a.jsonl"]
-        commands = (["verify", self.model, *prompts, "--policy", "mage", "--k", 4], ["eval", self.model],
+        commands = (["verify", self.model, *prompts, "--policy", "mage,k=4"], ["eval", self.model],
                     ["bench", self.model], ["check", self.model, "--reference", self.root / "logits"],
                     ["study", "needle", self.model, "-o", self.root / "study"],
                     ["train", "--out", self.root / "trained", "--work", self.root / "work"])
@@ -83,7 +107,7 @@ class Options(CommandLineCase):
     def test_eval_says_what_it_scored(self):
         scores = self.root / "scores.json"
         out = self.must("eval", NEEDLE, "--tasks", "copy", "--contexts", 64, "--per-cell", 1, "-q", "--policy",
-                        "flashblock", "--tau", 3, "--task-seed", 9, "--json", scores)
+                        "flashblock,tau=3", "--task-seed", 9, "--json", scores)
         self.assertIn("policy flashblock,tau=3, low_confidence_static", out)
         (report,) = json.loads(scores.read_text())
         said = {name: report["settings"][name] for name in ("policy", "tau", "strategy", "task_seed", "gen_length")}
@@ -154,7 +178,7 @@ class Options(CommandLineCase):
                         ["capture", self.model, "--replay", pipe, "-o", self.root / "piped.h5"]):
             self.refused(FAILED, "expected a regular file", *command)
         self.refused(FAILED, "calibration file", "capture", self.model, "--input-ids", "1", "--policy",
-                     "flashblock", "--reuse", pipe, "-o", self.root / "piped.h5")
+                     f"flashblock,reuse={pipe}", "-o", self.root / "piped.h5")
 
 
 if __name__ == "__main__":

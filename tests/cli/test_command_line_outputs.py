@@ -70,8 +70,8 @@ class Outputs(CommandLineCase):
         (self.root / "sub").mkdir(exist_ok=True)
         trace, reuse = self.made / "a.h5", self.made / "reuse.json"
         self.refused(USAGE, "two outputs", "analyze", trace, "--csv", one, "--json", other)
-        self.refused(USAGE, "two outputs", "verify", self.model, "--reuse", reuse, "--prompts",
-                     self.made / "a.jsonl", "-o", one, "--csv", other)
+        self.refused(USAGE, "two outputs", "verify", self.model, "--policy", f"flashblock,reuse={reuse}",
+                     "--prompts", self.made / "a.jsonl", "-o", one, "--csv", other)
         self.refused(USAGE, "two outputs", "view", trace, "--panel", "heads", "--screenshot", one,
                      "--csv", other)
         self.assertFalse(one.exists())

@@ -30,14 +30,16 @@ class Resume(CommandLineCase):
             file.write_text(file.read_text().replace(', "gen_length": 40', "", 1))
         reuse = self.root / "mask.json"
         reuse.write_bytes((self.made / "reuse.json").read_bytes())
-        run_flags = [self.model, "--policy", "flashblock", "--reuse", reuse]
+        run_flags = [self.model, "--policy", f"flashblock,reuse={reuse}"]
         trace = self.root / "cut.h5"
         partial = self.cut_capture(trace, *run_flags, "--prompts", prompts)
         before = partial.read_bytes()
         resume = ["capture", *run_flags, "--prompts", prompts, "-q", "-o", trace, "--resume"]
+        other_tau = ["capture", self.model, "--policy", f"flashblock,reuse={reuse},tau=3", *resume[4:]]
+        self.refused(USAGE, "tau was", *other_tau)
         for changed, named in ((["--gen-length", 9], "gen_length was 128"), (["--steps", "1"], "recorded_steps"),
                                (["--blocks", "1-2"], "recorded_blocks"), (["--temperature", 1], "temperature was 0"),
-                               (["--sequences", "0"], "recorded_sequences"), (["--tau", 3], "tau"),
+                               (["--sequences", "0"], "recorded_sequences"),
                                (["--predictions", "masked"], "predictions was \"all\", and is \"masked\" now"),
                                (["--limit", 3], "num_prompts"), (["--batch-size", 2], "batch_size"),
                                (["--denoising-steps", 2], "denoising_steps"),

@@ -73,15 +73,15 @@ class Streams(CommandLineCase):
         for link, to in ((model, self.model), (reuse, self.made / "reuse.json"),
                          (prompts, self.made / "a.jsonl")):
             os.symlink(to, link)
-        decode = ["--gen-length", 4]
+        decode, policy = ["--gen-length", 4], ["--policy", f"flashblock,reuse={reuse}"]
         for command in (["capture", model, "--prompts", prompts, "-o", named(b"a.h5")],
                         ["capture", model, "--prompts", prompts, "-o", named(b"a.h5"), "--resume"],
                         ["capture", model, "--prompts", prompts, "-o", named(b"b.h5"), "--dry-run"],
                         ["eval", model, "--tasks", "needle", "--contexts", 64, "--per-cell", 1, *decode,
                          "--json", named(b"eval")],
                         ["bench", model, "--context", 8, *decode, "--levels", "off", "--runs", 1],
-                        ["verify", model, "--reuse", reuse, "--prompts", prompts, "-o", named(b"v")],
-                        ["verify", model, "--reuse", reuse, "--prompts", prompts, "--json"],
+                        ["verify", model, *policy, "--prompts", prompts, "-o", named(b"v")],
+                        ["verify", model, *policy, "--prompts", prompts, "--json"],
                         ["train", *TINY_TRAINING, "--steps", 1, "--out", named(b"o"), "--work", named(b"w")],
                         ["train", *TINY_TRAINING, "--steps", 1, "--out", named(b"o"), "--work", named(b"w"),
                          "--resume"]):

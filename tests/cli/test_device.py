@@ -10,9 +10,8 @@ from device_harness import FALLBACK, KERNELS, DeviceCase, run
 
 NEEDLE = "Text: Note: Tina lantern helmet. The wide child looked. Note: Bela vine raven. The old painter sat. Question: Tina?"
 LONGER = "Text: The park played. Note: Zoe river falcon. Note: Yara ruby ivory. The farmer stood today near the house. " + NEEDLE
-POLICIES = [["exact"], ["flashblock"]] + [[name, "--k", 24] for name in (
-    "mage", "mage+flashblock", "sparsed", "quest", "oracle", "random", "recent")]
-POLICIES += [["sparsed+flashblock", "--k", 24, "--per-block"]]
+SPARSE = ("mage", "mage+flashblock", "sparsed", "quest", "oracle", "random", "recent")
+POLICIES = ["exact", "flashblock", *(f"{name},k=24" for name in SPARSE), "sparsed+flashblock,k=24,per_block"]
 
 
 class Device(DeviceCase):
@@ -30,9 +29,9 @@ class Device(DeviceCase):
 
     def test_policies(self):
         for policy in POLICIES:
-            shadow = [] if policy == ["exact"] else ["--shadow"]
+            shadow = [] if policy == "exact" else ["--shadow"]
             with self.subTest(policy):
-                self.compare("needle", *self.prompts(NEEDLE), "--policy", *policy, *shadow)
+                self.compare("needle", *self.prompts(NEEDLE), "--policy", policy, *shadow)
 
     def test_batch(self):
         for cache in ("commit", "blockd"):
@@ -49,7 +48,7 @@ class Device(DeviceCase):
     def test_levels(self):
         for level in ("trajectory", "summary", "sets", "outputs"):
             with self.subTest(level):
-                self.compare("needle-2k", *self.prompts(LONGER), "--policy", "mage", "--k", 24, "--shadow",
+                self.compare("needle-2k", *self.prompts(LONGER), "--policy", "mage,k=24", "--shadow",
                              level=level, gen_length=16)
 
     def test_bfloat16(self):
@@ -58,7 +57,7 @@ class Device(DeviceCase):
                      tolerance=3e-2)
 
     def test_fallback(self):
-        self.compare("needle", *self.prompts(NEEDLE, LONGER), "--batch-size", 2, "--policy", "mage+flashblock", "--k", 24,
+        self.compare("needle", *self.prompts(NEEDLE, LONGER), "--batch-size", 2, "--policy", "mage+flashblock,k=24",
                      "--shadow", device=FALLBACK)
         self.compare("needle-bidirectional", *self.prompts(NEEDLE), "--block-length", 16, "--cache", "prefix", "--shadow",
                      device=FALLBACK)
@@ -67,7 +66,7 @@ class Device(DeviceCase):
         reports = []
         for device in (None, KERNELS):
             where = ["--device", "cuda"] if device else []
-            code, out, error = run("verify", MODELS / "needle", *self.prompts(NEEDLE), "--policy", "mage", "--k", 24,
+            code, out, error = run("verify", MODELS / "needle", *self.prompts(NEEDLE), "--policy", "mage,k=24",
                                    "--gen-length", 8, "--dtype", "float32", *where, device=device)
             self.assertIn(code, (0, 1), error)
             reports.append((code, out))

@@ -133,7 +133,7 @@ class DeviceCommands(unittest.TestCase):
     def test_eval(self):
         numbers = self.root / "{}.json"
         self.both("eval", NEEDLE, "--tasks", "needle", "copy", "--contexts", 128, "--per-cell", 2, "--dtype", "float32",
-                  "--policy", "mage", "--k", 32, "--json", numbers, ok=(0, 1))
+                  "--policy", "mage,k=32", "--json", numbers, ok=(0, 1))
         host, device = (json.loads((self.root / f"{name}.json").read_text()) for name in ("cpu", "cuda"))
         self.assertEqual([part["cells"] for part in host], [part["cells"] for part in device])
         self.assertEqual(sum(cell["asked"] for cell in host[0]["cells"]), 4)

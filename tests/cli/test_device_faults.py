@@ -47,7 +47,7 @@ class DeviceFaults(DeviceCase):
 
     def test_memory_for_the_weights(self):
         for command in (self.arguments(self.root / "x.h5"),
-                        ["verify", NEEDLE, "--prompt", PROMPT, "--policy", "mage", "--k", 8]):
+                        ["verify", NEEDLE, "--prompt", PROMPT, "--policy", "mage,k=8"]):
             with self.subTest(command[0]):
                 error = self.refused(*command, faults="memory=1000000")
                 self.assertRegex(error, r"out of memory. Tried to allocate \d+ bytes.*\d+ bytes is free")
@@ -101,7 +101,7 @@ class DeviceFaults(DeviceCase):
         self.resume(self.root / f"lost-12000-{pathlib.Path(FALLBACK).stem}.h5")
 
     def test_lost_while_others_run(self):
-        for command in (["verify", NEEDLE, "--prompt", PROMPT, "--policy", "mage", "--k", 8, "--gen-length", 16],
+        for command in (["verify", NEEDLE, "--prompt", PROMPT, "--policy", "mage,k=8", "--gen-length", 16],
                         ["bench", NEEDLE, "--context", 32, "--gen-length", 16]):
             with self.subTest(command[0]):
                 self.assertIn("unspecified launch failure", self.refused(*command, faults="lose=1500"))

@@ -161,9 +161,10 @@ class Drafts(RefusalCase):
         self.refuses(["nowhere"], self.root / "nowhere")
 
     def test_options_that_mean_nothing(self):
-        for option in (("--strategy", "sequential"), ("--denoising-steps", 2), ("--rank-by", "margin"),
-                       ("--quota", "linear"), ("--threshold", 0.5), ("--density-sigma", 1), ("--cache", "commit"),
-                       ("--policy", "mage"), ("--shadow",), ("--mask-token-id", 3), ("--no-graphs",),
+        for option in (("--strategy", "sequential"), ("--denoising-steps", 2), ("--strategy", "factor,rank_by=margin"),
+                       ("--strategy", "sequential,quota=linear"), ("--strategy", "threshold,threshold=0.5"),
+                       ("--strategy", "factor,density_sigma=1"), ("--cache", "commit"), ("--policy", "mage,k=4"),
+                       ("--shadow",), ("--mask-token-id", 3), ("--no-graphs",),
                        ("--predictions", "masked"), ("--steps", "1")):
             self.refuses([option[0]], self.draft, *option, code=USAGE)
         self.refuses(["--block-length", "at most the draft's 4", "got 5"], self.draft, "--block-length", 5, code=USAGE)

@@ -243,14 +243,14 @@ class DraftGain(CheckpointCase):
 
     def test_options_that_mean_nothing(self):
         given = (self.target, "--draft", self.draft, "--input-ids", "1,2", "--gen-length", 4)
-        shared = (("--strategy", "sequential"), ("--denoising-steps", 2), ("--rank-by", "margin"), ("--threshold", 0.5),
-                  ("--cache", "commit"), ("--mask-token-id", 3), ("--no-graphs",), ("--metric", "f1"), ("--seed", 1),
-                  ("--chat",))
+        shared = (("--strategy", "sequential"), ("--denoising-steps", 2), ("--strategy", "factor,rank_by=margin"),
+                  ("--strategy", "threshold,threshold=0.5"), ("--cache", "commit"), ("--mask-token-id", 3),
+                  ("--no-graphs",), ("--metric", "f1"), ("--seed", 1), ("--chat",))
         of_bench = (("--levels", "off"), ("--context", 8), ("--folder", self.root), ("--predictions", "masked"),
                     ("--block-length", 2, "--block-lengths", "2"))
-        of_verify = (("--policy", "mage"), ("--k", 4), ("--tau", 2), ("--reuse", "x"), ("--against", "recent,k=2"),
-                     ("--sweep",), ("--taus", 1), ("--gammas", 0), ("--csv", "x.csv"), ("--figures", "x"), ("--force",),
-                     ("--page", 8))
+        of_verify = (("--policy", "mage,k=4"), ("--policy", "quest,k=4,page=8"), ("--policy", "flashblock,tau=2"),
+                     ("--policy", "flashblock,reuse=x"), ("--against", "recent,k=2"),
+                     ("--sweep",), ("--taus", 1), ("--gammas", 0), ("--csv", "x.csv"), ("--figures", "x"), ("--force",))
         for command, own in (("bench", of_bench), ("verify", of_verify)):
             for option in (*shared, *own):
                 self.refuses(USAGE, [option[0], "does nothing"], command, *given, *option)

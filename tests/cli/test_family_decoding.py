@@ -115,7 +115,7 @@ class FamilyDecoding(FamilyCase):
         for prompt in prompts:
             (self.root / f"{prompt['id']}.jsonl").write_text(json.dumps(prompt) + "\n")
         runs = [(family, ()) for family in FAMILIES] + [
-            ("llada", ("--cache", "d2cache", "--current-k", 4)), ("llada", ("--strategy", "wino")),
+            ("llada", ("--cache", "d2cache,current_k=4")), ("llada", ("--strategy", "wino")),
             ("Dream", ("--cache", "dllm-cache", "--strategy", "klass"))]
         jobs = [(number, file, family, options) for number, (family, options) in enumerate(runs)
                 for file in (together, *(self.root / f"{prompt['id']}.jsonl" for prompt in prompts))]

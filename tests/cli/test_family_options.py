@@ -7,18 +7,16 @@ from capture_harness import MASK, VOCAB, require_binary
 from capture_refusal import FAILED, USAGE
 from family_case import BIDIRECTIONAL, BLOCK_CAUSAL, TOKEN_BY_TOKEN, FamilyCase
 
-OF_DLLM = (("--prompt-interval", 2), ("--answer-interval", 2), ("--transfer-ratio", 0.5))
-OF_D2 = (("--current-k", 2), ("--certainty-sigma", 2), ("--rollout-p", 0.5), ("--inflate-window", 2), ("--as-released",))
+OF_DLLM = {"prompt_interval": "=2", "answer_interval": "=2", "transfer_ratio": "=0.5"}
+OF_D2 = {"current_k": "=2", "certainty_sigma": "=2", "rollout_p": "=0.5", "inflate_window": "=2", "as_released": ""}
 # cache: (option, value, expected)
 RANGES = {
-    "dllm-cache": (("--prompt-interval", 0, "a whole number of at least 1"),
-                   ("--answer-interval", -1, "a whole number of at least 1"),
-                   ("--answer-interval", 10**30, "a whole number of at least 1"),
-                   ("--transfer-ratio", 1.01, "a number from 0 to 1"),
-                   ("--transfer-ratio", "nan", "a number from 0 to 1")),
-    "d2cache": (("--current-k", 0, "a whole number of at least 1"), ("--certainty-sigma", 0, "a number above 0"),
-                ("--certainty-sigma", "inf", "a number above 0"), ("--rollout-p", -0.5, "a number from 0 to 1"),
-                ("--inflate-window", 1.5, "a whole number of at least 0")),
+    "dllm-cache": (("prompt_interval", 0, "a whole number from 1"), ("answer_interval", -1, "a whole number from 1"),
+                   ("answer_interval", 10**30, "a whole number from 1"), ("transfer_ratio", 1.01, "a number from 0 to 1"),
+                   ("transfer_ratio", "nan", "a number from 0 to 1")),
+    "d2cache": (("current_k", 0, "a whole number from 1"), ("certainty_sigma", 0, "a number above 0"),
+                ("certainty_sigma", "inf", "a number above 0"), ("rollout_p", -0.5, "a number from 0 to 1"),
+                ("inflate_window", 1.5, "a whole number from 0")),
 }
 
 
@@ -30,65 +28,68 @@ class FamilyOptions(FamilyCase):
     def test_a_cache_that_the_attention_forbids(self):
         kept = ("a bidirectional model's keys change", "HINT: none, prefix, dual, dllm-cache or d2cache")
         behind = ("recomputes what stands behind the block, and a block-causal model sees none of it",
-                  "HINT: leave the option out")
-        cases = [([f"--cache: {cache} keeps finished blocks", *kept], family, ("--cache", cache))
+                  "HINT: leave it out")
+        cases = [([f"cache {cache}: keeps finished blocks", *kept], family, ("--cache", cache))
                  for family in BIDIRECTIONAL for cache in ("commit", "block")]
         for number, family in enumerate(BLOCK_CAUSAL):  # every cache and every family, not all pairs
             for cache in (("none", "d2cache"), ("prefix", "dllm-cache"), ("dual",), ("dual", "d2cache"))[number]:
-                cases.append(([f"--cache: {cache}", *behind], family, ("--cache", cache)))
-        cases += [(["--cache block:", "only Fast_dLLM_Qwen has sub-blocks", "HINT: leave"], family, ("--cache", "block"))
+                cases.append(([f"cache {cache}: ", *behind], family, ("--cache", cache)))
+        cases += [(["cache block:", "only Fast_dLLM_Qwen has sub-blocks", "HINT: leave"], family, ("--cache", "block"))
                   for family in ("sdar", "sdar_moe", "llada2_moe")]
-        cases += [(["--cache: does nothing", "token by token", "HINT", word], family, ("--cache", cache))
-                  for family, cache, word in (("qwen2", "commit", ""), ("qwen2", "dual", "no dual cache"),
-                                              ("qwen3_moe", "block", "no block cache"), ("qwen3_moe", "none", "no none cache"))]
-        cases.append((["--cache: expected one of commit, blockd, block, none, prefix, dual, dllm-cache, d2cache", "'Dual'", "HINT"],
+        cases += [([f"{named}: does nothing", "token by token", "HINT"], family, ("--cache", cache))
+                  for family, cache, named in (("qwen2", "commit", "--cache"), ("qwen2", "dual", "cache dual"),
+                                               ("qwen3_moe", "block", "cache block"), ("qwen3_moe", "none", "cache none"))]
+        cases.append((["cache 'Dual': expected commit, blockd, block, none, prefix, dual, dllm-cache or d2cache, got 'Dual'"],
                       "llada", ("--cache", "Dual")))
         self.usage(*cases)
 
     def test_an_option_of_another_cache(self):
         cases = []
-        for given, wanted, options in (("d2cache", "dllm-cache", OF_DLLM), ("dllm-cache", "d2cache", OF_D2)):
-            cases += [([f"{option[0]}: does nothing without --cache {wanted}", "HINT"], "llada", ("--cache", given, *option))
-                      for option in options]
-        cases.append((["--current-k: does nothing"], "Dream", OF_D2[0]))
+        for given, own, options in (("d2cache", OF_D2, OF_DLLM), ("dllm-cache", OF_DLLM, OF_D2)):
+            first, last = ", ".join(list(own)[:-1]), list(own)[-1]
+            cases += [([f"cache '{given},{option}{value}': expected {first} or {last}, got '{option}'"], "llada",
+                       ("--cache", f"{given},{option}{value}")) for option, value in options.items()]
+        cases.append((["cache 'none,current_k=2': none has no options, got 'current_k'"], "Dream",
+                      ("--cache", "none,current_k=2")))
         self.usage(*cases)
 
     def test_a_value_outside_the_range_of_a_cache(self):
-        self.usage(*[([f"{option}: expected {expected}, got '{value}'", "HINT"], "llada", ("--cache", cache, option, value))
+        self.usage(*[([f"cache '{cache},{option}={value}': {option}: expected {expected}, got '{value}'"], "llada",
+                      ("--cache", f"{cache},{option}={value}"))
                      for cache, ranges in RANGES.items() for option, value, expected in ranges])
 
     def test_wino_where_it_is_not_defined(self):
         wino = ("--strategy", "wino")
-        cases = [(["--strategy wino:", f"no key may be kept, got --cache {cache}", "HINT: --cache none"], "llada",
+        cases = [(["strategy wino:", f"no key may be kept, got the cache {cache}", "HINT: the cache none"], "llada",
                   (*wino, "--cache", cache)) for cache in ("prefix", "dual", "dllm-cache", "d2cache")]
-        cases += [(["--strategy wino:", "defined for bidirectional models", "HINT: klass"], family, wino)
+        cases += [(["strategy wino:", "defined for bidirectional models", "HINT: klass"], family, wino)
                   for family in BLOCK_CAUSAL]
-        cases.append((["--strategy wino:", "not defined for a model with a token shift (Dream)", "HINT: klass"], "Dream", wino))
+        cases.append((["strategy wino:", "not defined for a model with a token shift (Dream)", "HINT: klass"], "Dream", wino))
         cases.append((["--strategy: does nothing", "token by token"], "qwen3_moe", wino))
         self.usage(*cases)
 
     def test_policies_that_do_not_go_with_a_cache(self):
-        single = "computes single rows of them. HINT: --cache none, prefix or dual"
-        cases = [([f"--policy {policy[0]}", f"--cache {cache} {single}"], family, ("--cache", cache, "--policy", *policy))
-                 for family, cache, policy in (("llada", "dllm-cache", ("flashblock",)),
-                                               ("Dream", "dllm-cache", ("mage", "--k", 2)),
-                                               ("llada", "d2cache", ("recent", "--k", 2)),
-                                               ("Dream", "d2cache", ("sparsed", "--k", 2, "--per-block")))]
+        single = "computes single rows of them. HINT: another cache"
+        cases = [([f"--policy {policy}: works on whole blocks, and the cache {cache} {single}"], family,
+                  ("--cache", cache, "--policy", policy))
+                 for family, cache, policy in (("llada", "dllm-cache", "flashblock"), ("Dream", "dllm-cache", "mage,k=2"),
+                                               ("llada", "d2cache", "recent,k=2"),
+                                               ("Dream", "d2cache", "sparsed,k=2,per_block"),
+                                               ("Fast_dLLM_Qwen", "block", "recent,k=2"))]
         for family, cache in (("llada", "prefix"), ("Dream", "dual")):
             cases.append((["--policy quest,k=2", "a bidirectional model's keys change", "HINT"], family,
-                          ("--cache", cache, "--policy", "quest", "--k", 2)))
-        cases.append((["--policy sparsed,k=2", "HINT: --per-block"], "llada", ("--policy", "sparsed", "--k", 2)))
-        cases.append((["--policy recent,k=2", "--cache block computes single sub-blocks", "HINT: leave one"], "Fast_dLLM_Qwen",
-                      ("--cache", "block", "--policy", "recent", "--k", 2)))
+                          ("--cache", cache, "--policy", "quest,k=2")))
+        cases.append((["--policy sparsed,k=2", "HINT: per_block"], "llada", ("--policy", "sparsed,k=2")))
         cases.append((["--shadow: does nothing without", "a --cache that keeps entries"], "llada",
                       ("--cache", "none", "--shadow")))
         self.usage(*cases)
 
     def test_a_length_of_sub_blocks_that_does_not_fit(self):
-        expected = "--sub-block-length: expected"
+        expected = "sub-block length: expected"
         cases = [([f"{expected} a divisor of the block length {block}, got {sub}", "HINT"], "Fast_dLLM_Qwen",
                   ("--block-length", block, "--sub-block-length", sub)) for block, sub in ((8, 3), (8, 16), (12, 8))]
-        cases.append(([f"{expected} a whole number of at least 0, got '-1'"], "Fast_dLLM_Qwen", ("--sub-block-length", -1)))
+        cases.append((["--sub-block-length: expected a whole number of at least 0, got '-1'"], "Fast_dLLM_Qwen",
+                      ("--sub-block-length", -1)))
         cases += [(["--sub-block-length: does nothing", "Fast_dLLM_Qwen"], family, ("--sub-block-length", 4))
                   for family in ("llada", "llada2_moe", "qwen2")]
         self.usage(*cases)
@@ -101,15 +102,15 @@ class FamilyOptions(FamilyCase):
         rules.append(("Fast_dLLM_Qwen", whole, "whole blocks only", "HINT: 8"))
         self.all_refused([(FAILED, ["prompts.jsonl:2: prompt 1: gen length: ", *words], self.models[family], (), prompts)
                           for family, *words in rules])
-        self.usage(*[(["error: --gen-length: ", *words], family, ("--gen-length", 6)) for family, *words in rules])
+        self.usage(*[(["error: gen length: ", *words], family, ("--gen-length", 6)) for family, *words in rules])
 
     def test_ids_and_lengths_that_the_checkpoint_refuses(self):
         cases = []
         for family in ("Dream", "Fast_dLLM_Qwen", "llada2_moe"):
-            cases.append(([f"--stop-id: expected a token that is decided, got {MASK}, which is the mask token", "HINT"], family,
+            cases.append(([f"stop id: expected a token that is decided, got {MASK}, which is the mask token", "HINT"], family,
                           ("--stop-id", MASK)))
         for family in ("llada", "qwen3_moe"):
-            cases.append(([f"--stop-id: expected an id in [0, {VOCAB}), got {VOCAB}", "HINT"], family,
+            cases.append(([f"stop id: expected one in [0, {VOCAB}), got {VOCAB}", "HINT"], family,
                           ("--stop-id", VOCAB)))
         cases += [(["--block-length: expected 1 to 512, got 513", "HINT"], family, ("--block-length", 513))
                   for family in ("Dream", "llada2_moe")]

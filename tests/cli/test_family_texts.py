@@ -73,12 +73,11 @@ class FamilyTexts(FamilyCase):
                                                                  f"got {ids[0]}", again]),
             (llada, self.root, ["expected a regular file, got a folder", again]),
             (llada, self.root / "nowhere", ["expected a regular file, got nothing", again])]
-        self.all_refused([(FAILED, [str(path), *words], model, ("--strategy", "pc_sampler", "--frequencies", path))
+        self.all_refused([(FAILED, [str(path), *words], model, ("--strategy", f"pc_sampler,frequencies={path}"))
                           for model, path, words in cases])
         # One of another family with the same tokenizer and size of the vocabulary is the same table.
-        code, _, err = capture(sdar, "--input-ids", "1", "--gen-length", 4, "--strategy", "pc_sampler", "--frequencies", whole,
-                               "-o",
-                               self.root / "same.h5")
+        code, _, err = capture(sdar, "--input-ids", "1", "--gen-length", 4, "--strategy", f"pc_sampler,frequencies={whole}",
+                               "-o", self.root / "same.h5")
         self.assertEqual(code, 0, err)
 
     def test_tokenizers_that_are_not_exact(self):

@@ -19,9 +19,9 @@ class Frequencies(CommandLineCase):
         if not self.table.exists():
             self.must("frequencies", self.model, self.text, "-o", self.table, "-q")
 
-    def capture(self, *arguments, trace="pc.h5"):
+    def capture(self, options, *arguments, trace="pc.h5"):
         return ["capture", self.model, "--input-ids", "1,2,3,4,5", "--gen-length", 6, "-q", "-o",
-                self.root / trace, "--force", "--strategy", "pc_sampler", *arguments]
+                self.root / trace, "--force", "--strategy", f"pc_sampler{options}", *arguments]
 
     def test_counts_are_those_of_the_bytes(self):
         """The tokenizer has one token a byte, and one for each special text."""
@@ -62,8 +62,8 @@ class Frequencies(CommandLineCase):
         (bare / "tokenizer.json").unlink()
         for model, says in ((larger, [f"vocab_size: expected {VOCAB + 4}", f"got {VOCAB}"]),
                             (other, ["tokenizer: expected", "another vocabulary"]), (bare, "tokenizer.json")):
-            self.refused(FAILED, says, "capture", model, "--input-ids", "1", "-o", self.root / "x.h5", "--strategy",
-                         "pc_sampler", "--frequencies", self.table)
+            self.refused(FAILED, says, "capture", model, "--input-ids", "1", "-o", self.root / "x.h5",
+                         "--strategy", f"pc_sampler,frequencies={self.table}")
 
     def test_a_damaged_table_is_refused(self):
         good = json.loads(self.table.read_text())
@@ -73,11 +73,11 @@ class Frequencies(CommandLineCase):
                              ({"counts": [[VOCAB, 1]]}, "counts"), ({"counts": [[1, -1]]}, "counts"),
                              ({"counts": [[1, 2, 3]]}, "an id and its count"), ({"tokens": 0}, "tokens")):
             bad.write_text(json.dumps(good | change))
-            self.refused(FAILED, [str(bad), says], *self.capture("--frequencies", bad))
+            self.refused(FAILED, [str(bad), says], *self.capture(f",frequencies={bad}"))
         bad.write_text(self.table.read_text()[:-40])
-        self.refused(FAILED, str(bad), *self.capture("--frequencies", bad))
-        self.refused(FAILED, "nowhere.json", *self.capture("--frequencies", self.root / "nowhere.json"))
-        self.refused(USAGE, "expected --frequencies", *self.capture())
+        self.refused(FAILED, str(bad), *self.capture(f",frequencies={bad}"))
+        self.refused(FAILED, "nowhere.json", *self.capture(f",frequencies={self.root / 'nowhere.json'}"))
+        self.refused(USAGE, ["strategy 'pc_sampler'", "expected frequencies=FILE"], *self.capture(""))
 
     def test_the_table_decides_and_the_run_says_so(self):
         orders = []
@@ -86,37 +86,36 @@ class Frequencies(CommandLineCase):
             text, table = self.root / "corpus.txt", self.root / "corpus.json"
             text.write_text("".join(map(chr, range(32, 127))) + often)
             self.must("frequencies", self.model, text, "-o", table, "-q", "--force")
-            self.must(*self.capture("--frequencies", table, "--pc-lambda", 0, "--temperature", 1, "--seed", 5))
+            self.must(*self.capture(f",frequencies={table},pc_lambda=0", "--temperature", 1, "--seed", 5))
             info = json.loads(self.must("info", self.root / "pc.h5", "--json"))["run"]
             self.assertEqual(info["frequencies_digest"], hashlib.sha256(table.read_bytes()).hexdigest())
             orders.append(self.must("export", self.root / "pc.h5"))
         self.assertNotEqual(*orders)
 
     def test_resume_compares_every_option_of_a_strategy(self):
-        def check(strategy, given, changes, trace):
+        def check(strategy, changes, trace):
             command = ["capture", self.model, "--input-ids", "1,2,3", "--gen-length", 6, "-q", "-o",
-                       self.root / trace, "--strategy", strategy]
-            self.must(*command, *given)
-            self.assertIn("nothing to resume", self.must(*command, *given, "--resume"))
+                       self.root / trace, "--strategy"]
+            self.must(*command, strategy)
+            self.assertIn("nothing to resume", self.must(*command, strategy, "--resume"))
             for option, value in changes:
-                self.refused(USAGE, option[2:].replace("-", "_"), *command, *given, option, value, "--resume")
+                self.refused(USAGE, f"{option} was", *command, f"{strategy},{option}={value}", "--resume")
 
-        check("low_confidence_static", [], (("--rank-by", "margin"), ("--quota", "linear"), ("--density-sigma", 2)),
-              "static.h5")
-        check("klass", [], (("--kl-threshold", 0.5), ("--kl-history", 3), ("--threshold", 0.8),
-                            ("--klass-choose", "max_conf")), "klass.h5")
+        check("low_confidence_static", (("rank_by", "margin"), ("quota", "linear"), ("density_sigma", 2)), "static.h5")
+        check("klass", (("kl_threshold", 0.5), ("kl_history", 3), ("threshold", 0.8), ("klass_choose", "max_conf")),
+              "klass.h5")
         other = self.root / "other.json"
         self.must("frequencies", self.model, self.table, "-o", other, "-q", "--force")
-        check("pc_sampler", ["--frequencies", self.table], (("--pc-lambda", 1), ("--pc-alpha", 1)), "table.h5")
+        check(f"pc_sampler,frequencies={self.table}", (("pc_lambda", 1), ("pc_alpha", 1)), "table.h5")
         self.refused(USAGE, "frequencies_digest", "capture", self.model, "--input-ids", "1,2,3", "--gen-length", 6, "-o",
-                     self.root / "table.h5", "--strategy", "pc_sampler", "--frequencies", other, "--resume")
+                     self.root / "table.h5", "--strategy", f"pc_sampler,frequencies={other}", "--resume")
 
     def test_every_command_that_decodes_takes_the_strategies(self):
-        given = ["--strategy", "pc_sampler", "--frequencies", self.table, "--density-sigma", 4, "--quota", "linear"]
+        given = ["--strategy", f"pc_sampler,frequencies={self.table},density_sigma=4,quota=linear"]
         prompts = ["--input-ids", "1,2,3", "--gen-length", 4]
-        text = self.must("verify", self.model, *prompts, "--policy", "recent", "--k", 2, "-q", *given)
+        text = self.must("verify", self.model, *prompts, "--policy", "recent,k=2", "-q", *given)
         self.assertIn("pc_sampler, lambda 0.25, alpha 10, density sigma 4, linear quota", text)
-        self.must("verify", self.model, *prompts, "--policy", "recent", "--k", 2, "-q", "--strategy", "klass")
+        self.must("verify", self.model, *prompts, "--policy", "recent,k=2", "-q", "--strategy", "klass")
         self.must("bench", self.model, "--context", 8, "--gen-length", 4, "--levels", "off", "--runs", 1, *given)
         code, _, err = run("eval", self.model, "--tasks", "needle", "--contexts", 64, "--per-cell", 1, "-q", *given)
         self.assertEqual(code, 0, err)

@@ -101,7 +101,7 @@ class Interrupts(unittest.TestCase):
                           ["calibrate", trace, "--gamma", 0, "-o", self.root / "reuse.json"]):
             code, _, err = run(*arguments, "--quiet", "--threads", 1)
             self.assertEqual(code, 0, err)
-        arguments = ["verify", MODEL, "--reuse", self.root / "reuse.json", "--prompts", prompts,
+        arguments = ["verify", MODEL, "--policy", f"flashblock,reuse={self.root / 'reuse.json'}", "--prompts", prompts,
                      "--gen-length", 8, "--threads", 1, "--quiet", "-o", self.out / "a.json", "--csv",
                      self.out / "a.csv", "--figures", self.out]
         self.assertGreater(self.cut(arguments, ["a.json", "a.csv"]), MOMENTS // 2)

@@ -1,6 +1,7 @@
 """`capture --resume` and every option of `capture`: each one either decides something of what is written, and then a run
 with another value is refused by name, or stands in a list with the reason why it decides nothing. A new option that is in
-neither table fails the test."""
+neither table fails the test. The same holds for every option of every policy, strategy and cache that `blockscope help`
+lists."""
 
 import json
 import re
@@ -16,6 +17,7 @@ USAGE = 2
 # Options that a resumed run may be given otherwise.
 DECIDES_NOTHING = {
     "--help": "runs nothing",
+    "--help-all": "runs nothing",
     "--revision": "names a snapshot; the digest of what is in it is compared",
     "--threads": "results do not depend on it",
     "--no-graphs": "a graph launches the same kernels",
@@ -27,12 +29,8 @@ DECIDES_NOTHING = {
     "--no-space-check": "decides whether a run starts, not what it writes",
     "--quiet": "decides what is printed",
 }
-THRESHOLD, FACTOR = ["--strategy", "threshold"], ["--strategy", "factor"]
-KLASS, PC = ["--strategy", "klass"], ["--strategy", "pc_sampler", "--frequencies", "@table"]
-DLLM, D2 = ["--cache", "dllm-cache"], ["--cache", "d2cache"]
-SAMPLED, QUEST = ["--temperature", 1], ["--policy", "quest", "--k", 4]
+SAMPLED, QUEST = ["--temperature", 1], ["--policy", "quest,k=4"]
 TEXT, CHAT = ["--prompt", "ab"], ["--prompt", "ab", "--chat"]
-REUSE = ["--policy", "flashblock", "--reuse", "@reuse"]
 # Option: (checkpoint, what both runs have, what the second one has too, or what the first and the second one have, the
 # setting that the refusal names).
 DECIDES = {
@@ -52,30 +50,8 @@ DECIDES = {
     "--replay": ("sdar", [], (["--replay", "@trace"], ["--replay", "@other_trace"]), "prompts_digest"),
     "--gen-length": ("sdar", TEXT, ["--gen-length", 12], "gen_length"),
     "--strategy": ("sdar", [], ["--strategy", "sequential"], "strategy"),
-    "--remasking": ("sdar", [], ["--remasking", "sequential"], "strategy"),
     "--denoising-steps": ("sdar", [], ["--denoising-steps", 2], "denoising_steps"),
-    "--rank-by": ("sdar", [], ["--rank-by", "margin"], "rank_by"),
-    "--threshold": ("sdar", THRESHOLD, ["--threshold", 0.5], "threshold"),
-    "--quota": ("sdar", [], ["--quota", "linear"], "quota"),
-    "--density-sigma": ("sdar", [], ["--density-sigma", 2], "density_sigma"),
-    "--eb-threshold": ("sdar", ["--strategy", "entropy_bounded"], ["--eb-threshold", 0.1], "eb_threshold"),
-    "--factor": ("sdar", FACTOR, ["--factor", 2], "factor"),
-    "--kl-threshold": ("sdar", KLASS, ["--kl-threshold", 0.5], "kl_threshold"),
-    "--kl-history": ("sdar", KLASS, ["--kl-history", 3], "kl_history"),
-    "--klass-choose": ("sdar", KLASS, ["--klass-choose", "min_kl"], "klass_choose"),
-    "--threshold-back": ("llada", ["--strategy", "wino"], ["--threshold-back", 0.5], "threshold_back"),
-    "--pc-lambda": ("sdar", PC, ["--pc-lambda", 1], "pc_lambda"),
-    "--pc-alpha": ("sdar", PC, ["--pc-alpha", 1], "pc_alpha"),
-    "--frequencies": ("sdar", PC[:2], (["--frequencies", "@table"], ["--frequencies", "@other_table"]), "frequencies_digest"),
     "--cache": ("llada", [], ["--cache", "prefix"], "cache"),
-    "--prompt-interval": ("llada", DLLM, ["--prompt-interval", 7], "prompt_interval"),
-    "--answer-interval": ("llada", DLLM, ["--answer-interval", 7], "answer_interval"),
-    "--transfer-ratio": ("llada", DLLM, ["--transfer-ratio", 0.5], "transfer_ratio"),
-    "--current-k": ("llada", D2, ["--current-k", 3], "current_k"),
-    "--certainty-sigma": ("llada", D2, ["--certainty-sigma", 3], "certainty_sigma"),
-    "--rollout-p": ("llada", D2, ["--rollout-p", 0.5], "rollout_p"),
-    "--inflate-window": ("llada", D2, ["--inflate-window", 1], "inflate_window"),
-    "--as-released": ("llada", D2, ["--as-released"], "as_released"),
     "--sub-block-length": ("fast", [], ["--sub-block-length", 2], "sub_block_length"),
     "--temperature": ("sdar", [], (SAMPLED, ["--temperature", 2]), "temperature"),
     "--top-k": ("sdar", SAMPLED, ["--top-k", 5], "top_k"),
@@ -84,15 +60,7 @@ DECIDES = {
     "--stop-id": ("sdar", [], ["--stop-id", 7], "stop_ids"),
     "--no-stop": ("sdar", [], ["--no-stop"], "stop_ids"),
     "--batch-size": ("sdar", [], ["--batch-size", 2], "batch_size"),
-    "--policy": ("sdar", ["--k", 4], (["--policy", "oracle"], ["--policy", "recent"]), "policy"),
-    "--k": ("sdar", ["--policy", "quest"], (["--k", 4], ["--k", 5]), "k"),
-    "--density": ("sdar", ["--policy", "quest"], (["--density", 0.5], ["--density", 0.7]), "density"),
-    "--exact-layers": ("sdar", QUEST, ["--exact-layers", 1], "exact_layers"),
-    "--page": ("sdar", QUEST, ["--page", 8], "page"),
-    "--per-block": ("sdar", ["--policy", "sparsed", "--k", 4], ["--per-block"], "per_block"),
-    "--policy-seed": ("sdar", ["--policy", "random", "--k", 4], ["--policy-seed", 3], "policy_seed"),
-    "--tau": ("sdar", REUSE, ["--tau", 3], "tau"),
-    "--reuse": ("sdar", REUSE[:2], (["--reuse", "@reuse"], ["--reuse", "@other_reuse"]), "reuse_digest"),
+    "--policy": ("sdar", [], (["--policy", "oracle,k=4"], ["--policy", "recent,k=4"]), "policy"),
     "--shadow": ("sdar", QUEST, ["--shadow"], "shadow"),
     "--record": ("sdar", [], ["--record", "sets"], "level"),
     "--layers": ("sdar", [], ["--layers", 0], "layers"),
@@ -106,6 +74,29 @@ DECIDES = {
     "--predictions": ("sdar", [], ["--predictions", "masked"], "predictions"),
     "--record-router": ("moe", [], ["--record-router"], "experts_per_token"),
 }
+# What a choice needs besides its name, and the checkpoint of those that sdar can't decode with.
+NEEDED = {"sparsed+flashblock": ",k=4,per_block", "pc_sampler": ",frequencies=@table", "flashblock": "", "exact": "",
+          **{name: ",k=4" for name in ("mage", "mage+flashblock", "sparsed", "quest", "oracle", "random", "recent")}}
+MODELS = {name: "llada" for name in ("wino", "none", "prefix", "dual", "dllm-cache", "d2cache")}
+# Option of a choice: what the second run adds to the choice, or the end of both runs' texts; the setting that the refusal
+# names, where it is not called as the option.
+CHOICES = {
+    "policy": {
+        "tau": ",tau=3", "reuse": (",reuse=@reuse", ",reuse=@other_reuse", "reuse_digest"), "k": (",k=4", ",k=5", "k"),
+        "density": (",density=0.5", ",density=0.7", "density"), "exact_layers": ",exact_layers=1", "page": ",page=8",
+        "per_block": ",per_block", "seed": ("", ",seed=3", "policy_seed")},
+    "strategy": {
+        "rank_by": ",rank_by=margin", "threshold": ",threshold=0.5", "quota": ",quota=linear",
+        "density_sigma": ",density_sigma=2", "eb_threshold": ",eb_threshold=0.1", "factor": ",factor=2",
+        "kl_threshold": ",kl_threshold=0.5", "kl_history": ",kl_history=3", "klass_choose": ",klass_choose=min_kl",
+        "threshold_back": ",threshold_back=0.5", "pc_lambda": ",pc_lambda=1", "pc_alpha": ",pc_alpha=1",
+        "frequencies": (",frequencies=@table", ",frequencies=@other_table", "frequencies_digest")},
+    "cache": {
+        "prompt_interval": ",prompt_interval=7", "answer_interval": ",answer_interval=7",
+        "transfer_ratio": ",transfer_ratio=0.5", "current_k": ",current_k=3", "certainty_sigma": ",certainty_sigma=3",
+        "rollout_p": ",rollout_p=0.5", "inflate_window": ",inflate_window=1", "as_released": ",as_released"},
+}
+REPLACES = {"k", "density", "reuse", "frequencies"}  # instead of what the choice needs
 OF_TESTS = {"--device", "--ranks"}  # compared, and each has a test of its own
 PROMPTS = {"--prompt", "--input-ids", "--replay", "--prompts", "--chat"}
 TEMPLATE = ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + "
@@ -152,8 +143,8 @@ class EveryOption(CheckpointCase):
 
     def command(self, model, arguments):
         """A capture of `arguments`, in which "@name" is a file; the prompts are there unless others are named."""
-        words = [self.files[word[1:]] if str(word).startswith("@") else word for word in arguments]
-        prompts = [] if PROMPTS & set(map(str, words)) else ["--prompts", self.files["prompts"]]
+        words = [re.sub(r"@(\w+)", lambda name: str(self.files[name.group(1)]), str(word)) for word in arguments]
+        prompts = [] if PROMPTS & set(words) else ["--prompts", self.files["prompts"]]
         return ["capture", self.models[model], *words, *prompts, "-q", "--threads", 1]
 
     def check(self, option, case):
@@ -176,14 +167,42 @@ class EveryOption(CheckpointCase):
         return "" if trace.read_bytes() == before else f"{option}: the trace was changed"
 
     def test_every_option_is_compared_or_decides_nothing(self):
-        code, text, _ = run("capture", "--help")
+        code, text, _ = run("capture", "--help-all")
         self.assertEqual(code, 0)
         options = {name for line in re.findall(r"^ +(-[-\w,]+)", text, re.M) for name in line.split(",")
                    if name.startswith("--")}
-        self.assertGreater(len(options), 70)
+        self.assertGreater(len(options), 55)
         known = DECIDES.keys() | DECIDES_NOTHING.keys() | OF_TESTS
         self.assertEqual(options - known, set(), "say in test_resume_options.py what these decide")
         self.assertEqual(known - options, set(), "no options of capture any more")
+
+    def of_choices(self):
+        """(name of the case, case) for every option of every choice."""
+        for kind, options in CHOICES.items():
+            code, text, err = run("help", kind, "--json")
+            self.assertEqual(code, 0, err)
+            choices = json.loads(text)
+            offered = {option["name"] for choice in choices for option in choice["options"]}
+            self.assertEqual(offered, options.keys(), f"say in test_resume_options.py what these options of a {kind} decide")
+            for choice in choices:
+                name = choice["name"]
+                for option in (one["name"] for one in choice["options"]):
+                    if (name, option) == ("sparsed+flashblock", "per_block"):
+                        continue  # can't be left out
+                    change, needed = options[option], NEEDED.get(name, "")
+                    if (name, option) == ("threshold", "quota"):
+                        change = ",quota=carry"
+                    first, second, setting = change if isinstance(change, tuple) else ("", change, option)
+                    if option in REPLACES:
+                        needed = ",per_block" if name == "sparsed+flashblock" else ""
+                    texts = ([f"--{kind}", name + needed + end] for end in (first, second))
+                    yield f"-{kind}-{name}-{option}", (MODELS.get(name, "sdar"), [], tuple(texts), setting)
+
+    def test_another_value_of_an_option_of_a_choice_is_refused_by_name(self):
+        cases = list(self.of_choices())
+        self.assertGreater(len(cases), 60)
+        problems = side_by_side(self.check, cases)
+        self.assertEqual([problem for problem in problems if problem], [])
 
     def test_another_value_of_an_option_is_refused_by_name(self):
         problems = side_by_side(self.check, DECIDES.items())

@@ -50,8 +50,10 @@ class Study(CommandLineCase):
     def test_caches_of_a_bidirectional_model_are_set_beside_none(self):
         model = NEEDLE.parent / "needle-bidirectional"
         self.must("study", "caches", model, *SMALL, "--block-length", 16, "--strategies", "low_confidence_static",
-                  "--current-k", 8, "-o", self.out, "--no-figures")
+                  "--caches", "none,prefix,dual,dllm-cache,d2cache,current_k=8", "-o", self.out, "--no-figures")
         found = {row["cache"]: row for row in rows(self.out / "caches.csv")}
+        self.assertIn("d2cache,current_k=8", found)
+        found["d2cache"] = found.pop("d2cache,current_k=8")
         self.assertEqual(list(found), ["none", "prefix", "dual", "dllm-cache", "d2cache"])
         passes = int(found["none"]["passes"])
         whole = float(found["none"]["rows"])
@@ -76,7 +78,7 @@ class Study(CommandLineCase):
                                                      ("none", "prefix", "dual", "dllm-cache", "d2cache")]])
         self.assertIn("Refused: wino with prefix, wino with dual, wino with dllm-cache, wino with d2cache.",
                       (self.out / "caches.txt").read_text().replace("\n", " "))
-        self.refused(USAGE, "--strategy wino", *arguments, self.root / "n", "--caches", "none,dual")
+        self.refused(USAGE, "strategy wino: ", *arguments, self.root / "n", "--caches", "none,dual")
 
     def test_time_counts_keys_by_the_rules_of_the_methods(self):
         self.must("study", "time", NEEDLE, "--contexts", 256, "--k", 32, "--pages", 16, "--steps", 8, "--blocks", 2,

@@ -31,8 +31,8 @@ SETS = {"/sets/topk", "/sets/topk_token", "/sets/union_size"}
 def cases():
     """Name, model, arguments."""
     for policy in POLICIES:
-        k = ["--k", "64"] if policy not in ("exact", "flashblock") else []
-        yield f"policy {policy}", "needle", [*PROMPTS, "--policy", policy, *k, "--record", "full"]
+        text = policy + (",k=64" if policy not in ("exact", "flashblock") else "")
+        yield f"policy {policy}", "needle", [*PROMPTS, "--policy", text, "--record", "full"]
     for level in ("trajectory", "summary", "sets", "outputs"):
         yield f"level {level}", "needle", [*PROMPTS, "--record", level]
     for cache in ("commit", "blockd"):

@@ -149,7 +149,7 @@ def check_damage(path, folder):
 
 def check_lacks(folder):
     """Traces without one of the two sets show the other; without both, no numbers and why."""
-    blind = capture(folder / "blind.h5", "--policy", "recent", "--k", "8")
+    blind = capture(folder / "blind.h5", "--policy", "recent,k=8")
     numbers = folder / "blind.csv"
     where = "sequence=0,block=14,step=2,layer=1,head=3"
     result = view(blind, "--csv", numbers, "--panel", "selection", "--select", where)
@@ -169,7 +169,7 @@ def check_lacks(folder):
 skip_without_viewer()
 with tempfile.TemporaryDirectory() as name:
     place = pathlib.Path(name)
-    policies = {"mage": ("--policy", "mage", "--k", "8"), "quest": ("--policy", "quest", "--k", "13", "--page", "4")}
+    policies = {"mage": ("--policy", "mage,k=8"), "quest": ("--policy", "quest,k=13,page=4")}
     for policy, flags in policies.items():
         trace = capture(place / f"{policy}.h5", *flags, "--shadow", "--record", "sets", "--set-size", "24")
         seen = np.zeros(3, int)

@@ -99,7 +99,7 @@ std::optional<std::string> lacks(const TraceMeta& meta, const PanelMetric& choic
   if (sparse && (meta.selected_size == 0 || !meta.has_shadow)) {
     return fmt::format(
         "This trace has no sparse policy's sets beside exact attention. {} needs a trace captured "
-        "with --policy mage --k 512 --shadow, or another sparse policy.",
+        "with --policy mage,k=512 --shadow, or another sparse policy.",
         choice.label);
   }
   return std::nullopt;

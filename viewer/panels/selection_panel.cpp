@@ -215,7 +215,7 @@ void draw_heads(const PanelContext& context, const StepKeys& keys) {
 std::optional<std::string> nothing_to_show(const TraceMeta& meta, const StepKeys& keys) {
   const bool sets = meta.level >= RecordLevel::sets && meta.set_size > 0;
   if (meta.selected_size == 0 && !sets) {
-    return "This trace has neither a sparse policy's sets (--policy mage --k 512) nor exact top-k "
+    return "This trace has neither a sparse policy's sets (--policy mage,k=512) nor exact top-k "
            "sets (--record sets).";
   }
   if (keys.context_length == 0) return "This block has no prefix.";

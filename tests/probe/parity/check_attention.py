@@ -71,7 +71,7 @@ def capture(folder, case, checkpoint, spec, extra=()):
     trace = folder / "full.h5"
     harness.run("capture", checkpoint, "--prompts", lines, "--record", "full", "--array-type",
                 "f32", "--set-size", case.set_size, "--set-normaliser", case.normaliser,
-                "--strategy", "low_confidence_dynamic", "--threshold", 0.3, "--batch-size", 2,
+                "--strategy", "low_confidence_dynamic,threshold=0.3", "--batch-size", 2,
                 "--dtype", "float32", "--threads", 1, "-o", trace, "--force", "--quiet",
                 *case.flags, *extra)
     return Trace(trace)

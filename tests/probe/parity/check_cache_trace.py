@@ -183,7 +183,7 @@ def run(work, name, model, cache, seed):
     path = work / "run.h5"
     shadow = ["--shadow"] if cache.kind != "none" else []
     harness.run("capture", work / name, "--input-ids", ",".join(map(str, prompt)), "--gen-length", gen_length,
-                "--block-length", size, "--denoising-steps", size, "--strategy", "threshold", "--threshold", 0.2,
+                "--block-length", size, "--denoising-steps", size, "--strategy", "threshold,threshold=0.2",
                 *cache_flags(cache), *shadow, "--no-stop", "--dtype", "float32", "--record", "full",
                 "--array-type", "f32", "--set-size", 4, "--threads", 1, "--quiet", "--force", "-o", path)
     trace = Trace(path)

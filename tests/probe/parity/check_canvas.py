@@ -29,8 +29,8 @@ CACHES = [oracle.Cache("none"), oracle.Cache("prefix"), oracle.Cache("dual"),
           oracle.Cache("d2cache", current_k=5, sigma=3.0, rollout_p=0.2, inflate_window=3),
           oracle.Cache("d2cache", current_k=3, sigma=10.0, rollout_p=0.05, inflate_window=0),
           oracle.Cache("d2cache", current_k=5, sigma=3.0, rollout_p=0.2, inflate_window=3, as_released=True)]
-FLAGS = {"dllm-cache": ("prompt_interval", "answer_interval", "transfer_ratio"),
-         "d2cache": ("current_k", "rollout_p", "inflate_window")}
+OPTIONS = {"dllm-cache": ("prompt_interval", "answer_interval", "transfer_ratio"),
+           "d2cache": ("current_k", "rollout_p", "inflate_window")}
 TOO_NEAR, TOO_NEAR_LOGIT = 5e-5, 2e-4
 
 
@@ -41,12 +41,10 @@ class Totals:
 
 
 def cache_flags(cache):
-    flags = ["--cache", cache.kind]
-    for name in FLAGS.get(cache.kind, ()):
-        flags += ["--" + name.replace("_", "-"), getattr(cache, name)]
+    text = ",".join([cache.kind, *(f"{name}={getattr(cache, name)}" for name in OPTIONS.get(cache.kind, ()))])
     if cache.kind == "d2cache":
-        flags += ["--certainty-sigma", cache.sigma] + (["--as-released"] if cache.as_released else [])
-    return flags
+        text += f",certainty_sigma={cache.sigma}" + (",as_released" if cache.as_released else "")
+    return ["--cache", text]
 
 
 def compare(where, trace, expected, prompt, options):
@@ -89,9 +87,9 @@ def run(work, name, model, shape, strategy, cache, seed):
         Totals.near += 1
         return False
     path = work / "run.h5"
-    extra = [x for key, value in values.items() for x in (f"--{key.replace('_', '-')}", value)]
+    text = ",".join([kind, *(f"{option}={value}" for option, value in values.items())])
     harness.run("capture", work / name, "--input-ids", ",".join(map(str, prompt)), "--gen-length", gen_length,
-                "--block-length", block_length, "--denoising-steps", steps, "--strategy", kind, *extra,
+                "--block-length", block_length, "--denoising-steps", steps, "--strategy", text,
                 *cache_flags(cache), "--no-stop", "--dtype", "float32", "--record", "trajectory", "--threads", 1,
                 "--quiet", "--force", "-o", path)
     where = f"{name}, {cache}, {kind}, {shape}, seed {seed}"

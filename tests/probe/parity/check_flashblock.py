@@ -113,11 +113,11 @@ def check_replay(folder, checkpoint, spec):
     common = ["capture", checkpoint, "--replay", source, "--record", "full", "--array-type", "f32",
               "--dtype", "float32", "--threads", 1, "--batch-size", 2, "--set-size",
               CASE.set_size, "--denoising-steps", 8, "-o", output, "--force", "--quiet"]
-    for flags in (["--policy", "flashblock", "--tau", 1], ["--policy", "exact"]):
+    for flags in (["--policy", "flashblock,tau=1"], ["--policy", "exact"]):
         harness.run(*common, *flags)
         compare_equal(Trace(source), Trace(output))
     # And with reuse the trajectory is still the recorded one, while the attention is not.
-    harness.run(*common, "--policy", "flashblock", "--tau", 3)
+    harness.run(*common, "--policy", "flashblock,tau=3")
     reusing, exact = Trace(output), Trace(source)
     for path in ("/frames/position", "/frames/token", "/steps/transferred"):
         harness.require(np.array_equal(reusing.file[path][:], exact.file[path][:]),
@@ -138,14 +138,13 @@ def main():
         write_checkpoint(checkpoint, spec)
         all_heads = np.ones((spec["layers"], spec["heads"]), bool)
         for tau in (1, 2, 3):
-            trace = run(folder, checkpoint, spec, "--policy", "flashblock", "--tau", tau,
-                        "--shadow")
+            trace = run(folder, checkpoint, spec, "--policy", f"flashblock,tau={tau}", "--shadow")
             reused, fresh = check_rule(trace, spec, tau, all_heads)
             check_shadow(trace, CASE, spec, worst)
             print(f"tau {tau}: {reused} of {reused + fresh} head rows reused", flush=True)
         mask = write_reuse_file(folder / "reuse.json", trace, spec)
-        trace = run(folder, checkpoint, spec, "--policy", "flashblock", "--tau", 3, "--shadow",
-                    "--reuse", folder / "reuse.json")
+        trace = run(folder, checkpoint, spec, "--policy",
+                    f"flashblock,tau=3,reuse={folder / 'reuse.json'}", "--shadow")
         reused, fresh = check_rule(trace, spec, 3, mask)
         check_shadow(trace, CASE, spec, worst)
         print(f"tau 3, every second head: {reused} of {reused + fresh} head rows reused")

@@ -63,8 +63,7 @@ def our_run(folder, case, checkpoint, prompts, options, level="trajectory"):
     harness.run("capture", checkpoint, "--prompts", lines, "--record", level, "-o", trace, "--force", "--quiet",
                 "--dtype", "float32", "--threads", 1, "--batch-size", case.batch, "--gen-length",
                 options.gen_length, "--block-length", options.block_length, "--sub-block-length",
-                options.sub_block_length, "--strategy", "low_confidence_dynamic", "--threshold",
-                options.threshold, *flags)
+                options.sub_block_length, "--strategy", f"low_confidence_dynamic,threshold={options.threshold}", *flags)
     return Trace(trace)
 
 
@@ -192,8 +191,8 @@ def check_replay(folder):
     first = our_run(folder, case, folder / "checkpoint", make_prompts(spec, case), options)
     path = folder / "again.h5"
     harness.run("capture", folder / "checkpoint", "--replay", folder / "run.h5", "-o", path, "--force",
-                "--record", "summary", "--policy", "flashblock", "--tau", 2, "--block-length", case.block, "--sub-block-length", case.sub,
-                "--quiet", "--dtype", "float32", "--threads", 1)
+                "--record", "summary", "--policy", "flashblock,tau=2", "--block-length", case.block,
+                "--sub-block-length", case.sub, "--quiet", "--dtype", "float32", "--threads", 1)
     second = Trace(path)
     for index in range(first.num_sequences):
         ours = [second.delta(r)[:2] for r in second.rows_of(index)]

@@ -132,10 +132,9 @@ def our_run(folder, case, checkpoint, prompts, options, values, cache):
     trace = folder / "run.h5"
     lines = folder / "prompts.jsonl"
     lines.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
-    flags = ["--strategy", options.strategy, "--denoising-steps", options.steps,
+    strategy = ",".join([options.strategy, *(f"{name}={value}" for name, value in values.items())])
+    flags = ["--strategy", strategy, "--denoising-steps", options.steps,
              "--batch-size", case.batch, "--cache", cache]
-    for name, value in values.items():
-        flags += [f"--{name.replace('_', '-')}", value]
     for token in options.stop_ids:
         flags += ["--stop-id", token]
     if case.as_diffusion:

@@ -167,6 +167,12 @@ def write_reuse(path, digest, mask, **more):
     return path
 
 
+def reusing(path, **options):
+    """The policy that reads this calibration file."""
+    text = "".join(f",{name}={value}" for name, value in options.items())
+    return ["--policy", f"flashblock,reuse={path}{text}"]
+
+
 def verify(*arguments):
     return json.loads(harness.run("verify", MODEL, *DECODING, "--json", "--quiet", *arguments))
 
@@ -175,17 +181,17 @@ def check_replay(folder, prompts, dense, mask):
     """verify against numpy; the head mask leaves some KV groups whole and cuts others."""
     common = ["--record", "full", "--array-type", "f32", *DECODING, "--quiet"]
     reuse_file = write_reuse(folder / "reuse.json", dense.json("/model/json")["digest"], mask)
-    result = verify("--reuse", reuse_file, "--tau", 3, "--prompts", prompts, "--repeats", 1)
+    policy = reusing(reuse_file, tau=3)
+    result = verify(*policy, "--prompts", prompts, "--repeats", 1)
     replayed = folder / "replayed.h5"
-    harness.run("capture", MODEL, "--replay", folder / "dense.h5", "--policy", "flashblock", "--tau",
-                3, "--reuse", reuse_file, "--shadow", *common, "-o", replayed)
+    harness.run("capture", MODEL, "--replay", folder / "dense.h5", *policy, "--shadow", *common, "-o", replayed)
     own = result["settings"][0]
     compare(own["replay"], dense, Trace(replayed), mask, 3)
     harness.require(own["measured_equals_predicted"], "the rule does not predict what was read")
     # Free-running: the same tokens as capture decodes.
     free = folder / "free.h5"
-    harness.run("capture", MODEL, "--prompts", prompts, "--policy", "flashblock", "--tau", 3,
-                "--reuse", reuse_file, "--record", "trajectory", *DECODING, "--quiet", "-o", free)
+    harness.run("capture", MODEL, "--prompts", prompts, *policy, "--record", "trajectory", *DECODING, "--quiet", "-o",
+                free)
     for name, side, trace in (("reference", result["reference"]["free_running"], dense),
                               ("reuse", own["free_running"], Trace(free))):
         scores = [float(trace.file["/sequences/score"][i]) for i in range(trace.num_sequences)]
@@ -198,7 +204,7 @@ def check_replay(folder, prompts, dense, mask):
 def check_nothing_reused(folder, prompts, dense):
     none = write_reuse(folder / "none.json", dense.json("/model/json")["digest"],
                        np.zeros((LAYERS, HEADS)))
-    own = verify("--reuse", none, "--prompts", prompts, "--limit", 2, "--repeats", 2)["settings"][0]
+    own = verify(*reusing(none), "--prompts", prompts, "--limit", 2, "--repeats", 2)["settings"][0]
     replay, agreement = own["replay"], own["agreement"]
     harness.require(replay["kl"]["max"] == 0.0 and replay["kl"]["positions"] > 0, "KL is not zero")
     for name in ("first_order", "propagated"):
@@ -214,7 +220,7 @@ def check_sweep(folder, prompts, digest):
                          similarity=similarity.tolist())
     table = folder / "verify.csv"
     figures = folder / "figures"
-    text = harness.run("verify", MODEL, *DECODING, "--quiet", "--reuse", source, "--sweep", "--taus",
+    text = harness.run("verify", MODEL, *DECODING, "--quiet", *reusing(source), "--sweep", "--taus",
                        "1,3", "--gammas", "0.5,0.95", "--prompts", prompts, "--limit", 2,
                        "--repeats", 1, "--csv", table, "-o", folder / "verify.json", "--figures",
                        figures)
@@ -254,31 +260,31 @@ def check_bad_input(folder, prompts, good, swept, mask):
     broken = folder / "broken.json"
     broken.write_text('{"format": "blockscope-reuse", ')
     given = ["--prompts", prompts]
-    refused(1, MODEL, "--reuse", other, *given, words=["model.digest", digest, "0" * 64])
-    refused(1, MODEL, "--reuse", broken, *given, words=[str(broken)])
-    refused(1, MODEL, "--reuse", folder / "none here.json", *given, words=["none here.json"])
-    refused(2, MODEL, "--reuse", good, words=["no prompt given"])
-    refused(2, MODEL, *given, words=["--reuse"])
-    refused(1, MODEL, "--reuse", good, "--sweep", *given, words=["similarity", "calibrate"])
-    refused(2, MODEL, "--reuse", swept, "--sweep", "--gammas", "0.5,1.5", *given,
+    refused(1, MODEL, *reusing(other), *given, words=["model.digest", digest, "0" * 64])
+    refused(1, MODEL, *reusing(broken), *given, words=[str(broken)])
+    refused(1, MODEL, *reusing(folder / "none here.json"), *given, words=["none here.json"])
+    refused(2, MODEL, *reusing(good), words=["no prompt given"])
+    refused(2, MODEL, *given, words=["expected --policy"])
+    refused(1, MODEL, *reusing(good), "--sweep", *given, words=["similarity", "calibrate"])
+    refused(2, MODEL, *reusing(swept), "--sweep", "--gammas", "0.5,1.5", *given,
             words=["--gammas", "from -1 to 1", "1.5"])
-    refused(2, MODEL, "--reuse", swept, "--sweep", "--taus", "0", *given, words=["--taus"])
-    refused(2, MODEL, "--reuse", good, "--tau", 0, *given, words=["--tau"])
-    refused(2, MODEL, "--reuse", good, "--repeats", 0, *given, words=["--repeats"])
-    refused(2, MODEL, "--reuse", good, "-o", prompts, *given, words=["reads this file"])
+    refused(2, MODEL, *reusing(swept), "--sweep", "--taus", "0", *given, words=["--taus"])
+    refused(2, MODEL, *reusing(good, tau=0), *given, words=["tau: expected a whole number from 1"])
+    refused(2, MODEL, *reusing(good), "--repeats", 0, *given, words=["--repeats"])
+    refused(2, MODEL, *reusing(good), "-o", prompts, *given, words=["reads this file"])
     unanswered = folder / "unanswered.jsonl"
     first = json.loads(prompts.read_text().splitlines()[0])
     unanswered.write_text(json.dumps({"prompt": first["prompt"]}) + "\n")
     # No accuracy, one setting, a KL of one value or none: still a picture.
     for name, reuse in (("one", good), ("nothing", folder / "none.json")):
         output = folder / f"{name}-unanswered.json"
-        text = harness.run("verify", MODEL, *DECODING, "--quiet", "--reuse", reuse, "--prompts",
+        text = harness.run("verify", MODEL, *DECODING, "--quiet", *reusing(reuse), "--prompts",
                            unanswered, "--repeats", 1, "-o", output, "--figures", folder / name)
         harness.require("accuracy n/a" in text, f"no n/a in\n{text}")
         own = json.loads(output.read_text())["settings"][0]
         harness.require(own["accuracy"] == {"count": 0}, "an accuracy of nothing")
         harness.require((folder / name / "verify_tradeoff.svg").exists(), "no picture")
-    refused(2, MODEL, "--reuse", good, *given, "--figures", folder / "one", words=["--force"])
+    refused(2, MODEL, *reusing(good), *given, "--figures", folder / "one", words=["--force"])
 
 
 def main():

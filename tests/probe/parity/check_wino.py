@@ -137,8 +137,9 @@ def run(work, name, model, shape, thresholds, seed):
     if margin < TOO_NEAR or logit_margin < TOO_NEAR_LOGIT:
         Totals.near += 1
         return False
-    said = capture(work, name, prompt, shape, "--strategy", "wino", "--threshold", thresholds[0], "--threshold-back",
-                   thresholds[1], "--record", "summary", "-o", work / "run.h5")
+    said = capture(work, name, prompt, shape, "--strategy",
+                   f"wino,threshold={thresholds[0]},threshold_back={thresholds[1]}", "--record", "summary", "-o",
+                   work / "run.h5")
     decided = sum(t != spec["mask"] for t in tokens[len(prompt):])
     harness.require(f" {decided} token" in said, f"{name}: expected {decided} tokens, capture says {said}")
     compare(f"{name}, {shape}, {thresholds}, seed {seed}", Trace(work / "run.h5"), steps, prompt, spec["mask"])
@@ -149,7 +150,7 @@ def run(work, name, model, shape, thresholds, seed):
 def check_replay(work, name):
     """The steps of a recorded run, tokens taken back among them, under another policy."""
     harness.run("capture", work / name, "--replay", work / "run.h5", "-o", work / "again.h5", "--force", "--quiet",
-                "--record", "summary", "--policy", "flashblock", "--tau", 1, "--dtype", "float32", "--threads", 1,
+                "--record", "summary", "--policy", "flashblock,tau=1", "--dtype", "float32", "--threads", 1,
                 "--block-length", SHAPES[-1][2])
     first, second = Trace(work / "run.h5"), Trace(work / "again.h5")
     for a, b in zip(first.rows_of(0), second.rows_of(0)):

@@ -24,9 +24,8 @@ def flags_of(family, parameters):
     flags = ["--no-stop"] if stop < 0 else ["--stop-id", stop]
     # Nothing is above a threshold of 1: then the quota alone decides.
     dynamic = parameters["threshold"] <= 1.0
-    flags += ["--strategy", "low_confidence_dynamic" if dynamic else "low_confidence_static"]
-    if dynamic:
-        flags += ["--threshold", parameters["threshold"]]
+    flags += ["--strategy", f"low_confidence_dynamic,threshold={parameters['threshold']}" if dynamic
+              else "low_confidence_static"]
     if family == "llada2":
         return flags + ["--gen-length", parameters["gen_length"], "--block-length",
                         parameters["block_length"], "--denoising-steps", parameters["steps"]]

@@ -20,14 +20,19 @@ from trace_file import Trace
 ALGS = {"maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "negative_entropy"}
 
 
+def choice(name, parameters, **options):
+    """The text of a choice whose options are parameters of theirs."""
+    return ",".join([name, *(f"{option}={parameters[theirs]}" for option, theirs in options.items())])
+
+
 def klass_flags(parameters, steps):
     """The authors' entropy takes the highest, which ours does not offer."""
     if parameters["alg"] == "klass":
-        return ["--strategy", "klass", "--threshold", parameters["conf_threshold"], "--kl-threshold",
-                parameters["kl_threshold"], "--kl-history", parameters["kl_history_length"],
-                "--klass-choose", parameters["unmask_strategy"], "--denoising-steps", steps]
+        return ["--strategy", choice("klass", parameters, threshold="conf_threshold", kl_threshold="kl_threshold",
+                                     kl_history="kl_history_length", klass_choose="unmask_strategy"),
+                "--denoising-steps", steps]
     rank = {"default": "confidence", "topk_margin": "margin"}.get(parameters["alg"])
-    return rank and ["--strategy", "low_confidence_static", "--rank-by", rank, "--denoising-steps", steps]
+    return rank and ["--strategy", f"low_confidence_static,rank_by={rank}", "--denoising-steps", steps]
 
 
 def pc_sampler_flags(parameters, steps):
@@ -35,12 +40,12 @@ def pc_sampler_flags(parameters, steps):
     entropy and margin rank the whole answer, which is the block where there is one only."""
     function = parameters["function"].removeprefix("generate_with_")
     if function == "pc_sampler":
-        return ["--strategy", "pc_sampler", "--pc-lambda", parameters["lambd"], "--pc-alpha", parameters["alpha"],
+        return ["--strategy", choice("pc_sampler", parameters, pc_lambda="lambd", pc_alpha="alpha"),
                 "--denoising-steps", steps]
     rank = {"entropy": "negative_entropy", "margin": "margin"}.get(function)
     if rank is None or parameters["block_length"] < parameters["gen_length"]:
         return None
-    return ["--strategy", "low_confidence_static", "--rank-by", rank, "--denoising-steps", steps]
+    return ["--strategy", f"low_confidence_static,rank_by={rank}", "--denoising-steps", steps]
 
 
 def strategy_flags(family, method, parameters):
@@ -48,14 +53,13 @@ def strategy_flags(family, method, parameters):
     blocks = parameters["gen_length"] // parameters.get("block_length", parameters["gen_length"])
     steps = parameters["steps"] // blocks if "steps" in parameters else 0
     if method == "wino" and "variant" not in parameters:
-        return ["--strategy", "wino", "--threshold", parameters["threshold"], "--threshold-back",
-                parameters["threshold_back"]]
+        return ["--strategy", choice("wino", parameters, threshold="threshold", threshold_back="threshold_back")]
     if method == "klass" and "variant" not in parameters:
         return klass_flags(parameters, steps)
     if method == "pc-sampler":
         return pc_sampler_flags(parameters, steps)
     if "factor" in parameters and "variant" not in parameters:
-        return ["--strategy", "factor", "--factor", parameters["factor"]]
+        return ["--strategy", choice("factor", parameters, factor="factor")]
     if "variant" in parameters:  # d2Cache: one token a step, or all above a threshold
         if set(parameters) & {"gamma", "sigma", "frequencies", "alg", "debias", "temperature"} and method == "vanilla":
             return None
@@ -63,18 +67,19 @@ def strategy_flags(family, method, parameters):
         if "factor" in parameters or (due > 1 and ("threshold" in parameters or size % due)):
             return None
         if "threshold" in parameters:
-            return ["--strategy", "threshold", "--threshold", parameters["threshold"]]
+            return ["--strategy", choice("threshold", parameters, threshold="threshold")]
         return ["--strategy", "low_confidence_static", "--denoising-steps", size // due]
     if family == "dream":
         if parameters["alg"] == "confidence_threshold":
-            carry = ["--quota", "carry", "--denoising-steps", steps] if method == "none" else []
-            return ["--strategy", "threshold", "--threshold", parameters["threshold"], *carry]
+            threshold = choice("threshold", parameters, threshold="threshold")
+            if method != "none":
+                return ["--strategy", threshold]
+            return ["--strategy", threshold + ",quota=carry", "--denoising-steps", steps]
         # With a cache every other alg ranks by negative entropy, whatever its name.
         rank = ALGS[parameters["alg"]] if method == "none" else "negative_entropy"
-        return ["--strategy", "low_confidence_static", "--quota", "linear", "--rank-by", rank,
-                "--denoising-steps", steps]
+        return ["--strategy", f"low_confidence_static,quota=linear,rank_by={rank}", "--denoising-steps", steps]
     if "threshold" in parameters:
-        return ["--strategy", "threshold", "--threshold", parameters["threshold"]]
+        return ["--strategy", choice("threshold", parameters, threshold="threshold")]
     return ["--strategy", "low_confidence_static", "--denoising-steps", steps]
 
 
@@ -85,14 +90,14 @@ CACHES = {"none": "none", "wino": "none", "klass": "none", "pc-sampler": "none",
 def cache_flags(method, parameters):
     variant = parameters.get("variant")
     if method == "dllm-cache":
-        return ["--cache", "dllm-cache", "--prompt-interval", parameters["kp"], "--answer-interval",
-                parameters["kr"], "--transfer-ratio", parameters["rou"]]
+        return ["--cache", choice("dllm-cache", parameters, prompt_interval="kp", answer_interval="kr",
+                                  transfer_ratio="rou")]
     if method == "d2cache":
         if variant == "published":  # decides positions that it did not compute
             return None
-        return ["--cache", "d2cache", "--current-k", parameters["current_k"], "--certainty-sigma",
-                parameters["sigma"], "--rollout-p", parameters["rollout_p"], "--inflate-window",
-                parameters["inflate_w"], *(["--as-released"] if variant == "corrected" else [])]
+        text = choice("d2cache", parameters, current_k="current_k", certainty_sigma="sigma", rollout_p="rollout_p",
+                      inflate_window="inflate_w")
+        return ["--cache", text + (",as_released" if variant == "corrected" else "")]
     return ["--cache", CACHES[method]] if method in CACHES else None
 
 
@@ -149,7 +154,7 @@ class Comparison:
             if "token_counts" in case:  # a table belongs to a tokenizer, and these checkpoints have none
                 model = shutil.copytree(model, pathlib.Path(work) / "model")
                 table = harness.write_frequencies(model, case["token_counts"])
-                flags = flags + ["--frequencies", table] * ("pc_sampler" in flags)
+                flags = [f"{flag},frequencies={table}" if str(flag).startswith("pc_sampler") else flag for flag in flags]
             command = [harness.BINARY, "capture", model, "--input-ids",
                        ",".join(map(str, prompt)), "--gen-length", parameters["gen_length"],
                        "--block-length", block, *cache, "--no-stop", "--dtype", "float32",

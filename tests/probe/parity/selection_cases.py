@@ -24,8 +24,7 @@ class Case:
 
     @property
     def strategy(self):
-        numbers = [x for name, value in self.options[1].items() for x in (f"--{name}", value)]
-        return ["--strategy", self.options[0], *numbers]
+        return ["--strategy", ",".join([self.options[0], *(f"{name}={value}" for name, value in self.options[1].items())])]
 
 
 def each(k, **changes):

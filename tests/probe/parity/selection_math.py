@@ -24,12 +24,12 @@ class Policy:
     seed: int = 0
 
     def flags(self):
-        flags = ["--policy", self.name, "--exact-layers", self.exact_layers]
-        flags += ["--k", self.k] if self.k else ["--density", self.density]
-        flags += ["--page", self.page] if self.name == "quest" else []
-        flags += ["--policy-seed", self.seed] if self.name == "random" else []
-        flags += ["--per-block"] if self.per_block else []
-        return flags
+        text = f"{self.name},exact_layers={self.exact_layers}"
+        text += f",k={self.k}" if self.k else f",density={self.density}"
+        text += f",page={self.page}" if self.name == "quest" else ""
+        text += f",seed={self.seed}" if self.name == "random" else ""
+        text += ",per_block" if self.per_block else ""
+        return ["--policy", text]
 
     def size(self, count):
         """Keys selected of `count`; a share is rounded up."""

@@ -19,8 +19,8 @@ using VerifyPolicies = VerifyRunTest;
 /// Not sparsed for the run: its set has no keys of later blocks.
 constexpr const char* kSets[] = {"mage",
                                  "mage+flashblock",
-                                 "sparsed,per-block",
-                                 "sparsed+flashblock,per-block",
+                                 "sparsed,per_block",
+                                 "sparsed+flashblock,per_block",
                                  "quest,page=4",
                                  "oracle",
                                  "random",
@@ -69,7 +69,7 @@ class CountsByHand : public VerifyRunTest {
 };
 
 TEST_F(CountsByHand, SetsOfABlocksFirstStep) {
-  for (const char* policy : {"mage,k=5", "sparsed,k=5,per-block"}) {
+  for (const char* policy : {"mage,k=5", "sparsed,k=5,per_block"}) {
     const ExternalReads reads = reads_of(policy);
     EXPECT_EQ(reads.rows_read, each(kFirst + kLater * 5)) << policy;
     EXPECT_EQ(reads.choice_rows, 4 * kFirst) << policy;
@@ -105,7 +105,7 @@ TEST_F(CountsByHand, SetsOfEveryStepAndOfTheRun) {
 }
 
 TEST_F(CountsByHand, ExactLayersAndDensitiesAndShortPages) {
-  const ExternalReads reads = reads_of("mage,density=0.3,exact-layers=1");
+  const ExternalReads reads = reads_of("mage,density=0.3,exact_layers=1");
   const int64_t later = 3 + 2 * (4 + 5 + 6);  // 0.3 of 8, 12, 16 and 20, rounded up
   EXPECT_EQ(reads.rows_read,
             (std::vector<int64_t>{kDense, kDense, kFirst + later, kFirst + later}));
@@ -120,7 +120,7 @@ TEST_F(CountsByHand, ExactLayersAndDensitiesAndShortPages) {
 }
 
 TEST_F(VerifyPolicies, TheErrorStaysInLayersAndStepsWithSets) {
-  const SettingResult own = verify({setting("mage,k=3,exact-layers=1")}).settings.front();
+  const SettingResult own = verify({setting("mage,k=3,exact_layers=1")}).settings.front();
   for (size_t head = 0; head < 8; ++head) {
     SCOPED_TRACE(head);
     EXPECT_EQ(own.fidelity.first_order[head].absolute > 0.0, head >= 4);
