@@ -110,11 +110,11 @@ inline SplitReference split_reference(const AttentionCase& problem) {
       const auto internal_keys = to_rows(problem.k_in[s][h / group]);
       const auto internal_values = to_rows(problem.v_in[s][h / group]);
       for (const Row& q : to_rows(problem.q[s][h])) {
-        const RowAttention external =
+        const ReferenceRow external =
             attention_reference(q, external_keys, external_values, problem.scale);
-        const RowAttention internal =
+        const ReferenceRow internal =
             attention_reference(q, internal_keys, internal_values, problem.scale);
-        const RowAttention all = merge_reference({external, internal});
+        const ReferenceRow all = merge_reference({external, internal});
         append(result.out, all.output);
         append(result.external, external.output);
         append(result.internal, internal.output);

@@ -48,8 +48,8 @@ at::Tensor random_sets(const AttentionCase& c, int64_t k, uint64_t seed) {
 }
 
 /// Attention over chosen rows of the prefix: those in the set, or the others.
-std::vector<RowAttention> reference(const AttentionCase& c, const at::Tensor& index, bool chosen) {
-  std::vector<RowAttention> rows;
+std::vector<ReferenceRow> reference(const AttentionCase& c, const at::Tensor& index, bool chosen) {
+  std::vector<ReferenceRow> rows;
   const int64_t group = c.q.size(1) / c.k_ext.size(1);
   for (int64_t s = 0; s < c.q.size(0); ++s) {
     for (int64_t h = 0; h < c.q.size(1); ++h) {
@@ -71,7 +71,7 @@ std::vector<RowAttention> reference(const AttentionCase& c, const at::Tensor& in
 }
 
 void expect_near(const at::Tensor& output, const at::Tensor& lse,
-                 const std::vector<RowAttention>& expected) {
+                 const std::vector<ReferenceRow>& expected) {
   const std::vector<double> got_lse = to_doubles(lse);
   const std::vector<double> got = to_doubles(output);
   ASSERT_EQ(got_lse.size(), expected.size());
@@ -109,7 +109,7 @@ TEST(GatherAttention, SelectedAndUnselectedEqualTheReferenceOverTheirKeys) {
       const AttentionCase c = make_case(shape, seed++);
       const at::Tensor index = random_sets(c, k, seed++);
       const GatherAttention got = gather(c, index);
-      const std::vector<RowAttention> selected = reference(c, index, true);
+      const std::vector<ReferenceRow> selected = reference(c, index, true);
       expect_near(got.external, got.lse_external, selected);
       const PartialAttention rest = unselected(c, index);
       expect_near(rest.output, rest.lse, reference(c, index, false));

@@ -47,12 +47,12 @@ TEST(MergeAttention, EqualsTheFloat64Reference) {
     std::vector<double> out;
     std::vector<double> lse;
     for (int64_t row = 0; row < 30; ++row) {
-      std::vector<RowAttention> sides;
+      std::vector<ReferenceRow> sides;
       for (const Part& part : parts) {
         sides.push_back(
             {to_doubles(part.output.view({30, 48})[row]), part.lse.view({30})[row].item<double>()});
       }
-      const RowAttention expected = merge_reference(sides);
+      const ReferenceRow expected = merge_reference(sides);
       append(out, expected.output);
       lse.push_back(expected.lse);
     }

@@ -15,7 +15,7 @@ namespace blockscope::testing {
 
 using Row = std::vector<double>;
 
-struct RowAttention {
+struct ReferenceRow {
   Row output;        // [dim]
   double lse = 0.0;  // -inf without keys
 };
@@ -27,7 +27,7 @@ inline double score_reference(const Row& q, const Row& key, double scale) {
 }
 
 // Attention of one query over keys; values[j] belongs to keys[j].
-inline RowAttention attention_reference(const Row& q, const std::vector<Row>& keys,
+inline ReferenceRow attention_reference(const Row& q, const std::vector<Row>& keys,
                                         const std::vector<Row>& values, double scale) {
   constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
   std::vector<double> scores;
@@ -36,7 +36,7 @@ inline RowAttention attention_reference(const Row& q, const std::vector<Row>& ke
     scores.push_back(score_reference(q, key, scale));
     largest = std::max(largest, scores.back());
   }
-  RowAttention result{Row(q.size(), 0.0), kMinusInfinity};
+  ReferenceRow result{Row(q.size(), 0.0), kMinusInfinity};
   if (largest == kMinusInfinity) return result;
   double sum = 0.0;
   for (const double score : scores) sum += std::exp(score - largest);
@@ -49,16 +49,16 @@ inline RowAttention attention_reference(const Row& q, const std::vector<Row>& ke
 }
 
 // FlashBlock eqs. 8-9 for any number of parts.
-inline RowAttention merge_reference(const std::vector<RowAttention>& parts) {
+inline ReferenceRow merge_reference(const std::vector<ReferenceRow>& parts) {
   constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
   double largest = kMinusInfinity;
-  for (const RowAttention& part : parts) largest = std::max(largest, part.lse);
-  RowAttention result{Row(parts.at(0).output.size(), 0.0), kMinusInfinity};
+  for (const ReferenceRow& part : parts) largest = std::max(largest, part.lse);
+  ReferenceRow result{Row(parts.at(0).output.size(), 0.0), kMinusInfinity};
   if (largest == kMinusInfinity) return result;
   double sum = 0.0;
-  for (const RowAttention& part : parts) sum += std::exp(part.lse - largest);
+  for (const ReferenceRow& part : parts) sum += std::exp(part.lse - largest);
   result.lse = largest + std::log(sum);
-  for (const RowAttention& part : parts) {
+  for (const ReferenceRow& part : parts) {
     const double weight = std::exp(part.lse - largest) / sum;
     for (std::size_t d = 0; d < result.output.size(); ++d) {
       result.output[d] += weight * part.output[d];

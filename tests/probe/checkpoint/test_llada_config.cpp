@@ -30,7 +30,7 @@ json published() {
     "vocab_size": 126464, "weight_tying": false})");
 }
 
-ModelConfig parse(const json& config) {
+ModelConfig parse_llada(const json& config) {
   return parse_model_config({.folder = "/m", .config = config.dump()});
 }
 
@@ -41,7 +41,7 @@ json with(const json& change) {
 }
 
 TEST(LladaConfig, ThePublishedKeysAreRead) {
-  const ModelConfig config = parse(published());
+  const ModelConfig config = parse_llada(published());
   EXPECT_EQ(config.num_layers, 32);
   EXPECT_EQ(config.num_kv_heads, 32);
   EXPECT_EQ(config.intermediate_size, 12288);
@@ -58,9 +58,9 @@ TEST(LladaConfig, WhatMeansAnotherModelWhereItIsAbsentIsRefused) {
               HasSubstr("HINT: without this key"), HasSubstr(meant));
     json config = published();
     config.erase(key);
-    EXPECT_THAT(checkpoint_error([&] { parse(config); }), AllOf(named, HasSubstr("got nothing")));
+    EXPECT_THAT(checkpoint_error([&] { parse_llada(config); }), AllOf(named, HasSubstr("got nothing")));
     EXPECT_THAT(checkpoint_error([&] {
-                  parse(with({{key, nullptr}}));
+                  parse_llada(with({{key, nullptr}}));
                 }),
                 AllOf(named, HasSubstr("got null")));
   }
@@ -68,17 +68,17 @@ TEST(LladaConfig, WhatMeansAnotherModelWhereItIsAbsentIsRefused) {
 
 TEST(LladaConfig, KeyHeadsSaidTwiceMustAgree) {
   const json multi = {{"n_kv_heads", 1}, {"multi_query_attention", true}};
-  EXPECT_EQ(parse(with(multi)).num_kv_heads, 1);
-  EXPECT_EQ(parse(with({{"multi_query_attention", false}})).num_kv_heads, 32);
-  EXPECT_EQ(parse(with({{"n_kv_heads", 4}})).num_kv_heads, 4);
-  EXPECT_EQ(parse(with({{"n_kv_heads", nullptr}})).num_kv_heads, 32);
-  EXPECT_EQ(parse(with({{"n_kv_heads", nullptr}, {"multi_query_attention", true}})).num_kv_heads,
+  EXPECT_EQ(parse_llada(with(multi)).num_kv_heads, 1);
+  EXPECT_EQ(parse_llada(with({{"multi_query_attention", false}})).num_kv_heads, 32);
+  EXPECT_EQ(parse_llada(with({{"n_kv_heads", 4}})).num_kv_heads, 4);
+  EXPECT_EQ(parse_llada(with({{"n_kv_heads", nullptr}})).num_kv_heads, 32);
+  EXPECT_EQ(parse_llada(with({{"n_kv_heads", nullptr}, {"multi_query_attention", true}})).num_kv_heads,
             1);
   const std::vector<std::pair<int, bool>> contradictions = {
       {32, true}, {4, true}, {4, false}, {1, false}};
   for (const auto& [heads, single] : contradictions) {
     const json both = {{"n_kv_heads", heads}, {"multi_query_attention", single}};
-    EXPECT_THAT(checkpoint_error([&] { parse(with(both)); }),
+    EXPECT_THAT(checkpoint_error([&] { parse_llada(with(both)); }),
                 AllOf(HasSubstr("key \"multi_query_attention\""),
                       HasSubstr("n_kv_heads " + std::to_string(heads)),
                       HasSubstr(single ? "got true" : "got false"), HasSubstr("HINT")));
@@ -86,8 +86,8 @@ TEST(LladaConfig, KeyHeadsSaidTwiceMustAgree) {
 }
 
 TEST(LladaConfig, GroupsOfLayersChangeNoNumber) {
-  EXPECT_EQ(resolved_json(parse(with({{"block_group_size", 4}}))),
-            resolved_json(parse(published())));
+  EXPECT_EQ(resolved_json(parse_llada(with({{"block_group_size", 4}}))),
+            resolved_json(parse_llada(published())));
 }
 
 TEST(LladaConfig, RefusesWhatTheRuntimeWouldComputeOtherwise) {
@@ -111,7 +111,7 @@ TEST(LladaConfig, RefusesWhatTheRuntimeWouldComputeOtherwise) {
                                                              {"embedding_size", 126463}};
   for (const auto& [key, value] : refused) {
     EXPECT_THAT(checkpoint_error([&, &k = key, &v = value] {
-                  parse(with({{k, v}}));
+                  parse_llada(with({{k, v}}));
                 }),
                 AllOf(HasSubstr("/m/config.json: key \"" + std::string(key) + "\": expected"),
                       HasSubstr("HINT: compare config.json with the published one")));

@@ -54,8 +54,7 @@ TEST(DeviceDecode, EveryWayOfChoosingTokens) {
        {"sequential", "low_confidence_static", "low_confidence_dynamic", "entropy_bounded",
         "threshold", "factor", "prefix_ordered", "klass", "wino"}) {
     for (const RankBy rank_by : {RankBy::kConfidence, RankBy::kMargin, RankBy::kNegativeEntropy}) {
-      SCOPED_TRACE(std::to_string(static_cast<int>(strategy)) + ", ranked by " +
-                   std::to_string(static_cast<int>(rank_by)));
+      SCOPED_TRACE(strategy + ", ranked by " + std::to_string(static_cast<int>(rank_by)));
       DecodeOptions options = tiny_options();
       options.unmasking.strategy = strategy;
       options.unmasking.rank_by = rank_by;

@@ -94,7 +94,7 @@ inline Set reference_pages(const PolicyPass& pass, int64_t s, int64_t kv_head, s
   return set;
 }
 
-inline bool same(const AttentionParts& a, const AttentionParts& b) {
+inline bool same_parts(const AttentionParts& a, const AttentionParts& b) {
   return at::equal(a.out, b.out) && at::equal(a.external, b.external) &&
          at::equal(a.lse_external, b.lse_external) && at::equal(a.internal, b.internal);
 }

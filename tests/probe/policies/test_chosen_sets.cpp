@@ -89,7 +89,7 @@ TEST(SparseDPolicy, OneSetForTheRunFromTheStepAfterAFifthOfIt) {
     const AttentionParts parts = pass.run(*policy);
     if (run_step == 6) captured = pass;
     if (run_step <= 6) {
-      EXPECT_TRUE(same(parts, pass.exact()));
+      EXPECT_TRUE(same_parts(parts, pass.exact()));
     } else {
       for (int64_t h = 0; h < 2; ++h)
         EXPECT_EQ(set_of(parts, 0, h), reference_set(captured, 0, h, 5));

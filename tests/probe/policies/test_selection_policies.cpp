@@ -57,7 +57,7 @@ TEST(SelectionPolicies, WithAllKeysEveryPolicyIsExactBitForBit) {
       for (int64_t step = 1; step <= 8; ++step) {
         policy->begin_pass(pass.context);
         for (const int64_t layer : {0, 1}) {
-          EXPECT_TRUE(same(policy->attend(pass.input(layer), pass.external()), pass.exact()));
+          EXPECT_TRUE(same_parts(policy->attend(pass.input(layer), pass.external()), pass.exact()));
         }
         policy->end_pass();
         pass = pass.next();
@@ -76,7 +76,7 @@ TEST(SelectionPolicies, CommitPassesAndExactLayersReadEverything) {
     PolicyPass pass({30, 12});
     for (int64_t step = 1; step <= 8; ++step) {
       const AttentionParts parts = pass.run(*policy, 0);
-      EXPECT_TRUE(same(parts, pass.exact()));
+      EXPECT_TRUE(same_parts(parts, pass.exact()));
       EXPECT_FALSE(parts.approximate());
       pass.run(*policy, 1);
       pass = pass.next();
@@ -85,7 +85,7 @@ TEST(SelectionPolicies, CommitPassesAndExactLayersReadEverything) {
       sequence.kind = PassKind::commit;
       sequence.step = sequence.run_step = 0;
     }
-    EXPECT_TRUE(same(pass.run(*policy, 1), pass.exact()));
+    EXPECT_TRUE(same_parts(pass.run(*policy, 1), pass.exact()));
   }
 }
 
@@ -95,7 +95,7 @@ TEST(MagePolicy, ReadsTheSetsOfTheFirstStepAtEveryLaterOneAndRenewsThemPerBlock)
   PolicyPass block({30, 4, 0});
   for (int64_t b = 0; b < 3; ++b) {
     const AttentionParts first = block.run(*policy);
-    EXPECT_TRUE(same(first, block.exact()));
+    EXPECT_TRUE(same_parts(first, block.exact()));
     EXPECT_FALSE(first.approximate());
     EXPECT_TRUE(at::equal(first.rows_scored, block.length));
     PolicyPass step = block;
@@ -127,7 +127,7 @@ TEST(MagePolicy, TheResidualIsTheFirstStepsAttentionOverTheOtherKeys) {
   EXPECT_TRUE(policy->keeps_residual());
   const PolicyPass first({25, 3});
   const AttentionParts captured = first.run(*policy);
-  EXPECT_TRUE(same(captured, first.exact()));
+  EXPECT_TRUE(same_parts(captured, first.exact()));
   // All keys to choose from; then keys and values of the 20 that were not chosen, and of none.
   EXPECT_TRUE(at::equal(captured.rows_scored, at::tensor({25 + 2 * 20, 3}, at::kLong)));
   // The same queries once more: selected, residual and internal parts are the whole attention.
@@ -146,7 +146,7 @@ TEST(MagePolicy, TheResidualIsTheFirstStepsAttentionOverTheOtherKeys) {
       values.push_back(row_of(first.value[0][h / 2][n]));
     }
     for (int64_t t = 0; t < PolicyPass::kBlock; ++t) {
-      const RowAttention rest = attention_reference(row_of(first.q[0][h][t]), keys, values, 0.4);
+      const ReferenceRow rest = attention_reference(row_of(first.q[0][h][t]), keys, values, 0.4);
       EXPECT_NEAR(merged.lse_residual[0][h][t].item<double>(), rest.lse, 1e-5);
       for (int64_t d = 0; d < PolicyPass::kDim; ++d) {
         EXPECT_NEAR(merged.residual[0][h][t][d].item<double>(), rest.output[static_cast<size_t>(d)],

@@ -50,11 +50,11 @@ struct LayerRow {
 
   Row q(int64_t head, int64_t i) const { return row_at(query, head * kTinyBlock + i); }
 
-  RowAttention external(int64_t head, int64_t i) const {
+  ReferenceRow external(int64_t head, int64_t i) const {
     return attention_reference(q(head, i), prefix_rows(key, head), prefix_rows(value, head),
                                1.0 / std::sqrt(static_cast<double>(kDim)));
   }
-  RowAttention internal(int64_t head, int64_t i) const {
+  ReferenceRow internal(int64_t head, int64_t i) const {
     return attention_reference(q(head, i), block_rows(block_key, head),
                                block_rows(block_value, head),
                                1.0 / std::sqrt(static_cast<double>(kDim)));
@@ -122,7 +122,7 @@ TEST_F(RecorderTest, TokensAreTheSameWithoutAnObserverAndAtEveryLevel) {
 // Without those of decided positions the LM head may leave them out: the others do not change.
 TEST_F(RecorderTest, PredictionsOfMaskedPositionsAloneAreTheSame) {
   for (const std::string strategy : {"low_confidence_dynamic", "klass"}) {
-    SCOPED_TRACE(static_cast<int>(strategy));
+    SCOPED_TRACE(strategy);
     DecodeOptions decode = tiny_options();
     decode.unmasking.strategy = strategy;
     for (const bool packed : {false, true}) {
@@ -132,8 +132,7 @@ TEST_F(RecorderTest, PredictionsOfMaskedPositionsAloneAreTheSame) {
       const auto policy = make_exact_policy();
       const auto run = [&](const char* name) {
         return record_run(model, *policy, decode, three_requests(), options,
-                          folder_.file(std::to_string(static_cast<int>(strategy)) +
-                                       std::to_string(packed) + name));
+                          folder_.file(strategy + std::to_string(packed) + name));
       };
       const RecordedRun all = run("all.h5");
       options.every_prediction = false;
@@ -180,8 +179,8 @@ TEST_F(RecorderTest, AttentionEqualsFloat64OverTheRecordedKeys) {
       std::vector<double> external, internal, lse_external, lse_internal;
       for (int64_t head = 0; head < kHeads; ++head) {
         for (int64_t i = 0; i < kTinyBlock; ++i) {
-          const RowAttention out = recorded.external(head, i);
-          const RowAttention in = recorded.internal(head, i);
+          const ReferenceRow out = recorded.external(head, i);
+          const ReferenceRow in = recorded.internal(head, i);
           external.insert(external.end(), out.output.begin(), out.output.end());
           internal.insert(internal.end(), in.output.begin(), in.output.end());
           lse_external.push_back(out.lse);
@@ -224,8 +223,8 @@ TEST_F(RecorderTest, SimilarityAndMassCompareAStepWithTheOneBeforeInItsBlock) {
         const LayerRow before(run.trace, previous.at(steps.sequence[0]), layer);
         double cos_external = 0.0, cos_internal = 0.0, share = 0.0;
         for (int64_t i = 0; i < kTinyBlock; ++i) {
-          const RowAttention out = now.external(head, i);
-          const RowAttention in = now.internal(head, i);
+          const ReferenceRow out = now.external(head, i);
+          const ReferenceRow in = now.internal(head, i);
           cos_external +=
               cosine_reference(out.output, before.external(head, i).output) / kTinyBlock;
           cos_internal += cosine_reference(in.output, before.internal(head, i).output) / kTinyBlock;
