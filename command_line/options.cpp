@@ -9,7 +9,6 @@
 #include <thread>
 
 #include "decode_record/base/error.h"
-#include "decode_record/base/text.h"
 
 namespace blockscope {
 namespace {
@@ -102,14 +101,16 @@ std::vector<CLI::Option*> less_usual_options(CLI::App& command) {
 }
 
 /// --help of a command shows its usual options, --help-all every one.
-void limit_help(CLI::App& command, bool everything) {
+void limit_help(CLI::App& command, int argc, const char* const* argv) {
   const std::vector<CLI::Option*> others = less_usual_options(command);
   if (others.empty()) return;
   command.set_help_all_flag("--help-all", "Print this help message with all options and exit");
-  if (everything) return;
+  const bool asks = std::any_of(argv, argv + argc, [](std::string_view argument) {
+    return argument == "--help" || argument == "-h";
+  });
+  if (!asks) return;  // options without a group have no name in messages
   for (CLI::Option* option : others) option->group("");
-  command.footer(fmt::format("{} more: blockscope {} --help-all\n{}",
-                             plural(static_cast<std::int64_t>(others.size()), "option"),
+  command.footer(fmt::format("{} less usual options: blockscope {} --help-all\n{}", others.size(),
                              command.get_name(), command.get_footer()));
 }
 
@@ -124,10 +125,7 @@ void parse_arguments(CLI::App& app, int argc, const char* const* argv) {
   const std::string named = argc > 1 ? argv[1] : "";
   const auto found = app.get_subcommands([&](CLI::App* known) { return known->check_name(named); });
   CLI::App* command = found.empty() ? nullptr : found.front();
-  if (command != nullptr) {
-    limit_help(*command,
-               std::find(argv + 2, argv + argc, std::string_view("--help-all")) != argv + argc);
-  }
+  if (command != nullptr) limit_help(*command, argc, argv);
   for (int i = 2; command != nullptr && i < argc; ++i) {
     const std::string_view argument = argv[i];
     if (argument == "--") break;

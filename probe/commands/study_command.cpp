@@ -122,6 +122,10 @@ nlohmann::json settings_of(const StudyFlags& flags, const StudyInfo& info, const
     settings["caches"] = o.caches;
     settings["default_caches"] = 2;  // 1: without blockd; counts up when a default changes
     settings["strategies"] = o.strategies;
+    for (const std::string& strategy : o.strategies) {
+      const std::string& file = read_strategy(strategy).frequencies_file;
+      if (!file.empty()) settings["frequencies"].push_back(file_digest(file));
+    }
   }
   if (o.prompts.generated()) {
     settings["tasks"] = o.prompts.tasks;
@@ -217,6 +221,9 @@ void run_study(const CLI::App& command, StudyFlags flags, const Environment& env
   CommandFiles files;
   files.reads(flags.options.prompts.given.file);
   for (const std::string& file : flags.decoding.files()) files.reads(file);
+  for (const std::string& strategy : flags.options.strategies) {
+    files.reads(read_strategy(strategy).frequencies_file);
+  }
   for (const std::string& model : {flags.model.model, flags.options.backbone}) {
     if (model.empty()) continue;
     files.reads_checkpoint(resolve_model(model, flags.model.revision, environment.hub).folder);

@@ -239,6 +239,12 @@ void check_decoding_fits(const CLI::App& app, const DecodeOptions& options) {
               "a model with sub-blocks (Fast_dLLM_Qwen)");
 }
 
+void load_frequencies(UnmaskingOptions& unmasking, const LoadedModel& model) {
+  if (unmasking.frequencies_file.empty()) return;
+  unmasking.frequencies = read_frequencies(
+      unmasking.frequencies_file, vocabulary_id(model.source.folder, model.config.vocab_size));
+}
+
 DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& model) {
   const ModelConfig& config = model.config;
   DecodeOptions options;
@@ -249,10 +255,7 @@ DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& mode
   unmasking.block_length = blocks ? require_block_length(config) : 1;
   unmasking.denoising_steps =
       flags.denoising_steps == 0 ? unmasking.block_length : flags.denoising_steps;
-  if (blocks && !unmasking.frequencies_file.empty()) {
-    unmasking.frequencies = read_frequencies(unmasking.frequencies_file,
-                                             vocabulary_id(model.source.folder, config.vocab_size));
-  }
+  if (blocks) load_frequencies(unmasking, model);
   options.bidirectional = config.attention_bidirectional;
   if (blocks && !options.bidirectional && config.logit_shift == 1) {
     options.sub_block_length = flags.sub_block_length > 0

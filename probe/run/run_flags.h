@@ -94,6 +94,10 @@ void add_policy_option(CLI::App& app, std::string& text);
 PolicySite policy_site(const DecodeOptions& options);
 PolicyModel policy_model(const LoadedModel& model);
 
+/// Reads the token frequencies of a strategy that names their file. Throws what read_frequencies
+/// throws.
+void load_frequencies(UnmaskingOptions& unmasking, const LoadedModel& model);
+
 /// Block by block when the model has a mask id and a block length, else autoregressive. Reads the
 /// token frequencies where the strategy names their file. Throws UsageError / CheckpointError.
 DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& model);

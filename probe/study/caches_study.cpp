@@ -117,6 +117,7 @@ class CachesStudy : public PromptStudy {
         const UnmaskingOptions& of_run = input.decode.unmasking;
         UnmaskingOptions& unmasking = method.decode.unmasking;
         unmasking = read_strategy(strategy);
+        load_frequencies(unmasking, input.model);
         unmasking.block_length = of_run.block_length;
         unmasking.denoising_steps = of_run.denoising_steps;
         try {

@@ -55,7 +55,7 @@ class Options(CommandLineCase):
     def test_help_has_the_usual_options_and_help_all_every_one(self):
         for command in ("capture", "eval", "verify"):
             usual, every = self.must(command, "--help"), self.must(command, "--help-all")
-            self.assertIn(f"more: blockscope {command} --help-all", usual)
+            self.assertIn(f"less usual options: blockscope {command} --help-all", usual)
             self.assertNotIn("--top-k", usual)
             self.assertIn("--top-k", every)
             for option in ("--policy", "--strategy", "--cache", "--gen-length"):

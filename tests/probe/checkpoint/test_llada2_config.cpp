@@ -35,7 +35,7 @@ json mini_json() {
     "partial_rotary_factor": 0.5, "use_sliding_window": false})");
 }
 
-json with(const std::string& key, const json& value) {
+json with_llada2(const std::string& key, const json& value) {
   json config = mini_json();
   config[key] = value;
   return config;
@@ -91,7 +91,7 @@ TEST(Llada2Config, NamesTheTensorsOfThePublishedLayout) {
   EXPECT_EQ(shape_of("model.layers.3.mlp.shared_experts.up_proj.weight"), (Shape{512, 2048}));
   EXPECT_EQ(shape_of("model.layers.0.mlp.gate.weight"), Shape{});
   EXPECT_EQ(shape_of("model.layers.3.attention.query_key_value.bias"), Shape{});
-  const auto with_bias = expected_tensors(parse_llada2(with("use_qkv_bias", true)));
+  const auto with_bias = expected_tensors(parse_llada2(with_llada2("use_qkv_bias", true)));
   EXPECT_EQ(with_bias.size(), tensors.size() + 20);
 }
 
@@ -132,19 +132,19 @@ TEST(Llada2Config, RefusesEveryOtherValueByItsKey) {
       {"hidden_act", "gelu"},
       {"use_sliding_window", true}};
   for (const auto& [key, value] : refused) {
-    EXPECT_THAT(checkpoint_error([&] { parse_llada2(with(key, value)); }),
+    EXPECT_THAT(checkpoint_error([&] { parse_llada2(with_llada2(key, value)); }),
                 HasSubstr("key \"" + key + "\""))
         << value;
   }
 }
 
 TEST(Llada2Config, RefusesTheStackedTrainingLayoutWithTheWayOut) {
-  EXPECT_THAT(checkpoint_error([] { parse_llada2(with("model_type", "llada2_moe_veomni")); }),
+  EXPECT_THAT(checkpoint_error([] { parse_llada2(with_llada2("model_type", "llada2_moe_veomni")); }),
               HasSubstr("moe_convertor.py"));
 }
 
 TEST(Llada2Config, OneExpertKeepsItsScoreAndNoSharedOneIsNoWidth) {
-  json config = with("num_experts_per_tok", 1);
+  json config = with_llada2("num_experts_per_tok", 1);
   config["num_shared_experts"] = nullptr;
   const ModelConfig parsed = parse_llada2(config);
   EXPECT_FALSE(parsed.moe->normalise);
