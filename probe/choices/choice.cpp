@@ -66,7 +66,7 @@ std::string word_range(std::span<const std::string> words) {
 
 std::size_t parse_word(const std::string& text, std::span<const std::string> words) {
   const auto found = std::ranges::find(words, text);
-  if (found == words.end()) refuse_value(word_range(words), text);
+  if (text.empty() || found == words.end()) refuse_value(word_range(words), text);
   return static_cast<std::size_t>(found - words.begin());
 }
 
@@ -127,16 +127,30 @@ void refuse_choice(std::string_view kind, std::string_view text, const std::stri
 
 namespace choice_detail {
 
-void set_option(const OptionFacts& option, const std::optional<std::string>& value,
+ChoiceText split(std::string_view kind, std::string_view text) {
+  try {
+    return split_choice(text);
+  } catch (const UsageError& error) {
+    refuse_choice(kind, text, error.what());
+  }
+}
+
+void set_option(std::string_view kind, std::string_view text, const OptionFacts& option,
+                const std::optional<std::string>& value,
                 const std::function<void(const std::string&)>& set) {
-  if (option.range.empty()) {
-    if (value.has_value()) throw UsageError(fmt::format("expected no value, got '{}'", *value));
-    return set("");
+  const auto refuse = [&](const std::string& what) {
+    refuse_choice(kind, text, fmt::format("{}: {}", option.name, what));
+  };
+  const bool is_switch = option.range.empty();
+  if (is_switch && value.has_value()) refuse(fmt::format("expected no value, got '{}'", *value));
+  if (!is_switch && value.value_or("").empty()) {
+    refuse(fmt::format("expected {}, got nothing", option.range));
   }
-  if (!value.has_value() || value->empty()) {
-    throw UsageError(fmt::format("expected {}, got nothing", option.range));
+  try {
+    set(value.value_or(""));
+  } catch (const UsageError& error) {
+    refuse(error.what());
   }
-  set(*value);
 }
 
 std::string unknown_option(const ChoiceFacts& choice, const std::vector<std::string>& names,

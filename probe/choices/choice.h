@@ -68,6 +68,7 @@ std::uint64_t parse_whole(const std::string& text, std::uint64_t least, std::uin
 std::string real_range(const NumberRange& range);
 double parse_real(const std::string& text, const NumberRange& range);
 std::string word_range(std::span<const std::string> words);
+/// The place of the word; empty ones are none.
 std::size_t parse_word(const std::string& text, std::span<const std::string> words);
 std::string real_text(double value);
 
@@ -141,17 +142,20 @@ ChoiceOption<Settings> real_option(const char* name, Value Settings::*member, Nu
   return option;
 }
 
-/// One of a few words, bound to an enum whose values count them from 0; an empty word is a value
-/// that the option does not offer.
+/// One of a few words, bound to an enum whose values count them from 0. `others`: values of the
+/// enum that this choice does not offer.
 template <typename Settings, typename Enum>
 ChoiceOption<Settings> word_option(const char* name, Enum Settings::*member,
-                                   std::vector<std::string> words, const char* meaning) {
+                                   const std::vector<std::string>& words, const char* meaning,
+                                   const std::vector<Enum>& others = {}) {
+  std::vector<std::string> offered = words;
+  for (const Enum other : others) offered.at(static_cast<std::size_t>(other)).clear();
   ChoiceOption<Settings> option;
   option.name = option.key = name;
   option.meaning = meaning;
-  option.range = word_range(words);
+  option.range = word_range(offered);
   option.set = [=](Settings& settings, const std::string& text) {
-    settings.*member = static_cast<Enum>(parse_word(text, words));
+    settings.*member = static_cast<Enum>(parse_word(text, offered));
   };
   option.text = [=](const Settings& s) { return words.at(static_cast<std::size_t>(s.*member)); };
   option.json = option.text;
@@ -216,7 +220,10 @@ std::vector<std::string> split_choices(std::string_view text,
                                 const std::string& what);
 
 namespace choice_detail {
-void set_option(const OptionFacts& option, const std::optional<std::string>& value,
+/// split_choice() with its refusals worded.
+ChoiceText split(std::string_view kind, std::string_view text);
+void set_option(std::string_view kind, std::string_view text, const OptionFacts& option,
+                const std::optional<std::string>& value,
                 const std::function<void(const std::string&)>& set);
 std::string unknown_option(const ChoiceFacts& choice, const std::vector<std::string>& names,
                            const std::string& option);
@@ -240,33 +247,25 @@ const auto& entry_named(std::string_view kind, const Table& table, const std::st
 template <typename Settings, typename Table>
 const auto& read_choice(std::string_view kind, const Table& table, std::string_view text,
                         Settings& settings) {
-  try {
-    const ChoiceText parts = split_choice(text);
-    const auto& entry = entry_named(kind, table, parts.name, text);
-    for (const auto& option : entry.options) {
-      if (!option.initial.empty()) option.set(settings, option.initial);
-    }
-    for (const auto& [name, value] : parts.options) {
-      const ChoiceOption<Settings>* found = nullptr;
-      std::vector<std::string> names;
-      for (const auto& option : entry.options) {
-        names.push_back(option.name);
-        if (option.name == name) found = &option;
-      }
-      if (found == nullptr) {
-        refuse_choice(kind, text, choice_detail::unknown_option(entry, names, name));
-      }
-      try {
-        choice_detail::set_option(*found, value,
-                                  [&](const std::string& t) { found->set(settings, t); });
-      } catch (const std::exception& error) {
-        refuse_choice(kind, text, name + ": " + error.what());
-      }
-    }
-    return entry;
-  } catch (const std::invalid_argument& error) {
-    refuse_choice(kind, text, error.what());
+  const ChoiceText parts = choice_detail::split(kind, text);
+  const auto& entry = entry_named(kind, table, parts.name, text);
+  for (const auto& option : entry.options) {
+    if (!option.initial.empty()) option.set(settings, option.initial);
   }
+  for (const auto& [name, value] : parts.options) {
+    const ChoiceOption<Settings>* found = nullptr;
+    std::vector<std::string> names;
+    for (const auto& option : entry.options) {
+      names.push_back(option.name);
+      if (option.name == name) found = &option;
+    }
+    if (found == nullptr) {
+      refuse_choice(kind, text, choice_detail::unknown_option(entry, names, name));
+    }
+    choice_detail::set_option(kind, text, *found, value,
+                              [&](const std::string& t) { found->set(settings, t); });
+  }
+  return entry;
 }
 
 /// The shortest text that gives these settings: what the choice is called in outputs.

@@ -127,9 +127,10 @@ StrategyEntry threshold_entry() {
                                       "Fast-dLLM, llada/generate.py", "threshold,threshold=0.9"});
   entry.options.push_back(threshold_option("score that a position must reach"));
   entry.options.push_back(
-      word_option("quota", &UnmaskingOptions::quota, {"even", "", "carry"},
+      word_option("quota", &UnmaskingOptions::quota, kQuotaWords,
                   "carry: at most as many as due, and what was not taken is due next; even: no "
-                  "schedule"));
+                  "schedule",
+                  {Quota::kLinear}));
   entry.select = [](StrategyStep& step) {
     step.rank();
     size_t count = leading(step, [&](double s) { return s >= step.threshold(); });

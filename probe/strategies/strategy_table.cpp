@@ -79,11 +79,10 @@ ChoiceOption<UnmaskingOptions> density_option() {
 }
 
 ChoiceOption<UnmaskingOptions> quota_option() {
-  std::vector<std::string> words = kQuotaWords;
-  words[static_cast<size_t>(Quota::kCarry)].clear();  // of the strategy threshold
-  return word_option("quota", &UnmaskingOptions::quota, std::move(words),
+  return word_option("quota", &UnmaskingOptions::quota, kQuotaWords,
                      "tokens due at a step: of the block length (even), or of the masks left "
-                     "(linear, Dream's)");
+                     "(linear, Dream's)",
+                     {Quota::kCarry});  // the strategy threshold has it
 }
 
 UnmaskingOptions read_strategy(std::string_view text) {

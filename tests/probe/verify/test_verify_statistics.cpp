@@ -273,9 +273,6 @@ TEST(ReuseSettingsTest, RefusesWhatMakesNoSense) {
   SettingFlags without_file = sweep_flags({2}, {0.5});
   without_file.policy.reuse_file.clear();
   EXPECT_THROW(check_setting_flags(without_file), UsageError);
-  SettingFlags flags;
-  flags.policy.tau = 0;
-  EXPECT_THROW(check_setting_flags(flags), UsageError);
 }
 
 }  // namespace
