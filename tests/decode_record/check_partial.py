@@ -20,7 +20,7 @@ def field_numbers():
     import pathlib
     import re
 
-    header = pathlib.Path(__file__).parents[2] / "decode_record" / "trace_schema.h"
+    header = pathlib.Path(__file__).parents[2] / "decode_record" / "schema" / "trace_schema.h"
     paths = re.findall(r'\{F::\w+, "(/[^"]+)"', header.read_text())
     return {path: number for number, path in enumerate(paths)}
 
