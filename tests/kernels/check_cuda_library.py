@@ -191,7 +191,7 @@ def main():
     nvdisasm = next((path for path in disassemblers if os.path.exists(path)), None)
     failures = []
     with tempfile.TemporaryDirectory() as folder:
-        names = [name[:-3] for name in sorted(os.listdir(f"{source}/kernels")) if name.endswith(".cu")]
+        names = [name[:-3] for name in sorted(os.listdir(f"{source}/kernels/cuda")) if name.endswith(".cu")]
         with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
             built = list(pool.map(lambda name: compile_source(nvcc, compiler, source, name, folder), names))
         kernels = [kernel for said, _ in built for kernel in kernels_in(said)]
