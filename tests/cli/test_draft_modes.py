@@ -151,7 +151,7 @@ class DraftModes(CheckpointCase):
             file["/frames/token"][3] = VOCAB + 5
         code, _, err = capture(self.model, "--draft", self.draft, "--replay", trace, "-o", self.root / "no.h5")
         self.assertEqual(code, 1, err)
-        for word in ("--replay", f"token {VOCAB + 5}", str(VOCAB), "HINT"):
+        for word in ("replay: sequence", f"token {VOCAB + 5}", str(VOCAB), "HINT"):
             self.assertIn(word, err)
         self.assertFalse((self.root / "no.h5").exists())
 

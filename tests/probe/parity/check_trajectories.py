@@ -235,7 +235,7 @@ def stop_ids_of(model, prompts, options):
 
 def check_case(folder, case, counts):
     spec = spec_of(case.checkpoint, **case.overrides)
-    checkpoint = folder / case.name.replace(" ", "-")
+    checkpoint = folder / case.name.replace(",", "").replace(" ", "-")
     model = write_checkpoint(checkpoint, spec)
     prompts = make_prompts(spec, case)
     worst = 0.0
