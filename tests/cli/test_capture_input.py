@@ -104,7 +104,7 @@ class BadInput(RefusalCase):
                 ("--metric", ("--metric", "beauty")),
                 (["--resume", "--force"], ("--resume", "--force"))]:
             self.refused(USAGE, words, *arguments)
-        self.refused(USAGE, "mask token id: expected", "--mask-token-id", VOCAB)
+        self.refused(USAGE, "--mask-token-id: expected", "--mask-token-id", VOCAB)
         self.refused(USAGE, ["--block-length", "512"], "--block-length", 100000)
         self.refused(USAGE, "--block-length", "--block-length", "0")
         self.refused(USAGE, "brings its own prompts", "--replay", "other.h5")
