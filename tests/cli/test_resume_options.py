@@ -171,7 +171,7 @@ class EveryOption(CheckpointCase):
         self.assertEqual(code, 0)
         options = {name for line in re.findall(r"^ +(-[-\w,]+)", text, re.M) for name in line.split(",")
                    if name.startswith("--")}
-        self.assertGreater(len(options), 55)
+        self.assertGreater(len(options), 45)
         known = DECIDES.keys() | DECIDES_NOTHING.keys() | OF_TESTS
         self.assertEqual(options - known, set(), "say in test_resume_options.py what these decide")
         self.assertEqual(known - options, set(), "no options of capture any more")
