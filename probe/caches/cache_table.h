@@ -28,7 +28,7 @@ struct CacheEntry : Choice<CacheOptions> {
   /// Of a bidirectional model, for one sequence.
   std::function<std::unique_ptr<CanvasCache>(const CacheOptions&)> make;
   /// For the size of a trace: ranges of positions that a pass computes at a layer, at most, and
-  /// keys that a pass behind a block's first one stores, of a block from `start` on.
+  /// keys that a pass after a block's first one stores, of a block from `start` on.
   std::function<int64_t(const CacheOptions&, int64_t generated, int64_t total)> ranges =
       [](const CacheOptions&, int64_t, int64_t) { return int64_t{1}; };
   std::function<int64_t(int64_t start, int64_t total, bool last_block)> later_keys =

@@ -230,16 +230,21 @@ std::string unknown_option(const ChoiceFacts& choice, const std::vector<std::str
 std::string option_text(const OptionFacts& option, const std::string& value);
 }  // namespace choice_detail
 
+template <typename Table>
+std::vector<std::string> names_of(const Table& table) {
+  std::vector<std::string> names;
+  for (const auto& entry : table) names.push_back(entry.name);
+  return names;
+}
+
 /// The entry of that name. `kind`: "policy". Throws UsageError, listing the names.
 template <typename Table>
 const auto& entry_named(std::string_view kind, const Table& table, const std::string& name,
                         std::string_view text) {
-  std::vector<std::string> names;
   for (const auto& entry : table) {
     if (entry.name == name) return entry;
-    names.push_back(entry.name);
   }
-  refuse_choice(kind, text, "expected " + list_of(names) + ", got '" + name + "'");
+  refuse_choice(kind, text, "expected " + list_of(names_of(table)) + ", got '" + name + "'");
 }
 
 /// Reads `text` into the settings of a choice: its entry and its options, the others as they are by
@@ -294,13 +299,6 @@ nlohmann::json choice_json(const Choice<Settings>& choice, const Settings& setti
 /// What `blockscope help KIND NAME` prints.
 std::string choice_help(std::string_view kind, const ChoiceFacts& choice,
                         const std::vector<OptionFacts>& options);
-
-template <typename Table>
-std::vector<std::string> names_of(const Table& table) {
-  std::vector<std::string> names;
-  for (const auto& entry : table) names.push_back(entry.name);
-  return names;
-}
 
 /// An entry and its options without their types: for help, docs and tests.
 struct ChoiceDescription {

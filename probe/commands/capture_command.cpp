@@ -254,7 +254,7 @@ std::vector<RunPrompt> prompts_of(const CaptureFlags& flags, ReplaySource replay
   return prompts;
 }
 
-/// Decodes and records; the file is complete behind it, or can be gone on with.
+/// Decodes and records; afterwards the file is complete, or can be resumed.
 void record_run(const CaptureRun& run, const RecorderOptions& recorder,
                 const std::vector<RunPrompt>& prompts, const CaptureTarget& target) {
   // From here to the end of the file: a signal must not cut the writer short.
@@ -336,7 +336,8 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   const CaptureCost cost = capture_cost(recorder, decode, prompts, flags.decoding.batch_size,
                                         models.recorded(), models.beside());
   if (!flags.quiet || flags.dry_run) {
-    print_plan(flags, models.recorded(), models.weight_bytes(), cost, prompts.size(), target.output);
+    print_plan(flags, models.recorded(), models.weight_bytes(), cost, prompts.size(),
+               target.output);
   }
   if (flags.dry_run) return;
   if (!flags.no_space_check) {
