@@ -66,7 +66,7 @@ struct Summary {
   std::int64_t sequences = 0;
   std::array<std::int64_t, 3> rows_by_kind{};
   std::int64_t denoise_without_prefix = 0;  // N = 0: left out of the means
-  std::int64_t transferred = 0;             // tokens decided
+  std::int64_t decided = 0;                 // tokens decided
   std::int64_t pass_time_ns = 0;            // summed over rows; a batch's pass counts once per row
   std::int64_t taken_back = 0;              // tokens (has_revocations)
   std::int64_t computed = 0;                // positions, over all layers and denoising rows
@@ -79,7 +79,7 @@ struct Summary {
 /// Tokens a round of drafted decoding, what lies behind the answer's end left out.
 double tokens_per_round(const Summary& summary) {
   const auto rounds = static_cast<double>(std::max<std::int64_t>(summary.rows_by_kind[1], 1));
-  return static_cast<double>(summary.transferred) / rounds + 1.0;
+  return static_cast<double>(summary.decided) / rounds + 1.0;
 }
 
 /// Means over heads, positions and the denoising steps after a block's first, with a prefix.
@@ -160,7 +160,7 @@ Summary summarise(const TraceReader& reader) {
       if (steps.context_length[i] == 0) summary.denoise_without_prefix += 1;
       if (last_block.at(sequence) != steps.block[i]) summary.blocks += 1;
       last_block.at(sequence) = steps.block[i];
-      summary.transferred += tokens;
+      summary.decided += tokens;
       const std::int64_t row = first + static_cast<std::int64_t>(i);
       summary.taken_back += std::ssize(reader.revoked(row));
       if (!info.meta.has_cache) continue;
@@ -188,7 +188,7 @@ double share_saved(const Summary& summary) {
 
 double tokens_per_step(const Summary& summary) {
   const std::int64_t steps = summary.rows_by_kind[1];
-  return steps == 0 ? 0.0 : static_cast<double>(summary.transferred) / static_cast<double>(steps);
+  return steps == 0 ? 0.0 : static_cast<double>(summary.decided) / static_cast<double>(steps);
 }
 
 std::int64_t real_rows(const Summary& summary) {
@@ -248,7 +248,7 @@ ordered_json to_json(const TraceInfo& info, const Summary& summary,
   root["aborted"] = {{"sequences", summary.aborted.sequences},
                      {"rows", summary.aborted.rows},
                      {"tokens", summary.aborted.tokens}};
-  root["tokens_decided"] = summary.transferred;
+  root["tokens_decided"] = summary.decided;
   root["tokens_per_step"] = tokens_per_step(summary);
   if (info.meta.has_draft) root["tokens_per_round"] = tokens_per_round(summary);
   if (info.meta.has_revocations) root["tokens_taken_back"] = summary.taken_back;
@@ -328,7 +328,7 @@ void print_table(const TraceInfo& info, const Summary& summary) {
   line("rows", fmt::format("{} committed: {} prefill, {} denoise ({} without a prefix), {} commit",
                            real_rows(summary), summary.rows_by_kind[0], summary.rows_by_kind[1],
                            summary.denoise_without_prefix, summary.rows_by_kind[2]));
-  line("tokens", fmt::format("{} decided, {:.2f} a denoising step", summary.transferred,
+  line("tokens", fmt::format("{} decided, {:.2f} a denoising step", summary.decided,
                              tokens_per_step(summary)));
   // What a target accepted is what the draft's passes decided; each round adds the target's own.
   if (meta.has_draft) {

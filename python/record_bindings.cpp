@@ -201,7 +201,7 @@ class WriterHandle {
     alone([&] { writer_->end_sequence(sequence, std::move(end)); });
   }
 
-  /// scalars: sequence, pass, kind, block, block_start, step, context_length, transferred,
+  /// scalars: sequence, pass, kind, block, block_start, step, context_length, changed,
   /// masks_left, recorded, pass_time_ns, and of the keys that the pass stored (level full) the
   /// first position and how many. arrays: dataset, layer slot or -1, buffer. valid: [B] or none:
   /// all. computed: of every layer, or by_layer has each one's.
@@ -221,7 +221,7 @@ class WriterHandle {
     row.block_start = scalars[4];
     row.step = scalars[5];
     row.context_length = scalars[6];
-    row.transferred = scalars[7];
+    row.changed = scalars[7];
     row.masks_left = scalars[8];
     row.recorded = scalars[9] != 0;
     row.pass_time_ns = scalars[10];

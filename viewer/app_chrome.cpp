@@ -86,7 +86,7 @@ void App::draw_status() {
           model_.block()->steps.size(),
           static_cast<long long>(meta.layers[model_.selection().layer]),
           static_cast<long long>(meta.heads[model_.selection().head]), step->context_length,
-          step->transferred, step->masks_left);
+          step->changed, step->masks_left);
     }
     draw_faults();
     const char* right = model_.data().busy() ? "loading ..." : "F1 help";

@@ -72,7 +72,7 @@ std::int64_t add_steps(const TraceReader& trace, const TraceShape& shape,
       sums.flops += flops;
       if (step.step > 1 && step.recorded) ++pairs;
       for (TauSums& tau : sums.taus) {
-        if (!reuses_external(step.step, step.transferred, static_cast<double>(tau.tau))) continue;
+        if (!reuses_external(step.step, step.changed, static_cast<double>(tau.tau))) continue;
         ++tau.reusing_steps;
         tau.reusing_keys += keys;
         tau.reusing_flops += flops;

@@ -39,16 +39,15 @@ MetricResult DecodingMetric::finish() {
         {"tokens per step", "steps per block", "confidence at transfer", "M", "accuracy"}}},
       {},
       {}};
-  for (const RunningMean& mean :
-       {totals_.tokens_per_step(), totals_.steps_per_block(), totals_.confidence(),
-        totals_.transferred(), totals_.accuracy()}) {
+  for (const RunningMean& mean : {totals_.tokens_per_step(), totals_.steps_per_block(),
+                                  totals_.confidence(), totals_.changed(), totals_.accuracy()}) {
     means.values.push_back(mean.mean());
     means.terms.push_back(mean.terms());
   }
   result.arrays = {means,
                    totals_.tokens_by_step(),
                    totals_.confidence_by_step(),
-                   totals_.transferred_by_step(),
+                   totals_.changed_by_step(),
                    totals_.blocks_by_steps(),
                    totals_.settled(block_length_),
                    totals_.share_below_tau()};

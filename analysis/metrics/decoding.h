@@ -22,14 +22,14 @@ class DecodingTotals {
   RunningMean tokens_per_step() const { return tokens_; }
   RunningMean steps_per_block() const { return steps_; }
   RunningMean confidence() const { return confidence_; }
-  RunningMean transferred() const { return transferred_; }
+  RunningMean changed() const { return changed_; }
   /// Over sequences that ended and have a score.
   RunningMean accuracy() const { return accuracy_; }
 
   /// Mean [step].
   ResultArray tokens_by_step() const;
   ResultArray confidence_by_step() const;
-  ResultArray transferred_by_step() const;
+  ResultArray changed_by_step() const;
   /// Share [tau] of the denoising steps after a block's first that have M < tau.
   ResultArray share_below_tau() const;
   /// Counts [steps]: blocks that took this many.
@@ -48,8 +48,8 @@ class DecodingTotals {
   bool ended(const TraceReader& trace, const BlockSteps& block, FinishReason reason) const;
 
   std::vector<double> taus_;
-  RunningMean tokens_, steps_, confidence_, transferred_, accuracy_;
-  Means tokens_by_step_, confidence_by_step_, transferred_by_step_;
+  RunningMean tokens_, steps_, confidence_, changed_, accuracy_;
+  Means tokens_by_step_, confidence_by_step_, changed_by_step_;
   std::vector<std::int64_t> below_tau_;
   std::int64_t later_steps_ = 0;
   std::vector<std::int64_t> blocks_by_steps_;       // [steps - 1]
@@ -63,7 +63,7 @@ class DecodingTotals {
 /// True when the trace says that it was decoded token by token, not in blocks.
 bool is_autoregressive(const TraceReader& trace);
 
-/// Arrays: means [quantity]; tokens_by_step, confidence_by_step, transferred_by_step [step];
+/// Arrays: means [quantity]; tokens_by_step, confidence_by_step, changed_by_step [step];
 /// blocks_by_steps [steps]; settled [step, position]; share_below_tau [tau].
 class DecodingMetric : public StepMetric {
  public:

@@ -126,10 +126,10 @@ void DecodingTotals::add_step(const TraceReader& trace, const StepRef& step, std
   at_step(tokens_by_step_, step.step).add(static_cast<double>(decided));
   if (step.step <= 1) return;
   ++later_steps_;
-  transferred_.add(static_cast<double>(step.transferred));
-  at_step(transferred_by_step_, step.step).add(static_cast<double>(step.transferred));
+  changed_.add(static_cast<double>(step.changed));
+  at_step(changed_by_step_, step.step).add(static_cast<double>(step.changed));
   for (std::size_t t = 0; t < taus_.size(); ++t) {
-    below_tau_[t] += reuses_external(step.step, step.transferred, taus_[t]) ? 1 : 0;
+    below_tau_[t] += reuses_external(step.step, step.changed, taus_[t]) ? 1 : 0;
   }
 }
 
@@ -157,8 +157,8 @@ ResultArray DecodingTotals::confidence_by_step() const {
                  "confidence of the tokens decided in a step");
 }
 
-ResultArray DecodingTotals::transferred_by_step() const {
-  return by_step(transferred_by_step_, "transferred_by_step", "tokens",
+ResultArray DecodingTotals::changed_by_step() const {
+  return by_step(changed_by_step_, "changed_by_step", "tokens",
                  "M: inputs of the block that differ from the step before");
 }
 

@@ -134,7 +134,7 @@ class DraftMetric final : public StepMetric {
   std::vector<AcceptedShare> positions_;        // [position - 1]
   TwoMeans draft_entropy_, target_entropy_;
   BinnedShares by_draft_entropy_{entropy_bins()}, by_target_entropy_{entropy_bins()};
-  BinnedShares by_draft_rank_{rank_bins()}, by_target_rank_{rank_bins()};
+  BinnedShares by_drafted_rank_under_target_{rank_bins()}, by_target_rank_under_draft_{rank_bins()};
   BinnedShares by_depth_{depth_bins()};
   std::vector<RunningMean> length_by_depth_{depth_bins().edges.size()};
   std::map<std::int64_t, std::pair<std::string, RunningMean>> sequences_;  // by number in the group
@@ -175,8 +175,8 @@ void DraftMetric::add_round(std::int64_t sequence, const StepRef& step) {
     };
     add_entropy(round.draft_entropy[at], draft_entropy_, by_draft_entropy_);
     add_entropy(round.target_entropy[at], target_entropy_, by_target_entropy_);
-    add_rank(round.draft_rank[at], false, by_draft_rank_);
-    add_rank(round.target_rank[at], captured_, by_target_rank_);
+    add_rank(round.drafted_rank_under_target[at], false, by_drafted_rank_under_target_);
+    add_rank(round.target_rank_under_draft[at], captured_, by_target_rank_under_draft_);
   }
   const auto tokens = static_cast<double>(length);
   const std::ptrdiff_t depth = by_depth_.edges().bin(step.context_length);
@@ -258,8 +258,8 @@ ResultArray DraftMetric::within_best() const {
   ResultArray array = array_of("within_best", "share",
                                "reached positions whose target's token is among the draft's best",
                                {"candidates", {}, {}});
-  const std::vector<AcceptedShare>& bins = by_target_rank_.shares();
-  const std::vector<double>& edges = by_target_rank_.edges().edges;
+  const std::vector<AcceptedShare>& bins = by_target_rank_under_draft_.shares();
+  const std::vector<double>& edges = by_target_rank_under_draft_.edges().edges;
   std::int64_t reached = 0;
   for (const AcceptedShare& bin : bins) reached += bin.reached;
   std::int64_t within = 0;
@@ -338,7 +338,7 @@ MetricResult DraftMetric::finish() {
   result.metric = kDraftMetric;
   result.title = "Acceptance of drafts";
   result.formula =
-      "accepted / reached; tau(b) T_target(1) / (T_draft(b) + T_target(b)), tau(b) = mean "
+      "accepted / reached; length(b) T_target(1) / (T_draft(b) + T_target(b)), length(b) = mean "
       "min(length, b)";
   result.source = "DFlash, arXiv 2602.06036";
   result.computed_from = "/draft";
@@ -351,12 +351,13 @@ MetricResult DraftMetric::finish() {
                                "draft_entropy"),
        by_target_entropy_.array("by_target_entropy", "acceptance by the target's entropy there",
                                 "target_entropy"),
-       by_draft_rank_.array("by_draft_rank",
-                            "acceptance by the drafted token's rank under the target",
-                            "draft_rank"),
-       by_target_rank_.array("by_target_rank",
-                             "acceptance by the rank of the target's token under the draft",
-                             "target_rank"),
+       by_drafted_rank_under_target_.array(
+           "by_drafted_rank_under_target",
+           "acceptance by the drafted token's rank under the target", "drafted_rank_under_target"),
+       by_target_rank_under_draft_.array(
+           "by_target_rank_under_draft",
+           "acceptance by the rank of the target's token under the draft",
+           "target_rank_under_draft"),
        within_best()});
   add(by_depth());
   add(by_text());

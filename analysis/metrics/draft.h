@@ -10,9 +10,9 @@
 //               reached positions: behind a refused one the draft speaks of a text that isn't
 //               there.
 //   survival    share of all rounds with length > p, so that 1 + sum over p is the mean length.
-// Predicted speed-up of blocks of b positions over the target alone, with tau(b) = mean of
+// Predicted speed-up of blocks of b positions over the target alone, with length(b) = mean of
 // min(length, b), T measured in the same run and linear between measured block lengths:
-//   tau(b) T_target(1) / (T_draft(b) + T_target(b)).
+//   length(b) T_target(1) / (T_draft(b) + T_target(b)).
 // It takes for granted that a shorter block drafts what the longer one drafted at its front, and
 // that its rounds begin at places like those of the run.
 #pragma once
@@ -26,9 +26,10 @@ namespace blockscope {
 /// Arrays:
 ///   means [quantity]: of rounds, and of reached positions;
 ///   lengths [length]: rounds; survival, acceptance [position], from 1;
-///   by_draft_entropy, by_target_entropy (bins in nats), by_draft_rank (of the drafted token under
-///     the target), by_target_rank (of the target's token under the draft), by_depth (of
-///     context_length): acceptance;
+///   by_draft_entropy, by_target_entropy (bins in nats), by_drafted_rank_under_target (of the
+///   drafted token under
+///     the target), by_target_rank_under_draft (of the target's token under the draft), by_depth
+///     (of context_length): acceptance;
 ///   within_best [candidates]: share of reached positions whose target's token is among as many
 ///     best of the draft;
 ///   by_external_mass [layer, mass_bin]: acceptance, by the share of the attention that goes

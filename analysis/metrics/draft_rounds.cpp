@@ -25,8 +25,8 @@ void DraftRounds::load(std::int64_t row) {
   count_ = std::min(kRowsAtATime, trace_.info().num_rows - row);
   valid_ = trace_.read_ints(Field::step_valid, first_, count_);
   accepted_ = trace_.read_ints(Field::draft_accepted, first_, count_);
-  draft_rank_ = trace_.read_ints(Field::draft_token_rank, first_, count_);
-  target_rank_ = trace_.read_ints(Field::draft_target_rank, first_, count_);
+  drafted_rank_under_target_ = trace_.read_ints(Field::drafted_rank_under_target, first_, count_);
+  target_rank_under_draft_ = trace_.read_ints(Field::target_rank_under_draft, first_, count_);
   draft_entropy_ = trace_.read_floats(Field::draft_entropy, first_, count_);
   target_entropy_ = trace_.read_floats(Field::draft_target_entropy, first_, count_);
 }
@@ -58,8 +58,9 @@ DraftRound DraftRounds::at(const StepRef& step) {
   }
   const std::int64_t behind = end_of(step.sequence) - 1 - step.block_start;
   round.inside = std::clamp<std::int64_t>(behind, 0, round.drafted);
-  round.draft_rank = std::span(draft_rank_).subspan(from, block_length_);
-  round.target_rank = std::span(target_rank_).subspan(from, block_length_);
+  round.drafted_rank_under_target =
+      std::span(drafted_rank_under_target_).subspan(from, block_length_);
+  round.target_rank_under_draft = std::span(target_rank_under_draft_).subspan(from, block_length_);
   round.draft_entropy = std::span(draft_entropy_).subspan(from, block_length_);
   round.target_entropy = std::span(target_entropy_).subspan(from, block_length_);
   return round;

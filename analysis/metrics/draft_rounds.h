@@ -16,8 +16,9 @@ struct DraftRound {
   std::int64_t accepted = 0;  ///< drafted positions, from 1 on
   std::int64_t drafted = 0;   ///< positions 1 to this one
   std::int64_t inside = 0;  ///< what was drafted and belongs to the answer: positions 1 to `inside`
-  std::span<const std::int32_t> draft_rank, target_rank;  ///< [B], as in /draft; -1 too
-  std::span<const float> draft_entropy, target_entropy;   ///< [B]
+  std::span<const std::int32_t> drafted_rank_under_target,
+      target_rank_under_draft;                           ///< [B], as in /draft; -1 too
+  std::span<const float> draft_entropy, target_entropy;  ///< [B]
 
   std::int64_t length() const { return (accepted < inside ? accepted : inside) + 1; }
   /// Positions 1 to this one were reached: all before were accepted, and it is in the answer.
@@ -38,7 +39,7 @@ class DraftRounds {
   const TraceReader& trace_;
   std::size_t block_length_;
   std::int64_t first_ = 0, count_ = 0;  // rows in memory
-  std::vector<std::int32_t> valid_, accepted_, draft_rank_, target_rank_;
+  std::vector<std::int32_t> valid_, accepted_, drafted_rank_under_target_, target_rank_under_draft_;
   std::vector<float> draft_entropy_, target_entropy_;
   std::vector<std::int64_t> ends_;  // by sequence: position behind the answer; -1: not read
 };

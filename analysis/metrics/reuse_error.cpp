@@ -102,7 +102,7 @@ const std::vector<ReuseErrorReader::Tau>& ReuseErrorReader::read(const StepView&
   Layer& layer = layers_.at(step.layer());
   layer.taus.resize(taus_.size());
   for (std::size_t t = 0; t < taus_.size(); ++t) {
-    const bool reuses = reuses_external(step.now().step, step.now().transferred, taus_[t]);
+    const bool reuses = reuses_external(step.now().step, step.now().changed, taus_[t]);
     layer.taus[t].rule = reuses ? Rule::reused : Rule::recomputed;
     layer.taus[t].heads.clear();
   }

@@ -25,7 +25,7 @@ StepRef step_at(const StepColumns& columns, std::size_t i) {
   step.block_start = columns.block_start[i];
   step.step = columns.step[i];
   step.context_length = columns.context_length[i];
-  step.transferred = columns.transferred[i];
+  step.changed = columns.changed[i];
   step.masks_left = columns.masks_left[i];
   step.recorded = columns.recorded[i] != 0;
   return step;
@@ -45,10 +45,10 @@ void check_step(const TraceReader& trace, const StepRef& step, const BlockSteps&
             fmt::format("sequence {}, block {}: expected a step after {}, got {}", step.sequence,
                         step.block, last, step.step));
   }
-  if (step.context_length < 0 || step.transferred < 0 || step.block_start < 0) {
+  if (step.context_length < 0 || step.changed < 0 || step.block_start < 0) {
     corrupt(trace, step.row,
-            fmt::format("expected counts, got context_length {}, transferred {} and block_start {}",
-                        step.context_length, step.transferred, step.block_start));
+            fmt::format("expected counts, got context_length {}, changed {} and block_start {}",
+                        step.context_length, step.changed, step.block_start));
   }
   const std::int64_t length = trace.info().meta.block_length;
   if (step.masks_left < 0 || step.masks_left > length) {

@@ -20,7 +20,7 @@ struct StepRef {
   std::int32_t block_start = 0;     ///< absolute position of the block's first token
   std::int32_t step = 0;            ///< from 1
   std::int32_t context_length = 0;  ///< N, external keys
-  std::int32_t transferred = 0;     ///< M, inputs that differ from the step before
+  std::int32_t changed = 0;         ///< M, inputs that differ from the step before
   std::int32_t masks_left = 0;      ///< masks in the block's input
   bool recorded = false;            ///< has arrays; false: filtered out by the recorder
 };

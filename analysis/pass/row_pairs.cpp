@@ -62,7 +62,7 @@ class SequencePair {
     same("step", a.step, b.step, a, b);
     same("block_start", a.block_start, b.block_start, a, b);
     same("N (context_length)", a.context_length, b.context_length, a, b);
-    same("M (transferred)", a.transferred, b.transferred, a, b);
+    same("M (changed)", a.changed, b.changed, a, b);
     same("masks_left", a.masks_left, b.masks_left, a, b);
     if (diverged_) fail("a step before decided other tokens or other positions", a, b);
     diverged_ = decided(first_, a.row) != decided(second_, b.row);

@@ -138,7 +138,7 @@ class TracePass {
       if (step.step != expected) forget(steps, history, [](std::size_t) { return true; });
       expected = step.step + 1;
       const auto recomputes = [&](std::size_t i) {
-        return !reuses_external(step.step, step.transferred, plan_.taus[i]);
+        return !reuses_external(step.step, step.changed, plan_.taus[i]);
       };
       if (step.recorded) {
         run_step(step, layers, ahead.next(), recomputes, steps, history, queue);

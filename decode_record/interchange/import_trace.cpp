@@ -66,7 +66,7 @@ class RowWriter {
     }
     row.masks_left = std::count(input.begin(), input.end(), facts_.mask_token_id);
     for (std::size_t i = 0; i < std::min(input.size(), input_.size()); ++i) {
-      row.transferred += input[i] != input_[i] ? 1 : 0;
+      row.changed += input[i] != input_[i] ? 1 : 0;
     }
     input_ = std::move(input);
   }

@@ -44,7 +44,7 @@ StoredTrace::StoredTrace(const std::string& path, Writer writer)
   file_.merged_of = merged_files(meta_);
   // All at once: what a command happens not to read is no reason to take the file for a trace.
   for (const DatasetSpec& spec : kDatasets) {
-    if (has(spec.field)) h5::check_inside(file_, std::string(spec.path));
+    if (has(spec.field)) h5::check_inside(file_, stored_path(spec, meta_));
   }
   look();
 }
@@ -95,7 +95,7 @@ h5::Dataset StoredTrace::open(Field field) const {
                     path(), spec.path, to_string(meta_.level)));
   }
   h5::Dataset opened =
-      h5::open_dataset(file_, std::string(spec.path), file_element(spec, meta_), spec.rank);
+      h5::open_dataset(file_, stored_path(spec, meta_), file_element(spec, meta_), spec.rank);
   // Pieces are not part of the meta that is read back.
   const bool free_length = spec.axes[0] == Axis::piece_boundary || spec.axes[0] == Axis::piece_byte;
   const std::vector<std::int64_t> shape =

@@ -195,7 +195,7 @@ void TraceCheck::rows(std::int64_t count) {
     columns.block_start = read(Field::step_block_start);
     columns.step = read(Field::step_step);
     columns.context_length = read(Field::step_context_length);
-    columns.transferred = read(Field::step_transferred);
+    columns.changed = read(Field::step_changed);
     columns.masks_left = read(Field::step_masks_left);
     columns.recorded = read(Field::step_recorded);
     columns.pass_time_ns = read(Field::step_pass_time_ns);

@@ -50,7 +50,7 @@ void TraceCheck::check_step(const Columns& columns, std::size_t i, Sequence& seq
   const std::int64_t step = denoises ? before + 1 : 0;
   in(Field::step_step, columns.step[i], step, step);
   in(Field::step_context_length, columns.context_length[i], 0, positions);
-  in(Field::step_transferred, columns.transferred[i], 0, block_length);
+  in(Field::step_changed, columns.changed[i], 0, block_length);
   in(Field::step_masks_left, columns.masks_left[i], 0, block_length);
   in(Field::step_recorded, columns.recorded[i], 0, 1);
   in(Field::step_pass_time_ns, columns.pass_time_ns[i], -1, kLargestInt64);

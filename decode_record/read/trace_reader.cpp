@@ -56,8 +56,8 @@ h5::Element checked_element(const StoredTrace& raw, Field field, bool floats) {
 
 TraceReader::Impl::Impl(const std::string& path) : requested(path), raw(path), check_(raw) {
   info.path = raw.path();
-  info.format_version = kTraceFormatVersion;
   info.meta = raw.meta();
+  info.format_version = info.meta.format_version;
   info.partial = info.path.ends_with(".partial");
   check_.pieces();
   read_counts();
@@ -167,7 +167,7 @@ StepColumns TraceReader::steps(std::int64_t first_row, std::int64_t count) const
   read(Field::step_block_start, columns.block_start);
   read(Field::step_step, columns.step);
   read(Field::step_context_length, columns.context_length);
-  read(Field::step_transferred, columns.transferred);
+  read(Field::step_changed, columns.changed);
   read(Field::step_masks_left, columns.masks_left);
   read(Field::step_pass, columns.pass);
   read(Field::step_previous, columns.previous);

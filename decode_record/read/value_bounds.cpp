@@ -31,8 +31,8 @@ std::optional<ValueBounds> bounds_of(Field field, const TraceMeta& meta, std::in
       return ValueBounds{-1, meta.block_length - 1};
     case Field::draft_token:
     case Field::draft_target_token:
-    case Field::draft_target_rank:
-    case Field::draft_token_rank:
+    case Field::target_rank_under_draft:
+    case Field::drafted_rank_under_target:
       return ValueBounds{-1, meta.vocab_size - 1};
     case Field::attention_reused:
       return ValueBounds{0, 1};

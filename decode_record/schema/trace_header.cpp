@@ -182,7 +182,7 @@ std::string read_text(const h5::File& file, Field field) {
   return text;
 }
 
-void check_format(const h5::File& file) {
+std::int64_t read_version(const h5::File& file) {
   const auto format = h5::read_string_attribute(file, "/", "format");
   if (format != kTraceFormat) {
     throw NotATrace(
@@ -197,6 +197,7 @@ void check_format(const h5::File& file) {
                     file.path, kTraceFormatVersion, version));
   }
   if (version < 1) corrupt(file, fmt::format("format_version {} does not exist", version));
+  return version;
 }
 
 }  // namespace
@@ -216,6 +217,23 @@ h5::Element file_element(const DatasetSpec& spec, const TraceMeta& meta) {
       break;
   }
   return h5::Element::f32;
+}
+
+std::string stored_path(const DatasetSpec& spec, const TraceMeta& meta) {
+  struct Renamed {
+    Field field;
+    std::string_view path;
+  };
+  static constexpr std::array kSchema1{
+      Renamed{Field::step_changed, "/steps/transferred"},
+      Renamed{Field::target_rank_under_draft, "/draft/target_rank"},
+      Renamed{Field::target_probability_under_draft, "/draft/target_probability"},
+      Renamed{Field::drafted_rank_under_target, "/draft/draft_rank"},
+      Renamed{Field::drafted_probability_under_target, "/draft/draft_probability"},
+  };
+  const auto* const old = std::ranges::find(kSchema1, spec.field, &Renamed::field);
+  const bool renamed = meta.format_version == 1 && old != kSchema1.end();
+  return std::string(renamed ? old->path : spec.path);
 }
 
 void write_header_attributes(const h5::File& file, const TraceMeta& meta) {
@@ -286,8 +304,8 @@ std::vector<std::byte> fixed_values(const DatasetSpec& spec, const TraceMeta& me
 }
 
 TraceMeta read_header(const h5::File& file) {
-  check_format(file);
   TraceMeta meta;
+  meta.format_version = read_version(file);
   meta.level = [&] {
     try {
       return parse_record_level(required_string(file, "level"));

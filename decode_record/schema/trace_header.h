@@ -13,6 +13,9 @@ namespace blockscope {
 /// The element type of a dataset in the file.
 h5::Element file_element(const DatasetSpec& spec, const TraceMeta& meta);
 
+/// The path of a dataset in a file of `meta.format_version`: schema 1 had other names for five.
+std::string stored_path(const DatasetSpec& spec, const TraceMeta& meta);
+
 /// Attributes of the root and of /model, which must exist.
 void write_header_attributes(const h5::File& file, const TraceMeta& meta);
 

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "decode_record/schema/trace_schema.h"
+
 namespace blockscope {
 
 /// Positions of a prompt, or behind it; no model comes near.
@@ -37,6 +39,8 @@ struct DraftCost {
 };
 
 struct TraceMeta {
+  std::int64_t format_version = kTraceFormatVersion;  ///< of the file that was read
+
   // The model.
   std::int64_t num_layers = 0;
   std::int64_t num_heads = 0;  ///< query heads; head = kv_head * (num_heads / num_kv_heads) + g

@@ -1,4 +1,4 @@
-// Schema 1 of the trace file: every dataset with its path, element type, axes and storage. This
+// Schema 2 of the trace file: every dataset with its path, element type, axes and storage. This
 // table is the only place that knows them; TraceWriter, TraceReader and docs/trace_format.md follow
 // it (a test compares the document with the table). Longer than a usual header because the table is
 // one line per dataset.
@@ -13,7 +13,7 @@
 namespace blockscope {
 
 inline constexpr std::string_view kTraceFormat = "blockscope-trace";
-inline constexpr std::int64_t kTraceFormatVersion = 1;
+inline constexpr std::int64_t kTraceFormatVersion = 2;
 inline constexpr std::array<float, 4> kReuseTaus{2.0F, 3.0F, 4.0F,
                                                  std::numeric_limits<float>::infinity()};
 inline constexpr std::size_t kMaxRank = 5;
@@ -34,7 +34,7 @@ enum class Field : std::uint8_t {
   sequence_prompt_token, sequence_bytes,
   // one row per forward pass of a sequence
   step_committed, step_sequence, step_pass, step_previous, step_kind, step_block,
-  step_block_start, step_step, step_context_length, step_transferred, step_masks_left, step_valid,
+  step_block_start, step_step, step_context_length, step_changed, step_masks_left, step_valid,
   step_recorded, step_pass_time_ns,
   // decoding trajectory, CSR: row r owns [end[r-1], end[r])
   delta_end, delta_position, delta_token, delta_confidence, delta_step, insert_end,
@@ -47,8 +47,9 @@ enum class Field : std::uint8_t {
   // predictions of every pass
   prediction_token, prediction_confidence, prediction_kl_step1, prediction_kl,
   // what a target made of a draft's block
-  draft_accepted, draft_token, draft_confidence, draft_target_token, draft_target_rank,
-  draft_target_probability, draft_token_rank, draft_token_probability, draft_entropy, draft_target_entropy,
+  draft_accepted, draft_token, draft_confidence, draft_target_token, target_rank_under_draft,
+  target_probability_under_draft, drafted_rank_under_target, drafted_probability_under_target,
+  draft_entropy, draft_target_entropy,
   // how long passes of a draft and of its target take
   cost_block_length, cost_context_length, cost_draft_ns, cost_target_ns,
   // attention as it was used
@@ -243,7 +244,7 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      "denoising step from 1; 0 in prefill and commit"},
     {F::step_context_length, "/steps/context_length", i32, 1, {A::row}, S::column, E::always,
      "N, external keys"},
-    {F::step_transferred, "/steps/transferred", i32, 1, {A::row}, S::column, E::always,
+    {F::step_changed, "/steps/changed", i32, 1, {A::row}, S::column, E::always,
      "M, inputs that differ from the step before"},
     {F::step_masks_left, "/steps/masks_left", i32, 1, {A::row}, S::column, E::always,
      "masks in the block's input"},
@@ -331,14 +332,16 @@ inline constexpr std::array<DatasetSpec, kNumFields> kDatasets = [] {
      S::column, E::draft, "its probability under the draft"},
     {F::draft_target_token, "/draft/target_token", i32, 2, {A::row, A::block_position},
      S::column, E::draft, "the target's choice"},
-    {F::draft_target_rank, "/draft/target_rank", i32, 2, {A::row, A::block_position},
-     S::column, E::draft, "rank of it under the draft, from 0; -1: not in the draft's vocabulary"},
-    {F::draft_target_probability, "/draft/target_probability", f32, 2, {A::row, A::block_position},
-     S::column, E::draft, "its probability under the draft"},
-    {F::draft_token_rank, "/draft/draft_rank", i32, 2, {A::row, A::block_position},
-     S::column, E::draft, "rank of the drafted token under the target, from 0"},
-    {F::draft_token_probability, "/draft/draft_probability", f32, 2, {A::row, A::block_position},
-     S::column, E::draft, "its probability under the target"},
+    {F::target_rank_under_draft, "/draft/target_rank_under_draft",
+     i32, 2, {A::row, A::block_position}, S::column, E::draft,
+     "rank of it under the draft, from 0; -1: not in the draft's vocabulary"},
+    {F::target_probability_under_draft, "/draft/target_probability_under_draft",
+     f32, 2, {A::row, A::block_position}, S::column, E::draft, "its probability under the draft"},
+    {F::drafted_rank_under_target, "/draft/drafted_rank_under_target",
+     i32, 2, {A::row, A::block_position}, S::column, E::draft,
+     "rank of the drafted token under the target, from 0"},
+    {F::drafted_probability_under_target, "/draft/drafted_probability_under_target",
+     f32, 2, {A::row, A::block_position}, S::column, E::draft, "its probability under the target"},
     {F::draft_entropy, "/draft/draft_entropy", f32, 2, {A::row, A::block_position},
      S::column, E::draft, "of the draft's distribution, nats"},
     {F::draft_target_entropy, "/draft/target_entropy", f32, 2, {A::row, A::block_position},

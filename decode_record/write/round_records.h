@@ -25,11 +25,12 @@ struct RoundColumn {
   Field field;
 };
 inline constexpr std::array<RoundColumn, 2> kRoundRanks = {
-    {{"target_rank", Field::draft_target_rank}, {"draft_rank", Field::draft_token_rank}}};
+    {{"target_rank_under_draft", Field::target_rank_under_draft},
+     {"drafted_rank_under_target", Field::drafted_rank_under_target}}};
 inline constexpr std::array<RoundColumn, 5> kRoundValues = {
     {{"confidence", Field::draft_confidence},
-     {"target_probability", Field::draft_target_probability},
-     {"draft_probability", Field::draft_token_probability},
+     {"target_probability_under_draft", Field::target_probability_under_draft},
+     {"drafted_probability_under_target", Field::drafted_probability_under_target},
      {"draft_entropy", Field::draft_entropy},
      {"target_entropy", Field::draft_target_entropy}}};
 

@@ -43,6 +43,12 @@ std::optional<h5::Dataset> open_bare_scale(const h5::File& file, Axis axis) {
 /// Only reads, and touches all that a writer will: once it goes on there is no way back.
 void TraceFile::check_resumable(const std::string& path, const TraceMeta& meta) {
   StoredTrace trace(path, Writer::none);
+  if (trace.meta().format_version != kTraceFormatVersion) {
+    throw UnsupportedVersion(
+        fmt::format("{}: expected a trace of schema {} to go on with, got schema {}. HINT: capture "
+                    "again under another name; the trace can still be read.",
+                    path, kTraceFormatVersion, trace.meta().format_version));
+  }
   check_same_layout(trace.meta(), meta, path);
   for (const DatasetSpec& spec : kDatasets) {
     if (!trace.has(spec.field)) continue;

@@ -58,7 +58,7 @@ struct TraceRow {
   std::int64_t block_start = 0;
   std::int64_t step = 0;
   std::int64_t context_length = 0;  ///< N
-  std::int64_t transferred = 0;     ///< M
+  std::int64_t changed = 0;         ///< M
   std::int64_t masks_left = 0;
   std::vector<std::uint8_t> valid;  ///< [B], or empty: all valid (none in a prefill)
   bool recorded = false;            ///< passed the recorder's filters

@@ -30,7 +30,7 @@ struct TensorInfo {
   std::vector<std::int64_t> shape;
   std::uint64_t begin = 0;  // offset of the first byte in the data section
   std::uint64_t size = 0;   // bytes
-  // Mapped, read-only, as long as the file object lives. The format promises no alignment: copy
+  // Mapped, read-only, as long as the file object lives. The format has no alignment: copy
   // (memcpy) rather than cast unless the address is checked.
   const std::byte* data = nullptr;
 };

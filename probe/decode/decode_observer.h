@@ -66,10 +66,11 @@ struct DraftVerdict {
   std::vector<int64_t> token;         // drafted
   std::vector<float> confidence;      // its probability under the draft
   std::vector<int64_t> target_token;  // the target's choice
-  std::vector<int64_t> target_rank;   // of it under the draft, from 0; -1: not in its vocabulary
-  std::vector<float> target_probability;  // likewise; NaN there
-  std::vector<int64_t> draft_rank;        // of the drafted token under the target
-  std::vector<float> draft_probability;
+  std::vector<int64_t>
+      target_rank_under_draft;  // of it under the draft, from 0; -1: not in its vocabulary
+  std::vector<float> target_probability_under_draft;  // likewise; NaN there
+  std::vector<int64_t> drafted_rank_under_target;     // of the drafted token under the target
+  std::vector<float> drafted_probability_under_target;
   std::vector<float> draft_entropy, target_entropy;  // of the whole distributions, in nats
 };
 

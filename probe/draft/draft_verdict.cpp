@@ -33,18 +33,20 @@ DraftVerdict judge_draft(const at::Tensor& draft_logits, const at::Tensor& targe
   const TokenOdds under_draft = token_odds(draft_logits.narrow(0, 0, count), columns);
   const TokenOdds under_target = token_odds(target_logits.narrow(0, 0, count), drafted);
   DraftVerdict verdict;
-  verdict.token = verdict.target_token = verdict.target_rank = verdict.draft_rank = {-1};
-  verdict.confidence = verdict.target_probability = verdict.draft_probability =
-      verdict.draft_entropy = verdict.target_entropy = {kNaN};
+  verdict.token = verdict.target_token = verdict.target_rank_under_draft =
+      verdict.drafted_rank_under_target = {-1};
+  verdict.confidence = verdict.target_probability_under_draft =
+      verdict.drafted_probability_under_target = verdict.draft_entropy =
+          verdict.target_entropy = {kNaN};
   for (size_t at = 0; at < drafted.size(); ++at) {
     const bool there = known[at] >= 0;
     verdict.token.push_back(drafted[at]);
     verdict.confidence.push_back(confidence[at]);
     verdict.target_token.push_back(chosen[at]);
-    verdict.target_rank.push_back(there ? under_draft.rank[at] : -1);
-    verdict.target_probability.push_back(there ? under_draft.probability[at] : kNaN);
-    verdict.draft_rank.push_back(under_target.rank[at]);
-    verdict.draft_probability.push_back(under_target.probability[at]);
+    verdict.target_rank_under_draft.push_back(there ? under_draft.rank[at] : -1);
+    verdict.target_probability_under_draft.push_back(there ? under_draft.probability[at] : kNaN);
+    verdict.drafted_rank_under_target.push_back(under_target.rank[at]);
+    verdict.drafted_probability_under_target.push_back(under_target.probability[at]);
     verdict.draft_entropy.push_back(under_draft.entropy[at]);
     verdict.target_entropy.push_back(under_target.entropy[at]);
   }

@@ -309,7 +309,7 @@ TraceRow Recorder::row_of(const SequencePass& pass, const PassResult& result) co
   row.block_start = pass.block_start;
   row.step = pass.step;
   row.context_length = pass.context_length;
-  row.transferred = pass.changed;
+  row.changed = pass.changed;
   row.masks_left = pass.masks_left;
   row.recorded = records(pass);
   row.pass_time_ns = result.pass_ns;

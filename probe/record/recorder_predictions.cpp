@@ -80,10 +80,10 @@ void Recorder::add_verdict(const DraftVerdict& verdict, TraceRow& row) {
   ints(Field::draft_token, verdict.token);
   floats(Field::draft_confidence, verdict.confidence);
   ints(Field::draft_target_token, verdict.target_token);
-  ints(Field::draft_target_rank, verdict.target_rank);
-  floats(Field::draft_target_probability, verdict.target_probability);
-  ints(Field::draft_token_rank, verdict.draft_rank);
-  floats(Field::draft_token_probability, verdict.draft_probability);
+  ints(Field::target_rank_under_draft, verdict.target_rank_under_draft);
+  floats(Field::target_probability_under_draft, verdict.target_probability_under_draft);
+  ints(Field::drafted_rank_under_target, verdict.drafted_rank_under_target);
+  floats(Field::drafted_probability_under_target, verdict.drafted_probability_under_target);
   floats(Field::draft_entropy, verdict.draft_entropy);
   floats(Field::draft_target_entropy, verdict.target_entropy);
 }

@@ -123,7 +123,7 @@ bool any_open(const std::vector<Decoding>& open) {
 }
 
 /// Counts what is right from the first word to the end token.
-void judge(const TaskTokens& tokens, const std::vector<Decoding>& decoded,
+void score(const TaskTokens& tokens, const std::vector<Decoding>& decoded,
            const TaskDocument& document, EvaluationReport& report) {
   for (std::size_t g = 0; g < decoded.size(); ++g) {
     const TokenIds& ids = decoded[g].ids;
@@ -158,7 +158,7 @@ void evaluate_bidirectional(const Trainer& trainer, const TaskDocument& document
       if (!decoding.done) decoding.block_begin += block;
     }
   }
-  judge(tokens, open, document, report);
+  score(tokens, open, document, report);
 }
 
 void evaluate_diffusion(const Trainer& trainer, const TaskDocument& document, std::size_t block,
@@ -191,7 +191,7 @@ void evaluate_diffusion(const Trainer& trainer, const TaskDocument& document, st
       decoding.ids.resize(decoding.block_begin + block, tokens.mask);
     }
   }
-  judge(tokens, open, document, report);
+  score(tokens, open, document, report);
 }
 
 void evaluate_draft(const Trainer& trainer, const TaskDocument& document, std::int64_t block,

@@ -13,7 +13,7 @@
 namespace blockscope {
 namespace {
 
-/// What the file promises for this mask, if it has that point. Masks of one file are nested, so the
+/// What the file predicts for this mask, if it has that point. Masks of one file are nested, so the
 /// number of heads names the mask: any gamma that makes it will do.
 const ReusePoint* point_of(const ReuseFile& file, const ReuseSetting& setting) {
   if (!setting.gamma.has_value()) return nullptr;

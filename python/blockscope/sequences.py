@@ -95,7 +95,7 @@ class Sequence:
         prompt: token ids, int64 [prompt_length].
         prompt_hash: SHA-256 of these, 64 hexadecimal digits.
         gen_length: positions after the prompt.
-        answer, metric: expected answer and what it is judged by; may be empty.
+        answer, metric: expected answer and the metric that scores it; may be empty.
         text: generated; empty until the sequence has ended.
         score: value of the metric; None: there is none.
         finish_reason: "unfinished", "length", "stop", "replayed" or "interrupted".

@@ -112,7 +112,7 @@ void make(const std::string& path, double gib, bool random) {
       row.block_start = 4096;
       row.step = s;
       row.context_length = 4096;
-      row.transferred = s > 1 ? 1 : 0;
+      row.changed = s > 1 ? 1 : 0;
       row.masks_left = block - s + 1;
       row.recorded = true;
       for (std::size_t f = 0; f < fields.size(); ++f) {

@@ -116,7 +116,7 @@ void make_trace(const Flags& flags) {
     row.block_start = context;
     row.step = r + 1;
     row.context_length = context;
-    row.transferred = r == 0 ? 0 : 1;
+    row.changed = r == 0 ? 0 : 1;
     row.masks_left = std::max<std::int64_t>(meta.block_length - r, 0);
     row.recorded = true;
     row.delta = make_transfer({r}, {1}, {0.5F});

@@ -50,7 +50,7 @@ class Backbone(unittest.TestCase):
         cls.holder.cleanup()
 
     def test_the_replay_sees_the_same_masks_and_says_where_they_came_from(self):
-        for name in ("block", "step", "context_length", "transferred", "masks_left", "recorded"):
+        for name in ("block", "step", "context_length", "changed", "masks_left", "recorded"):
             np.testing.assert_array_equal(self.sides[0].step[name], self.sides[1].step[name])
         model = json.loads(self.sides[1].file["/model/json"][:].tobytes())
         for key in ("mask_token_id", "block_length"):

@@ -91,7 +91,7 @@ def check_pairs(folder):
     total = check("greedy", greedy).left_out
     assert total[BEHIND] > 0
     sampled = check("sampled", capture(z, "sampled.h5", "--record", "summary", "--temperature", 1, "--seed", 3))
-    assert len(sampled.shares["by_draft_rank"]["0"]) > sum(sampled.shares["by_draft_rank"]["0"]), "as if greedy"
+    assert len(sampled.shares["by_drafted_rank_under_target"]["0"]) > sum(sampled.shares["by_drafted_rank_under_target"]["0"]), "as if greedy"
     short = capture(z, "short.h5", "--record", "trajectory", "--block-length", 3, "--no-draft-cost")
     check("blocks of 3, no cost", short)
     check("blocks of 2", capture(z, "two.h5", "--record", "trajectory", "--block-length", 2))
@@ -111,7 +111,7 @@ def check_pairs(folder):
                                                      prompts="other.jsonl"))
     write_pair(own, Shape(vocab=9, draft_vocab=5, target_layers=(0, 2, 4), seed=44))
     write_prompts(own / "prompts.jsonl", 9, (4, 11, 1), (50,))
-    assert check("speculators", capture(own, "own.h5", "--record", "sets")).shares["by_target_rank"]["none"]
+    assert check("speculators", capture(own, "own.h5", "--record", "sets")).shares["by_target_rank_under_draft"]["none"]
     check_certain(always)
     return greedy, short
 
@@ -129,7 +129,7 @@ def check_imported(folder, trace):
         for line in lines:
             if "drafted" not in line:
                 continue
-            for key in ("target_rank", "draft_rank", "draft_entropy"):
+            for key in ("target_rank_under_draft", "drafted_rank_under_target", "draft_entropy"):
                 line.pop(key, None)
             count = line["accepted"] + int(random.integers(0, 3))
             line |= {key: values[:count] for key, values in line.items() if isinstance(values, list)}
@@ -250,8 +250,8 @@ def check_damage(folder, trace, without):
     draft_row = int(np.flatnonzero(Trace(trace).accepted >= 0)[4])
     for name, value, words in (("accepted", -1, ["/draft/accepted", f"row {draft_row}", "0 to 7", "got -1"]),
                                ("accepted", 8, ["/draft/accepted", f"row {draft_row}", "-1 to 7", "got 8"]),
-                               ("target_rank", 5, ["/draft/target_rank", "-1 to 4", "got 5"]),
-                               ("draft_rank", -2, ["/draft/draft_rank", "-1 to 4", "got -2"])):
+                               ("target_rank_under_draft", 5, ["/draft/target_rank_under_draft", "-1 to 4", "got 5"]),
+                               ("drafted_rank_under_target", -2, ["/draft/drafted_rank_under_target", "-1 to 4", "got -2"])):
         path = folder / f"damaged-{name}{value}.h5"
         shutil.copy(trace, path)
         with h5py.File(path, "r+") as file:

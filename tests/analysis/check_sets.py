@@ -206,7 +206,7 @@ def check_decoding(tool, paths, traces):
     means, settled, blocks, below = reference.decoding(traces, (1, 2, 3, 4))
     arrays = result["arrays"]
     for name, key in (("tokens_by_step", "tokens"), ("confidence_by_step", "confidence"),
-                      ("transferred_by_step", "M")):
+                      ("changed_by_step", "M")):
         expect(f"{paths} {name}", arrays[name], means[key], cells_of(arrays[name], "step"))
     for i, key in enumerate(("tokens", "steps", "confidence", "M", "accuracy")):
         total = means[key].over(lambda cell: ())

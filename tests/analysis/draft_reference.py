@@ -51,8 +51,8 @@ class Trace:
         self.start, ends = column("/steps/block_start"), column("/frames/delta_end")
         self.decided = np.diff(np.concatenate([[0], ends]))
         self.accepted = column("/draft/accepted")
-        self.draft_rank, self.target_rank, self.draft_entropy, self.target_entropy = (
-            column(f"/draft/{n}") for n in ("draft_rank", "target_rank", "draft_entropy", "target_entropy"))
+        self.drafted_rank_under_target, self.target_rank_under_draft, self.draft_entropy, self.target_entropy = (
+            column(f"/draft/{n}") for n in ("drafted_rank_under_target", "target_rank_under_draft", "draft_entropy", "target_entropy"))
         count = int(f["/sequences/committed"][0])
         self.end = f["/sequences/prompt_length"][:count] + f["/sequences/gen_length"][:count]
         text = f["/sequences/bytes"][:].tobytes()
@@ -122,9 +122,9 @@ class Reference:
         verdict = "accepted" if taken else "refused"
         self.shares["acceptance"][str(p)].append(taken)
         self.shares["by_depth"][depth].append(taken)
-        ranks = {"by_draft_rank": trace.draft_rank[row, p], "by_target_rank": trace.target_rank[row, p]}
+        ranks = {"by_drafted_rank_under_target": trace.drafted_rank_under_target[row, p], "by_target_rank_under_draft": trace.target_rank_under_draft[row, p]}
         for name, rank in ranks.items():
-            if rank < 0 and (trace.imported or name == "by_draft_rank"):
+            if rank < 0 and (trace.imported or name == "by_drafted_rank_under_target"):
                 self.left_out[UNKNOWN] += 1
             else:
                 self.shares[name][rank_label(rank)].append(taken)
@@ -135,9 +135,9 @@ class Reference:
                 self.means["means"][f"{name.replace('_', ' ')}, {verdict}"].values.append(value)
             else:
                 self.left_out[UNKNOWN] += 1
-        if trace.imported and trace.target_rank[row, p] < 0:
+        if trace.imported and trace.target_rank_under_draft[row, p] < 0:
             return
-        rank, size = int(trace.target_rank[row, p]), 1
+        rank, size = int(trace.target_rank_under_draft[row, p]), 1
         while True:
             self.shares["within_best"][str(size)].append(0 <= rank < size)
             if size >= self.vocab:

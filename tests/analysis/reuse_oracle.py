@@ -24,7 +24,7 @@ class Trace:
         self.file = h5py.File(path, "r", swmr=str(path).endswith(".partial"))
         rows = int(self.file["/steps/committed"][0])
         column = lambda name: self.file[f"/steps/{name}"][:rows]
-        self.step, self.M, self.N = column("step"), column("transferred"), column("context_length")
+        self.step, self.M, self.N = column("step"), column("changed"), column("context_length")
         self.recorded, self.valid = column("recorded") == 1, column("valid") == 1
         self.sequence, self.block, self.kind = column("sequence"), column("block"), column("kind")
         sequences = int(self.file["/sequences/committed"][0])

@@ -289,7 +289,7 @@ def decoding(traces, taus):
                     last[int(p + trace.prompt_length[sequence] - trace.step["block_start"][row] -
                              shift)] = t
                 if t > 1:
-                    changed = int(trace.step["transferred"][row])
+                    changed = int(trace.step["changed"][row])
                     result["M"].add((t,), changed)
                     for tau in taus:
                         below[tau] += changed < tau

@@ -18,7 +18,7 @@ struct SmallStep {
   std::int64_t block = 0;
   std::int64_t step = 1;
   std::int64_t context_length = 10;
-  std::int64_t transferred = 0;
+  std::int64_t changed = 0;
   std::vector<std::int64_t> decides = {};  ///< positions after the prompt
   std::int64_t token = 1;                  ///< what they become
   std::map<Field, std::vector<std::int32_t>> ints = {};
@@ -55,7 +55,7 @@ class SmallSetTrace {
     row.block_start = prompt_length_ + step.block * meta_.block_length;
     row.step = step.step;
     row.context_length = step.context_length;
-    row.transferred = step.transferred;
+    row.changed = step.changed;
     row.masks_left = meta_.block_length;
     row.recorded = step.recorded;
     row.delta = make_transfer(step.decides, std::vector(step.decides.size(), step.token),

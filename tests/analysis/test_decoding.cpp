@@ -26,7 +26,7 @@ TEST(Decoding, SettledPositionsMAndBlocksCutOff) {
   SmallSetTrace trace(folder.file("a.h5"), 4, 0, RecordLevel::trajectory);
   trace.sequence();
   trace.add({.step = 1, .decides = {0, 2}});
-  trace.add({.step = 2, .transferred = 2, .decides = {1, 3}});
+  trace.add({.step = 2, .changed = 2, .decides = {1, 3}});
   trace.end(0.5F);
   trace.sequence({5, 6});
   trace.add({.step = 1, .decides = {3}});

@@ -204,7 +204,7 @@ std::string paired(const std::string& path, float gap, std::int64_t token, std::
   SmallSetTrace trace(path, 2, 0, RecordLevel::summary);
   trace.sequence(std::move(prompt));
   for (std::int64_t s = 1; s <= steps; ++s) {
-    SmallStep step{.step = s, .transferred = s == 1 ? 0 : changed, .decides = {s}, .token = token};
+    SmallStep step{.step = s, .changed = s == 1 ? 0 : changed, .decides = {s}, .token = token};
     if (s > 1) {
       step.floats = {{Field::query_gap, {gap}},
                      {Field::query_block_gap, {gap / 2}},
@@ -238,7 +238,7 @@ TEST(QueryComparison, TracesThatSawOtherTokensAreRefused) {
     return message_of([&] { compare_query_statistics(trained, other); });
   };
   EXPECT_THAT(error("b.h5", 2, 1, {1, 2}), HasSubstr("decided other tokens"));
-  EXPECT_THAT(error("c.h5", 1, 2, {1, 2}), HasSubstr("M (transferred) is 1 in the first and 2"));
+  EXPECT_THAT(error("c.h5", 1, 2, {1, 2}), HasSubstr("M (changed) is 1 in the first and 2"));
   EXPECT_THAT(error("d.h5", 1, 1, {1, 3}), HasSubstr("no step of the same prompt"));
 }
 

@@ -96,7 +96,7 @@ std::vector<Call> expected_calls(const TraceReader& trace) {
       const std::int64_t known = columns.recorded[row] != 0 ? static_cast<std::int64_t>(row) : -1;
       if (columns.step[row] == 1) first = known;
       for (std::size_t i = 0; i < kTaus.size(); ++i) {
-        if (columns.step[row] == 1 || columns.transferred[row] >= kTaus[i]) sources[i] = known;
+        if (columns.step[row] == 1 || columns.changed[row] >= kTaus[i]) sources[i] = known;
       }
       if (known >= 0) {
         Call call;

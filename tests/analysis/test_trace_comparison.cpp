@@ -45,7 +45,7 @@ std::string write(const std::string& path, const TraceMeta& meta,
       TraceRow row = fixture::denoise_row(meta, index, pass++, 0, step);
       row.block_start = row.context_length = prompt;
       row.masks_left = 4 - step;
-      row.transferred = step == 0 ? 0 : 1;
+      row.changed = step == 0 ? 0 : 1;
       row.delta = make_transfer({written.order[i]}, {written.tokens[i]}, {0.5F});
       writer.append_row(std::move(row));
     }

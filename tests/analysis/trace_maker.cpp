@@ -145,7 +145,7 @@ class Sequence {
     const ModelStep& step = model_.next_step();
     TraceRow row = new_row(pass, PassKind::denoise);
     row.step = step_;
-    row.transferred = changed_;
+    row.changed = changed_;
     row.masks_left = std::ranges::count(masked_, true);
     row.valid.assign(u(o_.block_length), 1);
     std::fill(row.valid.end() - o_.invalid, row.valid.end(), std::uint8_t{0});
@@ -186,7 +186,7 @@ class Sequence {
 
   void commit(std::int64_t pass) {
     TraceRow row = new_row(pass, PassKind::commit);
-    row.transferred = changed_;
+    row.changed = changed_;
     add_prefix(row, model_.commit_block(), row.block_start, o_.block_length);
     writer_.append_row(std::move(row));
     ++block_;

@@ -61,7 +61,7 @@ class Trace:
         self.file = h5py.File(path, "r", swmr=path.endswith(".partial"))
         steps = self.file["steps"]
         self.rows = int(steps["committed"][0])
-        for name in ("sequence", "kind", "block", "step", "context_length", "transferred",
+        for name in ("sequence", "kind", "block", "step", "context_length", "changed",
                      "recorded", "valid", "masks_left"):
             setattr(self, name, steps[name][:self.rows])
         aborted = self.file["/sequences/aborted"][:]

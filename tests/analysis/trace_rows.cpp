@@ -47,11 +47,11 @@ void RowMaker::append_heads(Values& to, const Values& from, const std::vector<st
   }
 }
 
-RowValues RowMaker::next(const ModelStep& step, std::int64_t context_length,
-                         std::int64_t transferred, const std::vector<bool>& masked) {
+RowValues RowMaker::next(const ModelStep& step, std::int64_t context_length, std::int64_t changed,
+                         const std::vector<bool>& masked) {
   ++number_;
   context_ = context_length;
-  transferred_ = transferred;
+  changed_ = changed;
   now_ = step;
   if (number_ == 1) first_ = now_;
   for (const float tau : kReuseTaus) {

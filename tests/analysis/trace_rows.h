@@ -18,8 +18,8 @@ class RowMaker {
  public:
   RowMaker(const TraceMakerOptions& options, const TraceMeta& meta) : o_(options), meta_(meta) {}
   void begin_block() { number_ = 0; }
-  /// `masked`: [B]; M = `transferred`. Everything the trace's level has.
-  RowValues next(const ModelStep& step, std::int64_t context_length, std::int64_t transferred,
+  /// `masked`: [B]; M = `changed`. Everything the trace's level has.
+  RowValues next(const ModelStep& step, std::int64_t context_length, std::int64_t changed,
                  const std::vector<bool>& masked);
 
  private:
@@ -31,13 +31,13 @@ class RowMaker {
   /// Appends the recorded heads of [H, ...].
   void append_heads(Values& to, const Values& from, const std::vector<std::int64_t>& heads,
                     std::int64_t all) const;
-  bool reuses(double tau) const { return number_ > 1 && static_cast<double>(transferred_) < tau; }
+  bool reuses(double tau) const { return number_ > 1 && static_cast<double>(changed_) < tau; }
   Values merged(const LayerStep& internal, const LayerStep& external) const;
 
   const TraceMakerOptions& o_;
   const TraceMeta& meta_;
   std::int64_t number_ = 0;  // step in its block
-  std::int64_t context_ = 0, transferred_ = 0;
+  std::int64_t context_ = 0, changed_ = 0;
   ModelStep now_, previous_, first_, used_;
   std::map<double, ModelStep> source_;
 };

@@ -169,7 +169,7 @@ class VastWriter {
       for (std::int64_t step = 1; step <= o_.block_length; ++step) {
         TraceRow row = row_of(s, PassKind::denoise, block);
         row.step = step;
-        row.transferred = step == 1 ? 0 : 1;
+        row.changed = step == 1 ? 0 : 1;
         row.masks_left = o_.block_length - step + 1;
         row.valid.assign(index(o_.block_length), 1);
         row.recorded = true;

@@ -209,7 +209,7 @@ def trajectories(path):
         owner = file["/steps/sequence"][:rows]
         columns = {name: file[name][:rows]
                    for name in ("/steps/kind", "/steps/block", "/steps/step",
-                                "/steps/context_length", "/steps/transferred", "/steps/masks_left",
+                                "/steps/context_length", "/steps/changed", "/steps/masks_left",
                                 "/prediction/token", "/prediction/confidence")}
         end = file["/frames/delta_end"][:rows]
         begin = np.concatenate([[0], end[:-1]]) if rows else end

@@ -115,7 +115,7 @@ class Scale(CheckpointCase):
         one, many = trajectories(single), trajectories(batched)
         for name in one:
             # Confidences may differ in the last bits: other shapes, other sums.
-            for key in ("position", "token", "counts", "/steps/kind", "/steps/transferred"):
+            for key in ("position", "token", "counts", "/steps/kind", "/steps/changed"):
                 self.assertEqual(one[name][key].tolist(), many[name][key].tolist(), (name, key))
 
     def test_a_replay_repeats_the_trajectories_and_another_policy_keeps_them(self):
@@ -131,7 +131,7 @@ class Scale(CheckpointCase):
             got = trajectories(output)
             self.assertEqual(sorted(got), sorted(recorded))
             for sequence, values in recorded.items():
-                for key in ("position", "token", "counts", "/steps/kind", "/steps/transferred"):
+                for key in ("position", "token", "counts", "/steps/kind", "/steps/changed"):
                     self.assertEqual(got[sequence][key].tolist(), values[key].tolist())
 
     def test_a_replay_of_another_vocabulary_is_refused(self):

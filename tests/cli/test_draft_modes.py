@@ -12,8 +12,8 @@ from capture_refusal import USAGE
 from test_draft import BLOCK, VOCAB, draft_tensors, speculators_config, write_draft, write_target, zlab_config
 
 DENOISE, REPLAYED = 1, 3
-INTEGERS = ("accepted", "target_token", "target_rank", "draft_rank")
-NUMBERS = ("target_probability", "draft_probability", "draft_entropy", "target_entropy")
+INTEGERS = ("accepted", "target_token", "target_rank_under_draft", "drafted_rank_under_target")
+NUMBERS = ("target_probability_under_draft", "drafted_probability_under_target", "draft_entropy", "target_entropy")
 
 
 class Trace:
@@ -76,7 +76,7 @@ class DraftModes(CheckpointCase):
             if replayed:
                 rows = len(got.of[name])
                 self.assertLessEqual(len(want.of[name]) - rows, 2)
-                self.assertEqual(want.get("/steps/transferred", name)[rows:].tolist(), [0] * (len(want.of[name]) - rows))
+                self.assertEqual(want.get("/steps/changed", name)[rows:].tolist(), [0] * (len(want.of[name]) - rows))
             # Behind the first rejection the target's choices follow a draft, and the answer's tokens don't.
             behind = np.arange(BLOCK) > want.get("/draft/accepted", name)[:rows, None] + 1
             for part in INTEGERS + NUMBERS:

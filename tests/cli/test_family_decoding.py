@@ -11,7 +11,7 @@ from family_case import FAMILIES, TOKEN_BY_TOKEN, FamilyCase, side_by_side
 
 STOPPED = np.uint8(2)  # /sequences/finish_reason
 ALSO_STOP = 201         # in config.json beside the stop token, and in the prompt, where it counts for nothing
-ROWS = ("/steps/kind", "/steps/block", "/steps/step", "/steps/context_length", "/steps/transferred", "/steps/masks_left",
+ROWS = ("/steps/kind", "/steps/block", "/steps/step", "/steps/context_length", "/steps/changed", "/steps/masks_left",
         "/prediction/token", "/prediction/confidence", "counts")
 DELTAS = ("position", "token", "confidence")
 SHARP = ("--temperature", 1, "--seed", 5)  # greedy tokens of random weights repeat themselves

@@ -93,7 +93,7 @@ class Interchange(unittest.TestCase):
                                             for t in steps[row]["all_tokens"]})
                     self.assertEqual(trace["/steps/masks_left"][row], len(steps[row]["all_tokens"]))
                     first = trace["/steps/step"][row] == 1
-                    self.assertEqual(trace["/steps/transferred"][row], 0 if first else len(decided[row - 1]))
+                    self.assertEqual(trace["/steps/changed"][row], 0 if first else len(decided[row - 1]))
                 blocks = 1 if dialect == "dream" else shape.get("blocks", 3)
                 self.assertEqual(int(trace["/block_position"].shape[0]), block * (1 if dialect == "llada" else shape.get("blocks", 3)))
                 self.assertEqual(len(set(trace["/steps/block"][:])), blocks)

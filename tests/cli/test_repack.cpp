@@ -59,6 +59,19 @@ void expect_same_sequence(const TraceReader& a, std::int64_t sequence_a, const T
   }
 }
 
+TEST(Repack, ATraceOfSchema1IsWrittenUnderTodaysNames) {
+  const TempDir folder;
+  const std::string frozen = BLOCKSCOPE_SOURCE_DIR "/tests/data/trace_schema_1.h5";
+  const auto result = run_blockscope({"repack", frozen, "-o", folder.file("b.h5")});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const TraceReader old(frozen);
+  const TraceReader now(folder.file("b.h5"));
+  EXPECT_EQ(old.info().format_version, 1);
+  EXPECT_EQ(now.info().format_version, 2);
+  EXPECT_EQ(old.steps(0, 26).changed, now.steps(0, 26).changed);
+  for (std::int64_t i = 0; i < 2; ++i) expect_same_sequence(old, i, now, i);
+}
+
 TEST(Repack, ACompressedTraceHoldsTheSameValuesInFewerBytes) {
   const TempDir folder;
   RunShape shape;

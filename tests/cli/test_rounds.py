@@ -11,8 +11,8 @@ import numpy as np
 from capture_harness import require_binary
 from round_files import BLOCK, HEADER, VOCAB, RoundCase, play, written
 
-INTEGERS = ("target_token", "target_rank", "draft_rank")
-FLOATS = ("target_probability", "draft_probability", "draft_entropy", "target_entropy")
+INTEGERS = ("target_token", "target_rank_under_draft", "drafted_rank_under_target")
+FLOATS = ("target_probability_under_draft", "drafted_probability_under_target", "draft_entropy", "target_entropy")
 
 
 class Rounds(RoundCase):
@@ -53,7 +53,7 @@ class Rounds(RoundCase):
                 follows = r["accepted"] + 1  # from accepted and next, without the target's own list
                 told = r["target"] if known_target else r["target"][:follows] + [-1] * (count - follows)
                 self.assertEqual(trace["/draft/target_token"][row].tolist(), spread(told))
-                self.assertTrue((trace["/draft/target_rank"][row] == -1).all())
+                self.assertTrue((trace["/draft/target_rank_under_draft"][row] == -1).all())
                 for name in FLOATS:
                     self.assertTrue(np.isnan(trace[f"/draft/{name}"][row]).all(), name)
 
@@ -103,7 +103,7 @@ class Rounds(RoundCase):
             r |= {name: [chance.randrange(VOCAB) for _ in range(count)] for name in INTEGERS[1:]}
             r |= {"next_confidence": number(), "target_ns": 20 + i} | ({"draft_ns": 10 + i} if count else {})
             if count > 1:
-                r["target_rank"][0] = r["draft_entropy"][count - 1] = None
+                r["target_rank_under_draft"][0] = r["draft_entropy"][count - 1] = None
         lines = [HEADER, {"sequence": 0, "name": "n", "prompt_ids": prompt, "gen_length": 25, "first_token": answer[0],
                           "first_confidence": 0.5},
                  *({"sequence": 0, "round": i} | r for i, r in enumerate(rounds)),

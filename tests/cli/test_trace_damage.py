@@ -34,7 +34,7 @@ WRONG = [
     ("/steps/sequence", 7, (-1, 2)), ("/steps/previous", 7, (-2, 0, 7, 300)),
     ("/steps/kind", 7, (3, 255)), ("/steps/block", 7, (-2, 300)),
     ("/steps/block_start", 7, (-1, 300)), ("/steps/step", 7, (-1, 0, 3, 9999, 2**30)), ("/steps/step", -1, (9999,)),
-    ("/steps/context_length", 7, (-1, 300)), ("/steps/transferred", 7, (-1, 5)),
+    ("/steps/context_length", 7, (-1, 300)), ("/steps/changed", 7, (-1, 5)),
     ("/steps/masks_left", 7, (-1, 5)), ("/steps/pass", 7, (-1,)), ("/steps/recorded", 7, (2,)),
     ("/steps/committed", 0, (-1, 10**6, 2**62)), ("/row", 7, (8,)),
     ("/sequences/committed", 0, (-1, 1, 10**6, 2**62)), ("/sequences/gen_length", 1, (-1, 2**30)),

@@ -36,6 +36,9 @@ TEST(FrozenTrace, RowsAndTrajectoryAreRead) {
   EXPECT_EQ(steps.kind, (std::vector<std::uint8_t>{0, 1, 1, 1, 2, 1, 1, 1, 1, 1, 1, 1, 1,
                                                    2, 0, 1, 2, 1, 1, 1, 1, 1, 1, 1, 1, 2}));
   EXPECT_EQ(steps.context_length[5], 56);
+  // Schema 1 has M under /steps/transferred.
+  EXPECT_EQ(steps.changed, (std::vector<std::int32_t>{0, 0, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1,
+                                                       1, 0, 0, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1}));
   const Frame last = reader.frame(0, 11);
   // The answer, end tokens (1015) to the end of the block; the run stopped there, so the last
   // block was never decoded.

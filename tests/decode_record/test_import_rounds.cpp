@@ -119,7 +119,7 @@ TEST(ImportRounds, RejectedDraftsNeedNotBeKnown) {
 
 TEST(ImportRounds, KeepsRanksProbabilitiesAndTimes) {
   std::vector<json> all = lines();
-  all[2]["target_rank"] = {0, nullptr, 3};
+  all[2]["target_rank_under_draft"] = {0, nullptr, 3};
   all[2]["draft_entropy"] = {2.5, 0, nullptr};
   all[2]["next_confidence"] = 0.25;
   all[2]["target_ns"] = 77;
@@ -190,8 +190,10 @@ TEST(ImportRounds, SaysWhereAFileLies) {
   EXPECT_THAT(refusal(3, "target", {4, 2}), HasSubstr("target: expected an array of 3, or of 4"));
   EXPECT_THAT(refusal(3, "target", {1, nullptr, 3}),
               HasSubstr("accepted: expected a number, because drafted and target do not"));
-  EXPECT_THAT(refusal(2, "target_rank", {1, 2}), HasSubstr("target_rank: expected an array of 3"));
-  EXPECT_THAT(refusal(2, "target_rank", {1, 2, 50}), HasSubstr("target_rank[2]: expected an"));
+  EXPECT_THAT(refusal(2, "target_rank_under_draft", {1, 2}),
+              HasSubstr("target_rank_under_draft: expected an array of 3"));
+  EXPECT_THAT(refusal(2, "target_rank_under_draft", {1, 2, 50}),
+              HasSubstr("target_rank_under_draft[2]: expected an"));
   EXPECT_THAT(refusal(2, "confidence", {1, 2, 0}), HasSubstr("confidence[1]: expected a number"));
   EXPECT_THAT(refusal(2, "draft_entropy", {-1, 2, 0}), HasSubstr("draft_entropy[0]: expected"));
   EXPECT_THAT(refusal(2, "draft_ns", -5), HasSubstr("draft_ns: expected an integer from 0"));

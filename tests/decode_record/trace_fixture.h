@@ -181,7 +181,7 @@ inline TraceRow denoise_row(const TraceMeta& meta, std::int64_t sequence, std::i
   row.block_start = 4 + sequence % 50 + block * 4;  // trace_tool's prompts begin anew after 50
   row.step = step + 1;
   row.context_length = row.block_start;
-  row.transferred = step == 0 ? 0 : 2;
+  row.changed = step == 0 ? 0 : 2;
   row.masks_left = 4 - 2 * step;
   row.recorded = true;
   row.pass_time_ns = number * 1000 + 1;

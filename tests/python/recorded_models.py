@@ -1,6 +1,6 @@
 """Models and decoding loops to record, as somebody who doesn't know Blockscope would write them: a plain decoder in
 PyTorch that loads our checkpoints (block-causal and bidirectional), transformers' Qwen3 with random weights, and
-greedy loops over both. `Judge` keeps queries, keys and values on its own way."""
+greedy loops over both. `CallRecorder` keeps queries, keys and values on its own way."""
 
 import json
 import pathlib
@@ -255,7 +255,7 @@ def decode_tokens(model, prompt, count):
     return ids
 
 
-class Judge:
+class CallRecorder:
     """Keeps q, k, v of every attention of a transformers model, by its attention interface: float64 copies."""
 
     def __init__(self, name="judge"):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from recording_judges import check_array, split
+from recording_checks import check_array, split
 
 HEADS, WIDTH, BLOCK, LENGTH, MASK = 4, 32, 8, 21, 59
 IDS = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, *[MASK] * BLOCK],

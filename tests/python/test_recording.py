@@ -1,4 +1,4 @@
-"""blockscope.record() over decoding loops that know nothing of it. The judges: float64 recomputation of what another
+"""blockscope.record() over decoding loops that know nothing of it. Compared with: float64 recomputation of what another
 hook kept, `blockscope capture` replaying the same run, and the loop without a recording."""
 
 import os
@@ -19,13 +19,13 @@ pytest.importorskip("transformers", reason="the tests' Python has no transformer
 import blockscope  # noqa: E402
 import recorded_models as models  # noqa: E402
 import recording_reference as reference  # noqa: E402
-from recording_judges import BINARY, MASK, PROMPT, check_array, compare_with_capture, rows_of  # noqa: E402
+from recording_checks import BINARY, MASK, PROMPT, check_array, compare_with_capture, rows_of  # noqa: E402
 
 
 # --- against float64 --------------------------------------------------------------------------------------------------
 
 
-def judged_steps(calls, passes, layers, sequence, inside):
+def reference_steps(calls, passes, layers, sequence, inside):
     """Step of each pass in `passes`: the block's rows are all the call's."""
     def one(number):
         group = calls[number * layers:(number + 1) * layers]
@@ -37,11 +37,11 @@ def judged_steps(calls, passes, layers, sequence, inside):
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)])
 def test_block_diffusion_is_what_float64_gives(tmp_path, dtype, tolerance):
-    judge = models.Judge()
+    recorder = models.CallRecorder()
     model = models.qwen3("judge", dtype=dtype)
     prompt = torch.tensor([[5 * i % 90 for i in range(24)], [7 * i % 90 for i in range(24)]])
     plain = models.decode_qwen_blocks(model, prompt, 16, 8, MASK)
-    judge.calls.clear()
+    recorder.calls.clear()
     path = tmp_path / "run.h5"
     with blockscope.record(model, path, level="outputs", block_length=8, mask_token_id=MASK, gen_length=16, set_size=5,
                            array_type="f32"):
@@ -50,7 +50,7 @@ def test_block_diffusion_is_what_float64_gives(tmp_path, dtype, tolerance):
     with h5py.File(path) as file:
         count, size = rows_of(file), 8
         steps = {name: file["/steps/" + name][:count] for name in
-                 ("sequence", "pass", "kind", "block", "block_start", "step", "context_length", "transferred",
+                 ("sequence", "pass", "kind", "block", "block_start", "step", "context_length", "changed",
                   "masks_left", "recorded")}
         for sequence in range(2):
             mine = np.flatnonzero(steps["sequence"] == sequence)
@@ -58,11 +58,11 @@ def test_block_diffusion_is_what_float64_gives(tmp_path, dtype, tolerance):
             assert steps["step"][mine].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0]
             assert steps["block"][mine].tolist() == [-1] + [3] * 5 + [4] * 5
             assert steps["masks_left"][mine].tolist() == [0, 8, 6, 4, 2, 0, 8, 6, 4, 2, 0]
-            assert steps["transferred"][mine].tolist() == [0, 0, 2, 2, 2, 2, 0, 2, 2, 2, 2]
+            assert steps["changed"][mine].tolist() == [0, 0, 2, 2, 2, 2, 0, 2, 2, 2, 2]
             assert steps["context_length"][mine].tolist() == [0] + [24] * 5 + [32] * 5
             for block in (3, 4):
                 rows = [r for r in mine if steps["block"][r] == block and steps["kind"][r] == 1]
-                history = judged_steps(judge.calls, [int(steps["pass"][r]) for r in rows], 3, sequence,
+                history = reference_steps(recorder.calls, [int(steps["pass"][r]) for r in rows], 3, sequence,
                                        lambda keys: np.arange(keys) >= keys - size)
                 for i, row in enumerate(rows):
                     now = history[i]
@@ -70,7 +70,7 @@ def test_block_diffusion_is_what_float64_gives(tmp_path, dtype, tolerance):
                                             ("/attention/lse_external", now.lse_external),
                                             ("/attention/lse_internal", now.lse_internal), ("/query/query", now.q)):
                         check_array(path_, file[path_][row], expected, tolerance)
-                    values = reference.summary(history[:i + 1], [int(steps["transferred"][r]) for r in rows])
+                    values = reference.summary(history[:i + 1], [int(steps["changed"][r]) for r in rows])
                     for name in ("similarity_external", "similarity_internal", "external_mass", "query_gap",
                                  "query_block_gap", "reuse_error"):
                         got = file["/summary/" + name][row]
@@ -95,11 +95,11 @@ def test_block_diffusion_is_what_float64_gives(tmp_path, dtype, tolerance):
 
 
 def test_token_by_token(tmp_path):
-    judge = models.Judge()
+    recorder = models.CallRecorder()
     model = models.qwen3("judge")
     prompt = torch.tensor([[3, 14, 15, 9, 2, 6]])
     plain = models.decode_tokens(model, prompt, 7)
-    judge.calls.clear()
+    recorder.calls.clear()
     path = tmp_path / "run.h5"
     with blockscope.record(model, path, array_type="f32", set_size=3) as run:
         recorded = models.decode_tokens(model, prompt, 7)
@@ -111,7 +111,7 @@ def test_token_by_token(tmp_path):
         assert file["/steps/block"][:count].tolist() == [-1, 6, 7, 8, 9, 10, 11]
         assert file["/frames/insert_token"][:7].tolist() == recorded[0, 6:].tolist()
         assert file["/model"].attrs["mask_token_id"] == -1 and file["/model"].attrs["logit_shift"] == 1
-        for row, now in enumerate(judged_steps(judge.calls, range(1, 7), 3, 0, lambda n: np.arange(n) == n - 1), 1):
+        for row, now in enumerate(reference_steps(recorder.calls, range(1, 7), 3, 0, lambda n: np.arange(n) == n - 1), 1):
             check_array("external", file["/attention/external"][row], now.external, 2e-5)
             check_array("lse", file["/attention/lse_external"][row], now.lse_external, 2e-5)
             check_array("internal", file["/attention/internal"][row], now.internal, 2e-5)
@@ -229,7 +229,7 @@ def test_filters(tmp_path):
 
 def test_a_masked_block_is_recorded_as_it_is(tmp_path):
     """Causal within the block, as a backbone under diffusion's loop: what a query doesn't see is in neither part."""
-    judge = models.Judge()
+    recorder = models.CallRecorder()
     model = models.qwen3("judge")
     from transformers import DynamicCache
 
@@ -240,9 +240,9 @@ def test_a_masked_block_is_recorded_as_it_is(tmp_path):
         warnings.simplefilter("ignore")
         with blockscope.record(model, path, block_length=size, mask_token_id=MASK, array_type="f32", set_size=4):
             model(prompt, past_key_values=cache)
-            judge.calls.clear()
+            recorder.calls.clear()
             model(torch.full((1, size), MASK), past_key_values=cache)
-    step = judge.calls
+    step = recorder.calls
     q, k, v = (np.stack([call[i][0].numpy() for call in step]) for i in (1, 2, 3))
     visible = np.arange(24)[None, :] <= np.arange(16, 24)[:, None]
     now = reference.Step(q, k, v, np.arange(24) >= 16, visible)

@@ -1,5 +1,5 @@
 """blockscope.record() of loops in which a row of the batch isn't one sequence, or a pass isn't a token: beams, batches
-put in another order by hand, classifier-free guidance, drafted tokens. The judges: float64, the loop's own tokens, and
+put in another order by hand, classifier-free guidance, drafted tokens. Compared with: float64, the loop's own tokens, and
 the trace of a sequence alone."""
 
 import itertools
@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers", reason="the tests' Python has
 import blockscope  # noqa: E402
 import recorded_loops as loops  # noqa: E402
 import recorded_models as models  # noqa: E402
-from recording_judges import MASK, PROMPT, SIZE, Kept, check_rows, rows_of  # noqa: E402
+from recording_checks import MASK, PROMPT, SIZE, Kept, check_rows, rows_of  # noqa: E402
 
 LEVELS = ["trajectory", "summary", "outputs", "full"]
 ORDER = r"sequence \d of the batch goes on where sequence \d stood.*as beam search does.*HINT: .*num_beams=1\)"

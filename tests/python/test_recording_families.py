@@ -1,5 +1,5 @@
 """blockscope.record() of what model families do differently: soft caps and sliding windows (Gemma 2), sinks (gpt-oss),
-logits that predict the next position (Dream). The judges: float64, and the logits that the loop itself saw."""
+logits that predict the next position (Dream). Compared with: float64, and the logits that the loop itself saw."""
 
 import threading
 
@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="the tests' Python has no transformer
 
 import blockscope  # noqa: E402
 import recorded_models as models  # noqa: E402
-from recording_judges import PROMPT, check_array, rows_of, split  # noqa: E402
+from recording_checks import PROMPT, check_array, rows_of, split  # noqa: E402
 
 SMALL = dict(vocab_size=97, hidden_size=48, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
              num_key_value_heads=2, head_dim=16, max_position_embeddings=256, initializer_range=0.3)

@@ -14,7 +14,7 @@ pytest.importorskip("transformers", reason="the tests' Python has no transformer
 
 import blockscope  # noqa: E402
 import recorded_models as models  # noqa: E402
-from recording_judges import PROMPT, rows_of  # noqa: E402
+from recording_checks import PROMPT, rows_of  # noqa: E402
 
 SIZE = 16
 OPTIONS = dict(block_length=SIZE, level="summary")

@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="the tests' Python has no transformer
 import blockscope  # noqa: E402
 import recorded_loops as loops  # noqa: E402
 import recorded_models as models  # noqa: E402
-from recording_judges import BINARY, PROMPT, check_array, compare_with_capture, rows_of  # noqa: E402
+from recording_checks import BINARY, PROMPT, check_array, compare_with_capture, rows_of  # noqa: E402
 
 
 def capture(name, path, theirs, cache, *options):
@@ -70,11 +70,11 @@ def test_filters_are_those_of_capture(tmp_path, name, decode, cache, level):
 
 def test_full_token_by_token(tmp_path):
     """The keys that a step reads are those that the model's own cache holds, in the way that the format says."""
-    judge = models.Judge()
+    recorder = models.CallRecorder()
     model = models.qwen3("judge")
     prompt = torch.tensor([[3, 14, 15, 9, 2, 6]])
     plain = models.decode_tokens(model, prompt, 6)
-    judge.calls.clear()
+    recorder.calls.clear()
     path = tmp_path / "run.h5"
     with blockscope.record(model, path, level="full", array_type="f32", set_size=3) as run:
         recorded = models.decode_tokens(model, prompt, 6)
@@ -82,7 +82,7 @@ def test_full_token_by_token(tmp_path):
     assert torch.equal(plain, recorded)
     with h5py.File(path) as file:
         for row in range(1, rows_of(file)):
-            calls = judge.calls[3 * row:3 * row + 3]
+            calls = recorder.calls[3 * row:3 * row + 3]
             end = int(file["/prefix/end"][row - 1])
             order = np.argsort(file["/prefix/position"][:end])
             for name, item in (("key", 2), ("value", 3)):

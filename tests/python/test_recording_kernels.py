@@ -1,4 +1,4 @@
-"""What a recording computes with: the C++ operators or torch's, and in the model's place. The judges: `blockscope
+"""What a recording computes with: the C++ operators or torch's, and in the model's place. Compared with: `blockscope
 capture` replaying the same run, float64 recomputation of what another hook kept, and the loop without a recording."""
 
 import json
@@ -18,7 +18,7 @@ import operator_cases as cases  # noqa: E402
 import recorded_models as models  # noqa: E402
 import recording_reference as reference  # noqa: E402
 from blockscope.recording import kernels, torch_operators  # noqa: E402
-from recording_judges import BINARY, MASK, PROMPT, check_array, compare_with_capture, rows_of  # noqa: E402
+from recording_checks import BINARY, MASK, PROMPT, check_array, compare_with_capture, rows_of  # noqa: E402
 
 if not kernels.loaded():
     pytest.skip("this build has no operators", allow_module_level=True)
@@ -68,7 +68,7 @@ def test_every_way_gives_what_capture_gives(tmp_path, monkeypatch, kind):
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)])
 def test_batches_are_replaced_too(tmp_path, dtype, tolerance):
-    judge = models.Judge()
+    recorder = models.CallRecorder()
     model = models.qwen3("judge", dtype=dtype)
     prompt = torch.tensor([[5 * i % 90 for i in range(24)], [7 * i % 90 for i in range(24)]])
     decoded = {}
@@ -80,7 +80,7 @@ def test_batches_are_replaced_too(tmp_path, dtype, tolerance):
     assert torch.equal(decoded["observe"], decoded["replace"])
     with h5py.File(tmp_path / "replace.h5") as file:
         assert rows_of(file) == 22
-        group = judge.calls[3:6]  # of the first denoising pass
+        group = recorder.calls[3:6]  # of the first denoising pass
         for sequence in range(2):
             q, k, v = (np.stack([call[i][sequence].numpy() for call in group]) for i in (1, 2, 3))
             now = reference.Step(q, k, v, np.arange(k.shape[2]) >= k.shape[2] - 8)

@@ -1,5 +1,5 @@
 """blockscope.record() over loops of other shapes: caches whose entries are replaced, rows left out, canvases without
-masks. Judged by the witness of recording_witness.py, which sees queries, keys and values on its own way and takes
+masks. Judged by the observer of recording_observer.py, which sees queries, keys and values on its own way and takes
 tokens and blocks from the loop's local variables."""
 
 import h5py
@@ -12,8 +12,8 @@ transformers = pytest.importorskip("transformers", reason="the tests' Python has
 import blockscope  # noqa: E402
 import recorded_models as models  # noqa: E402
 import recorded_loops as loops  # noqa: E402
-import recording_witness as witness  # noqa: E402
-from recording_witness import COMMIT, DENOISE, PREFILL, Pass  # noqa: E402
+import recording_observer as observer  # noqa: E402
+from recording_observer import COMMIT, DENOISE, PREFILL, Pass  # noqa: E402
 
 
 # --- transformers' DiffusionGemma -------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ def generate_canvases(model, prompt, count=3):
     return model.generate(prompt, generation_config=config).sequences
 
 
-class Canvases(witness.Witness):
+class Canvases(observer.Observer):
     """Of DiffusionGemma's generate(): calls of the encoder and of the decoder; capped logits are worked out here."""
 
     def __init__(self, model, eager):
@@ -86,7 +86,7 @@ def test_diffusion_gemma(tmp_path, implementation, batch, gen_length):
     assert torch.equal(plain, ids)
     steps = [DENOISE] * 5
     assert [one.kind for one in sees.passes] == [PREFILL, *steps, COMMIT, *steps, COMMIT, *steps]
-    largest = witness.compare(path, sees, ids.numpy(), size=CANVAS, mask=None, kv_heads=2, layers=3,
+    largest = observer.compare(path, sees, ids.numpy(), size=CANVAS, mask=None, kv_heads=2, layers=3,
                               bidirectional=False, scale=1.0)
     assert largest.rows == 18 * batch and largest.sets > 80 * batch
     assert "forward" not in model.__dict__  # all is as it was
@@ -123,13 +123,13 @@ def test_qwen3_generates(tmp_path, implementation, options):
     torch.manual_seed(1)
     plain = model.generate(prompt, **options)
     torch.manual_seed(1)
-    sees = witness.Witness(model, model.model.layers, ["_sample"], look, eager=implementation == "eager")
+    sees = observer.Observer(model, model.model.layers, ["_sample"], look, eager=implementation == "eager")
     with sees, blockscope.record(model, tmp_path / "run.h5", array_type="f32", set_size=8) as run:
         ids = model.generate(prompt, **options)
         run.end_sequence(ids)
     assert torch.equal(plain, ids)
     # A row's prediction is that of the token behind it, in the one column that there is.
-    largest = witness.compare(tmp_path / "run.h5", sees, ids.numpy(), size=1, mask=None, kv_heads=2, layers=3,
+    largest = observer.compare(tmp_path / "run.h5", sees, ids.numpy(), size=1, mask=None, kv_heads=2, layers=3,
                               bidirectional=False, shift=0)
     assert largest.rows == 12 * len(prompt)
 
@@ -157,7 +157,7 @@ def sees_loop(model, loop):
         if one.rows:  # a layer that chose none doesn't attend
             one.rows |= {layer: [[]] for layer in range(len(model.layers)) if layer not in one.rows}
 
-    return witness.Witness(model, model.layers, [loop.__name__], look, each=each, late=late)
+    return observer.Observer(model, model.layers, [loop.__name__], look, each=each, late=late)
 
 
 def judged(tmp_path, loop, prompt=PROMPT, shift=0, **more):
@@ -175,7 +175,7 @@ def judged(tmp_path, loop, prompt=PROMPT, shift=0, **more):
         run.end_sequence(ids)
     assert torch.equal(plain, ids)
     config = model.config
-    largest = witness.compare(path, sees, ids.numpy(), size=SIZE, mask=config.mask_token_id, kv_heads=config.num_kv,
+    largest = observer.compare(path, sees, ids.numpy(), size=SIZE, mask=config.mask_token_id, kv_heads=config.num_kv,
                               layers=config.num_hidden_layers, bidirectional=True, shift=shift)
     assert largest.rows == len(sees.passes) * len(ids) and largest.sets > 20
     return sees.passes

@@ -15,7 +15,7 @@ from torch import Tensor  # noqa: E402
 
 import blockscope  # noqa: E402
 import recorded_models as models  # noqa: E402
-from recording_judges import PROMPT, SIZE, Kept, check_rows, rows_of  # noqa: E402
+from recording_checks import PROMPT, SIZE, Kept, check_rows, rows_of  # noqa: E402
 
 
 def attention(q, k, v, scale, causal, window, softcap):

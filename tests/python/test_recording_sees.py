@@ -1,5 +1,5 @@
 """Which attention blockscope.record() sees: flex attention, flash-attn's operators, compiled code, and what it
-refuses. The judges: float64 recomputation of the queries, keys and values that the model itself kept, and the loop
+refuses. Compared with: float64 recomputation of the queries, keys and values that the model itself kept, and the loop
 without a recording."""
 
 import h5py
@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import (AuxRequest, BlockMask, create_blo
 
 import blockscope  # noqa: E402
 import recorded_models as models  # noqa: E402
-from recording_judges import MASK, PROMPT, SIZE, Kept, check_rows, rows_of  # noqa: E402
+from recording_checks import MASK, PROMPT, SIZE, Kept, check_rows, rows_of  # noqa: E402
 
 
 # --- flex attention ---------------------------------------------------------------------------------------------------

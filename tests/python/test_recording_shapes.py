@@ -1,4 +1,4 @@
-"""Which heads blockscope.record() writes: what the attention calls have, whatever the configuration says. The judges:
+"""Which heads blockscope.record() writes: what the attention calls have, whatever the configuration says. The checks:
 the checkpoint's own configuration, float64 recomputation of what the model was given, and the trace of the same loop
 where the configuration tells."""
 
@@ -11,7 +11,7 @@ pytest.importorskip("transformers", reason="the tests' Python has no transformer
 
 import blockscope  # noqa: E402
 import recorded_models as models  # noqa: E402
-from recording_judges import PROMPT, SIZE, check_array, rows_of, split  # noqa: E402
+from recording_checks import PROMPT, SIZE, check_array, rows_of, split  # noqa: E402
 from test_recording_loops import CANVAS, Canvases, diffusion_gemma, generate_canvases  # noqa: E402
 
 KV_HEADS = 2  # of models/needle, whose 6 query heads share them

@@ -1,4 +1,4 @@
-"""Attention that blockscope.record() sees where users write it out themselves. The judges: float64 recomputation of the
+"""Attention that blockscope.record() sees where users write it out themselves. Compared with: float64 recomputation of the
 queries, keys and values that the model itself kept, and the trace of the same model with
 scaled_dot_product_attention."""
 
@@ -12,7 +12,7 @@ import blockscope  # noqa: E402
 import recorded_attention as ways  # noqa: E402
 import recorded_models as models  # noqa: E402
 from recorded_attention import LAYERS, WAYS, as_sdpa, hides, plain, small_model  # noqa: E402
-from recording_judges import PROMPT, SIZE, Kept, check_rows, rows_of  # noqa: E402
+from recording_checks import PROMPT, SIZE, Kept, check_rows, rows_of  # noqa: E402
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import blockscope  # noqa: E402
 from recorded_modules import HEADS, HIDDEN, IDS, MASK, OPTIONS, Model, check, hidden  # noqa: E402
-from recording_judges import check_array, split  # noqa: E402
+from recording_checks import check_array, split  # noqa: E402
 
 
 # --- stated -----------------------------------------------------------------------------------------------------------

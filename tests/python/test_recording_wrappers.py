@@ -8,7 +8,7 @@ pytest.importorskip("transformers", reason="the tests' Python has no transformer
 
 import blockscope  # noqa: E402
 import recorded_models as models  # noqa: E402
-from recording_judges import PROMPT, SIZE  # noqa: E402
+from recording_checks import PROMPT, SIZE  # noqa: E402
 
 PROMPTS = torch.tensor([[5 * i % 90 + 1 for i in range(9)], [7 * i % 90 + 1 for i in range(9)]])
 

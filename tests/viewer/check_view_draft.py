@@ -18,10 +18,10 @@ from dflash_checkpoints import Shape, write_pair  # noqa: E402
 TRACE = "tests/data/trace_schema_1.h5"
 COLOURS = {"accepted": (0, 158, 115), "rejected": (213, 94, 0)}
 COLUMNS = (("drafted token", "draft/token"), ("target token", "draft/target_token"),
-           ("rank of target's under draft", "draft/target_rank"), ("rank of drafted under target", "draft/draft_rank"),
+           ("rank of target's under draft", "draft/target_rank_under_draft"), ("rank of drafted under target", "draft/drafted_rank_under_target"),
            ("drafted probability under draft", "draft/confidence"),
-           ("target's probability under draft", "draft/target_probability"),
-           ("drafted probability under target", "draft/draft_probability"),
+           ("target's probability under draft", "draft/target_probability_under_draft"),
+           ("drafted probability under target", "draft/drafted_probability_under_target"),
            ("draft entropy [nats]", "draft/draft_entropy"), ("target entropy [nats]", "draft/target_entropy"))
 
 
@@ -96,7 +96,7 @@ def check_rounds(path, folder, counts, sequences=range(3)):
         assert int(file["sequences/committed"][0]) == 3
         for sequence in sequences:
             truth = Sequence(file, sequence)
-            header, table = table_of(path, folder, sequence, "target_rank")
+            header, table = table_of(path, folder, sequence, "target_rank_under_draft")
             want = list(truth.rounds())
             assert len(table) == len(want) > 0, (path, len(table), len(want))
             for cells, (number, p, position, outcome, row) in zip(table, want):
@@ -131,7 +131,7 @@ def check_pictures(path, folder):
     assert seen >= {"accepted", "rejected"}, seen
     out = folder / "rounds.png"
     pixels = {}
-    for show in ("outcome", "draft_rank", "answer"):
+    for show in ("outcome", "drafted_rank_under_target", "answer"):
         result = view(path, "--screenshot", out, "--force", "--panel", "draft", "--show", f"draft={show}", "--select",
                       "sequence=1", "--width", 900, "--height", 700)
         assert result.returncode == 0, result.stderr
@@ -143,8 +143,8 @@ def check_pictures(path, folder):
     count = {(show, name): np.count_nonzero((image == colour).all(axis=2))
              for show, image in pixels.items() for name, colour in COLOURS.items()}
     assert count["outcome", "accepted"] > 500 and count["outcome", "rejected"] > 500, count
-    assert count["draft_rank", "accepted"] == 0, count
-    assert 0 < count["draft_rank", "rejected"] < count["outcome", "rejected"] / 2, count
+    assert count["drafted_rank_under_target", "accepted"] == 0, count
+    assert 0 < count["drafted_rank_under_target", "rejected"] < count["outcome", "rejected"] / 2, count
     assert count["answer", "rejected"] == 0, count
     blue = np.count_nonzero((pixels["answer"] == (86, 180, 233)).all(axis=2))
     assert blue > 500, blue  # the target's own
@@ -191,7 +191,7 @@ def check_refusals(path, folder):
     result = view(TRACE, "--csv", out, "--panel", "draft")
     assert result.returncode == 1 and "no numbers" in result.stderr and not out.exists(), result
     result = view(path, "--csv", out, "--panel", "draft", "--show", "draft=pancake")
-    assert result.returncode == 2 and "outcome|target_rank" in result.stderr, result
+    assert result.returncode == 2 and "outcome|target_rank_under_draft" in result.stderr, result
     bad = folder / "bad.h5"
     shutil.copyfile(path, bad)
     with h5py.File(bad, "r+") as file:

@@ -144,15 +144,15 @@ class DraftTrace {
     if (!round.judged) return;
     constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
     // Token 0 is not in the draft's vocabulary.
-    per_position(Field::draft_target_rank, -1,
+    per_position(Field::target_rank_under_draft, -1,
                  [&](std::int64_t p) { return at(round.target, p) == 0 ? -1 : rank_at(rows_, p); });
-    per_position(Field::draft_target_probability, kNaN, [&](std::int64_t p) {
+    per_position(Field::target_probability_under_draft, kNaN, [&](std::int64_t p) {
       return at(round.target, p) == 0 ? kNaN : share_at(rows_, p);
     });
-    per_position(Field::draft_token_rank, -1,
+    per_position(Field::drafted_rank_under_target, -1,
                  [&](std::int64_t p) { return rank_at(rows_, p + 1); });
     int shift = 2;
-    for (const Field field : {Field::draft_token_probability, Field::draft_entropy,
+    for (const Field field : {Field::drafted_probability_under_target, Field::draft_entropy,
                               Field::draft_target_entropy, Field::draft_confidence}) {
       per_position(field, kNaN, [&](std::int64_t p) { return share_at(rows_, p + shift); });
       ++shift;

@@ -95,7 +95,7 @@ TEST_F(DraftPanel, ColoursAndViewsAreChosen) {
     ctx->SetRef("Draft/head");
     ctx->ComboClick("##colour/rank of the target's token under the draft");
     ctx->Yield(2);
-    IM_CHECK(state().colour == DraftColour::target_rank);
+    IM_CHECK(state().colour == DraftColour::target_rank_under_draft);
     IM_CHECK_EQ(state().values.missing, 4U);
     Selection first = model().selection();
     first.block = 0;

@@ -72,12 +72,12 @@ TEST_F(ShownRoundsOfATrace, CellsHoldWhatTheFileHolds) {
       SCOPED_TRACE(std::to_string(round) + ", position " + std::to_string(p));
       const ShownRounds::Cell& cell = rounds->cell(round, p);
       if (cell.target != 0) {
-        EXPECT_EQ(cell.target_rank, rank_at(row, p));
-        EXPECT_FLOAT_EQ(cell.target_probability, share_at(row, p));
+        EXPECT_EQ(cell.target_rank_under_draft, rank_at(row, p));
+        EXPECT_FLOAT_EQ(cell.target_probability_under_draft, share_at(row, p));
       }
       EXPECT_EQ(lacks_token(cell), cell.target == 0);
-      EXPECT_EQ(cell.draft_rank, rank_at(row, p + 1));
-      EXPECT_FLOAT_EQ(cell.draft_probability, share_at(row, p + 2));
+      EXPECT_EQ(cell.drafted_rank_under_target, rank_at(row, p + 1));
+      EXPECT_FLOAT_EQ(cell.drafted_probability_under_target, share_at(row, p + 2));
       EXPECT_FLOAT_EQ(cell.draft_entropy, share_at(row, p + 3));
       EXPECT_FLOAT_EQ(cell.target_entropy, share_at(row, p + 4));
       EXPECT_FLOAT_EQ(cell.confidence, share_at(row, p + 5));
@@ -148,9 +148,9 @@ TEST_F(ShownRoundsOfATrace, WhatWasNotRecordedIsMissing) {
   EXPECT_THAT(draft_answer_table(*rounds).text(), HasSubstr("\n2,35, word35,1,\n3,36, word36,2,1"));
   ShownRounds::Cell cell = read(0)->cell(0, 3);
   EXPECT_TRUE(lacks_token(cell));
-  cell.target_probability = 0.25F;  // known, and only its rank was not told
+  cell.target_probability_under_draft = 0.25F;  // known, and only its rank was not told
   EXPECT_FALSE(lacks_token(cell));
-  const DraftValues ranks = count_values(*read(0), DraftColour::target_rank);
+  const DraftValues ranks = count_values(*read(0), DraftColour::target_rank_under_draft);
   EXPECT_EQ(ranks.recorded, 8U);
   EXPECT_EQ(ranks.lacking, 1U);
   EXPECT_EQ(ranks.missing, 0U);
@@ -199,7 +199,7 @@ TEST_F(ShownRoundsOfATrace, ThousandsOfRoundsAreReadInPieces) {
   const auto rounds = read(path, 0);
   ASSERT_EQ(rounds->rounds.size(), 3000U);
   EXPECT_EQ(rounds->rounds[2999].accepted, 2999 % 8);
-  EXPECT_EQ(rounds->cell(2999, 1).draft_rank, rank_at(2 * 2999 + 1, 2));
+  EXPECT_EQ(rounds->cell(2999, 1).drafted_rank_under_target, rank_at(2 * 2999 + 1, 2));
   EXPECT_EQ(rounds->answer.size(), 1U + 3000U / 8 * 36);
   EXPECT_DOUBLE_EQ(totals(path)->trace.tokens_per_round(), 4.5);
   EXPECT_THROW(read(path, 0, JobControl(1000)), JobControl::TooLarge);

@@ -19,7 +19,7 @@ std::string quoted(const ShownRounds& rounds, std::int32_t token) {
 }
 
 /// "p 0.1234", "rank 5", both, or that there is neither.
-std::string judged(float probability, std::int32_t rank) {
+std::string scored(float probability, std::int32_t rank) {
   std::string text;
   if (!std::isnan(probability)) text = fmt::format("p {:.4f}", probability);
   if (rank >= 0) text += fmt::format("{}rank {}", text.empty() ? "" : ", ", rank);
@@ -51,13 +51,13 @@ const DraftColourInfo& info_of(DraftColour colour) {
   using Scale = DraftColourInfo::Scale;
   static constexpr std::array<DraftColourInfo, kDraftColours> kColours = {
       {{"outcome", "accepted or rejected", Scale::outcome},
-       {"target_rank", "rank of the target's token under the draft", Scale::rank},
-       {"draft_rank", "rank of the drafted token under the target", Scale::rank},
+       {"target_rank_under_draft", "rank of the target's token under the draft", Scale::rank},
+       {"drafted_rank_under_target", "rank of the drafted token under the target", Scale::rank},
        {"draft_entropy", "entropy of the draft", Scale::entropy},
        {"target_entropy", "entropy of the target", Scale::entropy},
-       {"draft_probability", "probability of the drafted token under the target",
+       {"drafted_probability_under_target", "probability of the drafted token under the target",
         Scale::probability},
-       {"target_probability", "probability of the target's token under the draft",
+       {"target_probability_under_draft", "probability of the target's token under the draft",
         Scale::probability},
        {"confidence", "probability of the drafted token under the draft", Scale::probability}}};
   return kColours.at(static_cast<std::size_t>(colour));
@@ -68,18 +68,18 @@ float value_of(const ShownRounds::Cell& cell, DraftColour colour) {
   switch (colour) {
     case DraftColour::outcome:
       return kNaN;
-    case DraftColour::target_rank:
-      return rank(cell.target_rank);
-    case DraftColour::draft_rank:
-      return rank(cell.draft_rank);
+    case DraftColour::target_rank_under_draft:
+      return rank(cell.target_rank_under_draft);
+    case DraftColour::drafted_rank_under_target:
+      return rank(cell.drafted_rank_under_target);
     case DraftColour::draft_entropy:
       return cell.draft_entropy;
     case DraftColour::target_entropy:
       return cell.target_entropy;
-    case DraftColour::draft_probability:
-      return cell.draft_probability;
-    case DraftColour::target_probability:
-      return cell.target_probability;
+    case DraftColour::drafted_probability_under_target:
+      return cell.drafted_probability_under_target;
+    case DraftColour::target_probability_under_draft:
+      return cell.target_probability_under_draft;
     case DraftColour::confidence:
       return cell.confidence;
   }
@@ -88,12 +88,13 @@ float value_of(const ShownRounds::Cell& cell, DraftColour colour) {
 
 bool lacks_token(const ShownRounds::Cell& cell) {
   // Both are missing, too, where nothing was recorded of the draft; its entropy tells.
-  return cell.target >= 0 && cell.target_rank < 0 && std::isnan(cell.target_probability) &&
-         !std::isnan(cell.draft_entropy);
+  return cell.target >= 0 && cell.target_rank_under_draft < 0 &&
+         std::isnan(cell.target_probability_under_draft) && !std::isnan(cell.draft_entropy);
 }
 
 bool of_targets_token(DraftColour colour) {
-  return colour == DraftColour::target_rank || colour == DraftColour::target_probability;
+  return colour == DraftColour::target_rank_under_draft ||
+         colour == DraftColour::target_probability_under_draft;
 }
 
 DraftValues count_values(const ShownRounds& rounds, DraftColour colour) {
@@ -142,7 +143,7 @@ std::string describe(const ShownRounds& rounds, std::size_t round, std::int32_t 
                               quoted(rounds, here.next),
                               here.drafted == 0 ? "the certain token: nothing was drafted"
                                                 : "drafts that were all accepted",
-                              judged(here.next_probability, -1));
+                              scored(here.next_probability, -1));
   }
   constexpr std::array<const char*, 3> kSentences = {
       "accepted", "rejected: the target chose another token",
@@ -150,12 +151,14 @@ std::string describe(const ShownRounds& rounds, std::size_t round, std::int32_t 
   const ShownRounds::Cell& cell = rounds.cell(round, position);
   const DraftOutcome outcome = outcome_of(here, position);
   text += fmt::format("\n{}", kSentences[static_cast<std::size_t>(outcome)]);
-  text += fmt::format("\ndrafted {}\n  under the draft: {}\n  under the target: {}",
-                      quoted(rounds, cell.drafted), judged(cell.confidence, -1),
-                      judged(cell.draft_probability, cell.draft_rank));
+  text +=
+      fmt::format("\ndrafted {}\n  under the draft: {}\n  under the target: {}",
+                  quoted(rounds, cell.drafted), scored(cell.confidence, -1),
+                  scored(cell.drafted_probability_under_target, cell.drafted_rank_under_target));
   text += fmt::format("\nthe target's {}\n  under the draft: {}", quoted(rounds, cell.target),
                       lacks_token(cell) ? "not in its vocabulary"
-                                        : judged(cell.target_probability, cell.target_rank));
+                                        : scored(cell.target_probability_under_draft,
+                                                 cell.target_rank_under_draft));
   if (outcome == DraftOutcome::rejected && !std::isnan(here.next_probability)) {
     text += fmt::format("\n  under the target: p {:.4f}", here.next_probability);
   }
@@ -172,7 +175,7 @@ std::string describe_told(const ShownRounds& rounds, std::size_t position) {
   const ShownRounds::Round& round = rounds.rounds.at(static_cast<std::size_t>(told.round));
   if (told.drafted_at == 0) {
     return token + fmt::format("\nthe target's own, at the end of round {}\n  under the target: {}",
-                               told.round, judged(round.next_probability, -1));
+                               told.round, scored(round.next_probability, -1));
   }
   return token + fmt::format("\ndrafted and accepted in round {} at block position {} of {}",
                              told.round, told.drafted_at, round.drafted);
@@ -192,10 +195,12 @@ CsvTable draft_rounds_table(const ShownRounds& rounds) {
                  std::int64_t{round.first_position + p}, std::string(name_of(outcome_of(round, p))),
                  number_or_nothing(cell.drafted), rounds.text(cell.drafted),
                  number_or_nothing(cell.target), rounds.text(cell.target),
-                 number_or_nothing(cell.target_rank), number_or_nothing(cell.draft_rank),
-                 number_or_nothing(cell.confidence), number_or_nothing(cell.target_probability),
-                 number_or_nothing(cell.draft_probability), number_or_nothing(cell.draft_entropy),
-                 number_or_nothing(cell.target_entropy)});
+                 number_or_nothing(cell.target_rank_under_draft),
+                 number_or_nothing(cell.drafted_rank_under_target),
+                 number_or_nothing(cell.confidence),
+                 number_or_nothing(cell.target_probability_under_draft),
+                 number_or_nothing(cell.drafted_probability_under_target),
+                 number_or_nothing(cell.draft_entropy), number_or_nothing(cell.target_entropy)});
     }
   }
   return table;

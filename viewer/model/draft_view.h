@@ -24,12 +24,12 @@ const char* name_of(DraftOutcome verdict);
 /// What the drafted tokens are coloured by.
 enum class DraftColour : std::uint8_t {
   outcome,
-  target_rank,
-  draft_rank,
+  target_rank_under_draft,
+  drafted_rank_under_target,
   draft_entropy,
   target_entropy,
-  draft_probability,
-  target_probability,
+  drafted_probability_under_target,
+  target_probability_under_draft,
   confidence
 };
 struct DraftColourInfo {

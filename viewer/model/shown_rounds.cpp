@@ -88,15 +88,16 @@ class RoundsBuilder {
   }
 
   static std::int32_t& rank_at(ShownRounds::Cell& cell, Field field) {
-    return field == Field::draft_target_rank ? cell.target_rank : cell.draft_rank;
+    return field == Field::target_rank_under_draft ? cell.target_rank_under_draft
+                                                   : cell.drafted_rank_under_target;
   }
 
   static float& value_at(ShownRounds::Cell& cell, Field field) {
     switch (field) {
-      case Field::draft_target_probability:
-        return cell.target_probability;
-      case Field::draft_token_probability:
-        return cell.draft_probability;
+      case Field::target_probability_under_draft:
+        return cell.target_probability_under_draft;
+      case Field::drafted_probability_under_target:
+        return cell.drafted_probability_under_target;
       case Field::draft_entropy:
         return cell.draft_entropy;
       case Field::draft_target_entropy:

@@ -31,11 +31,11 @@ struct ShownRounds : Payload {
   /// A drafted position. The datasets of /draft and /prediction under their own names.
   struct Cell {
     std::int32_t drafted = -1, target = -1;             ///< tokens
-    std::int32_t target_rank = -1;                      ///< of the target's token under the draft
-    std::int32_t draft_rank = -1;                       ///< of the drafted token under the target
+    std::int32_t target_rank_under_draft = -1;          ///< of the target's token under the draft
+    std::int32_t drafted_rank_under_target = -1;        ///< of the drafted token under the target
     float confidence = 0.0F;                            ///< of the drafted token under the draft
-    float target_probability = 0.0F;                    ///< of the target's token under the draft
-    float draft_probability = 0.0F;                     ///< of the drafted token under the target
+    float target_probability_under_draft = 0.0F;        ///< of the target's token under the draft
+    float drafted_probability_under_target = 0.0F;      ///< of the drafted token under the target
     float draft_entropy = 0.0F, target_entropy = 0.0F;  ///< nats
   };
   /// A token of the answer.

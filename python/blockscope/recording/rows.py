@@ -217,7 +217,7 @@ class RowWriter:
         inputs = [running.hidden[index] for index in self._layers if index in running.hidden]
         now = LayerValues(layers, inputs if len(inputs) == len(layers) else None, slot)
         one = row.one
-        values = history.summarise(one.step, one.transferred, one.context_length, now)
+        values = history.summarise(one.step, one.changed, one.context_length, now)
         if not self._recorded(one):
             return
         for path, value in values.items():
@@ -268,7 +268,7 @@ class RowWriter:
         one = row.one
         transfers, insertions = self._delta(row, traced)
         scalars = [traced.index, row.number, int(one.kind), one.block, one.block_start, one.step, one.context_length,
-                   one.transferred, one.masks_left, int(self._recorded(one)), row.pass_ns, *row.stored]
+                   one.changed, one.masks_left, int(self._recorded(one)), row.pass_ns, *row.stored]
         computed = list(range(one.start, one.start + one.length)) if row.computed is None else row.computed
         by_layer = [(ranges_of(query), ranges_of(value)) for query, value in row.by_layer]
         block = range(one.block_start, one.block_start + self._settings.block_length)

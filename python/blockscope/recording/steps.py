@@ -86,7 +86,7 @@ class Pass:
     block_start: int = 0
     step: int = 0
     context_length: int = 0  # N, external keys
-    transferred: int = 0  # M
+    changed: int = 0  # M
     masked: list[bool] = field(default_factory=list)  # [B] of the block's input
 
     @property

@@ -193,7 +193,7 @@ class RowChecker:
             block_gap = np.linalg.norm(difference.mean(1), axis=-1)
             hidden_gap = np.linalg.norm(am.unit(hidden) - block.first[layer][1], axis=-1).mean()
             harness.require((block_gap <= gap + 1e-9).all(), "S4 > S3")
-        changed = int(self.trace.rows("/steps/transferred")[row])
+        changed = int(self.trace.rows("/steps/changed")[row])
         for t, tau in enumerate(TAUS):
             if block.previous[layer] is None or not changed < tau:
                 block.source[layer][t] = external

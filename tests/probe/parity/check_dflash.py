@@ -90,8 +90,8 @@ def compare_verdict(trace, number, row, where, worst):
     said = {f"/draft/{name}": values for name, values in row.verdict.items()}
     for group in ("/prediction", "/draft"):
         said |= {f"{group}/token": row.drafted, f"{group}/confidence": row.confidence}
-    for path in ("/draft/target_token", "/draft/target_rank", "/draft/target_probability", "/draft/draft_rank",
-                 "/draft/draft_probability", "/draft/draft_entropy", "/draft/target_entropy", "/draft/token",
+    for path in ("/draft/target_token", "/draft/target_rank_under_draft", "/draft/target_probability_under_draft", "/draft/drafted_rank_under_target",
+                 "/draft/drafted_probability_under_target", "/draft/draft_entropy", "/draft/target_entropy", "/draft/token",
                  "/draft/confidence", "/prediction/token", "/prediction/confidence"):
         ours, none = trace.rows(path)[number], hole[trace.file[path].dtype]
         expected = np.array([none, *said[path]] if said.get(path) else [none] * size)
@@ -195,7 +195,7 @@ def check_case(folder, case, worst, counts):
         counts["nothing accepted"] += sum(row.accepted == 0 for row in drafts)
         counts["everything accepted"] += sum(row.accepted == block - 1 for row in drafts)
         counts["cut at the answer's end"] += sum(len(row.decided) < row.accepted for row in drafts)
-        counts["choices the draft lacks"] += sum(rank == -1 for row in drafts for rank in row.verdict["target_rank"])
+        counts["choices the draft lacks"] += sum(rank == -1 for row in drafts for rank in row.verdict["target_rank_under_draft"])
         counts["stopped"] += run.reason == "stop"
         counts["nearest decision"] = min(counts["nearest decision"], run.margin)
 

@@ -25,13 +25,13 @@ SAME_WHEN_NOTHING_IS_REUSED = [
     "/attention/lse_internal", "/query/query", "/hidden/hidden", "/kv/key", "/kv/value",
     "/prefix/key", "/prefix/value", "/prediction/token", "/prediction/confidence",
     "/frames/position", "/frames/token", "/frames/confidence", "/steps/kind", "/steps/block",
-    "/steps/step", "/steps/context_length", "/steps/transferred", "/steps/masks_left"]
+    "/steps/step", "/steps/context_length", "/steps/changed", "/steps/masks_left"]
 
 
 def check_rule(trace, spec, tau, mask):
     """Every head of every row: reused or not, and if reused, whose pair. -> (reused, fresh)"""
     kinds, steps = trace.rows("/steps/kind"), trace.rows("/steps/step")
-    changed, counts = trace.rows("/steps/transferred"), [0, 0]
+    changed, counts = trace.rows("/steps/changed"), [0, 0]
     for index in range(trace.num_sequences):
         for row in (int(r) for r in trace.rows_of(index) if kinds[r] == DENOISE):
             may = steps[row] > 1 and changed[row] < tau
@@ -103,7 +103,7 @@ def compare_equal(first, second):
 def check_replay(folder, checkpoint, spec):
     """tau = 1 under the replay of an exact run whose every step changed something."""
     exact = run(folder, checkpoint, spec)
-    changed = exact.rows("/steps/transferred")
+    changed = exact.rows("/steps/changed")
     later = (exact.rows("/steps/kind") == DENOISE) & (exact.rows("/steps/step") > 1)
     harness.require((changed[later] >= 1).all() and later.sum() > 15, "the run has idle steps")
     source = folder / "exact.h5"
@@ -119,7 +119,7 @@ def check_replay(folder, checkpoint, spec):
     # And with reuse the trajectory is still the recorded one, while the attention is not.
     harness.run(*common, "--policy", "flashblock,tau=3")
     reusing, exact = Trace(output), Trace(source)
-    for path in ("/frames/position", "/frames/token", "/steps/transferred"):
+    for path in ("/frames/position", "/frames/token", "/steps/changed"):
         harness.require(np.array_equal(reusing.file[path][:], exact.file[path][:]),
                         f"{path}: the replay left the recorded trajectory")
     harness.require(reusing.rows("/attention/reused").any()

@@ -160,7 +160,7 @@ def check_recordings(folder, prompts):
         known = exported(folder / "ours.h5")
         for sequence, mine in exported(path).items():
             got, expected = ([{k: line[k] for k in ("position", "token", "drafted", "accepted", "next")}
-                              | {k: line.get(k) for k in ("target", "target_rank", "draft_rank")} for line in part]
+                              | {k: line.get(k) for k in ("target", "target_rank_under_draft", "drafted_rank_under_target")} for line in part]
                              for part in (mine, known[sequence]))
             harness.require(got == expected, f"{name}, {sequence}: {got}, expected {expected}")
         (folder / f"{name}.jsonl").write_text(harness.run("export", path, "--format", "rounds"))

@@ -70,7 +70,7 @@ def compare_steps(trace, index, prompt, outcome, where):
                                                  f"{len(judged)}")
     for row, expected in zip(rows, judged):
         positions, tokens, _ = trace.delta(row)
-        names = ("kind", "block", "step", "context_length", "transferred", "masks_left")
+        names = ("kind", "block", "step", "context_length", "changed", "masks_left")
         ours = [*(int(trace.rows(f"/steps/{n}")[row]) for n in names),
                 [length + p for p in positions], tokens]
         theirs = [expected.kind, expected.block, expected.step, expected.context_length,

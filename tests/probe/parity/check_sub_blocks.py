@@ -77,7 +77,7 @@ def compare_row(trace, row, expected, prompt_length, size, where):
     same("step", value("step"), expected.step)
     if expected.kind != PREFILL:
         same("N", value("context_length"), expected.context_length)
-        same("M", value("transferred"), expected.changed)
+        same("M", value("changed"), expected.changed)
         same("masks left", value("masks_left"), expected.masks_left)
         same("rows", np.flatnonzero(trace.rows("/steps/valid")[row]).tolist(), expected.computed)
     positions, tokens, confidence = trace.delta(row)

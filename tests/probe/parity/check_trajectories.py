@@ -153,7 +153,7 @@ def compare_row(trace, row, expected, prompt_length, where):
     same("block", value("block"), expected.block)
     same("step", value("step"), expected.step)
     same("N", value("context_length"), expected.context_length)
-    same("M", value("transferred"), expected.changed)
+    same("M", value("changed"), expected.changed)
     same("masks left", value("masks_left"), expected.masks_left)
     positions, tokens, confidence = trace.delta(row)
     same("positions", [prompt_length + p for p in positions], expected.positions)

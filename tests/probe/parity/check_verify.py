@@ -83,12 +83,12 @@ def masked_positions(trace):
 
 def recompute(dense, reuse, mask, tau):
     """The replay section of verify's JSON, from the two traces."""
-    for path in ("/steps/kind", "/steps/step", "/steps/transferred", "/steps/context_length",
+    for path in ("/steps/kind", "/steps/step", "/steps/changed", "/steps/context_length",
                  "/frames/position", "/frames/token"):
         harness.require(np.array_equal(dense.file[path][:], reuse.file[path][:]),
                         f"{path}: the replay left the recorded trajectory")
     kinds, steps = dense.rows("/steps/kind"), dense.rows("/steps/step")
-    changed, lengths = dense.rows("/steps/transferred"), dense.rows("/steps/context_length")
+    changed, lengths = dense.rows("/steps/changed"), dense.rows("/steps/context_length")
     weights, masked = read_weights(MODEL / "model.safetensors"), masked_positions(dense)
     kl = {}
     sums = {name: np.zeros((LAYERS, HEADS, 3)) for name in ("first_order", "reused", "propagated")}

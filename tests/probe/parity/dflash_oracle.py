@@ -133,7 +133,7 @@ def run_target(pair, tokens):
 def judge(pair, draft_logits, target_logits, drafted, chosen):
     """What the two say of each other's tokens; draft_logits [B - 1, draft V], target_logits [B, V]."""
     own = list(range(draft_logits.shape[-1])) if pair.to_target is None else pair.to_target
-    names = ("target_token", "target_rank", "target_probability", "draft_rank", "draft_probability", "draft_entropy",
+    names = ("target_token", "target_rank_under_draft", "target_probability_under_draft", "drafted_rank_under_target", "drafted_probability_under_target", "draft_entropy",
              "target_entropy")
     said = {name: [] for name in names}
     for i, (mine, theirs) in enumerate(zip(drafted, chosen, strict=True)):

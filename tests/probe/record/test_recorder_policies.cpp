@@ -88,7 +88,7 @@ TEST_F(RecorderPolicyTest, ReusedFollowsTheRuleAndTheShadowIsWhatExactGives) {
   for (int64_t row = 0; row < steps.count; ++row) {
     const size_t at = static_cast<size_t>(row);
     if (steps.kind[at] != static_cast<uint8_t>(PassKind::denoise)) continue;
-    const bool expected = steps.step[at] > 1 && steps.transferred[at] < 2;
+    const bool expected = steps.step[at] > 1 && steps.changed[at] < 2;
     reused_rows += expected;
     for (int64_t layer = 0; layer < 2; ++layer) {
       for (const int32_t reused : run.trace.read_ints_at(Field::attention_reused, row, layer)) {
@@ -100,7 +100,7 @@ TEST_F(RecorderPolicyTest, ReusedFollowsTheRuleAndTheShadowIsWhatExactGives) {
       if (!expected) {
         EXPECT_TRUE(identical(used, exact));
         for (const float value : error) EXPECT_EQ(value, 0.0F);
-      } else if (steps.transferred[at] > 0) {
+      } else if (steps.changed[at] > 0) {
         EXPECT_FALSE(identical(used, exact));
         for (const float value : error) EXPECT_GT(value, 0.0F);
       }
@@ -137,7 +137,7 @@ TEST_F(RecorderPolicyTest, TheReuseErrorIsZeroWhereTheRuleRecomputesAndGrowsFrom
     const auto error = run.trace.read_floats(Field::reuse_error, row, 1);  // [tau, L, H, sum]
     for (size_t tau = 0; tau < kReuseTaus.size(); ++tau) {
       const bool reuses =
-          steps.step[at] > 1 && static_cast<float>(steps.transferred[at]) < kReuseTaus[tau];
+          steps.step[at] > 1 && static_cast<float>(steps.changed[at]) < kReuseTaus[tau];
       for (size_t head = 0; head < 2 * 4; ++head) {
         const float* sums = &error[(tau * 8 + head) * 4];
         EXPECT_GT(sums[2], 0.0F);
@@ -145,7 +145,7 @@ TEST_F(RecorderPolicyTest, TheReuseErrorIsZeroWhereTheRuleRecomputesAndGrowsFrom
           EXPECT_EQ(sums[0], 0.0F);
           EXPECT_EQ(sums[1], 0.0F);
           EXPECT_EQ(sums[3], sums[2]);  // sum dot = sum ref^2
-        } else if (steps.transferred[at] > 0) {
+        } else if (steps.changed[at] > 0) {
           EXPECT_GT(sums[0], 0.0F);
           ++with_error;
         }

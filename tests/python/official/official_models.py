@@ -13,7 +13,7 @@ from typing import Any
 import common
 import torch
 from torch.nn import functional as F
-from recording_witness import COMMIT, DENOISE, PREFILL, Pass
+from recording_observer import COMMIT, DENOISE, PREFILL, Pass
 
 
 @dataclasses.dataclass
@@ -24,7 +24,7 @@ class Case:
     layers: Any
     generate: Any  # recording or None -> ids [S, L]
     options: dict
-    witness: dict
+    observer: dict
     comparison: dict
 
 

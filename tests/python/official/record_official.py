@@ -1,5 +1,5 @@
 """blockscope.record() over official decoding loops, which are not dependencies: their code runs as it is, on tiny
-random configurations, with a recording and without, and everything in the trace is compared with what a witness saw.
+random configurations, with a recording and without, and everything in the trace is compared with what an observer saw.
 
 python record_official.py FAMILY CHECKOUT    FAMILY: llada, dream (both of NVlabs/Fast-dLLM), d2cache, sdar
 
@@ -18,7 +18,7 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "probe/parity/official")]
 
-import recording_witness as witness  # noqa: E402
+import recording_observer as observer  # noqa: E402
 import torch  # noqa: E402
 from official_models import FAMILIES  # noqa: E402
 
@@ -26,19 +26,19 @@ import blockscope  # noqa: E402
 
 
 def run(case, folder, largest):
-    """case: name, model, layers, generate() -> [S, L], options of record(), of the witness and of the comparison."""
+    """case: name, model, layers, generate() -> [S, L], options of record(), of the observer and of the comparison."""
     torch.manual_seed(5)
     with contextlib.redirect_stdout(io.StringIO()):  # official code prints its times
         plain = case.generate(None)
     path = folder / "run.h5"
     torch.manual_seed(5)
-    sees = witness.Witness(case.model, case.layers, **case.witness)
+    sees = observer.Observer(case.model, case.layers, **case.observer)
     with contextlib.redirect_stdout(io.StringIO()), sees, blockscope.record(
             case.model, path, level="outputs", array_type="f32", set_size=8, force=True, **case.options) as recording:
         ids = case.generate(recording)
         recording.end_sequence(ids)
     assert torch.equal(plain, ids), "the recorded loop gave other tokens"
-    witness.compare(path, sees, ids.numpy(), largest=largest, **case.comparison)
+    observer.compare(path, sees, ids.numpy(), largest=largest, **case.comparison)
     assert blockscope.open(path).complete
     return len(sees.passes)
 
@@ -53,7 +53,7 @@ def main():
     totals = {}
     with tempfile.TemporaryDirectory() as folder:
         for case in FAMILIES[arguments.family](arguments.checkout):
-            largest, counts = totals.setdefault(case.loop, (witness.Largest(), [0, 0]))
+            largest, counts = totals.setdefault(case.loop, (observer.Largest(), [0, 0]))
             try:
                 counts[1] += run(case, pathlib.Path(folder), largest)
             except (AssertionError, blockscope.Error) as error:

@@ -31,7 +31,7 @@ class Pass:
         return list(range(*self.span)) if self.computed is None else self.computed[slot]
 
 
-class Witness:
+class Observer:
     """look(module, args, kwargs, variables): a Pass, from the local variables (by name of the function) of the
     functions named in `loop` that are running. late(one, variables): at its end; each(one, layer, variables): at each
     attention."""
@@ -195,26 +195,26 @@ def cache_ranges(file, what, row, layer, layers):
     return np.stack([file[f"/cache/{what}_{n}"][span] for n in ("start", "stop")], -1).tolist()
 
 
-def compare(path, witness, final, *, size, mask, kv_heads, layers, bidirectional, shift=0, set_size=8, allowed=2e-5,
+def compare(path, observer, final, *, size, mask, kv_heads, layers, bidirectional, shift=0, set_size=8, allowed=2e-5,
             scale=None, largest=None):
-    """Every row of the trace at `path` against what the witness saw; final [S, L]: the tokens at the end."""
+    """Every row of the trace at `path` against what the observer saw; final [S, L]: the tokens at the end."""
     largest = largest or Largest()
     with h5py.File(path) as file:
         count = int(file["/steps/committed"][0])
         steps = {name: file["/steps/" + name][:count] for name in (
-            "sequence", "pass", "kind", "block_start", "block", "step", "context_length", "transferred", "masks_left",
+            "sequence", "pass", "kind", "block_start", "block", "step", "context_length", "changed", "masks_left",
             "valid")}
         for sequence in range(len(final)):
             mine = np.flatnonzero(steps["sequence"] == sequence)
-            assert steps["pass"][mine].tolist() == list(range(len(witness.passes))), "a pass for each row"
+            assert steps["pass"][mine].tolist() == list(range(len(observer.passes))), "a pass for each row"
             start = int(file["/sequences/prompt_start"][sequence])
             prompt = int(file["/sequences/prompt_length"][sequence])
             assert file["/sequences/prompt_token"][start:start + prompt].tolist() == \
-                witness.passes[-1].tokens[sequence][:prompt].tolist()
+                observer.passes[-1].tokens[sequence][:prompt].tolist()
             k = int(file["/frames/keyframe"][mine[0]])
             state = part(file, "keyframe_token", "keyframe", k)
             history, changed, last, before_it = [], [], None, None
-            for row, one in zip(mine, witness.passes):
+            for row, one in zip(mine, observer.passes):
                 where = f"row {row}"
                 tokens = one.tokens[sequence]
                 assert steps["kind"][row] == one.kind, where
@@ -230,7 +230,7 @@ def compare(path, witness, final, *, size, mask, kv_heads, layers, bidirectional
                     moved = 0 if before_it is None else sum(a != b for a, b in zip(block, before_it))
                     history.append(step_of(one, sequence, size, kv_heads, layers, bidirectional, scale))
                     changed.append(moved)
-                    expected = dict(block_start=one.block_start, step=len(history), transferred=moved,
+                    expected = dict(block_start=one.block_start, step=len(history), changed=moved,
                                     masks_left=block.count(mask),
                                     context_length=len(tokens) - size if bidirectional else one.block_start)
                     got = {name: int(steps[name][row]) for name in expected}
