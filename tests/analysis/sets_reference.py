@@ -5,9 +5,14 @@ the reference for analysis/{recall,union_size,estimation_accuracy,query_statisti
 import collections
 import json
 import math
+import pathlib
+import sys
 
 import h5py
 import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
+from trace_arrays import stored_path
 
 DENOISE, COMMIT = 1, 2
 ENDED = (1, 2, 3)  # finish reasons: length, stop, replayed
@@ -47,6 +52,7 @@ class Trace:
         self.rows = int(self.file["/steps/committed"][0])
         self.step = {name: self.file["/steps/" + name][: self.rows] for name in self.file["steps"]
                      if name != "committed"}
+        self.step["changed"] = self.file[stored_path(self.file, "/steps/changed")][: self.rows]
         sequences = int(self.file["/sequences/committed"][0])
         self.aborted = self.file["/sequences/aborted"][:sequences]
         self.finish = self.file["/sequences/finish_reason"][:sequences]

@@ -2,10 +2,15 @@
 
 import json
 import os
+import pathlib
 import subprocess
+import sys
 
 import h5py
 import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
+from trace_arrays import stored_path
 
 # Shapes that a real run may have, as flags of make_trace.
 SHAPES = {
@@ -63,7 +68,7 @@ class Trace:
         self.rows = int(steps["committed"][0])
         for name in ("sequence", "kind", "block", "step", "context_length", "changed",
                      "recorded", "valid", "masks_left"):
-            setattr(self, name, steps[name][:self.rows])
+            setattr(self, name, self.file[stored_path(self.file, f"/steps/{name}")][:self.rows])
         aborted = self.file["/sequences/aborted"][:]
         self.blocks = {}  # (sequence, block) -> {step: row}
         for row in range(self.rows):

@@ -2,6 +2,20 @@
 
 import h5py
 
+# What docs/trace_format.md calls otherwise since schema 2.
+SCHEMA_1_NAMES = {
+    "/steps/changed": "/steps/transferred",
+    "/draft/target_rank_under_draft": "/draft/target_rank",
+    "/draft/target_probability_under_draft": "/draft/target_probability",
+    "/draft/drafted_rank_under_target": "/draft/draft_rank",
+    "/draft/drafted_probability_under_target": "/draft/draft_probability",
+}
+
+
+def stored_path(file, path):
+    """Where an open file of any schema holds what schema 2 calls `path`."""
+    return SCHEMA_1_NAMES.get(path, path) if int(file.attrs["format_version"]) == 1 else path
+
 
 def stored(file):
     """The datasets of an open file by path, unread."""
