@@ -112,6 +112,14 @@ void add_resolved(ModelConfig& config, const std::string& key, const nlohmann::j
   config.resolved.push_back({key, value.dump(), source});
 }
 
+std::vector<std::string> families_with(bool (*which)(const Family&)) {
+  std::vector<std::string> names;
+  for (const Family& family : family_table()) {
+    if (which(family)) names.push_back(family.name);
+  }
+  return names;
+}
+
 const Family& family_named(std::string_view name) {
   if (const Family* family = by_model_type(std::string(name))) return *family;
   throw CheckpointError(

@@ -110,6 +110,8 @@ struct Family {
 };
 
 const std::vector<Family>& family_table();
+/// The names of those that `which` holds for.
+std::vector<std::string> families_with(bool (*which)(const Family&));
 /// By `model_type`. Throws CheckpointError for an unknown one.
 const Family& family_named(std::string_view name);
 const Family& family_of(const ModelConfig& config);

@@ -278,7 +278,8 @@ void add_train_command(CLI::App& app, const Environment& environment) {
       ->add_option(
           "--family", run.family,
           "What the diffusion stage makes, block diffusion (sdar) or a bidirectional model (llada)")
-      ->check(CLI::IsMember(trained_families()))
+      ->check(CLI::IsMember(
+          families_with([](const Family& family) { return family.training.by_name; })))
       ->capture_default_str();
   command->add_option("-o,--out", run.out,
                       "Checkpoint folder (required to train); the backbone goes to OUT/backbone");

@@ -235,8 +235,9 @@ void check_decoding_fits(const CLI::App& app, const DecodeOptions& options) {
   for (const char* option : {"--strategy", "--denoising-steps", "--cache"}) {
     refuse_idle(app, option, !options.autoregressive(), kBlocks);
   }
+  const auto with_sub_blocks = [](const Family& family) { return family.sub_block_length > 0; };
   refuse_idle(app, "--sub-block-length", options.sub_blocks(),
-              "a model with sub-blocks (Fast_dLLM_Qwen)");
+              fmt::format("a model with sub-blocks ({})", list_of(families_with(with_sub_blocks))));
 }
 
 void load_frequencies(UnmaskingOptions& unmasking, const LoadedModel& model) {

@@ -314,14 +314,6 @@ ModelConfig needle_model_config() {
   return in_family(config, "sdar");
 }
 
-std::vector<std::string> trained_families() {
-  std::vector<std::string> names;
-  for (const Family& family : family_table()) {
-    if (family.training.by_name) names.push_back(family.name);
-  }
-  return names;
-}
-
 ModelConfig in_family(ModelConfig shapes, const std::string& name) {
   const Family& family = family_named(name);
   const std::string& backbone = family.training.backbone;

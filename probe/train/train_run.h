@@ -40,9 +40,6 @@ struct TrainRunOptions {
 /// Small shapes with head_dim != hidden / heads and 3 query heads per KV head: 2.2M parameters.
 ModelConfig needle_model_config();
 
-/// Those that --family offers.
-std::vector<std::string> trained_families();
-
 /// These shapes as a model of the family (or of its backbone's), as its entry fits them
 /// (FamilyTraining::fit). Throws UsageError for shapes that the family can't have.
 ModelConfig in_family(ModelConfig shapes, const std::string& name);

@@ -1,7 +1,9 @@
-// The table of model families: complete entries, and no second place that knows a family by its name.
+// The table of model families: complete entries, and no second place that knows a family by its
+// name.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <set>
