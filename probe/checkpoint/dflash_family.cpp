@@ -202,15 +202,15 @@ void record_dflash(const ConfigFile&, ModelConfig& config) {
 /// As z-lab's drafts have it.
 nlohmann::ordered_json dflash_config_json(const Family& family, const ModelConfig& config,
                                           const TrainedTokens& tokens) {
-  nlohmann::ordered_json json = qwen_config_json(qwen3_family(), config, tokens);
+  nlohmann::ordered_json keys = qwen_config_json(qwen3_family(), config, tokens);
   const DraftConfig& draft = *config.draft;
-  json["architectures"] = nlohmann::ordered_json::array({family.architectures.front()});
-  json["block_size"] = draft.block_size;
-  json["dflash_config"] = {{"mask_token_id", draft.mask_token_id},
+  keys["architectures"] = nlohmann::ordered_json::array({family.architectures.front()});
+  keys["block_size"] = draft.block_size;
+  keys["dflash_config"] = {{"mask_token_id", draft.mask_token_id},
                            {"target_layer_ids", draft.target_layers},
                            {"target_digest", draft.target_digest}};
-  json["num_target_layers"] = draft.num_target_layers;
-  return json;
+  keys["num_target_layers"] = draft.num_target_layers;
+  return keys;
 }
 
 }  // namespace

@@ -93,33 +93,33 @@ void read_qwen_layers(const ConfigFile& file, ModelConfig& config) {
 nlohmann::ordered_json qwen_config_json(const Family& family, const ModelConfig& config,
                                         const TrainedTokens& tokens,
                                         const nlohmann::ordered_json& own) {
-  nlohmann::ordered_json json;
-  json["architectures"] = nlohmann::ordered_json::array({family.architectures.front()});
-  json["attention_bias"] = false;
-  json["attention_dropout"] = 0.0;
-  json.update(own);
-  json["eos_token_id"] = tokens.end;
-  json["pad_token_id"] = tokens.end;
-  json["head_dim"] = config.head_dim;
-  json["hidden_act"] = "silu";
-  json["hidden_size"] = config.hidden_size;
-  json["initializer_range"] = 0.02;
-  json["intermediate_size"] = config.intermediate_size;
-  json["max_position_embeddings"] = config.max_position_embeddings;
-  json["model_type"] = family.name;
-  json["num_attention_heads"] = config.num_heads;
-  json["num_hidden_layers"] = config.num_layers;
-  json["num_key_value_heads"] = config.num_kv_heads;
-  json["rms_norm_eps"] = config.rms_norm_eps;
-  json["rope_scaling"] = nullptr;
-  json["rope_theta"] = config.rope.theta;
-  json["sliding_window"] = nullptr;
-  json["tie_word_embeddings"] = config.tie_word_embeddings;
-  json["torch_dtype"] = "bfloat16";
-  json["use_cache"] = true;
-  json["use_sliding_window"] = false;
-  json["vocab_size"] = config.vocab_size;
-  return json;
+  nlohmann::ordered_json keys;
+  keys["architectures"] = nlohmann::ordered_json::array({family.architectures.front()});
+  keys["attention_bias"] = false;
+  keys["attention_dropout"] = 0.0;
+  keys.update(own);
+  keys["eos_token_id"] = tokens.end;
+  keys["pad_token_id"] = tokens.end;
+  keys["head_dim"] = config.head_dim;
+  keys["hidden_act"] = "silu";
+  keys["hidden_size"] = config.hidden_size;
+  keys["initializer_range"] = 0.02;
+  keys["intermediate_size"] = config.intermediate_size;
+  keys["max_position_embeddings"] = config.max_position_embeddings;
+  keys["model_type"] = family.name;
+  keys["num_attention_heads"] = config.num_heads;
+  keys["num_hidden_layers"] = config.num_layers;
+  keys["num_key_value_heads"] = config.num_kv_heads;
+  keys["rms_norm_eps"] = config.rms_norm_eps;
+  keys["rope_scaling"] = nullptr;
+  keys["rope_theta"] = config.rope.theta;
+  keys["sliding_window"] = nullptr;
+  keys["tie_word_embeddings"] = config.tie_word_embeddings;
+  keys["torch_dtype"] = "bfloat16";
+  keys["use_cache"] = true;
+  keys["use_sliding_window"] = false;
+  keys["vocab_size"] = config.vocab_size;
+  return keys;
 }
 
 Family qwen2_family() {
