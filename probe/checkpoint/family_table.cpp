@@ -66,7 +66,7 @@ void refuse(const JsonObject& config, const Family& family) {
 }
 
 std::string attention_text(const Family& family) {
-  if (family.draft) return "a draft's: its block, and features of the target's layers";
+  if (family.draft) return "a draft sees its own block and features of its target's layers";
   switch (family.attention) {
     case FamilyAttention::causal:
       return "causal; block-causal with --mask-token-id and --block-length";
@@ -192,7 +192,7 @@ std::vector<std::pair<std::string, std::string>> family_facts(const Family& fami
   if (family.sub_block_length > 0) {
     add("sub-blocks", fmt::format("of {} positions by default", family.sub_block_length));
   }
-  add("norms", family.qk_norm ? "also of queries and keys, head by head" : "of layers alone");
+  add("norms", family.qk_norm ? "of layers, and of each head's queries and keys" : "of layers");
   add("biases", family.qkv_bias ? "on q, k and v" : "as config.json says");
   add("experts", family.experts ? "as config.json says" : "");
   const WeightNames& names = family.weights;
