@@ -17,6 +17,7 @@
 #include "command_line/options.h"
 #include "decode_record/base/error.h"
 #include "decode_record/files/output_file.h"
+#include "probe/checkpoint/family_table.h"
 #include "probe/run/device_option.h"
 #include "probe/run/ranks.h"
 #include "probe/tasks/prompts_file.h"
@@ -191,7 +192,7 @@ void run_command(const CLI::App& command, TrainFlags& flags, const Environment& 
                      std::to_string(64 << run.train.first_level));
   }
   check_shapes(run.model);
-  refuse_idle(command, "--head-dim", run.family != "llada",
+  refuse_idle(command, "--head-dim", family_named(run.family).key("head_dim") == "head_dim",
               "--family sdar: llada's heads have --hidden / --heads channels");
   run.model = in_family(run.model, run.family);
   if (flags.threads > 0) at::set_num_threads(flags.threads);
@@ -277,7 +278,8 @@ void add_train_command(CLI::App& app, const Environment& environment) {
       ->add_option(
           "--family", run.family,
           "What the diffusion stage makes, block diffusion (sdar) or a bidirectional model (llada)")
-      ->check(CLI::IsMember({"sdar", "llada"}))
+      ->check(CLI::IsMember(
+          families_with([](const Family& family) { return family.training.by_name; })))
       ->capture_default_str();
   command->add_option("-o,--out", run.out,
                       "Checkpoint folder (required to train); the backbone goes to OUT/backbone");

@@ -13,6 +13,7 @@
 #include "decode_record/base/error.h"
 #include "decode_record/files/command_files.h"
 #include "decode_record/files/scratch_folder.h"
+#include "probe/checkpoint/family_table.h"
 #include "probe/train/evaluation.h"
 #include "probe/train/train_settings.h"
 
@@ -310,23 +311,14 @@ ModelConfig needle_model_config() {
   config.rms_norm_eps = 1e-6;
   config.rope.theta = 1e4;
   config.tie_word_embeddings = true;
-  config.qk_norm = true;
-  return config;
+  return in_family(config, "sdar");
 }
 
-ModelConfig in_family(ModelConfig shapes, const std::string& family) {
-  if (family != "llada") return shapes;
-  if (shapes.hidden_size % (2 * shapes.num_heads) != 0) {
-    throw UsageError(fmt::format(
-        "--hidden: expected an even multiple of the {} --heads in the family llada, got {}",
-        shapes.num_heads, shapes.hidden_size));
-  }
-  shapes.model_type = "llada";
-  shapes.head_dim = shapes.hidden_size / shapes.num_heads;
-  shapes.rms_norm_eps = 1e-5;
-  shapes.qk_norm = false;
-  shapes.rope_in_float32 = true;
-  shapes.attention_bidirectional = true;
+ModelConfig in_family(ModelConfig shapes, const std::string& name) {
+  const Family& family = family_named(name);
+  const std::string& backbone = family.training.backbone;
+  set_family(backbone.empty() ? family : family_named(backbone), shapes);
+  family.training.fit(shapes);
   return shapes;
 }
 
