@@ -232,3 +232,13 @@ BLOCKSCOPE_LAUNCHES(BLOCKSCOPE_LAUNCH)
 #undef BLOCKSCOPE_LAUNCH
 
 }  // namespace blockscope
+
+// Their kernels and launches, but split_attention's: for the one file of a backend that compiles
+// them.
+#if defined(BLOCKSCOPE_COMPILES_LAUNCHES)
+#include "kernels/cuda/page_device.cuh"
+#include "kernels/cuda/prefill_device.cuh"
+#include "kernels/cuda/row_device.cuh"
+#include "kernels/cuda/row_ops_device.cuh"
+#include "kernels/cuda/top_k_device.cuh"
+#endif
