@@ -201,9 +201,9 @@ at::Tensor token_page_scores(const at::Tensor& q, const PageBounds& bounds,
 
 namespace {
 
-at::Tensor scores_on(const char* op, const DeviceQueue& queue, const at::Tensor& q,
-                     const PageBounds& bounds, const at::Tensor& ext_len, int64_t page_size,
-                     bool per_token) {
+at::Tensor device_scores(const char* op, const DeviceQueue& queue, const at::Tensor& q,
+                         const PageBounds& bounds, const at::Tensor& ext_len, int64_t page_size,
+                         bool per_token) {
   check_page_size(op, page_size);
   check_query(op, q, q.device());
   const AttentionSizes sizes =
@@ -271,13 +271,13 @@ PageBounds page_bounds_on(const DeviceQueue& queue, const at::Tensor& k_ext,
 
 at::Tensor page_scores_on(const DeviceQueue& queue, const at::Tensor& q, const PageBounds& bounds,
                           const at::Tensor& ext_len, int64_t page_size) {
-  return scores_on("page_scores", queue, q, bounds, ext_len, page_size, false);
+  return device_scores("page_scores", queue, q, bounds, ext_len, page_size, false);
 }
 
 at::Tensor token_page_scores_on(const DeviceQueue& queue, const at::Tensor& q,
                                 const PageBounds& bounds, const at::Tensor& ext_len,
                                 int64_t page_size) {
-  return scores_on("token_page_scores", queue, q, bounds, ext_len, page_size, true);
+  return device_scores("token_page_scores", queue, q, bounds, ext_len, page_size, true);
 }
 
 TORCH_LIBRARY_FRAGMENT(blockscope, m) {

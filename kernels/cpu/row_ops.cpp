@@ -14,6 +14,7 @@
 #include "kernels/simd/row_kernels.h"
 
 namespace blockscope {
+
 at::Tensor rms_norm_rows(const at::Tensor& x, const at::Tensor& weight, double eps,
                          bool weight_first) {
   if (const DeviceScope device{x}) {
