@@ -155,7 +155,7 @@ void run(DeviceFloat type, int dim, uint64_t seed) {
   std::vector<int32_t> sizes(kKvHeads);
   all.bits = seen.data();
   all.sizes = sizes.data();
-  emulated::launch_union(all, nullptr);
+  emulated::launch_count_union(all, nullptr);
 
   SelectCall select;
   select.sequences = 1;

@@ -23,3 +23,10 @@ struct LoopVariants {
 };
 
 }  // namespace blockscope
+
+// The arguments of LoopVariants: constants that cmake/instruction_sets.cmake made.
+#if defined(__x86_64__)
+#define BLOCKSCOPE_VARIANTS_OF(constant) &constant##Avx512, &constant##Avx2, constant##Baseline
+#else
+#define BLOCKSCOPE_VARIANTS_OF(constant) nullptr, nullptr, constant##Baseline
+#endif

@@ -1,29 +1,53 @@
-"""What autograd and FakeTensor have to know of the operators: gradients, and results on tensors without data."""
+"""Attention over an external and an internal side of the keys, and its gradients (see :mod:`._backward`)."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 from ._backward import attention_backward, prefill_backward, set_backward
-from ._library import NAMES
-
-Grad = Optional[Tensor]
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+from ._operator import Grad, cast, lengths_of, operator, plus, scale_of, wide
 
 
-def _plus(a: Grad, b: Grad) -> Grad:
-    return b if a is None else a if b is None else a + b
+__all__ = [
+    "SplitAttention", "SourcedAttention", "PartialAttention", "MergedAttention", "split_attention", "reuse_attention",
+    "gather_attention", "unselected_attention", "prefill_attention", "merge_attention",
+]
 
 
-def _cast(gradient: Grad, like: Tensor) -> Grad:
-    return None if gradient is None else gradient.to(like.dtype)
+class SplitAttention(NamedTuple):
+    out: Tensor  #: [S, H, T, D] dtype of q: attention over all keys
+    external: Tensor  #: [S, H, T, D] float32: A_out, over the external keys alone
+    lse_external: Tensor  #: [S, H, T] float32: L_out
+    internal: Tensor  #: [S, H, T, D] float32: A_in, over the internal keys alone
+    lse_internal: Tensor  #: [S, H, T] float32: L_in
+
+
+class SourcedAttention(NamedTuple):
+    """As :class:`SplitAttention`, with the external pair that was used."""
+
+    out: Tensor  #: [S, H, T, D] dtype of q
+    external: Tensor  #: [S, H, T, D] float32
+    lse_external: Tensor  #: [S, H, T] float32
+    internal: Tensor  #: [S, H, T, D] float32
+    lse_internal: Tensor  #: [S, H, T] float32
+    keys_read: Tensor  #: [S, K] int64: external keys read
+
+
+class PartialAttention(NamedTuple):
+    output: Tensor  #: [S, H, T, D] float32
+    lse: Tensor  #: [S, H, T] float32
+
+
+class MergedAttention(NamedTuple):
+    out: Tensor  #: [..., D] dtype of the parts
+    lse: Tensor  #: [...] float32
+
+
+# --- gradients: a pair of functions before each operator, in the order of the schema's arguments
 
 
 def _shares(parts: Sequence[tuple[Tensor, Tensor]], grad_out: Grad, grad_lse: Grad) -> list[tuple[Grad, Grad]]:
@@ -33,11 +57,11 @@ def _shares(parts: Sequence[tuple[Tensor, Tensor]], grad_out: Grad, grad_lse: Gr
         return [(None, None)] * len(parts)
     lses = torch.stack([lse for _, lse in parts])
     weights = (lses - torch.logsumexp(lses, 0)).exp().masked_fill(lses == -torch.inf, 0).unsqueeze(-1)
-    outputs = [_wide(output).masked_fill(weight == 0, 0) for (output, _), weight in zip(parts, weights)]
+    outputs = [wide(output).masked_fill(weight == 0, 0) for (output, _), weight in zip(parts, weights)]
     if grad_out is None:
         return [(None, weight.squeeze(-1) * grad_lse) for weight in weights]
     merged = sum(output * weight for output, weight in zip(outputs, weights))
-    grad_out = _wide(grad_out)
+    grad_out = wide(grad_out)
     shares = []
     for output, weight in zip(outputs, weights):
         through_lse = (grad_out * (output - merged)).sum(-1)
@@ -65,8 +89,8 @@ class _Sides:
         if residual[0] is not None:
             parts.append(residual)  # type: ignore[arg-type]
         shares = _shares(parts, grad_out, None)
-        self.of_external = (_plus(shares[0][0], grad_external), _plus(shares[0][1], grad_lse_external))
-        self.of_internal = (_plus(shares[1][0], grad_internal), _plus(shares[1][1], grad_lse_internal))
+        self.of_external = (plus(shares[0][0], grad_external), plus(shares[0][1], grad_lse_external))
+        self.of_internal = (plus(shares[1][0], grad_internal), plus(shares[1][1], grad_lse_internal))
         self.of_residual = shares[2] if len(parts) == 3 else (None, None)
 
     @staticmethod
@@ -97,14 +121,11 @@ class _Sides:
                             self.lse_external, *grads, self.scale, with_keys)
 
     def query(self, external: Grad, internal: Grad) -> Grad:
-        return _cast(_plus(external, internal), self.q)
+        return cast(plus(external, internal), self.q)
 
 
 def _keys(wanted: bool, dk: Grad, dv: Grad) -> tuple[Grad, Grad]:
     return (dk, dv) if wanted else (None, None)
-
-
-# --- attention: one pair of functions for each operator, in the order of the schema's arguments
 
 
 def _split_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -118,6 +139,25 @@ def _split(ctx: Any, *grads: Grad) -> tuple[Grad, ...]:
     dq_ext, *d_ext = sides.external_gradients(None, outer)
     dq_in, *d_in = sides.internal_gradients(inner)
     return (sides.query(dq_ext, dq_in), *_keys(outer, *d_ext), None, *_keys(inner, *d_in), None)
+
+
+_split_attention = operator("split_attention", _split, _split_setup)
+
+
+def split_attention(
+    q: Tensor, k_ext: Tensor, v_ext: Tensor, k_in: Tensor, v_in: Tensor, *, ext_len: Tensor | int | None = None,
+    scale: float | None = None,
+) -> SplitAttention:
+    """Attention split at the block boundary (FlashBlock, arXiv 2602.05305, eqs. 3-7), in one pass over the keys and
+    without subtraction.
+
+    q [S, H, T, D]; k_ext, v_ext [S, K, N, D]: the prefix; k_in, v_in [S, K, T_in, D]: the block. Every query sees
+    the first ext_len external keys and all internal ones.
+
+    Gradients: of q and all keys and values, through all five results.
+    """
+    return SplitAttention(*_split_attention(
+        q, k_ext, v_ext, lengths_of(ext_len, q.shape[0], k_ext.shape[2]), k_in, v_in, scale_of(q, scale)))
 
 
 def _reuse_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -143,6 +183,26 @@ def _reuse(ctx: Any, *grads: Grad) -> tuple[Grad, ...]:
             None)
 
 
+_reuse_attention = operator("reuse_attention", _reuse, _reuse_setup)
+
+
+def reuse_attention(
+    q: Tensor, k_ext: Tensor, v_ext: Tensor, k_in: Tensor, v_in: Tensor, cached_external: Tensor, cached_lse: Tensor,
+    reuse_mask: Tensor, *, ext_len: Tensor | int | None = None, scale: float | None = None,
+) -> SourcedAttention:
+    """:func:`split_attention` in which some query heads take their external pair from an earlier step (FlashBlock,
+    section 4.2). A KV head's prefix is read only if one of its query heads needs it; keys_read is 0 elsewhere.
+
+    cached_external [S, H, T, D], cached_lse [S, H, T]: float32; reuse_mask [H] or [S, H] bool on the CPU.
+
+    Gradients: as of split_attention; where a head reuses they go to cached_external and cached_lse, and none to the
+    external keys and values.
+    """
+    return SourcedAttention(*_reuse_attention(
+        q, k_ext, v_ext, lengths_of(ext_len, q.shape[0], k_ext.shape[2]), k_in, v_in, cached_external, cached_lse,
+        reuse_mask, scale_of(q, scale)))
+
+
 def _gather_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k_ext, v_ext, ext_len, index, k_in, v_in, ctx.scale, dense, residual, lse_residual = inputs
     _Sides.save(ctx, (q, k_ext, v_ext, ext_len, k_in, v_in), output, index, dense, residual, lse_residual)
@@ -158,6 +218,28 @@ def _gather(ctx: Any, *grads: Grad) -> tuple[Grad, ...]:
             *sides.of_residual)
 
 
+_gather_attention = operator("gather_attention", _gather, _gather_setup)
+
+
+def gather_attention(
+    q: Tensor, k_ext: Tensor, v_ext: Tensor, index: Tensor, k_in: Tensor, v_in: Tensor, *,
+    ext_len: Tensor | int | None = None, scale: float | None = None, dense: Tensor | None = None,
+    residual: Tensor | None = None, lse_residual: Tensor | None = None,
+) -> SourcedAttention:
+    """:func:`split_attention` over a set of the external keys (MAGE, algorithm 1, phase 2): every query of a KV head
+    sees the keys of its set and all internal keys; nothing else is read.
+
+    index [S, K, k] int32, in any order, no key twice, -1 for none, such as block_topk's, on the device of q. dense [S]
+    bool on the CPU: sequences that read their whole prefix. residual [S, H, T, D], lse_residual [S, H, T], float32:
+    attention over keys outside the set, merged into ``out`` as a third part (FlashBlock, appendix D); lse -inf: none.
+
+    Gradients: as of split_attention, to the keys and values that were read, and to both residuals. index has none.
+    """
+    return SourcedAttention(*_gather_attention(
+        q, k_ext, v_ext, lengths_of(ext_len, q.shape[0], k_ext.shape[2]), index, k_in, v_in, scale_of(q, scale), dense,
+        residual, lse_residual))
+
+
 def _unselected_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.scale = inputs[5]
     ctx.save_for_backward(*inputs[:5], *output)
@@ -169,7 +251,20 @@ def _unselected(ctx: Any, *grads: Grad) -> tuple[Grad, ...]:
     outer = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
     dq, dk, dv = set_backward(q, k_ext, v_ext, ext_len, index, None, True, output, lse,
                               *_given(grads, output, lse), ctx.scale, outer)  # type: ignore[arg-type]
-    return (_cast(dq, q), *_keys(outer, dk, dv), None, None, None)
+    return (cast(dq, q), *_keys(outer, dk, dv), None, None, None)
+
+
+_unselected_attention = operator("unselected_attention", _unselected, _unselected_setup)
+
+
+def unselected_attention(
+    q: Tensor, k_ext: Tensor, v_ext: Tensor, index: Tensor, *, ext_len: Tensor | int | None = None,
+    scale: float | None = None,
+) -> PartialAttention:
+    """Attention over the external keys outside the set: the residual that :func:`gather_attention` takes at later
+    steps. Shapes and index as there. Gradients: of q and the keys and values that were read."""
+    return PartialAttention(*_unselected_attention(
+        q, k_ext, v_ext, lengths_of(ext_len, q.shape[0], k_ext.shape[2]), index, scale_of(q, scale)))
 
 
 def _prefill_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -183,6 +278,24 @@ def _prefill(ctx: Any, grad: Tensor) -> tuple[Grad, ...]:
     return dq.to(q.dtype), dk, dv, None, None, None, None
 
 
+_prefill_attention = operator("prefill_attention", _prefill, _prefill_setup)
+
+
+def prefill_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, block_length: int, lengths: Tensor | int | None = None, query_start: int = 0,
+    scale: float | None = None,
+) -> Tensor:
+    """Block-causal attention over a sequence's own keys -> [S, H, T, D], dtype of q.
+
+    q [S, H, T, D]; k, v [S, K, N, D]; lengths as ext_len. The query at position p = query_start + t sees keys
+    [0, min(lengths[s], (p // block_length + 1) * block_length)); block_length 1 is causal. Without keys: 0.
+
+    Gradients: of q, k and v; scores are made anew, as no LSE is kept.
+    """
+    return _prefill_attention(
+        q, k, v, lengths_of(lengths, q.shape[0], k.shape[2]), block_length, scale_of(q, scale), query_start)
+
+
 def _merge_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.parts = len(inputs[0])
     ctx.save_for_backward(*inputs[0], *inputs[1])
@@ -192,148 +305,16 @@ def _merge_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 def _merge(ctx: Any, grad_out: Grad, grad_lse: Grad) -> tuple[list[Grad], list[Grad]]:
     outputs, lses = ctx.saved_tensors[:ctx.parts], ctx.saved_tensors[ctx.parts:]
     shares = _shares(list(zip(outputs, lses)), grad_out, grad_lse)
-    return [_cast(share[0], output) for share, output in zip(shares, outputs)], [share[1] for share in shares]
+    return [cast(share[0], output) for share, output in zip(shares, outputs)], [share[1] for share in shares]
 
 
-# --- rows
+_merge_attention = operator("merge_attention", _merge, _merge_setup)
 
 
-def _similarity_setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def merge_attention(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> MergedAttention:
+    """Merges attention over disjoint key sets (FlashBlock, eqs. 8-9): any number of them, up to 64 on a GPU.
 
-
-def _similarity(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-    a, b = (_wide(x) for x in ctx.saved_tensors)
-    norms = [torch.linalg.vector_norm(x, dim=-1, keepdim=True) for x in (a, b)]
-    none = (norms[0] == 0) | (norms[1] == 0)  # the cosine is 0 there by definition, and stays 0
-    a, b = (x / norm for x, norm in zip((a, b), norms))
-    cosine, grad = (a * b).sum(-1, keepdim=True), grad.unsqueeze(-1)
-    found = [grad * (other - cosine * one) / norm for one, other, norm in ((a, b, norms[0]), (b, a, norms[1]))]
-    d_a, d_b = (x.masked_fill(none, 0).to(like.dtype) for x, like in zip(found, ctx.saved_tensors))
-    return d_a, d_b
-
-
-def _norm_gradients(x: Tensor, weight: Tensor, eps: float, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Of x / sqrt(mean(x^2) + eps) * weight, x and grad [..., W] wide: dx, and dweight [W] wide."""
-    inverse = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
-    normed, weighted = x * inverse, grad * weight.to(x.dtype)
-    dx = inverse * (weighted - normed * (weighted * normed).mean(-1, keepdim=True))
-    return dx, (grad * normed).flatten(0, -2).sum(0)
-
-
-def _norm_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, ctx.eps, _ = inputs
-    ctx.save_for_backward(x, weight)
-
-
-def _norm(ctx: Any, grad: Tensor) -> tuple[Grad, ...]:
-    x, weight = ctx.saved_tensors
-    dx, dweight = _norm_gradients(_wide(x), weight, ctx.eps, _wide(grad))
-    return dx.to(x.dtype), dweight.to(weight.dtype), None, None
-
-
-def _add_norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.eps = inputs[3]
-    ctx.save_for_backward(output[0], inputs[2])
-
-
-def _add_norm(ctx: Any, grad_sum: Tensor, grad_norm: Tensor) -> tuple[Grad, ...]:
-    total, weight = ctx.saved_tensors
-    dx, dweight = _norm_gradients(_wide(total), weight, ctx.eps, _wide(grad_norm))
-    dx = (dx + _wide(grad_sum)).to(total.dtype)
-    return dx, dx, dweight.to(weight.dtype), None, None
-
-
-def _rotate_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, q_weight, k_weight, cos, sin, ctx.eps, _ = inputs
-    ctx.save_for_backward(q, k, q_weight, k_weight, cos, sin)
-
-
-def _rotate_one(x: Tensor, weight: Grad, cos: Tensor, sin: Tensor, eps: float, grad: Tensor) -> tuple[Any, ...]:
-    """dx, dweight, dcos and dsin of one of the two; y = x cos + rotate_half(x) sin over the first R channels."""
-    turning = cos.shape[-1]
-    grad, cos, sin = _wide(grad), _wide(cos), _wide(sin)
-    head, tail = grad[..., :turning], grad[..., turning:]
-    by_sine = head * sin
-    low, high = by_sine.chunk(2, -1)
-    d_normed = torch.cat([head * cos + torch.cat([high, -low], -1), tail], -1)
-    wide = _wide(x)
-    normed = wide
-    if weight is not None:
-        normed = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.to(wide.dtype)
-    low, high = normed[..., :turning].chunk(2, -1)
-    d_cos, d_sin = (z.sum_to_size(cos.shape)
-                    for z in (head * normed[..., :turning], head * torch.cat([-high, low], -1)))
-    if weight is None:
-        return d_normed.to(x.dtype), None, d_cos, d_sin
-    dx, dweight = _norm_gradients(wide, weight, eps, d_normed)
-    return dx.to(x.dtype), dweight.to(weight.dtype), d_cos, d_sin
-
-
-def _rotate(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> tuple[Grad, ...]:
-    q, k, q_weight, k_weight, cos, sin = ctx.saved_tensors
-    dq, d_q_weight, *by_q = _rotate_one(q, q_weight, cos, sin, ctx.eps, grad_q)
-    dk, d_k_weight, *by_k = _rotate_one(k, k_weight, cos, sin, ctx.eps, grad_k)
-    d_cos, d_sin = ((one + other).to(cos.dtype) for one, other in zip(by_q, by_k))
-    return dq, dk, d_q_weight, d_k_weight, d_cos, d_sin, None, None
-
-
-def _gate_setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _gate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-    gate, up = ctx.saved_tensors
-    wide, grad = _wide(gate), _wide(grad)
-    sigmoid = wide.sigmoid()
-    return ((grad * _wide(up) * sigmoid * (1 + wide * (1 - sigmoid))).to(gate.dtype),
-            (grad * wide * sigmoid).to(up.dtype))
-
-
-_GRADIENTS: dict[str, tuple[Callable[..., Any], Callable[..., None]]] = {
-    "split_attention": (_split, _split_setup),
-    "reuse_attention": (_reuse, _reuse_setup),
-    "gather_attention": (_gather, _gather_setup),
-    "unselected_attention": (_unselected, _unselected_setup),
-    "prefill_attention": (_prefill, _prefill_setup),
-    "merge_attention": (_merge, _merge_setup),
-    "cross_step_similarity": (_similarity, _similarity_setup),
-    "rms_norm_rows": (_norm, _norm_setup),
-    "add_rms_norm_rows": (_add_norm, _add_norm_setup),
-    "norm_rotate_rows": (_rotate, _rotate_setup),
-    "silu_multiply": (_gate, _gate_setup),
-}
-
-
-def _choice(ctx: Any, *grads: Grad) -> None:
-    raise AssertionError("a result that is marked not differentiable got a gradient")
-
-
-def _choice_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """What only chooses keys has no gradient: its results don't require one, as those of torch.argmax."""
-    ctx.mark_non_differentiable(*(output if isinstance(output, tuple) else (output,)))
-
-
-def _any_device(name: str) -> Callable[..., Any]:
-    """The C++ Meta kernel of an operator, for FakeTensor too. FakeTensor by itself calls it with tensors of one device
-    only, and lengths and masks stay on the CPU. It looks at shapes and makes empty tensors like its first argument, so
-    fake tensors can be handed to it as they are."""
-    kernel = torch.library.get_kernel(f"blockscope::{name}", "Meta")
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
-    arguments = getattr(torch.ops.blockscope, name).default._schema.arguments
-
-    def fake(*args: Any, **named: Any) -> Any:
-        # What equals its default was left out on the way here; a boxed call takes everything.
-        rest = (named.get(argument.name, argument.default_value) for argument in arguments[len(args):])
-        return kernel.call_boxed(keys, *args, *rest)
-
-    return fake
-
-
-@functools.cache
-def register() -> None:
-    """After the library is loaded; once per process, also where the package is imported again."""
-    for name in NAMES:
-        torch.library.register_fake(f"blockscope::{name}", _any_device(name), allow_override=True)
-        backward, setup = _GRADIENTS.get(name, (_choice, _choice_setup))
-        torch.library.register_autograd(f"blockscope::{name}", backward, setup_context=setup)
+    outputs: [..., D] of one dtype; lses: [...] float32, one for each. A part whose lse is -inf is left out, whatever
+    its output holds. Gradients: of all parts, through both results.
+    """
+    return MergedAttention(*_merge_attention(list(outputs), list(lses)))
