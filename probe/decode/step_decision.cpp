@@ -180,18 +180,7 @@ StepDecision replayed_tokens(const ReplayStep& step, const StepInput& input, int
   return decision;
 }
 
-}  // namespace
-
-bool masks_alone(const DecodeOptions& options) {
-  return !options.autoregressive() && best_alone(options.sampling, needs_of(options));
-}
-
-bool schedule_spent(const UnmaskingOptions& options, const ChoiceMemory& memory, int64_t steps) {
-  if (options.quota != Quota::kCarry) return steps >= options.denoising_steps;
-  const bool chosen_all = memory.chosen >= options.block_length;
-  return steps >= (chosen_all ? options.denoising_steps : most_steps(options));
-}
-
+/// The same logits [S, B, V], with NaN at the positions that the pass does not predict.
 at::Tensor predicted_logits(const at::Tensor& logits, const std::vector<StepInput>& inputs) {
   at::Tensor shown = logits;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -207,10 +196,39 @@ at::Tensor predicted_logits(const at::Tensor& logits, const std::vector<StepInpu
   return shown;
 }
 
+/// Which positions the logits [R, V] of a pass that predicts masks alone are of, by sequence.
 std::vector<std::vector<bool>> predicted_by(const std::vector<StepInput>& inputs) {
   std::vector<std::vector<bool>> predicted;
   for (const StepInput& input : inputs) predicted.push_back(input.predicted);
   return predicted;
+}
+
+}  // namespace
+
+bool masks_alone(const DecodeOptions& options, const BlockDiffusionModel& model,
+                 const Watcher& watcher) {
+  const DecodeObserver* observer = watcher.observer();
+  return (observer == nullptr || !observer->wants_every_prediction()) &&
+         !options.autoregressive() && best_alone(options.sampling, needs_of(options)) &&
+         model.logits_stand_alone();
+}
+
+bool schedule_spent(const UnmaskingOptions& options, const ChoiceMemory& memory, int64_t steps) {
+  if (options.quota != Quota::kCarry) return steps >= options.denoising_steps;
+  const bool chosen_all = memory.chosen >= options.block_length;
+  return steps >= (chosen_all ? options.denoising_steps : most_steps(options));
+}
+
+void show_logits(Watcher& watcher, const PassContext& context, const std::vector<int64_t>& slots,
+                 const std::vector<StepInput>& inputs, const at::Tensor& logits) {
+  if (watcher.observer() == nullptr || !watcher.observer()->wants_logits()) return;
+  watcher.show([&](DecodeObserver& observer) {
+    if (logits.dim() == 2) {
+      observer.on_masked_logits(context, slots, predicted_by(inputs), logits);
+    } else {
+      observer.on_logits(context, slots, predicted_logits(logits, inputs));
+    }
+  });
 }
 
 std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::Tensor& logits,
