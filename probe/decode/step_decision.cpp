@@ -205,11 +205,14 @@ std::vector<std::vector<bool>> predicted_by(const std::vector<StepInput>& inputs
 
 }  // namespace
 
+bool masks_alone(const DecodeOptions& options) {
+  return !options.autoregressive() && best_alone(options.sampling, needs_of(options));
+}
+
 bool masks_alone(const DecodeOptions& options, const BlockDiffusionModel& model,
                  const Watcher& watcher) {
   const DecodeObserver* observer = watcher.observer();
-  return (observer == nullptr || !observer->wants_every_prediction()) &&
-         !options.autoregressive() && best_alone(options.sampling, needs_of(options)) &&
+  return (observer == nullptr || !observer->wants_every_prediction()) && masks_alone(options) &&
          model.logits_stand_alone();
 }
 

@@ -46,8 +46,9 @@ struct StepInput {
   bool first_only = false;           // take the block's first position, whatever the strategy
 };
 
-/// Whether the masked positions are all that a step has to predict, so that their rows alone may go
-/// through the LM head: of these options, with this model, for whoever watches.
+/// Whether the masked positions are all that a step of these options has to predict, so that their
+/// rows alone may go through the LM head; and with this model, for whoever watches.
+bool masks_alone(const DecodeOptions& options);
 bool masks_alone(const DecodeOptions& options, const BlockDiffusionModel& model,
                  const Watcher& watcher);
 
