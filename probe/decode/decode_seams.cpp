@@ -13,9 +13,13 @@
 
 namespace blockscope {
 
-DecodeSeams::DecodeSeams(const DecodeSeamsOptions& options, AttentionPolicy& policy, KvCache& cache,
+DecodeSeams::DecodeSeams(const DecodeOptions& options, AttentionPolicy& policy, KvCache& cache,
                          Watcher& watcher)
-    : ObservedSeams(watcher, options.shadow), options_(options), policy_(policy), cache_(cache) {}
+    : ObservedSeams(watcher, options.shadow),
+      options_(options),
+      policy_(policy),
+      cache_(cache),
+      block_cache_(options.block_cache()) {}
 
 void DecodeSeams::begin_prefill(const PassContext& context, int64_t slot, int64_t length,
                                 bool reads_last) {
@@ -32,7 +36,7 @@ void DecodeSeams::begin_blocks(const PassContext& context, const RowRange& rows)
   stored_.clear();
   for (const FusedCommit& commit : context.commits) {
     stored_.resize(context.sequences.size(), 0);
-    stored_[static_cast<size_t>(commit.slot)] = options_.block_length;
+    stored_[static_cast<size_t>(commit.slot)] = options_.block_length();
   }
   prefill_slot_ = -1;
   needed_.reset();
@@ -50,16 +54,16 @@ void DecodeSeams::end_pass() {
   }
   for (size_t slot = 0; slot < context_->sequences.size(); ++slot) {
     if (stores(context_->sequences[slot])) {
-      cache_.commit(static_cast<int64_t>(slot), options_.block_length);
+      cache_.commit(static_cast<int64_t>(slot), options_.block_length());
     }
   }
   for (const FusedCommit& commit : context_->commits) {
-    cache_.commit(commit.slot, options_.block_length);
+    cache_.commit(commit.slot, options_.block_length());
   }
 }
 
 bool DecodeSeams::stores(const SequencePass& sequence) const {
-  return options_.store_denoising || sequence.kind == PassKind::commit;
+  return options_.autoregressive() || sequence.kind == PassKind::commit;
 }
 
 void DecodeSeams::store(const AttentionInput& input, int64_t row, int64_t slot,
@@ -75,7 +79,7 @@ void DecodeSeams::store(const AttentionInput& input, int64_t row, int64_t slot,
 
 at::Tensor DecodeSeams::attention_block(int64_t layer, const AttentionLayer& weights,
                                         const at::Tensor& x, const RotaryRows& rotary) {
-  if (!needed_ || layer + 1 < options_.num_layers) {
+  if (!needed_ || layer + 1 < cache_.num_layers()) {
     return ForwardSeams::attention_block(layer, weights, x, rotary);
   }
   // Behind a prefill's last layer nothing is read but its keys and values.
@@ -98,7 +102,7 @@ at::Tensor DecodeSeams::prefill_attention_of(const AttentionInput& input) {
   const at::Tensor length = at::full({1}, committed + prefill_length_, at::kLong);
   return prefill_attention(input.q, cache_.stored_key(input.layer, prefill_slot_, prefill_length_),
                            cache_.stored_value(input.layer, prefill_slot_, prefill_length_), length,
-                           options_.block_length, input.scale,
+                           options_.block_length(), input.scale,
                            committed + prefill_length_ - input.q.size(2));
 }
 
@@ -110,7 +114,7 @@ AttentionInput DecodeSeams::with_block_keys(const AttentionInput& input) {
     block_key_.resize(layer + 1);
     block_value_.resize(layer + 1);
   }
-  if (rows_.count == options_.block_length) {
+  if (rows_.count == options_.block_length()) {
     block_key_[layer] = input.k;
     block_value_[layer] = input.v;
   } else {
@@ -168,17 +172,17 @@ at::Tensor DecodeSeams::fused_commits(const AttentionInput& input) {
 }
 
 at::Tensor DecodeSeams::denoising_attention(const AttentionInput& pass_input) {
-  AttentionInput input = options_.block_cache ? with_block_keys(pass_input) : pass_input;
+  AttentionInput input = block_cache_ ? with_block_keys(pass_input) : pass_input;
   const ExternalKeys external{cache_.key(input.layer, stored_), cache_.value(input.layer, stored_),
                               cache_.lengths(stored_)};
-  input.keep_weights = rows_.count == options_.block_length && wants_weights(input, external);
+  input.keep_weights = rows_.count == options_.block_length() && wants_weights(input, external);
   const AttentionParts used = policy_.attend(input, external);
   for (size_t slot = 0; slot < context_->sequences.size(); ++slot) {
     const SequencePass& pass = context_->sequences[slot];
     const auto row = static_cast<int64_t>(slot);
     if (stores(pass)) store(input, row, row, pass);
   }
-  show_attention(input, external, used, row_index_, options_.block_length);
+  show_attention(input, external, used, row_index_, options_.block_length());
   return used.out;
 }
 
@@ -196,7 +200,7 @@ void DecodeSeams::routed(int64_t layer, const RouterChoice& choice) {
 }
 
 at::Tensor DecodeSeams::shown_rows(const at::Tensor& hidden) const {
-  return among_block(without_commits(hidden), 1, row_index_, options_.block_length, kNaN);
+  return among_block(without_commits(hidden), 1, row_index_, options_.block_length(), kNaN);
 }
 
 }  // namespace blockscope

@@ -4,23 +4,16 @@
 
 #include <cstdint>
 
+#include "probe/decode/decoder.h"
 #include "probe/decode/kv_cache.h"
 #include "probe/decode/observed_seams.h"
 #include "probe/decode/sub_blocks.h"
 
 namespace blockscope {
 
-struct DecodeSeamsOptions {
-  int64_t num_layers = 1;
-  int64_t block_length = 1;
-  bool store_denoising = false;  // autoregressive: every pass commits its token
-  bool shadow = false;           // compute the exact values beside the policy
-  bool block_cache = false;      // one sequence, whose denoising passes may compute a part of B
-};
-
 class DecodeSeams : public ObservedSeams {
  public:
-  DecodeSeams(const DecodeSeamsOptions& options, AttentionPolicy& policy, KvCache& cache,
+  DecodeSeams(const DecodeOptions& options, AttentionPolicy& policy, KvCache& cache,
               Watcher& watcher);
 
   /// The pass to come: a prefill of `slot` with `length` positions, of which somebody reads the
@@ -50,9 +43,10 @@ class DecodeSeams : public ObservedSeams {
   at::Tensor without_commits(const at::Tensor& rows) const;
   void store(const AttentionInput& input, int64_t row, int64_t slot, const SequencePass& pass);
 
-  DecodeSeamsOptions options_;
+  const DecodeOptions& options_;
   AttentionPolicy& policy_;
   KvCache& cache_;
+  const bool block_cache_;  // one sequence, whose denoising passes may compute a part of B
   int64_t prefill_slot_ = -1;
   int64_t prefill_length_ = 0;
   std::optional<at::Tensor> needed_;  // rows of a prefill

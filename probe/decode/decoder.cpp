@@ -35,9 +35,7 @@ class BlockLoop final : public SlotLoop<SequenceState> {
         options_(options),
         block_length_(options.block_length()),
         cache_(cache_shape(model.config(), requests, options), model.dtype(), model.device()),
-        seams_({model.config().num_layers, block_length_, options.autoregressive(), options.shadow,
-                options.block_cache()},
-               policy, cache_, watcher_),
+        seams_(options, policy, cache_, watcher_),
         graphs_(model_, options.graphs) {
     for (const DecodeRequest& request : requests) {
       active_.push_back(initial_state(request, options));

@@ -119,12 +119,8 @@ SequencePass plan_pass(SequenceState& state, const DecodeOptions& options, int64
 
 StepInput step_input(SequenceState& state, const SequencePass& pass, const DecodeOptions& options) {
   const bool replayed = !options.autoregressive() && state.request->replayed;
-  return {pass,
-          state.tokens,
-          state.prompt_length,
-          pass.block_start,
-          replayed ? &state.request->replay[state.replay_cursor] : nullptr,
-          state.memory};
+  return {pass, state.tokens, state.prompt_length,
+          replayed ? &state.request->replay[state.replay_cursor] : nullptr, state.memory};
 }
 
 void advance(SequenceState& state, const SequencePass& pass, const StepDecision& decision,

@@ -34,7 +34,6 @@ struct StepInput {
   const SequencePass& pass;            // kind denoise
   const std::vector<int64_t>& tokens;  // the whole sequence as it went in, prompt and answer
   int64_t prompt_length = 0;           // the answer is everything behind it
-  int64_t block_start = 0;             // position in `tokens` of the logits' first row
   const ReplayStep* replay = nullptr;  // the recorded step to repeat; null: own choice
   ChoiceMemory& memory;
   std::vector<bool> predicted = {};  // [B] positions that the pass predicts, no other is decided;
