@@ -299,7 +299,7 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
                                : decode_options(flags.decoding, model);
   decode.shadow = flags.shadow;
   if (flags.replay.empty()) check_decoding_fits(command, decode);
-  check_policy_fits(policy_options, policy_site(decode));
+  check_policy_fits(policy_options, policy_site(decode), "--policy");
   const ChosenPolicy policy = choose_policy(policy_options, policy_model(model));
   const std::optional<Tokenizer> tokenizer = load_tokenizer(model);
   const Tokenizer* tokenizer_or_null = tokenizer.has_value() ? &*tokenizer : nullptr;

@@ -122,7 +122,7 @@ EvalReport evaluate_model(const CLI::App* command, const EvalFlags& flags, Model
   const DecodeOptions decode = decode_options(flags.decoding, model);
   if (command != nullptr) {
     check_decoding_fits(*command, decode);
-    check_policy_fits(read_policy(flags.policy), policy_site(decode));
+    check_policy_fits(read_policy(flags.policy), policy_site(decode), "--policy");
   }
   check_gen_length(flags.decoding.gen_length, decode);
   const PolicyOptions chosen = read_policy(flags.policy);
