@@ -120,13 +120,12 @@ StudyReport StagesStudy::report(const std::vector<nlohmann::json>& values) const
         fmt::format(" n = {} prompts, k = {}.", prompts_.size(), input_.options.set_sizes.back());
     report.tables.push_back(std::move(*table));
   }
-  report.csv_header = {"quantity", "model", "k", "step", "value", "n"};
+  report.csv.header = {"quantity", "model", "k", "step", "value", "n"};
   const ResultArray& means = stages.array("stages");
   for (size_t s = 0; s < means.axes[0].size(); ++s) {
     for (size_t m = 0; m < means.axes[1].size(); ++m) {
-      report.csv.push_back(
-          {means.axes[0].label(s), means.axes[1].label(m), "", "",
-           fmt::format("{:.6g}", means.at({s, m})),
+      report.csv.rows.push_back(
+          {means.axes[0].label(s), means.axes[1].label(m), "", "", six_digits(means.at({s, m})),
            std::to_string(means.terms.empty() ? 0 : means.terms[s * means.axes[1].size() + m])});
     }
   }
@@ -152,9 +151,8 @@ StudyReport StagesStudy::report(const std::vector<nlohmann::json>& values) const
     for (Curve& curve : curves_of(by_step, "step", "k", fmt::format("{}, k = ", name))) {
       for (size_t i = 0; i < curve.x.size(); ++i) {
         if (!std::isfinite(curve.y[i])) continue;
-        report.csv.push_back({"recall", name, curve.title.substr(curve.title.rfind(' ') + 1),
-                              fmt::format("{:g}", curve.x[i]), fmt::format("{:.6g}", curve.y[i]),
-                              ""});
+        report.csv.rows.push_back({"recall", name, curve.title.substr(curve.title.rfind(' ') + 1),
+                                   fmt::format("{:g}", curve.x[i]), six_digits(curve.y[i]), ""});
       }
       chart.curves.push_back(std::move(curve));
     }
