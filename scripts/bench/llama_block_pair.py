@@ -20,11 +20,10 @@ import llama_driver
 import pairs
 
 
-def figures(run):
-    milliseconds = {"ms a step": 1e3 * run["blocks_s"] / run["denoising_passes"], "prefill, ms": 1e3 * run["prefill_s"]}
-    if "tokens" in run:  # libllama's
-        milliseconds["of a step in llama_decode"] = 1e3 * run["forward_s"] / run["denoising_passes"]
-    return milliseconds
+def milliseconds(run):
+    steps = run["denoising_passes"]
+    return {"ms a step": 1e3 * run["blocks_s"] / steps, "of which in forward passes": 1e3 * run["forward_s"] / steps,
+            "prefill, ms": 1e3 * run["prefill_s"]}
 
 
 def main() -> None:
@@ -53,8 +52,8 @@ def main() -> None:
     _, tokens = pairs.decode_ours(a.model, prompt, decoding)
     equal = pairs.equal_tokens(a, tokens, both[flash]["tokens"])
     print(f"  {equal} of {a.gen_length} tokens equal; their flash attention {'on' if flash else 'off'}")
-    pairs.compare(a, "libllama", lambda: figures(pairs.time_ours(a.model, [*decoding, "--context", a.context])),
-                  lambda: figures(json.loads(driver(flash))))
+    pairs.compare(a, "libllama", lambda: milliseconds(pairs.time_ours(a.model, [*decoding, "--context", a.context])),
+                  lambda: milliseconds(json.loads(driver(flash))))
     pairs.finish(a, equal == a.gen_length)
 
 
