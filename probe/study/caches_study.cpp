@@ -179,9 +179,8 @@ class CachesStudy : public PromptStudy {
             {"seconds", counter.seconds}};
   }
 
-  // By method.
-  NumberTable table(const std::vector<CacheRun>& totals) const;
-  NumberTable csv(const std::vector<CacheRun>& totals) const;
+  static std::vector<TableCell> cells_of(const CacheMethod& method, const CacheRun& total);
+  /// `totals`: by method.
   Figure bars(const std::vector<CacheRun>& totals, const char* y_label,
               double (*value)(const CacheRun&)) const;
 
@@ -189,37 +188,23 @@ class CachesStudy : public PromptStudy {
   std::string left_out_;  // what does not go together
 };
 
-NumberTable CachesStudy::table(const std::vector<CacheRun>& totals) const {
-  NumberTable table{{"strategy", "cache", "accuracy", "passes", "tokens/pass", "rows", "saved",
-                     "tokens/s", "equal"},
-                    {}};
-  for (size_t m = 0; m < methods_.size(); ++m) {
-    const CacheRun& total = totals[m];
-    const auto n = static_cast<double>(std::max<int64_t>(total.prompts, 1));
-    table.rows.push_back({methods_[m].strategy, methods_[m].cache, percent_number(total.accuracy()),
-                          fmt::format("{:.1f}", static_cast<double>(total.passes) / n),
-                          fmt::format("{:.2f}", total.tokens_per_pass()),
-                          fmt::format("{:.0f}", total.rows / n), percent_number(total.saved()),
-                          fmt::format("{:.1f}", total.speed()), percent_number(total.agreement())});
-  }
-  return table;
-}
-
-NumberTable CachesStudy::csv(const std::vector<CacheRun>& totals) const {
-  NumberTable table{
-      {"strategy", "cache", "prompts", "accuracy", "passes", "tokens", "rows", "rows_uncached",
-       "seconds", "tokens_per_pass", "saved", "tokens_per_s", "equal"},
-      {}};
-  for (size_t m = 0; m < methods_.size(); ++m) {
-    const CacheRun& total = totals[m];
-    table.rows.push_back({methods_[m].strategy, methods_[m].cache, std::to_string(total.prompts),
-                          six_digits(total.accuracy()), std::to_string(total.passes),
-                          std::to_string(total.tokens), six_digits(total.rows),
-                          six_digits(total.whole), six_digits(total.seconds),
-                          six_digits(total.tokens_per_pass()), six_digits(total.saved()),
-                          six_digits(total.speed()), six_digits(total.agreement())});
-  }
-  return table;
+std::vector<TableCell> CachesStudy::cells_of(const CacheMethod& method, const CacheRun& total) {
+  const auto n = static_cast<double>(std::max<int64_t>(total.prompts, 1));
+  return {{"strategy", "strategy", method.strategy},
+          {"cache", "cache", method.cache},
+          {"", "prompts", total.prompts},
+          {"accuracy", "accuracy", total.accuracy(), percent_number},
+          {"passes", "", static_cast<double>(total.passes) / n, decimals<1>},
+          {"", "passes", total.passes},
+          {"", "tokens", total.tokens},
+          {"", "rows", total.rows},
+          {"", "rows_uncached", total.whole},
+          {"", "seconds", total.seconds},
+          {"tokens/pass", "tokens_per_pass", total.tokens_per_pass()},
+          {"rows", "", total.rows / n, decimals<0>},
+          {"saved", "saved", total.saved(), percent_number},
+          {"tokens/s", "tokens_per_s", total.speed(), decimals<1>},
+          {"equal", "equal", total.agreement(), percent_number}};
 }
 
 /// `value`: a bar's length, by run.
@@ -250,7 +235,8 @@ StudyReport CachesStudy::report(const std::vector<nlohmann::json>& values) const
   }
   StudyReport report;
   report.tables = {
-      {"caches", "Caches by strategy",
+      {"caches",
+       "Caches by strategy",
        fmt::format("n = {} prompts. Passes and rows: means over prompts; a row is a "
                    "position whose attention and FFN a pass computed, mean over "
                    "layers. Saved: of the rows that these passes would compute "
@@ -258,8 +244,12 @@ StudyReport CachesStudy::report(const std::vector<nlohmann::json>& values) const
                    "cache. Tokens/s: decided tokens over the time of the passes, one "
                    "prompt at a time.{}",
                    prompts_.size(), left_out_.empty() ? "" : " Refused: " + left_out_ + "."),
-       table(totals)}};
-  report.csv = csv(totals);
+       {}}};
+  for (size_t m = 0; m < methods_.size(); ++m) {
+    const std::vector<TableCell> cells = cells_of(methods_[m], totals[m]);
+    report.tables.front().table.add_text(cells);
+    report.csv.add_csv(cells);
+  }
   Figure speed = bars(totals, "tokens/s", [](const CacheRun& run) { return run.speed(); });
   speed.name = "caches-speed";
   speed.title = "Decoded tokens a second by cache and strategy";

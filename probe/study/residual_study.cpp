@@ -72,11 +72,9 @@ class ResidualStudy : public PromptStudy {
 
  private:
   std::vector<std::string> labels() const;
-  // By method; of the distances exact has none.
-  NumberTable errors(const std::vector<Distance>& distances) const;
-  NumberTable csv(const std::vector<TaskTotals>& totals,
-                  const std::vector<Distance>& distances) const;
-  Figure figure(const std::vector<Distance>& distances) const;
+  std::vector<TableCell> cells_of(size_t m, const std::string& task, const MethodTotals& total,
+                                  const Distance& distance) const;
+  Figure figure(const std::vector<Distance>& distances) const;  // by method; exact has none
 
   std::vector<StudyMethod> methods_;
 };
@@ -135,37 +133,24 @@ std::vector<std::string> ResidualStudy::labels() const {
   return labels;
 }
 
-NumberTable ResidualStudy::errors(const std::vector<Distance>& distances) const {
-  NumberTable table{{"method", "L1 first layer", "L1 all layers", "relative L2", "KL"}, {}};
-  for (size_t m = 1; m < methods_.size(); ++m) {
-    const Distance& distance = distances[m];
-    table.rows.push_back({labels()[m], report_number(distance.first_layer.l1(), 5),
-                          report_number(distance.all_layers.l1(), 5),
-                          report_number(distance.all_layers.relative_l2()),
-                          report_number(distance.mean_kl(), 5)});
-  }
-  return table;
-}
-
-NumberTable ResidualStudy::csv(const std::vector<TaskTotals>& totals,
-                               const std::vector<Distance>& distances) const {
-  NumberTable table{{"method", "density", "task", "prompts", "accuracy", "equal_to_exact",
-                     "keys_not_read", "l1_first_layer", "l1", "relative_l2", "kl"},
-                    {}};
-  for (size_t m = 0; m < methods_.size(); ++m) {
-    const auto& density = methods_[m].policy.density;
-    const Distance& distance = distances[m];
-    for (const std::string& task : tasks_of(prompts_)) {
-      const MethodTotals& total = totals[m].at(task);
-      table.rows.push_back(
-          {methods_[m].name, density ? fmt::format("{:g}", *density) : "", task,
-           std::to_string(total.prompts), six_digits(total.accuracy()),
-           six_digits(total.share_equal()), six_digits(total.saving()),
-           six_digits(distance.first_layer.l1()), six_digits(distance.all_layers.l1()),
-           six_digits(distance.all_layers.relative_l2()), six_digits(distance.mean_kl())});
-    }
-  }
-  return table;
+std::vector<TableCell> ResidualStudy::cells_of(size_t m, const std::string& task,
+                                               const MethodTotals& total,
+                                               const Distance& distance) const {
+  const auto& density = methods_[m].policy.density;
+  const NumberText five = [](double value) { return report_number(value, 5); };
+  const NumberText four = [](double value) { return report_number(value); };
+  return {{"", "method", methods_[m].name},
+          {"method", "", labels()[m]},
+          {"", "density", density ? fmt::format("{:g}", *density) : ""},
+          {"", "task", task},
+          {"", "prompts", total.prompts},
+          {"", "accuracy", total.accuracy()},
+          {"", "equal_to_exact", total.share_equal()},
+          {"", "keys_not_read", total.saving()},
+          {"L1 first layer", "l1_first_layer", distance.first_layer.l1(), five},
+          {"L1 all layers", "l1", distance.all_layers.l1(), five},
+          {"relative L2", "relative_l2", distance.all_layers.relative_l2(), four},
+          {"KL", "kl", distance.mean_kl(), five}};
 }
 
 Figure ResidualStudy::figure(const std::vector<Distance>& distances) const {
@@ -203,12 +188,19 @@ StudyReport ResidualStudy::report(const std::vector<nlohmann::json>& values) con
                     fmt::format("n = {} prompts a cell. Sets per block. As FlashBlock, Table 2.",
                                 totals.front().begin()->second.prompts),
                     accuracy_by_task("method", labels(), tasks_of(prompts_), totals)},
-                   {"residual-error", "Distance to exact attention, and of the predictions",
+                   {"residual-error",
+                    "Distance to exact attention, and of the predictions",
                     "Under replay of the exact run. L1: mean |difference| per element of the "
                     "attention output; first order (the same queries). KL: nats a masked position. "
                     "As FlashBlock, Table 3.",
-                    errors(distances)}};
-  report.csv = csv(totals, distances);
+                    {}}};
+  for (size_t m = 0; m < methods_.size(); ++m) {
+    for (const auto& task : tasks_of(prompts_)) {
+      const auto cells = cells_of(m, task, totals[m].at(task), distances[m]);
+      report.csv.add_csv(cells);
+      if (m > 0 && task == prompts_.front().task) report.tables.back().table.add_text(cells);
+    }
+  }
   report.figures = {figure(distances)};
   return report;
 }

@@ -130,8 +130,6 @@ std::string percent_number(double share) {
   return std::isfinite(share) ? fmt::format("{:.1f}", 100.0 * share) : "-";
 }
 
-std::string six_digits(double value) { return fmt::format("{:.6g}", value); }
-
 std::vector<std::string> tasks_of(const std::vector<StudyPrompt>& prompts) {
   std::vector<std::string> tasks;
   for (const StudyPrompt& prompt : prompts) {

@@ -107,8 +107,6 @@ std::unique_ptr<Study> make_time_study(const StudyInput& input);
 
 /// "41.2", one decimal of a share in percent; "-" for NaN.
 std::string percent_number(double share);
-/// Six significant digits, for CSV.
-std::string six_digits(double value);
 
 /// Each once, in the order of the prompts; "" of given ones.
 std::vector<std::string> tasks_of(const std::vector<StudyPrompt>& prompts);

@@ -77,15 +77,10 @@ class TimeStudy : public Study {
   }
   std::vector<Summary> summaries(const nlohmann::json& turns) const;
   double weight_bytes() const { return static_cast<double>(input_.model.checkpoint_bytes); }
-  /// Context, steps and method of a row.
-  std::vector<std::string> row_names(size_t cell, size_t method) const {
-    return {std::to_string(cells_[cell].context), std::to_string(cells_[cell].steps),
-            methods_[method].name};
-  }
-  // all: [cell][method].
-  NumberTable block_table(const std::vector<std::vector<Summary>>& all) const;
-  NumberTable step_table(const std::vector<std::vector<Summary>>& all) const;
-  NumberTable csv(const std::vector<std::vector<Summary>>& all) const;
+  using Cells = std::vector<TableCell>;
+  Cells block_cells(const Summary& s, const Summary& exact) const;
+  static Cells step_cells(const Summary& s);
+  void add_rows(size_t cell, const std::vector<Summary>& summaries, StudyReport& report) const;
   Figure speedups(const std::vector<std::vector<Summary>>& all) const;
   Figure breakdown(const std::vector<Summary>& summaries, const Cell& cell) const;
 
@@ -239,70 +234,57 @@ std::vector<TimeStudy::Summary> TimeStudy::summaries(const nlohmann::json& turns
   return result;
 }
 
-NumberTable TimeStudy::block_table(const std::vector<std::vector<Summary>>& all) const {
-  NumberTable table{
-      {"context", "steps", "method", "ms a block", "speedup", "bytes", "with weights", "FLOPs"},
-      {}};
-  for (size_t c = 0; c < cells_.size(); ++c) {
-    const Summary& exact = all[c].front();
-    for (size_t m = 0; m < methods_.size(); ++m) {
-      const Summary& s = all[c][m];
-      const double bytes = s.attention_bytes + s.choosing_bytes;
-      std::vector<std::string>& row = table.rows.emplace_back(row_names(c, m));
-      row.push_back(fmt::format("{:.1f}", s.block_ms.median));
-      row.push_back(
-          fmt::format("{:.2f} [{:.2f}, {:.2f}]", s.speedup.median, s.speedup.low, s.speedup.high));
-      for (const double gain : {exact.attention_bytes / bytes,
-                                (exact.attention_bytes + weight_bytes()) / (bytes + weight_bytes()),
-                                exact.flops / s.flops}) {
-        row.push_back(fmt::format("{:.2f}", gain));
-      }
-    }
-  }
-  return table;
+TimeStudy::Cells TimeStudy::block_cells(const Summary& s, const Summary& exact) const {
+  const double bytes = s.attention_bytes + s.choosing_bytes;
+  return {{"ms a block", "block_ms", s.block_ms.median, decimals<1>},
+          {"", "block_ms_least", s.block_ms.low},
+          {"", "block_ms_most", s.block_ms.high},
+          {"speedup", "",
+           fmt::format("{:.2f} [{:.2f}, {:.2f}]", s.speedup.median, s.speedup.low, s.speedup.high)},
+          {"", "speedup", s.speedup.median},
+          {"", "speedup_least", s.speedup.low},
+          {"", "speedup_most", s.speedup.high},
+          {"bytes", "", exact.attention_bytes / bytes},
+          {"with weights", "", (exact.attention_bytes + weight_bytes()) / (bytes + weight_bytes())},
+          {"FLOPs", "", exact.flops / s.flops}};
 }
 
-NumberTable TimeStudy::step_table(const std::vector<std::vector<Summary>>& all) const {
-  NumberTable table{{"context", "steps", "method", "step", "attention", "choosing", "rest",
-                     "share choosing", "a choosing step", "another step", "beside", "waited"},
-                    {}};
-  const auto ms = [](double value) {
-    return std::isfinite(value) ? fmt::format("{:.2f}", value) : std::string("-");
+TimeStudy::Cells TimeStudy::step_cells(const Summary& s) {
+  const NumberText ms = [](double value) {
+    return std::isfinite(value) ? decimals<2>(value) : std::string("-");
   };
-  for (size_t c = 0; c < cells_.size(); ++c) {
-    for (size_t m = 0; m < methods_.size(); ++m) {
-      const Summary& s = all[c][m];
-      std::vector<std::string>& row = table.rows.emplace_back(row_names(c, m));
-      row.insert(row.end(), {ms(s.step), ms(s.attention), ms(s.choosing), ms(s.rest),
-                             percent_number(s.estimating_share), ms(s.estimating), ms(s.other),
-                             ms(s.beside), ms(s.waited)});
-    }
-  }
-  return table;
+  return {{"step", "step_ms", s.step, ms},
+          {"attention", "attention_ms", s.attention, ms},
+          {"choosing", "choosing_ms", s.choosing, ms},
+          {"rest", "rest_ms", s.rest, ms},
+          {"share choosing", "choosing_share", s.estimating_share, percent_number},
+          {"a choosing step", "choosing_step_ms", s.estimating, ms},
+          {"another step", "other_step_ms", s.other, ms},
+          {"beside", "beside_ms", s.beside, ms},
+          {"waited", "waited_ms", s.waited, ms},
+          {"", "attention_bytes", s.attention_bytes},
+          {"", "choosing_bytes", s.choosing_bytes},
+          {"", "attention_flops", s.flops}};
 }
 
-NumberTable TimeStudy::csv(const std::vector<std::vector<Summary>>& all) const {
-  NumberTable table{
-      {"context",        "steps",       "method",        "block_ms",        "block_ms_least",
-       "block_ms_most",  "speedup",     "speedup_least", "speedup_most",    "step_ms",
-       "attention_ms",   "choosing_ms", "rest_ms",       "choosing_share",  "choosing_step_ms",
-       "other_step_ms",  "beside_ms",   "waited_ms",     "attention_bytes", "choosing_bytes",
-       "attention_flops"},
-      {}};
-  for (size_t c = 0; c < cells_.size(); ++c) {
-    for (size_t m = 0; m < methods_.size(); ++m) {
-      const Summary& s = all[c][m];
-      std::vector<std::string>& row = table.rows.emplace_back(row_names(c, m));
-      for (const double value :
-           {s.block_ms.median, s.block_ms.low, s.block_ms.high, s.speedup.median, s.speedup.low,
-            s.speedup.high, s.step, s.attention, s.choosing, s.rest, s.estimating_share,
-            s.estimating, s.other, s.beside, s.waited, s.attention_bytes, s.choosing_bytes,
-            s.flops}) {
-        row.push_back(std::isfinite(value) ? six_digits(value) : "");
-      }
-    }
+void TimeStudy::add_rows(size_t cell, const std::vector<Summary>& summaries,
+                         StudyReport& report) const {
+  const auto joined = [](Cells a, const Cells& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+  };
+  for (size_t m = 0; m < methods_.size(); ++m) {
+    const Cells head{{"context", "context", cells_[cell].context},
+                     {"steps", "steps", cells_[cell].steps},
+                     {"method", "method", methods_[m].name}};
+    const Cells block = joined(head, block_cells(summaries[m], summaries.front()));
+    const Cells step = step_cells(summaries[m]);
+    report.tables[0].table.add_text(block);
+    report.tables[1].table.add_text(joined(head, step));
+    report.csv.add_csv(joined(block, step), [](double value) {
+      return std::isfinite(value) ? six_digits(value) : std::string();
+    });
   }
-  return table;
 }
 
 StudyReport TimeStudy::report(const std::vector<nlohmann::json>& values) const {
@@ -310,7 +292,8 @@ StudyReport TimeStudy::report(const std::vector<nlohmann::json>& values) const {
   for (const nlohmann::json& turns : values) all.push_back(summaries(turns));
   StudyReport report;
   report.tables = {
-      {"time", "Time per output block, milliseconds, and how many times faster than exact",
+      {"time",
+       "Time per output block, milliseconds, and how many times faster than exact",
        fmt::format(
            "{} blocks of {} positions, batch {}, k = {}, random prefix; all denoising steps "
            "and the commit pass, without prefill; median of {} turns [least, most]. \"bytes\": "
@@ -319,15 +302,15 @@ StudyReport TimeStudy::report(const std::vector<nlohmann::json>& values) const {
            "FLOPs of attention and choosing. As MAGE, Figs. 5 and 7.",
            input_.options.blocks, block_length(), input_.options.batch_size,
            input_.options.set_sizes.front(), input_.options.repeats, weight_bytes() / kMega),
-       block_table(all)},
+       {}},
       {"time-steps",
        "One denoising step, milliseconds: attention, choosing keys, the rest; steps that choose "
        "apart",
        "Means over steps. Choosing: on the decoding thread, waiting for the second one included. "
        "\"beside\": on the second thread, per step that chooses, and what of it was waited for. On "
        "a device the parts are unknown. As MAGE, Fig. 6.",
-       step_table(all)}};
-  report.csv = csv(all);
+       {}}};
+  for (size_t c = 0; c < cells_.size(); ++c) add_rows(c, all[c], report);
   report.figures = {speedups(all)};
   if (!on_device()) report.figures.push_back(breakdown(all.back(), cells_.back()));
   return report;
