@@ -47,7 +47,8 @@ struct StudyInput {
   const ModelFlags& model_flags;
 };
 
-/// What a reader gets: tables for the terminal, one row a number for CSV, pictures.
+/// What a reader gets: tables for the terminal, one row a number for CSV, pictures. Where text and
+/// CSV have the same rows, both come from one list of TableCell.
 struct StudyReport {
   std::vector<ReportTable> tables;
   std::vector<std::string> notes;  // sentences below the tables
