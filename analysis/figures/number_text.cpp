@@ -33,6 +33,8 @@ void NumberTable::add_csv(const std::vector<TableCell>& cells, NumberText number
   add_row(cells, &TableCell::csv, number, *this);
 }
 
+std::string fixed(double value, int decimals) { return fmt::format("{:.{}f}", value, decimals); }
+
 std::string six_digits(double value) { return fmt::format("{:.6g}", value); }
 
 std::string report_number(double value, int decimals) {

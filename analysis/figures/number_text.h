@@ -1,8 +1,6 @@
 // Numbers as figures, captions and tables print them, and the small table that goes with a figure.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -13,9 +11,10 @@ namespace blockscope {
 
 /// Writes a number, and NaN where there is none.
 using NumberText = std::string (*)(double);
+std::string fixed(double value, int decimals);
 template <int kDecimals>
 std::string decimals(double value) {
-  return fmt::format("{:.{}f}", value, kDecimals);
+  return fixed(value, kDecimals);
 }
 std::string six_digits(double value);  ///< significant ones
 
