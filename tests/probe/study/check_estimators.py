@@ -96,6 +96,24 @@ class Means:
         return self.sums[key][0] / self.sums[key][1]
 
 
+def quest_sets(query, k, page, size):
+    """Quest's keys of each head for the block, and for each token. `query`: [heads, group, BLOCK, dim]."""
+    high, low = bounds(k, page)
+    upper = np.maximum(query[:, :, :, None] * high[:, None, None], query[:, :, :, None] * low[:, None, None]).sum(-1)
+    keys = lambda scores: page_keys(best(scores, -(-size // page)), page, k.shape[1])
+    return ([keys(scores) for scores in upper.mean((1, 2))],
+            [[set(keys(scores)) for scores in tokens] for tokens in upper.mean(1)])
+
+
+def add_set(means, at, chosen, exact_token, exact_block):
+    """How much of the exact sets a method's set of each head holds."""
+    size = at[1]
+    for head, keys in enumerate(chosen):
+        means.add((*at, "recall"), len(set(keys) & set(exact_block[head])) / size)
+        for wanted in exact_token[head]:
+            means.add((*at, "est_acc"), len(wanted & set(keys)) / size)
+
+
 def measure(trace):
     means, unions = Means(), {k: [] for k in SIZES}
     first, residual, run_set = {}, {}, {}
@@ -134,33 +152,21 @@ def measure(trace):
                 elif run_step > capture:
                     sets["sparsed"] = run_set[key[0], layer, size]
                 for page in PAGES:
-                    high, low = bounds(k, page)
-                    query = q.reshape(heads, group, BLOCK, -1)
-                    upper = np.maximum(query[:, :, :, None] * high[:, None, None],
-                                       query[:, :, :, None] * low[:, None, None]).sum(-1)
-                    taken = -(-size // page)
-                    sets[f"quest p={page}"] = [page_keys(best(s, taken), page, length)
-                                               for s in upper.mean((1, 2))]
-                    for head, per_token in enumerate(upper.mean(1)):
-                        for t, s in enumerate(per_token):
-                            keys = set(page_keys(best(s, taken), page, length))
+                    sets[f"quest p={page}"], per_token = quest_sets(q.reshape(heads, group, BLOCK, -1), k, page, size)
+                    for head, tokens_of_head in enumerate(per_token):
+                        for t, keys in enumerate(tokens_of_head):
                             means.add((f"quest per token p={page}", size, step > 1, "est_acc"),
                                       len(keys & exact_token[head][t]) / size)
                 for name, chosen in sets.items():
-                    at = (name, size, step > 1)
-                    for head, keys in enumerate(chosen):
-                        means.add((*at, "recall"), len(set(keys) & set(exact_block[head])) / size)
-                        for wanted in exact_token[head]:
-                            means.add((*at, "est_acc"), len(wanted & set(keys)) / size)
+                    add_set(means, (name, size, step > 1), chosen, exact_token, exact_block)
                     part = restricted(q, k, v, chosen)
-                    means.add((*at, "covered"), np.exp(part[1] - outer[1]))
+                    means.add((name, size, step > 1, "covered"), np.exp(part[1] - outer[1]))
                     parts = [part, inner]
                     if name == "mage+flashblock":
                         parts.append(residual[key, layer, size])
                     error = merged(parts) - exact
-                    means.add((*at, "l1"), np.abs(error))
-                    means.add((*at, "squared"), error**2)
-                    means.add((*at, "reference"), exact**2)
+                    for quantity, values in (("l1", np.abs(error)), ("squared", error**2), ("reference", exact**2)):
+                        means.add((name, size, step > 1, quantity), values)
     return means, unions
 
 
