@@ -224,6 +224,8 @@ def compile_command(build, source):
 def compile_copy(build, source, copy, output):
     """Compiles `source` with the headers of `copy` before those of the repository."""
     command, folder = compile_command(build, source)
+    if f"-I{ROOT}" not in command:
+        sys.exit(f"{build}: expected a build of {ROOT}, found one of another folder, whose headers would hide the mistakes")
     command = [str(copy / "kernels/cuda" / source) if part.endswith(f"kernels/cuda/{source}") else part for part in command]
     command[command.index("-o") + 1] = str(output)
     command = [f"-I{copy}" if part == f"-I{ROOT}" else "-O1" if part == "-O3" else part for part in command]
