@@ -158,11 +158,12 @@ def test_eager_attention_is_seen_as_sdpa_is(tmp_path, kv_heads):
 # --- against our own runtime ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name, decode, cache", [("needle", models.decode_blocks, "commit"),
-                                                 ("needle-bidirectional", models.decode_canvas, "none"),
-                                                 ("needle-bidirectional", models.decode_prefix_cache, "prefix"),
-                                                 ("needle-bidirectional", models.decode_dual_cache, "dual")])
-def test_is_the_trace_that_capture_writes(tmp_path, name, decode, cache):
+@pytest.mark.parametrize("name, decode, cache, normaliser", [
+    ("needle", models.decode_blocks, "commit", "prefix"), ("needle", models.decode_blocks, "commit", "prefix+block"),
+    ("needle-bidirectional", models.decode_canvas, "none", "prefix"),
+    ("needle-bidirectional", models.decode_prefix_cache, "prefix", "prefix"),
+    ("needle-bidirectional", models.decode_dual_cache, "dual", "prefix")])
+def test_is_the_trace_that_capture_writes(tmp_path, name, decode, cache, normaliser):
     size = 16
     model = models.PlainModel(name)
     plain = decode(model, PROMPT, 48, size)
@@ -171,14 +172,15 @@ def test_is_the_trace_that_capture_writes(tmp_path, name, decode, cache):
     tokenizer = AutoTokenizer.from_pretrained(models.MODELS / name)
     mine, theirs = tmp_path / "mine.h5", tmp_path / "theirs.h5"
     with blockscope.record(model, mine, level="outputs", block_length=size, gen_length=48, array_type="f32",
-                           tokenizer=tokenizer) as run:
+                           tokenizer=tokenizer, set_normaliser=normaliser) as run:
         state = {"state": lambda start: run.step(start=start)} if cache == "dual" else {}  # positions aren't an input
         recorded = decode(model, PROMPT, 48, size, **state)
         run.end_sequence(recorded)
     assert torch.equal(plain, recorded)
     done = subprocess.run(
         [BINARY, "capture", str(models.MODELS / name), "--replay", str(mine), "--dtype", "float32", "--block-length",
-         str(size), "--cache", cache, "--record", "outputs", "--array-type", "f32", "-o", str(theirs)],
+         str(size), "--cache", cache, "--record", "outputs", "--array-type", "f32", "--set-normaliser", normaliser, "-o",
+         str(theirs)],
         capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     compare_with_capture(mine, theirs)

@@ -6,6 +6,7 @@ outputs by absolute position, and every rule in the order in which its paper or 
 import dataclasses
 import itertools
 
+import attention_math as am
 import numpy as np
 import torch
 from oracle_rules import Margin, Rules
@@ -88,10 +89,9 @@ class State:
 
 def attend(model, state, index, q):
     """-> z [R, H * D] and the mean attention map [R, L]."""
-    group = model.spec["heads"] // model.spec["kv_heads"]
-    k, v = (x[index].repeat_interleave(group, 0) for x in (state.k, state.v))
-    p = (q @ k.transpose(1, 2) * model.spec["head_dim"] ** -0.5).softmax(-1)
-    return (p @ v).transpose(0, 1).flatten(1), p.mean(0)
+    scores = am.scores_of(q, state.k[index], model.spec["head_dim"] ** -0.5)
+    z, lse = am.attention(scores, state.v[index])
+    return z.transpose(0, 1).flatten(1), am.mean_probability(scores, lse, 1, per_token=True)[0]
 
 
 def forward_rows(model, state, tokens, rows):
