@@ -35,16 +35,17 @@ def reference_steps(calls, passes, layers, sequence, inside):
     return [one(number) for number in passes]
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)])
-def test_block_diffusion_is_what_float64_gives(tmp_path, dtype, tolerance):
+@pytest.mark.parametrize("dtype, tolerance, kept", [(torch.float32, 2e-5, 5), (torch.float32, 2e-5, 24),  # N of a block
+                                                    (torch.bfloat16, 2e-2, 5)])
+def test_block_diffusion_is_what_float64_gives(tmp_path, dtype, tolerance, kept):
     recorder = models.CallRecorder()
     model = models.qwen3("judge", dtype=dtype)
     prompt = torch.tensor([[5 * i % 90 for i in range(24)], [7 * i % 90 for i in range(24)]])
     plain = models.decode_qwen_blocks(model, prompt, 16, 8, MASK)
     recorder.calls.clear()
     path = tmp_path / "run.h5"
-    with blockscope.record(model, path, level="outputs", block_length=8, mask_token_id=MASK, gen_length=16, set_size=5,
-                           array_type="f32"):
+    with blockscope.record(model, path, level="outputs", block_length=8, mask_token_id=MASK, gen_length=16,
+                           set_size=kept, array_type="f32"):
         recorded = models.decode_qwen_blocks(model, prompt, 16, 8, MASK)
     assert torch.equal(plain, recorded)
     with h5py.File(path) as file:
@@ -76,15 +77,21 @@ def test_block_diffusion_is_what_float64_gives(tmp_path, dtype, tolerance):
                         got = file["/summary/" + name][row]
                         expected = values.get(name, np.full(got.shape, np.nan))
                         check_array(name, got, expected, 10 * tolerance)
-                    index, probability, union = now.sets(5)
+                    decided = slice(*file["/frames/delta_end"][row - 1:row + 1])
+                    at = file["/frames/position"][decided] + 24 - steps["block_start"][row]
+                    assert len(at) == 2
+                    check_array("confidence", file["/frames/confidence"][decided],
+                                file["/prediction/confidence"][row][at], 1e-5)
+                    index, probability, union = now.sets(kept)
                     check_array("probability", file["/sets/probability"][row], probability, tolerance)
                     if dtype == torch.float32:
                         assert np.array_equal(file["/sets/topk"][row], index)
                         assert np.array_equal(file["/sets/union_size"][row], union)
-                        first = history[0].sets(5)[0]
-                        recall = [[len(set(a) & set(b)) / 5 for a, b in zip(x, y)] for x, y in zip(first, index)]
+                        first = history[0].sets(kept)[0]
+                        recall = [[len(set(a) & set(b)) / kept for a, b in zip(x, y)] for x, y in zip(first, index)]
+                        known = i and steps["context_length"][row] > kept
                         check_array("recall", file["/sets/recall"][row],
-                                    recall if i else np.full((3, 2), np.nan), 1e-6)
+                                    recall if known else np.full((3, 2), np.nan), 1e-6)
         tokens = [recorded[s, 24:].tolist() for s in range(2)]
     trace = blockscope.open(path)
     for sequence in range(2):
