@@ -160,3 +160,36 @@ macro(blockscope_zlib)
     endif()
   endif()
 endmacro()
+
+# The headers of X11, which GLFW is compiled with; the libraries themselves it opens when a window opens. Puts
+# the options that GLFW is configured with into X11_OPTIONS.
+function(blockscope_x11_headers)
+  find_path(X11_HEADERS X11/extensions/Xrandr.h)
+  if(X11_HEADERS AND NOT BLOCKSCOPE_LIBRARIES STREQUAL "BUNDLED")
+    return()
+  endif()
+  set(prefix "${BLOCKSCOPE_CACHE}/libraries/x11-headers-1.8.4")
+  if(NOT EXISTS "${prefix}/.complete")
+    set(packages
+    libx/libx11/libx11-dev_1.8.4-2+deb12u2_amd64.deb 8493220d4309af1907a1f2f6eeb204c8103dafcc368394fbc4a0858c28612ff9
+    x/xorgproto/x11proto-dev_2022.1-1_all.deb 3cab66a6591774188a568f9b54c4e7956f18da76e0e0fc4a779db5f6bcc3f148
+    libx/libxrandr/libxrandr-dev_1.5.2-2+b1_amd64.deb a0048d088226403419d9b0856e2d6d29a4facdd1708b6ceda095d7190f819ff3
+    libx/libxinerama/libxinerama-dev_1.1.4-3_amd64.deb 6eef91a823011cfe8a082624deadc30ac9ce886827832fea482603b1fdc0bd25
+    libx/libxcursor/libxcursor-dev_1.2.1-1_amd64.deb 9f9eb5d01049b81f13f34d2c54aa474cc649853c752eaa53aba5dcd846d18b1b
+    libx/libxi/libxi-dev_1.8-1+b1_amd64.deb 80cd30f783e90a46b0190990d6194dc83d9c24d67a81cc2346f69b8e2ddc9590
+    libx/libxext/libxext-dev_1.3.4-1+b1_amd64.deb 591456aba90eeed7a1c1b044d469fd7704bf7d83af9dc574bbe2efc4a2fd1dba
+    libx/libxrender/libxrender-dev_0.9.10-1.1_amd64.deb 51be2e92b7bb9a81f8dbcad7a0086a58c779761c17f8aa13893b843bced0ae9b
+    libx/libxfixes/libxfixes-dev_6.0.0-2_amd64.deb 75fd16d0f67f5d4eb718d81bfa15d0b2163637293e48f1e24e2c11f9af590dda)
+    while(packages)
+      list(POP_FRONT packages path sha256)
+      blockscope_archive(${path} ${sha256} archive)
+      file(ARCHIVE_EXTRACT INPUT "${archive}" DESTINATION "${prefix}/package" PATTERNS "data.tar*")
+      file(GLOB data "${prefix}/package/data.tar*")
+      file(ARCHIVE_EXTRACT INPUT "${data}" DESTINATION "${prefix}" PATTERNS "./usr/include/*")
+      file(REMOVE_RECURSE "${prefix}/package")
+    endwhile()
+    file(TOUCH "${prefix}/.complete")
+  endif()
+  # FindX11 also wants the library, which GLFW does not link.
+  set(X11_OPTIONS "-DCMAKE_PREFIX_PATH=${prefix}/usr" "-DX11_X11_LIB=${prefix}/.complete" PARENT_SCOPE)
+endfunction()
