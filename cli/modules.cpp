@@ -71,7 +71,14 @@ std::filesystem::path module_path(const Module& module) {
   if (error) {
     return module.file;
   }
-  return binary.parent_path().parent_path() / "lib" / module.file;
+  const auto prefix = binary.parent_path().parent_path();
+#ifdef BLOCKSCOPE_PYTHON  // "python3.11": pip puts the modules into the package, and the binary into bin/
+  for (const char* const packages : {"site-packages", "dist-packages"}) {
+    auto path = prefix / "lib" / BLOCKSCOPE_PYTHON / packages / "blockscope" / "lib" / module.file;
+    if (std::filesystem::exists(path, error)) return path;
+  }
+#endif
+  return prefix / "lib" / module.file;
 }
 
 ModuleState try_module(const Module& module) {

@@ -24,10 +24,11 @@ struct Module {
 };
 inline constexpr Module kRuntimeModule{"the runtime", "libblockscope_probe.so",
                                        "blockscope_probe_run", "BLOCKSCOPE_PROBE",
-                                       "scripts/setup.sh fetches LibTorch and builds it"};
+                                       "pip install . in an environment with torch builds it, and so does "
+                                       "scripts/setup.sh"};
 inline constexpr Module kViewerModule{"the viewer", "libblockscope_viewer.so",
                                       "blockscope_viewer_run", "BLOCKSCOPE_VIEWER",
-                                      "scripts/setup.sh --viewer fetches Dear ImGui and builds it"};
+                                      "pip install . builds it, and so does scripts/setup.sh --viewer"};
 
 struct ModuleCommand {
   std::string_view name;
@@ -51,7 +52,8 @@ inline constexpr std::array<ModuleCommand, 10> kModuleCommands{{
 /// nullptr when no module has a command of this name.
 const ModuleCommand* find_module_command(std::string_view name);
 
-/// Where a module is looked for: its variable if set, else ../lib beside the binary.
+/// Where a module is looked for: its variable if set, else ../lib next to the binary's folder; in a Python
+/// environment, the package's lib/.
 std::filesystem::path module_path(const Module& module);
 
 /// Result of loading a module without running anything.

@@ -1,10 +1,22 @@
 # LibTorch for the CPU path, without find_package(Torch), which drags in the CUDA machinery.
 # LIBTORCH_ROOT (cache variable or environment) is a folder with lib/ and include/: an unpacked
-# LibTorch archive, `site-packages/torch`, or what scripts/setup.sh unpacked from the PyPI wheel.
+# LibTorch archive, `site-packages/torch`, or what scripts/setup.sh unpacked from the PyPI wheel. `pip install .`
+# takes the torch of its own environment.
 # Defines LibTorch::torch_cpu, and LibTorch::c10_cuda where the root has libc10_cuda.so.
 set(_torch_default "${BLOCKSCOPE_CACHE}/libtorch-${TORCH_VERSION}/torch")
 if(DEFINED ENV{LIBTORCH_ROOT})
   set(_torch_default "$ENV{LIBTORCH_ROOT}")
+elseif(SKBUILD)
+  # pip hides the environment's packages from a build, and uv builds in an environment of its own.
+  execute_process(COMMAND "${Python_EXECUTABLE}" -I -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+    OUTPUT_VARIABLE _torch_site OUTPUT_STRIP_TRAILING_WHITESPACE)
+  set(_torch_default "${_torch_site}/torch")
+  foreach(_environment IN ITEMS "$ENV{VIRTUAL_ENV}" "$ENV{CONDA_PREFIX}")
+    set(_torch_candidate "${_environment}/lib/python${Python_VERSION_MAJOR}.${Python_VERSION_MINOR}/site-packages/torch")
+    if(_environment AND NOT EXISTS "${_torch_default}" AND EXISTS "${_torch_candidate}")
+      set(_torch_default "${_torch_candidate}")
+    endif()
+  endforeach()
 endif()
 set(LIBTORCH_ROOT "${_torch_default}" CACHE PATH "Folder with LibTorch's lib/ and include/")
 

@@ -12,6 +12,7 @@ CACHE=${BLOCKSCOPE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/blockscope}
 
 STEP=0
 STEPS=0 # set by plan_steps
+PACKAGES=yes
 WORK=   # scratch folder inside the cache, removed at exit
 
 die() {
@@ -78,21 +79,49 @@ missing_packages() {
   done
 }
 
-# Without Debian's package manager, look for the programs and let CMake find the libraries.
-check_foreign_system() {
-  local program
-  for program in g++ cmake ninja pkg-config python3 unzip; do
-    command -v "$program" >/dev/null || die "no $program, and this is no Debian system. HINT: \
-install the equivalents of: $(packages "$@" | tr '\n' ' ')"
-  done
+# Without packages: a compiler and Python have to be there; CMake and Ninja come from PyPI where they are missing or
+# too old, and the libraries from source archives (cmake/libraries.cmake).
+check_programs() {
+  local compiler=${CXX:-g++}
+  command -v "$compiler" >/dev/null || die "no C++ compiler ($compiler). HINT: apt-get install g++; or conda install \
+-c conda-forge gxx; or set CXX"
+  printf '#include <compare>\n#include <ranges>\nint main() {}\n' |
+    "$compiler" -std=c++20 -x c++ -fsyntax-only - 2>/dev/null ||
+    die "$compiler $("$compiler" -dumpversion): expected one that knows C++20 (g++ 11 or newer, clang 16 or newer). HINT: \
+conda install -c conda-forge gxx, or set CXX"
+  PYTHON=$(find_python) || exit 1
+}
+
+# has_cmake PATH: whether there are Ninja and a CMake that is new enough.
+has_cmake() {
+  PATH=$1 command -v ninja >/dev/null && PATH=$1 cmake -P "$ROOT/cmake/check_version.cmake" >/dev/null 2>&1
+}
+
+# CMake and Ninja in a folder of the cache, in front of PATH.
+install_cmake() {
+  local tools="$CACHE/cmake-$CMAKE_VERSION"
+  ! has_cmake "$PATH" || return 0
+  if [ ! -f "$tools/.complete" ]; then
+    note "CMake $CMAKE_VERSION and Ninja from PyPI into $CACHE"
+    "$PYTHON" -m pip install --quiet --no-deps --retries 2 --disable-pip-version-check --target "$WORK/cmake" \
+      "cmake==$CMAKE_VERSION" "ninja==$NINJA_VERSION" >"$WORK/pip.log" 2>&1 || pip_failed "install CMake and Ninja"
+    publish "$WORK/cmake" "$tools"
+  fi
+  export PATH="$tools/bin:$PATH" PYTHONPATH="$tools${PYTHONPATH:+:$PYTHONPATH}"
+}
+
+# packages_wanted: whether Debian's packages can and should be installed here.
+packages_wanted() {
+  [ "$PACKAGES" = yes ] && command -v dpkg-query >/dev/null &&
+    { [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null; }
 }
 
 install_packages() { # PART...
   local missing=() as_root=() log
   step "Debian packages"
-  if ! command -v dpkg-query >/dev/null; then
-    check_foreign_system "$@"
-    done_step "not a Debian system; the programs are there"
+  if ! packages_wanted; then
+    check_programs
+    done_step "none are installed: not root, no sudo, no apt, or --no-packages"
     return
   fi
   mapfile -t missing < <(missing_packages "$@")
@@ -100,11 +129,7 @@ install_packages() { # PART...
     done_step "all there"
     return
   fi
-  if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null || die "missing packages, and neither root nor sudo to install \
-them. HINT: have an administrator run: apt-get install ${missing[*]}"
-    as_root=(sudo)
-  fi
+  [ "$(id -u)" -eq 0 ] || as_root=(sudo)
   need_disk 2 /usr
   note "installing ${missing[*]}"
   log=$(mktemp)
@@ -113,7 +138,7 @@ them. HINT: have an administrator run: apt-get install ${missing[*]}"
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
       apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >"$log" 2>&1 </dev/null; then
     die "apt-get could not install the packages: $(grep -m 1 '^E:' "$log"). HINT: is there a \
-network? All that apt-get said is in $log"
+network? --no-packages builds without them. All that apt-get said is in $log"
   fi
   rm -f "$log"
   done_step
@@ -145,7 +170,7 @@ open_cache() {
   mkdir -p "$CACHE" || die "can't write to the cache $CACHE. HINT: set BLOCKSCOPE_CACHE"
   exec 9>"$CACHE/lock"
   flock -n 9 || { note "waiting for another set-up to finish"; flock 9; }
-  PYTHON=$(find_python) || exit 1
+  PYTHON=${PYTHON:-$(find_python)} || exit 1
   WORK=$(mktemp -d "$CACHE/tmp.XXXXXX")
 }
 
@@ -179,12 +204,18 @@ publish() {
   mv "$1" "$2"
 }
 
-# unpack WHEEL FOLDER UNZIP_ARGUMENT...
+# unpack WHEEL FOLDER [PATTERN...] [-x PATTERN...]: all files, or those that match; less those after -x.
 unpack() {
-  local wheel=$1 folder=$2
-  shift 2
-  unzip -q "$wheel" "$@" -d "$folder" ||
-    die "can't unpack $wheel. HINT: delete it and run again"
+  "$PYTHON" - "$@" <<'PY' || die "can't unpack $1. HINT: delete it and run again"
+import fnmatch, sys, zipfile
+wheel, folder, *rest = sys.argv[1:]
+cut = rest.index("-x") if "-x" in rest else len(rest)
+with zipfile.ZipFile(wheel) as archive:
+    for name in archive.namelist():
+        if (not rest[:cut] or any(fnmatch.fnmatch(name, p) for p in rest[:cut])) and not any(
+                fnmatch.fnmatch(name, p) for p in rest[cut + 1:]):
+            archive.extract(name, folder)
+PY
 }
 
 torch_wheel() { # downloads it if needed and prints its path
@@ -384,6 +415,7 @@ set_up() {
       ;;
   esac
   case " $* " in *" viewer "*) install_imgui ;; esac
+  install_cmake
   flock -u 9
   [ -n "$preset" ] || return 0
   case " $* " in

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prepares a Debian 12 machine and builds Blockscope: packages, LibTorch in the cache, one preset.
+# Prepares a machine and builds Blockscope: Debian's packages where it may, LibTorch in the cache, one preset.
 # Safe to run again; a second run takes seconds.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
@@ -7,12 +7,14 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-Usage: scripts/setup.sh [--tests] [--viewer] [--cuda [--no-driver]] [--no-build] [--preset NAME]
+Usage: scripts/setup.sh [--tests] [--viewer] [--cuda [--no-driver]] [--no-packages] [--no-build]
+                        [--preset NAME]
   --tests        also what the tests need: packages, Python environment
   --viewer       also what the viewer needs: packages, Dear ImGui sources
   --cuda         for a GPU: checks its driver, finds or fetches LibTorch with CUDA and nvcc 13, and
                  builds the preset cuda; needs root for the driver and Debian's packages only
   --no-driver    with --cuda: prepare and build on a machine without a GPU
+  --no-packages  install no Debian packages: what is missing is built from source archives
   --no-build     only prepare the machine and the cache
   --preset NAME  release (default), debug, asan or cuda
 Environment: BLOCKSCOPE_CACHE (default ~/.cache/blockscope), LIBTORCH_ROOT (your own LibTorch).
@@ -31,6 +33,7 @@ while [ $# -gt 0 ]; do
       preset=cuda
       ;;
     --no-driver) driver=no ;;
+    --no-packages) PACKAGES=no ;;
     --no-build) preset= ;;
     --preset)
       preset=${2:?--preset needs a name}

@@ -38,7 +38,7 @@ test_wheel() { # PYTHON FOLDER
 # torch_of PYTHON WHEEL: the folder with the torch of the tests, if PYTHON has its version and the wheel its operators.
 torch_of() {
   local site
-  unzip -l "$2" | grep -q libblockscope_kernels.so || return 0
+  "$1" -m zipfile -l "$2" | grep -q libblockscope_kernels.so || return 0
   site="$(venv_folder)/lib/python$("$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages"
   [ ! -d "$site/torch" ] || echo "$site"
 }

@@ -1,13 +1,16 @@
 #include "viewer/fonts.h"
 
-#include <fontconfig/fontconfig.h>
 #include <imgui.h>
+#ifdef BLOCKSCOPE_FONTCONFIG
+#include <fontconfig/fontconfig.h>
+#endif
 
 #include <algorithm>
 #include <array>
 #include <memory>
 
 namespace blockscope {
+#ifdef BLOCKSCOPE_FONTCONFIG
 namespace {
 
 struct Wish {
@@ -65,6 +68,9 @@ std::vector<FontChoice> find_fonts() {
   }
   return fonts;
 }
+#else
+std::vector<FontChoice> find_fonts() { return {}; }  // ImGui's own font: Latin alone
+#endif
 
 void load_fonts(const std::vector<FontChoice>& fonts, float size) {
   ImFontAtlas* atlas = ImGui::GetIO().Fonts;

@@ -1,10 +1,12 @@
 #include "viewer/window.h"
 
+#define GLFW_INCLUDE_NONE  // OpenGL is what ImGui's loader finds when the window opens
 #include <GLFW/glfw3.h>
 #include <fmt/format.h>
 #include <imgui.h>
 #include <imgui_impl_glfw.h>
 #include <imgui_impl_opengl3.h>
+#include <imgui_impl_opengl3_loader.h>
 #include <implot.h>
 
 #include <algorithm>
@@ -23,6 +25,18 @@ std::string glfw_problem() {
   const char* text = nullptr;
   glfwGetError(&text);
   return text == nullptr ? "unknown" : text;
+}
+
+/// A picture needs no display: GLFW 3.4 draws through EGL, on a graphics card or by Mesa's software.
+bool init_without_display() {
+#ifdef GLFW_PLATFORM_NULL
+  glfwInitHint(GLFW_PLATFORM, GLFW_PLATFORM_NULL);
+  if (glfwInit() != GLFW_TRUE) return false;
+  glfwWindowHint(GLFW_CONTEXT_CREATION_API, GLFW_EGL_CONTEXT_API);
+  return true;
+#else
+  return false;
+#endif
 }
 
 /// What ImGuiStyle::ScaleAllSizes does, for plots.
@@ -56,7 +70,7 @@ Image cropped(const Image& image, float left, float top, float width, float heig
 }
 
 Window::Window(const WindowOptions& options) : ini_file_(options.ini_file) {
-  if (glfwInit() != GLFW_TRUE) {
+  if (glfwInit() != GLFW_TRUE && (options.visible || !init_without_display())) {
     throw Error(fmt::format(
         "view: no display: {}. HINT: over SSH connect with `ssh -X`, or make pictures without a "
         "display: xvfb-run -a blockscope view run.h5 --screenshot out.png",
@@ -147,7 +161,6 @@ Image Window::read_pixels() const {
   const auto width = static_cast<std::size_t>(image.width);
   const auto height = static_cast<std::size_t>(image.height);
   image.rgba.resize(width * height);
-  glReadBuffer(GL_BACK);
   glPixelStorei(GL_PACK_ALIGNMENT, 4);
   glReadPixels(0, 0, image.width, image.height, GL_RGBA, GL_UNSIGNED_BYTE, image.rgba.data());
   // OpenGL's rows run upwards; a window is opaque.

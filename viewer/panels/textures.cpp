@@ -1,6 +1,6 @@
 #include "viewer/panels/textures.h"
 
-#include <GL/gl.h>
+#include <imgui_impl_opengl3_loader.h>
 
 #include <utility>
 #include <vector>
