@@ -43,7 +43,7 @@ inline constexpr std::array<ModuleCommand, 10> kModuleCommands{{
     {"study", "Make a table or figure of the papers", &kRuntimeModule},
     {"verify", "Measure what an attention policy or a draft saves and costs", &kRuntimeModule},
     {"frequencies", "Count a vocabulary's tokens in texts, for pc_sampler", &kRuntimeModule},
-    {"help", "Explain a policy, a strategy or a cache", &kRuntimeModule},
+    {"help", "Explain a policy, a strategy, a cache or a model family", &kRuntimeModule},
     {"bench", "Time decoding, recording and the kernels", &kRuntimeModule},
     {"view", "Look at traces in a window, or make pictures of them", &kViewerModule},
 }};

@@ -60,34 +60,22 @@ SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& k_in, const at::Tensor& v_in, double scale,
                                ExternalWeights* kept = nullptr);
 
-struct ReuseAttention {
-  at::Tensor out;           // [S, H, T, D] dtype of q, stored [S, T, H, D]
-  at::Tensor external;      // [S, H, T, D] float32: the pair used, cached where the head reuses,
-  at::Tensor lse_external;  // [S, H, T] float32     fresh elsewhere
-  at::Tensor internal;      // [S, H, T, D] float32
-  at::Tensor lse_internal;  // [S, H, T] float32
-  at::Tensor keys_read;     // [S, K] int64: external keys read; 0 if all G heads of a group reuse
+// With the external pair that was used.
+struct SourcedAttention : SplitAttention {
+  at::Tensor keys_read;  // [S, K] int64: external keys read
 };
 
 // split_attention in which the external pair of some query heads is taken from an earlier step
 // (FlashBlock section 4.2): O(T * T_in) for those heads; a KV head's prefix is read only if one of
-// its query heads needs it. With an all-false mask: bit for bit split_attention.
+// its query heads needs it, and keys_read is 0 elsewhere. With an all-false mask: bit for bit
+// split_attention.
 //   cached_external [S, H, T, D] and cached_lse [S, H, T], float32 (may be undefined if no head
 //   reuses); reuse_mask [H] or [S, H] bool on the CPU.
-ReuseAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
-                               const at::Tensor& v_ext, const at::Tensor& ext_len,
-                               const at::Tensor& k_in, const at::Tensor& v_in,
-                               const at::Tensor& cached_external, const at::Tensor& cached_lse,
-                               const at::Tensor& reuse_mask, double scale);
-
-struct GatherAttention {
-  at::Tensor out;           // [S, H, T, D] dtype of q, stored [S, T, H, D]
-  at::Tensor external;      // [S, H, T, D] float32: over the selected external keys alone
-  at::Tensor lse_external;  // [S, H, T] float32
-  at::Tensor internal;      // [S, H, T, D] float32
-  at::Tensor lse_internal;  // [S, H, T] float32
-  at::Tensor keys_read;     // [S, K] int64: external keys read
-};
+SourcedAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
+                                 const at::Tensor& v_ext, const at::Tensor& ext_len,
+                                 const at::Tensor& k_in, const at::Tensor& v_in,
+                                 const at::Tensor& cached_external, const at::Tensor& cached_lse,
+                                 const at::Tensor& reuse_mask, double scale);
 
 // split_attention over a selection of the external keys (MAGE, algorithm 1, phase 2): every query
 // of a KV head sees the keys of its set and all internal keys; nothing else is read.
@@ -98,12 +86,12 @@ struct GatherAttention {
 //   keys outside the set, taken at an earlier step; merged into `out` as a third part (FlashBlock,
 //   appendix D). lse -inf: none.
 // A set that holds the whole prefix gives split_attention bit for bit.
-GatherAttention gather_attention(const at::Tensor& q, const at::Tensor& k_ext,
-                                 const at::Tensor& v_ext, const at::Tensor& ext_len,
-                                 const at::Tensor& index, const at::Tensor& k_in,
-                                 const at::Tensor& v_in, double scale, const at::Tensor& dense = {},
-                                 const at::Tensor& residual = {},
-                                 const at::Tensor& lse_residual = {});
+SourcedAttention gather_attention(const at::Tensor& q, const at::Tensor& k_ext,
+                                  const at::Tensor& v_ext, const at::Tensor& ext_len,
+                                  const at::Tensor& index, const at::Tensor& k_in,
+                                  const at::Tensor& v_in, double scale,
+                                  const at::Tensor& dense = {}, const at::Tensor& residual = {},
+                                  const at::Tensor& lse_residual = {});
 
 struct PartialAttention {
   at::Tensor output;  // [S, H, T, D] float32
@@ -199,6 +187,22 @@ at::Tensor token_page_scores(const at::Tensor& q, const PageBounds& bounds,
 // cos[...] float32 between a[..., D] and b[..., D] of one shape and dtype, accumulated in double.
 // 0 where either vector is exactly zero (an empty prefix has A_out = 0); NaN stays NaN.
 at::Tensor cross_step_similarity(const at::Tensor& a, const at::Tensor& b);
+
+// The operators with kernels for devices: device_operators.h and fallback_operators.h declare them
+// from this list.
+#define BLOCKSCOPE_OPERATORS(OPERATOR) \
+  OPERATOR(split_attention)            \
+  OPERATOR(reuse_attention)            \
+  OPERATOR(gather_attention)           \
+  OPERATOR(unselected_attention)       \
+  OPERATOR(prefill_attention)          \
+  OPERATOR(merge_attention)            \
+  OPERATOR(block_topk)                 \
+  OPERATOR(token_topk)                 \
+  OPERATOR(page_bounds)                \
+  OPERATOR(page_scores)                \
+  OPERATOR(token_page_scores)          \
+  OPERATOR(cross_step_similarity)
 
 // While it lives, the operators called on this thread run on this thread alone.
 class SerialScope {

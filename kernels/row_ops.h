@@ -2,8 +2,7 @@
 // needs several operators. Results are those of the several: narrow types are rounded wherever they
 // store a tensor. Gradients: in Python (blockscope.ops) alone. float32, bfloat16 or float16;
 // results never depend on the number of threads or on the other rows. A wrong shape, dtype or
-// layout throws c10::Error. On a device: one kernel a call (row_ops_device.h), or the fallback
-// where there are none.
+// layout throws c10::Error. On a device: one kernel a call, or the fallback where there are none.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -48,6 +47,13 @@ std::vector<at::Tensor> norm_rotate_rows(const std::vector<HeadsToRotate>& heads
 
 /// silu(gate) * up -> contiguous: same shapes of up to 4 dimensions, the last ones contiguous.
 at::Tensor silu_multiply(const at::Tensor& gate, const at::Tensor& up);
+
+// As BLOCKSCOPE_OPERATORS of ops.h.
+#define BLOCKSCOPE_ROW_OPERATORS(OPERATOR) \
+  OPERATOR(rms_norm_rows)                  \
+  OPERATOR(add_rms_norm_rows)              \
+  OPERATOR(norm_rotate_rows)               \
+  OPERATOR(silu_multiply)
 
 struct BestTokens {
   std::vector<int64_t> token;      // [R] the lowest index of the largest logit

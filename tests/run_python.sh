@@ -5,6 +5,8 @@ if [ ! -x "$1" ]; then
   echo "skipped: no $1; scripts/setup.sh --tests makes it"
   exit 77
 fi
+PYTHONPATH=$(dirname "$0")/support${PYTHONPATH:+:$PYTHONPATH}  # what judges share
+export PYTHONPATH
 [ -n "${BLOCKSCOPE_FORK_SERVER:-}" ] || exec "$@"
 
 folder=$(mktemp -d)

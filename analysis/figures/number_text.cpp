@@ -5,6 +5,37 @@
 #include <cmath>
 
 namespace blockscope {
+namespace {
+
+/// `number` null: each cell's own.
+void add_row(const std::vector<TableCell>& cells, std::string TableCell::*name, NumberText number,
+             NumberTable& table) {
+  std::vector<std::string>& row = table.rows.emplace_back();
+  for (TableCell cell : cells) {
+    if ((cell.*name).empty()) continue;
+    if (table.rows.size() == 1) table.header.push_back(cell.*name);
+    if (const auto* count = std::get_if<std::int64_t>(&cell.value)) {
+      cell.value = std::to_string(*count);
+    } else if (const auto* value = std::get_if<double>(&cell.value)) {
+      cell.value = (number == nullptr ? cell.text : number)(*value);
+    }
+    row.push_back(std::get<std::string>(std::move(cell.value)));
+  }
+}
+
+}  // namespace
+
+void NumberTable::add_text(const std::vector<TableCell>& cells) {
+  add_row(cells, &TableCell::title, nullptr, *this);
+}
+
+void NumberTable::add_csv(const std::vector<TableCell>& cells, NumberText number) {
+  add_row(cells, &TableCell::csv, number, *this);
+}
+
+std::string fixed(double value, int decimals) { return fmt::format("{:.{}f}", value, decimals); }
+
+std::string six_digits(double value) { return fmt::format("{:.6g}", value); }
 
 std::string report_number(double value, int decimals) {
   if (std::isnan(value)) return "\u2013";

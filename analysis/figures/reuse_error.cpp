@@ -35,6 +35,34 @@ std::optional<double> where_heads_differ(const std::vector<ReuseCurve>& curves) 
   return round_down_to(first - 0.1 * (1.0 - first), 1.0);
 }
 
+/// Both charts side by side; `terms`: of the errors, at most.
+Figure gamma_figure(const LineChart& saving, const LineChart& error, std::int64_t terms) {
+  Panels panels{.count = 2, .columns = 2, .plot_width = 350, .plot_height = 220};
+  panels.gap_x = 84;
+  std::string script = "set multiplot\n" + panels.place(0);
+  script += fmt::format("set key horizontal right top at {}\n",
+                        panels.at(panels.width() - panels.right, 4));
+  script += chart_commands(saving, "saving.tsv") + "unset key\n" + panels.place(1);
+  script += chart_commands(error, "error.tsv") + "unset multiplot\n";
+  return {
+      .name = "gamma-curve",
+      .title = "What \u03b3 saves and costs",
+      .caption = fmt::format(
+          "Left: share of the prefix's key and value bytes that would not be read; a KV head's "
+          "bytes are saved only if all its query heads reuse. Right: the error where reused, the "
+          "one-step relative L2 error of the attention output of the heads that reuse, at the "
+          "steps that "
+          "reuse; the numbers below also have the error over all heads and steps. Heads reuse when "
+          "their calibrated similarity is above \u03b3 (left of the axis: all of them), at steps "
+          "where fewer than \u03c4 tokens changed. Predicted from this trace alone, n = up to {} "
+          "terms.",
+          count_text(terms)),
+      .width = panels.width(),
+      .height = panels.height(),
+      .script = script,
+      .data = {{"saving.tsv", chart_data(saving)}, {"error.tsv", chart_data(error)}}};
+}
+
 }  // namespace
 
 std::optional<ReportFigure> reuse_error_by_layer(const MetricResult& result) {
@@ -105,32 +133,7 @@ std::optional<ReportFigure> gamma_curves(const std::vector<ReuseCurve>& curves) 
   saving.curves = merge_equal(saving.curves, "\u03c4 = ");
   error.curves = merge_equal(error.curves, "\u03c4 = ");
   saving.x_label = error.x_label = "\u03b3: heads with a higher similarity reuse";
-  Panels panels{.count = 2, .columns = 2, .plot_width = 350, .plot_height = 220};
-  panels.gap_x = 84;
-  std::string script = "set multiplot\n" + panels.place(0);
-  script += fmt::format("set key horizontal right top at {}\n",
-                        panels.at(panels.width() - panels.right, 4));
-  script += chart_commands(saving, "saving.tsv") + "unset key\n" + panels.place(1);
-  script += chart_commands(error, "error.tsv") + "unset multiplot\n";
-  part.figure = {
-      .name = "gamma-curve",
-      .title = "What \u03b3 saves and costs",
-      .caption = fmt::format(
-          "Left: share of the prefix's key and value bytes that would not be read; a KV head's "
-          "bytes "
-          "are saved only if all its query heads reuse. Right: the error where reused, the "
-          "one-step "
-          "relative L2 error of the attention output of the heads that reuse, at the steps that "
-          "reuse; the numbers below also have the error over all heads and steps. Heads reuse when "
-          "their calibrated similarity "
-          "is above \u03b3 (left of the axis: all of them), at steps where fewer than \u03c4 "
-          "tokens changed. Predicted from this "
-          "trace alone, n = up to {} terms.",
-          count_text(terms)),
-      .width = panels.width(),
-      .height = panels.height(),
-      .script = script,
-      .data = {{"saving.tsv", chart_data(saving)}, {"error.tsv", chart_data(error)}}};
+  part.figure = gamma_figure(saving, error, terms);
   return part;
 }
 

@@ -1,18 +1,13 @@
 // Chooses the row products at run time from what the processor offers.
 #include "analysis/math/row_products.h"
 
-#include "analysis/math/loop_variants.h"
+#include "kernels/simd/loop_variants.h"
 
 namespace blockscope {
 namespace {
 
 const LoopVariants<RowProductKernels>& row_products() {
-#if defined(__x86_64__)
-  static const LoopVariants<RowProductKernels> loops(&kRowProductsAvx512, &kRowProductsAvx2,
-                                                     kRowProductsBaseline);
-#else
-  static const LoopVariants<RowProductKernels> loops(nullptr, nullptr, kRowProductsBaseline);
-#endif
+  static const LoopVariants<RowProductKernels> loops(BLOCKSCOPE_VARIANTS_OF(kRowProducts));
   return loops;
 }
 

@@ -1,17 +1,13 @@
 // Chooses the set loops at run time from what the processor offers.
 #include "analysis/math/set_loops.h"
 
-#include "analysis/math/loop_variants.h"
+#include "kernels/simd/loop_variants.h"
 
 namespace blockscope {
 namespace {
 
 const LoopVariants<SetLoops>& set_loops() {
-#if defined(__x86_64__)
-  static const LoopVariants<SetLoops> loops(&kSetLoopsAvx512, &kSetLoopsAvx2, kSetLoopsBaseline);
-#else
-  static const LoopVariants<SetLoops> loops(nullptr, nullptr, kSetLoopsBaseline);
-#endif
+  static const LoopVariants<SetLoops> loops(BLOCKSCOPE_VARIANTS_OF(kSetLoops));
   return loops;
 }
 

@@ -45,14 +45,9 @@ class RowSource {
   std::vector<std::byte> bytes_;
 };
 
-constexpr std::pair<Field, Field> kTexts[] = {
-    {Field::sequence_name_start, Field::sequence_name_length},
-    {Field::sequence_answer_start, Field::sequence_answer_length},
-    {Field::sequence_metric_start, Field::sequence_metric_length},
-    {Field::sequence_text_start, Field::sequence_text_length}};
-
 std::string key_of(const RawTrace& trace, std::int64_t sequence) {
-  std::string key = sequence_text(trace, kTexts[0].first, kTexts[0].second, sequence);
+  std::string key =
+      sequence_text(trace, kSequenceTexts[0].first, kSequenceTexts[0].second, sequence);
   const auto hash = trace.read(Field::sequence_prompt_hash, sequence, 1);
   key.append(reinterpret_cast<const char*>(hash.data()), hash.size());
   return key;
@@ -136,10 +131,10 @@ void AlignedComparison::match_sequences() {
   const auto in_a = real_sequences(a_);
   const auto in_b = real_sequences(b_);
   const auto only = [&](const RawTrace& trace, std::int64_t sequence) {
-    problem("/sequences",
-            fmt::format("{} ('{}') is only in {}", sequence,
-                        sequence_text(trace, kTexts[0].first, kTexts[0].second, sequence),
-                        trace.path()));
+    problem("/sequences", fmt::format("{} ('{}') is only in {}", sequence,
+                                      sequence_text(trace, kSequenceTexts[0].first,
+                                                    kSequenceTexts[0].second, sequence),
+                                      trace.path()));
   };
   for (const auto& [key, here] : in_a) {
     const auto found = in_b.find(key);
@@ -269,7 +264,7 @@ DatasetDifference AlignedComparison::texts() const {
   DatasetDifference result;
   result.path = spec_of(Field::sequence_bytes).path;
   for (const auto& [a, b] : sequences_) {
-    for (const auto& [start, length] : kTexts) {
+    for (const auto& [start, length] : kSequenceTexts) {
       ++result.elements;
       if (sequence_text(a_, start, length, a) == sequence_text(b_, start, length, b)) continue;
       if (result.different++ == 0) result.at = {a};

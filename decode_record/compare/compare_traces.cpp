@@ -68,13 +68,8 @@ DatasetDifference compare_texts(const RawTrace& a, const RawTrace& b) {
     result.problem = "different number of sequences";
     return result;
   }
-  constexpr std::pair<Field, Field> kTexts[] = {
-      {Field::sequence_name_start, Field::sequence_name_length},
-      {Field::sequence_answer_start, Field::sequence_answer_length},
-      {Field::sequence_metric_start, Field::sequence_metric_length},
-      {Field::sequence_text_start, Field::sequence_text_length}};
   for (std::int64_t sequence = 0; sequence < count; ++sequence) {
-    for (const auto& [start, length] : kTexts) {
+    for (const auto& [start, length] : kSequenceTexts) {
       ++result.elements;
       if (sequence_text(a, start, length, sequence) == sequence_text(b, start, length, sequence))
         continue;

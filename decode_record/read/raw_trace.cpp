@@ -91,12 +91,7 @@ std::int64_t RawTrace::text_bytes() const {
   const std::int64_t sequences = length(Axis::sequence);
   const std::vector<std::uint8_t>& reasons = finish_reasons();
   std::int64_t end = 0;
-  constexpr std::pair<Field, Field> kTexts[] = {
-      {Field::sequence_name_start, Field::sequence_name_length},
-      {Field::sequence_answer_start, Field::sequence_answer_length},
-      {Field::sequence_metric_start, Field::sequence_metric_length},
-      {Field::sequence_text_start, Field::sequence_text_length}};
-  for (const auto& [start_field, length_field] : kTexts) {
+  for (const auto& [start_field, length_field] : kSequenceTexts) {
     const bool text = start_field == Field::sequence_text_start;
     const auto starts = read_integers(start_field, 0, sequences);
     const auto lengths = read_integers(length_field, 0, sequences);

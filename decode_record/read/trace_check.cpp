@@ -33,6 +33,11 @@ std::vector<std::int64_t> widened(const std::vector<std::byte>& bytes, std::size
   }
   return values;
 }
+
+/// Bytes of /steps/valid in a row.
+std::size_t valid_bytes(const TraceMeta& meta) {
+  return std::max<std::size_t>(row_bytes(spec_of(Field::step_valid), meta), 1);
+}
 }  // namespace
 
 void TraceCheck::refuse(Field field, const std::string& where, const std::string& expected,
@@ -118,13 +123,8 @@ void TraceCheck::check_texts(std::int64_t first, std::int64_t count) const {
           static_cast<std::int64_t>(FinishReason::interrupted));
     check(Field::sequence_aborted, "sequence", at, aborted[i], 0, 1);
   }
-  constexpr std::pair<Field, Field> kTexts[] = {
-      {Field::sequence_name_start, Field::sequence_name_length},
-      {Field::sequence_answer_start, Field::sequence_answer_length},
-      {Field::sequence_metric_start, Field::sequence_metric_length},
-      {Field::sequence_text_start, Field::sequence_text_length}};
   const std::int64_t bytes = trace_->extent(Field::sequence_bytes);
-  for (const auto& [start_field, length_field] : kTexts) {
+  for (const auto& [start_field, length_field] : kSequenceTexts) {
     const auto start = column(start_field, first, count);
     const auto length = column(length_field, first, count);
     for (std::size_t i = 0; i < start.size(); ++i) {
@@ -146,10 +146,17 @@ std::int64_t TraceCheck::end_of(Field end_field, Field elements, std::int64_t ro
   return end;
 }
 
-void TraceCheck::rows(std::int64_t count) {
-  if (rows_ >= count) return;
-  const bool prefix = trace_->has(Field::prefix_end);
-  Elements elements(*trace_);
+/// Rows that are read together.
+std::int64_t TraceCheck::slab_rows() const {
+  std::size_t widest = valid_bytes(trace_->meta());
+  if (trace_->has(Field::query_end)) {
+    widest = std::max(widest, row_bytes(spec_of(Field::query_end), trace_->meta()));
+  }
+  return static_cast<std::int64_t>(std::clamp<std::size_t>(kSlabBytes / widest, 1, kSlabRows));
+}
+
+/// Elements are read ahead up to the last one of `count` rows.
+void TraceCheck::limit_elements(std::int64_t count, Elements& elements) const {
   const auto limit = [&](Field end, Field of, auto&... columns) {
     const std::int64_t last = end_of(end, of, count);
     (columns.set_limit(last), ...);
@@ -159,88 +166,103 @@ void TraceCheck::rows(std::int64_t count) {
   limit(Field::insert_end, Field::insert_position, elements.insert_position, elements.insert_token,
         elements.insert_step, elements.insert_confidence);
   limit(Field::delete_end, Field::delete_position, elements.delete_position);
-  if (prefix) {
+  if (trace_->has(Field::prefix_end)) {
     limit(Field::prefix_end, Field::prefix_position, elements.prefix_sequence,
           elements.prefix_position);
   }
-  const bool revokes = trace_->has(Field::revoke_end);
-  if (revokes) {
+  if (trace_->has(Field::revoke_end)) {
     limit(Field::revoke_end, Field::revoke_position, elements.revoke_position,
           elements.revoke_token, elements.revoke_confidence);
   }
-  const bool cache = trace_->has(Field::query_end);
-  for (std::size_t k = 0; cache && k < kCacheFields.size(); ++k) {
+  if (!trace_->has(Field::query_end)) return;
+  for (std::size_t k = 0; k < kCacheFields.size(); ++k) {
     limit(kCacheFields[k].end, kCacheFields[k].start, elements.cache_start[k],
           elements.cache_stop[k]);
   }
-  const std::size_t valid_bytes =
-      std::max<std::size_t>(row_bytes(spec_of(Field::step_valid), trace_->meta()), 1);
-  const std::size_t widest =
-      cache ? std::max(valid_bytes, row_bytes(spec_of(Field::query_end), trace_->meta()))
-            : valid_bytes;
-  const auto slab =
-      static_cast<std::int64_t>(std::clamp<std::size_t>(kSlabBytes / widest, 1, kSlabRows));
+}
+
+/// The next `count` rows of /steps, and where their elements begin and end.
+TraceCheck::Columns TraceCheck::read_slab(std::int64_t count) const {
+  Columns columns;
+  columns.first = rows_;
+  columns.count = static_cast<std::size_t>(count);
+  const auto read = [&](Field field) { return column(field, rows_, count); };
+  columns.number = read(Field::row);
+  columns.sequence = read(Field::step_sequence);
+  columns.pass = read(Field::step_pass);
+  columns.previous = read(Field::step_previous);
+  columns.kind = read(Field::step_kind);
+  columns.block = read(Field::step_block);
+  columns.block_start = read(Field::step_block_start);
+  columns.step = read(Field::step_step);
+  columns.context_length = read(Field::step_context_length);
+  columns.changed = read(Field::step_changed);
+  columns.masks_left = read(Field::step_masks_left);
+  columns.recorded = read(Field::step_recorded);
+  columns.pass_time_ns = read(Field::step_pass_time_ns);
+  columns.keyframe = read(Field::row_keyframe);
+  read_ends(count, columns);
+  return columns;
+}
+
+void TraceCheck::read_ends(std::int64_t count, Columns& columns) const {
+  const auto read = [&](Field end, Field of, auto& ends, auto& start) {
+    ends = column(end, rows_, count);
+    start = end_of(end, of, rows_);
+  };
+  read(Field::delta_end, Field::delta_position, columns.delta_end, columns.delta_start);
+  read(Field::insert_end, Field::insert_position, columns.insert_end, columns.insert_start);
+  read(Field::delete_end, Field::delete_position, columns.delete_end, columns.delete_start);
+  if (trace_->has(Field::prefix_end)) {
+    read(Field::prefix_end, Field::prefix_position, columns.prefix_end, columns.prefix_start);
+  }
+  if (trace_->has(Field::revoke_end)) {
+    read(Field::revoke_end, Field::revoke_position, columns.revoke_end, columns.revoke_start);
+  }
+  if (!trace_->has(Field::query_end)) return;
+  for (std::size_t k = 0; k < kCacheFields.size(); ++k) {
+    read(kCacheFields[k].end, kCacheFields[k].start, columns.cache_end[k], columns.cache_start[k]);
+  }
+}
+
+/// Of the next `count` rows: 0 or 1 for each position of the block.
+void TraceCheck::check_valid(std::int64_t count) const {
+  const auto valid = trace_->read(Field::step_valid, rows_, count, -1);
+  const auto beyond = std::ranges::find_if(valid, [](std::byte b) { return b > std::byte{1}; });
+  if (beyond == valid.end()) return;
+  const auto at = static_cast<std::size_t>(beyond - valid.begin()) / valid_bytes(trace_->meta());
+  check(Field::step_valid, "row", rows_ + static_cast<std::int64_t>(at),
+        std::to_integer<std::int64_t>(*beyond), 0, 1);
+}
+
+/// Those that `count` rows begin: each at most one.
+void TraceCheck::read_keyframes(std::int64_t count, Columns& columns, Elements& elements) const {
+  const std::int64_t known = trace_->extent(Field::keyframe_end);
+  const std::int64_t more =
+      std::clamp<std::int64_t>(*std::ranges::max_element(columns.keyframe) + 1 - keyframes_, 0,
+                               std::min(count, std::max<std::int64_t>(known - keyframes_, 0)));
+  columns.first_keyframe = keyframes_;
+  columns.keyframe_row = column(Field::keyframe_row, keyframes_, more);
+  columns.keyframe_end = column(Field::keyframe_end, keyframes_, more);
+  columns.keyframe_start = end_of(Field::keyframe_end, Field::keyframe_token, keyframes_);
+  const std::int64_t limit = more == 0
+                                 ? 0
+                                 : std::clamp<std::int64_t>(columns.keyframe_end.back(), 0,
+                                                            trace_->extent(Field::keyframe_token));
+  elements.keyframe_token.set_limit(limit);
+  elements.keyframe_step.set_limit(limit);
+  elements.keyframe_confidence.set_limit(limit);
+}
+
+void TraceCheck::rows(std::int64_t count) {
+  if (rows_ >= count) return;
+  Elements elements(*trace_);
+  limit_elements(count, elements);
   while (rows_ < count) {
-    Columns columns;
-    columns.first = rows_;
-    const std::int64_t part = std::min(slab, count - rows_);
-    columns.count = static_cast<std::size_t>(part);
-    const auto read = [&](Field field) { return column(field, columns.first, part); };
-    columns.number = read(Field::row);
-    columns.sequence = read(Field::step_sequence);
-    columns.pass = read(Field::step_pass);
-    columns.previous = read(Field::step_previous);
-    columns.kind = read(Field::step_kind);
-    columns.block = read(Field::step_block);
-    columns.block_start = read(Field::step_block_start);
-    columns.step = read(Field::step_step);
-    columns.context_length = read(Field::step_context_length);
-    columns.changed = read(Field::step_changed);
-    columns.masks_left = read(Field::step_masks_left);
-    columns.recorded = read(Field::step_recorded);
-    columns.pass_time_ns = read(Field::step_pass_time_ns);
-    columns.delta_end = read(Field::delta_end);
-    columns.insert_end = read(Field::insert_end);
-    columns.delete_end = read(Field::delete_end);
-    columns.keyframe = read(Field::row_keyframe);
-    columns.delta_start = end_of(Field::delta_end, Field::delta_position, rows_);
-    columns.insert_start = end_of(Field::insert_end, Field::insert_position, rows_);
-    columns.delete_start = end_of(Field::delete_end, Field::delete_position, rows_);
-    if (prefix) {
-      columns.prefix_end = read(Field::prefix_end);
-      columns.prefix_start = end_of(Field::prefix_end, Field::prefix_position, rows_);
-    }
-    if (revokes) {
-      columns.revoke_end = read(Field::revoke_end);
-      columns.revoke_start = end_of(Field::revoke_end, Field::revoke_position, rows_);
-    }
-    for (std::size_t k = 0; cache && k < kCacheFields.size(); ++k) {
-      columns.cache_end[k] = read(kCacheFields[k].end);
-      columns.cache_start[k] = end_of(kCacheFields[k].end, kCacheFields[k].start, rows_);
-    }
-    const auto valid = trace_->read(Field::step_valid, columns.first, part, -1);
-    const auto beyond = std::ranges::find_if(valid, [](std::byte b) { return b > std::byte{1}; });
-    if (beyond != valid.end()) {
-      const auto at = static_cast<std::size_t>(beyond - valid.begin()) / valid_bytes;
-      check(Field::step_valid, "row", columns.first + static_cast<std::int64_t>(at),
-            std::to_integer<std::int64_t>(*beyond), 0, 1);
-    }
-    // A row begins at most one keyframe.
-    const std::int64_t known = trace_->extent(Field::keyframe_end);
-    const std::int64_t more =
-        std::clamp<std::int64_t>(*std::ranges::max_element(columns.keyframe) + 1 - keyframes_, 0,
-                                 std::min(part, std::max<std::int64_t>(known - keyframes_, 0)));
-    columns.first_keyframe = keyframes_;
-    columns.keyframe_row = column(Field::keyframe_row, keyframes_, more);
-    columns.keyframe_end = column(Field::keyframe_end, keyframes_, more);
-    columns.keyframe_start = end_of(Field::keyframe_end, Field::keyframe_token, keyframes_);
-    const std::int64_t keyframe_limit =
-        more == 0 ? 0
-                  : std::clamp<std::int64_t>(columns.keyframe_end.back(), 0,
-                                             trace_->extent(Field::keyframe_token));
-    elements.keyframe_token.set_limit(keyframe_limit);
-    elements.keyframe_step.set_limit(keyframe_limit);
-    elements.keyframe_confidence.set_limit(keyframe_limit);
+    const std::int64_t part = std::min(slab_rows(), count - rows_);
+    Columns columns = read_slab(part);
+    check_valid(part);
+    read_keyframes(part, columns, elements);
     for (std::size_t i = 0; i < columns.count; ++i) check_row(columns, i, elements);
     rows_ += part;
   }

@@ -56,6 +56,12 @@ class TraceCheck {
   void check_prompts(std::int64_t first, std::int64_t end) const;
   void check_texts(std::int64_t first, std::int64_t count) const;
   std::int64_t end_of(Field end_field, Field elements, std::int64_t row) const;
+  std::int64_t slab_rows() const;
+  void limit_elements(std::int64_t count, Elements& elements) const;
+  Columns read_slab(std::int64_t count) const;
+  void read_ends(std::int64_t count, Columns& columns) const;
+  void check_valid(std::int64_t count) const;
+  void read_keyframes(std::int64_t count, Columns& columns, Elements& elements) const;
   void check_row(const Columns& columns, std::size_t i, Elements& elements);
   void check_step(const Columns& columns, std::size_t i, Sequence& sequence) const;
   void check_keyframe(const Columns& columns, std::size_t i, Sequence& sequence,

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "decode_record/schema/trace_meta.h"
@@ -14,6 +15,13 @@
 namespace blockscope {
 
 const DatasetSpec& spec_of(Field field);
+
+/// Where the name, answer, metric and text of a sequence begin among its bytes, and their lengths.
+inline constexpr std::pair<Field, Field> kSequenceTexts[] = {
+    {Field::sequence_name_start, Field::sequence_name_length},
+    {Field::sequence_answer_start, Field::sequence_answer_length},
+    {Field::sequence_metric_start, Field::sequence_metric_length},
+    {Field::sequence_text_start, Field::sequence_text_length}};
 
 std::string_view to_string(Axis axis);
 

@@ -42,15 +42,6 @@ std::size_t cost_of(const Item& item) {
 
 std::string partial_name(const std::string& path) { return path + ".partial"; }
 
-struct SequenceState {
-  Frame frame;
-  std::int64_t previous = -1;
-  std::int64_t num_rows = 0;
-  std::int64_t keyframe = 0;
-  std::int64_t block = -1;  // of the last denoising row
-  std::int64_t step = 0;    // of that row
-};
-
 }  // namespace
 
 void check_trace_target(const std::string& path, bool force) {
@@ -105,6 +96,14 @@ class TraceWriter::Impl {
 
  private:
   enum class Ending : std::uint8_t { none, unfinished, complete };
+  struct SequenceState {
+    Frame frame;
+    std::int64_t previous = -1;
+    std::int64_t num_rows = 0;
+    std::int64_t keyframe = 0;
+    std::int64_t block = -1;  // of the last denoising row
+    std::int64_t step = 0;    // of that row
+  };
 
   SequenceState& state_of(std::int64_t sequence);
   void push(Item item);
@@ -142,7 +141,7 @@ class TraceWriter::Impl {
   std::thread worker_;  // last: it uses everything above
 };
 
-SequenceState& TraceWriter::Impl::state_of(std::int64_t sequence) {
+TraceWriter::Impl::SequenceState& TraceWriter::Impl::state_of(std::int64_t sequence) {
   const auto found = open_.find(sequence);
   if (found == open_.end()) {
     refuse_input(

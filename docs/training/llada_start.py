@@ -85,24 +85,23 @@ def sequences(path, tokenizer, mask, end, generator):
         yield ids
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--prompts", type=Path, required=True)
-    parser.add_argument("--ffn", type=int, default=160)
-    parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
-    generator = torch.Generator().manual_seed(args.seed)
-    torch.set_num_threads(1)
-    model = Sdar(args.source)
+def fewer_channels(model, index, ffn):
+    """Gate and up projections of the `ffn` SwiGLU channels that matter most; a down projection fitted to them."""
+    inner = torch.cat(model.inner[index])
+    down = model.layer(index, "mlp.down_proj")
+    keep = (inner.pow(2).mean(0).sqrt() * down.norm(dim=0)).topk(ffn).indices.sort().values
+    kept = inner[:, keep]
+    ridge = 1e-3 * kept.pow(2).mean() * len(kept) * torch.eye(ffn)
+    fitted = torch.linalg.solve(kept.T @ kept + ridge, kept.T @ (inner @ down.T)).T
+    missed = (kept @ fitted.T - inner @ down.T).pow(2).sum() / (inner @ down.T).pow(2).sum()
+    print(f"layer {index}: {ffn} of {inner.shape[1]} SwiGLU channels miss {missed:.1%} of its output's power")
+    return model.layer(index, "mlp.gate_proj")[keep], model.layer(index, "mlp.up_proj")[keep], fitted
+
+
+def widened(model, ffn, generator):
+    """LLaDA's weights: hidden size heads * head_dim, query and key norms folded into the projections."""
     c = model.config
-    tokenizer = Tokenizer.from_file(str(args.source / "tokenizer.json"))
-    with torch.no_grad():
-        for ids in sequences(args.prompts, tokenizer, c["mask_token_id"], c["eos_token_id"], generator):
-            model.forward(ids, 16)
-    heads, dim, old, layers = c["num_attention_heads"], c["head_dim"], c["hidden_size"], c["num_hidden_layers"]
-    wide = heads * dim
+    old, wide = c["hidden_size"], c["num_attention_heads"] * c["head_dim"]
     shrink = math.sqrt(old / wide)  # the root mean square of `wide` channels of which `old` are in use
 
     def noise(*shape, std):
@@ -122,7 +121,7 @@ def main():
         "model.transformer.wte.weight": torch.cat([embed, noise(embed.shape[0], wide - old, std=0.2 * embed.std())], 1),
         "model.transformer.ln_f.weight": norm(model.weights["model.norm.weight"], 0.1),
     }
-    for index in range(layers):
+    for index in range(c["num_hidden_layers"]):
         get = lambda part: model.layer(index, part)  # noqa: E731
         out = f"model.transformer.blocks.{index}."
         weights[out + "attn_norm.weight"] = norm(get("input_layernorm"), 1.0)
@@ -134,28 +133,44 @@ def main():
             weights[out + f"{name}_proj.weight"] = widen_columns(projection)
         weights[out + "v_proj.weight"] = widen_columns(get("self_attn.v_proj"))
         weights[out + "attn_out.weight"] = widen_rows(get("self_attn.o_proj"))
-        inner = torch.cat(model.inner[index])
-        down = get("mlp.down_proj")
-        keep = (inner.pow(2).mean(0).sqrt() * down.norm(dim=0)).topk(args.ffn).indices.sort().values
-        kept = inner[:, keep]
-        ridge = 1e-3 * kept.pow(2).mean() * len(kept) * torch.eye(args.ffn)
-        fitted = torch.linalg.solve(kept.T @ kept + ridge, kept.T @ (inner @ down.T)).T
-        missed = (kept @ fitted.T - inner @ down.T).pow(2).sum() / (inner @ down.T).pow(2).sum()
-        print(f"layer {index}: {args.ffn} of {inner.shape[1]} SwiGLU channels miss {missed:.1%} of its output's power")
-        weights[out + "ff_proj.weight"] = widen_columns(get("mlp.gate_proj")[keep])
-        weights[out + "up_proj.weight"] = widen_columns(get("mlp.up_proj")[keep])
-        weights[out + "ff_out.weight"] = widen_rows(fitted)
-    args.out.mkdir(parents=True, exist_ok=True)
-    save_file({name: w.contiguous() for name, w in weights.items()}, args.out / "model.safetensors")
-    config = {
+        gate, up, down = fewer_channels(model, index, ffn)
+        weights[out + "ff_proj.weight"] = widen_columns(gate)
+        weights[out + "up_proj.weight"] = widen_columns(up)
+        weights[out + "ff_out.weight"] = widen_rows(down)
+    return weights
+
+
+def llada_config(c, ffn):
+    return {
         "architectures": ["LLaDAModelLM"], "model_type": "llada", "block_type": "llama",
-        "layer_norm_type": "rms", "d_model": wide, "n_heads": heads,
-        "n_kv_heads": c["num_key_value_heads"], "n_layers": layers, "mlp_hidden_size": args.ffn, "rope": True,
+        "layer_norm_type": "rms", "d_model": c["num_attention_heads"] * c["head_dim"], "n_heads": c["num_attention_heads"],
+        "n_kv_heads": c["num_key_value_heads"], "n_layers": c["num_hidden_layers"], "mlp_hidden_size": ffn, "rope": True,
         "rope_theta": c["rope_theta"], "rms_norm_eps": 1e-5, "max_sequence_length": c["max_position_embeddings"],
         "vocab_size": c["vocab_size"], "embedding_size": c["vocab_size"], "mask_token_id": c["mask_token_id"],
         "eos_token_id": c["eos_token_id"], "weight_tying": True,
     }
-    (args.out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--ffn", type=int, default=160)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    generator = torch.Generator().manual_seed(args.seed)
+    torch.set_num_threads(1)
+    model = Sdar(args.source)
+    c = model.config
+    tokenizer = Tokenizer.from_file(str(args.source / "tokenizer.json"))
+    with torch.no_grad():
+        for ids in sequences(args.prompts, tokenizer, c["mask_token_id"], c["eos_token_id"], generator):
+            model.forward(ids, 16)
+    weights = widened(model, args.ffn, generator)
+    args.out.mkdir(parents=True, exist_ok=True)
+    save_file({name: w.contiguous() for name, w in weights.items()}, args.out / "model.safetensors")
+    (args.out / "config.json").write_text(json.dumps(llada_config(c, args.ffn), indent=2) + "\n")
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         shutil.copy(args.source / name, args.out / name)
 

@@ -7,7 +7,8 @@
 #include <cmath>
 
 #include "kernels/cuda/device_operators.h"
-#include "kernels/cuda/small_operators_device.h"
+#include "kernels/cuda/device_support.h"
+#include "kernels/operator.h"
 #include "kernels/ops.h"
 #include "kernels/shape_check.h"
 
@@ -37,8 +38,7 @@ float cosine(const T* a, const T* b, int64_t dim) {
 
 at::Tensor cross_step_similarity(const at::Tensor& a, const at::Tensor& b) {
   if (const DeviceScope device{a}) {
-    return device.has_kernels() ? cross_step_similarity_on(device.queue(), a, b)
-                                : fallback::cross_step_similarity(a, b);
+    return device.run(cross_step_similarity_on, fallback::cross_step_similarity, a, b);
   }
   TORCH_CHECK(a.defined() && a.dim() > 0, kSimilarity, ": a: expected a tensor [..., D]");
   check_cpu(kSimilarity, "a", a, a.scalar_type());
@@ -63,6 +63,37 @@ at::Tensor cross_step_similarity(const at::Tensor& a, const at::Tensor& b) {
                            });
                      }));
   return result;
+}
+
+// --- on a device
+
+at::Tensor cross_step_similarity_on(const DeviceQueue& queue, const at::Tensor& a,
+                                    const at::Tensor& b) {
+  TORCH_CHECK(a.defined() && a.dim() > 0, kSimilarity, ": a: expected a tensor [..., D]");
+  const at::ScalarType type = a.scalar_type();
+  TORCH_CHECK(type == at::kFloat || type == at::kHalf || type == at::kBFloat16, kSimilarity,
+              ": a: expected dtype Float, Half or BFloat16 on a GPU, got ", type);
+  check_tensor(kSimilarity, "b", b, type, a.device());
+  check_shape(kSimilarity, "b", b, a.sizes());
+  const at::Tensor left = a.contiguous();
+  const at::Tensor right = b.contiguous();
+  const at::IntArrayRef sizes = a.sizes();
+  const at::Tensor result =
+      at::empty(sizes.slice(0, sizes.size() - 1), a.options().dtype(at::kFloat));
+  SimilarityCall call;
+  call.type = device_float(a);
+  call.dim = device_int(kSimilarity, "D", sizes.back());
+  call.rows = result.numel();
+  call.a = left.const_data_ptr();
+  call.b = right.const_data_ptr();
+  call.cosines = result.mutable_data_ptr<float>();
+  if (call.rows > 0) queue.launch(queue.kernels.similarity, call);
+  return result;
+}
+
+TORCH_LIBRARY_FRAGMENT(blockscope, m) {
+  define_operator(m, "cross_step_similarity(Tensor a, Tensor b) -> Tensor", cross_step_similarity,
+                  [](const at::Tensor& a, const at::Tensor&) { return meta::float_rows(a); });
 }
 
 }  // namespace blockscope

@@ -10,8 +10,8 @@
 
 #include "kernels/cpu/cpu_support.h"
 #include "kernels/cpu/split_attention_cpu.h"
-#include "kernels/cuda/attention_device.h"
 #include "kernels/cuda/device_operators.h"
+#include "kernels/operator.h"
 #include "kernels/ops.h"
 #include "kernels/shape_check.h"
 #include "kernels/simd/tile_kernels.h"
@@ -94,18 +94,14 @@ std::vector<KeySet> make_sets(const char* op, const AttentionSizes& sizes,
 
 }  // namespace
 
-GatherAttention gather_attention(const at::Tensor& q, const at::Tensor& k_ext,
-                                 const at::Tensor& v_ext, const at::Tensor& ext_len,
-                                 const at::Tensor& index, const at::Tensor& k_in,
-                                 const at::Tensor& v_in, double scale, const at::Tensor& dense,
-                                 const at::Tensor& residual, const at::Tensor& lse_residual) {
+SourcedAttention gather_attention(const at::Tensor& q, const at::Tensor& k_ext,
+                                  const at::Tensor& v_ext, const at::Tensor& ext_len,
+                                  const at::Tensor& index, const at::Tensor& k_in,
+                                  const at::Tensor& v_in, double scale, const at::Tensor& dense,
+                                  const at::Tensor& residual, const at::Tensor& lse_residual) {
   if (const DeviceScope device{q}) {
-    if (!device.has_kernels()) {
-      return fallback::gather_attention(q, k_ext, v_ext, ext_len, index, k_in, v_in, scale, dense,
-                                        residual, lse_residual);
-    }
-    return gather_attention_on(device.queue(), q, k_ext, v_ext, ext_len, index, k_in, v_in, scale,
-                               dense, residual, lse_residual);
+    return device.run(gather_attention_on, fallback::gather_attention, q, k_ext, v_ext, ext_len,
+                      index, k_in, v_in, scale, dense, residual, lse_residual);
   }
   const AttentionSizes sizes = check_split_attention(kGather, q, k_ext, v_ext, k_in, v_in);
   const SetArguments arguments = check_sets(kGather, sizes, index, ext_len, dense);
@@ -119,21 +115,16 @@ GatherAttention gather_attention(const at::Tensor& q, const at::Tensor& k_ext,
     source.residual = residual.contiguous();
     source.lse_residual = lse_residual.contiguous();
   }
-  ReuseAttention result = split_attention_cpu(best_tile_kernels(), sizes, q, k_ext, v_ext,
-                                              arguments.lengths, k_in, v_in, source, scale);
-  return {std::move(result.out),          std::move(result.external),
-          std::move(result.lse_external), std::move(result.internal),
-          std::move(result.lse_internal), std::move(result.keys_read)};
+  return split_attention_cpu(best_tile_kernels(), sizes, q, k_ext, v_ext, arguments.lengths, k_in,
+                             v_in, source, scale);
 }
 
 PartialAttention unselected_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                       const at::Tensor& v_ext, const at::Tensor& ext_len,
                                       const at::Tensor& index, double scale) {
   if (const DeviceScope device{q}) {
-    if (!device.has_kernels()) {
-      return fallback::unselected_attention(q, k_ext, v_ext, ext_len, index, scale);
-    }
-    return unselected_attention_on(device.queue(), q, k_ext, v_ext, ext_len, index, scale);
+    return device.run(unselected_attention_on, fallback::unselected_attention, q, k_ext, v_ext,
+                      ext_len, index, scale);
   }
   const AttentionSizes sizes = check_attention(kUnselected, q, "k_ext", k_ext, "v_ext", &v_ext);
   const SetArguments arguments = check_sets(kUnselected, sizes, index, ext_len, {});
@@ -141,9 +132,45 @@ PartialAttention unselected_attention(const at::Tensor& q, const at::Tensor& k_e
   source.sets = make_sets(kUnselected, sizes, arguments, false);
   const at::Tensor no_keys =
       at::empty({sizes.sequences, sizes.kv_heads, 0, sizes.dim}, q.options());
-  ReuseAttention result = split_attention_cpu(best_tile_kernels(), sizes, q, k_ext, v_ext,
-                                              arguments.lengths, no_keys, no_keys, source, scale);
+  SourcedAttention result = split_attention_cpu(best_tile_kernels(), sizes, q, k_ext, v_ext,
+                                                arguments.lengths, no_keys, no_keys, source, scale);
   return {std::move(result.external), std::move(result.lse_external)};
+}
+
+TORCH_LIBRARY_FRAGMENT(blockscope, m) {
+  define_operator(
+      m,
+      "gather_attention(Tensor q, Tensor k_ext, Tensor v_ext, Tensor ext_len, Tensor index, "
+      "Tensor k_in, Tensor v_in, float scale, Tensor? dense=None, Tensor? residual=None, "
+      "Tensor? lse_residual=None) -> (Tensor out, Tensor external, Tensor lse_external, "
+      "Tensor internal, Tensor lse_internal, Tensor keys_read)",
+      [](const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& v_ext,
+         const at::Tensor& ext_len, const at::Tensor& index, const at::Tensor& k_in,
+         const at::Tensor& v_in, double scale, const OptionalTensor& dense,
+         const OptionalTensor& residual, const OptionalTensor& lse_residual) {
+        const auto given = [](const OptionalTensor& tensor) {
+          return tensor.value_or(at::Tensor());
+        };
+        const SourcedAttention r =
+            gather_attention(q, k_ext, v_ext, ext_len, index, k_in, v_in, scale, given(dense),
+                             given(residual), given(lse_residual));
+        return std::tuple(r.out.contiguous(), r.external, r.lse_external, r.internal,
+                          r.lse_internal, r.keys_read);
+      },
+      [](const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor&, const at::Tensor&,
+         const at::Tensor&, const at::Tensor&, const at::Tensor&, double, const OptionalTensor&,
+         const OptionalTensor&, const OptionalTensor&) { return meta::sourced_sides(q, k_ext); });
+  define_operator(
+      m,
+      "unselected_attention(Tensor q, Tensor k_ext, Tensor v_ext, Tensor ext_len, Tensor index, "
+      "float scale) -> (Tensor output, Tensor lse)",
+      [](const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& v_ext,
+         const at::Tensor& ext_len, const at::Tensor& index, double scale) {
+        const PartialAttention r = unselected_attention(q, k_ext, v_ext, ext_len, index, scale);
+        return std::tuple(r.output, r.lse);
+      },
+      [](const at::Tensor& q, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+         const at::Tensor&, double) { return std::tuple(meta::floats(q), meta::float_rows(q)); });
 }
 
 }  // namespace blockscope

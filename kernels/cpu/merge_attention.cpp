@@ -6,7 +6,8 @@
 #include "kernels/cpu/attention_state.h"
 #include "kernels/cpu/cpu_support.h"
 #include "kernels/cuda/device_operators.h"
-#include "kernels/cuda/small_operators_device.h"
+#include "kernels/cuda/device_support.h"
+#include "kernels/operator.h"
 #include "kernels/ops.h"
 #include "kernels/shape_check.h"
 
@@ -20,8 +21,7 @@ constexpr const char* kMerge = "merge_attention";
 MergedAttention merge_attention(const std::vector<at::Tensor>& outputs,
                                 const std::vector<at::Tensor>& lses) {
   if (const DeviceScope device{outputs.empty() ? at::Tensor() : outputs[0]}) {
-    if (!device.has_kernels()) return fallback::merge_attention(outputs, lses);
-    return merge_attention_on(device.queue(), outputs, lses);
+    return device.run(merge_attention_on, fallback::merge_attention, outputs, lses);
   }
   check_merge_parts(kMerge, outputs, lses);
   const at::IntArrayRef sizes = outputs[0].sizes();
@@ -54,6 +54,49 @@ MergedAttention merge_attention(const std::vector<at::Tensor>& outputs,
     }
   });
   return merged;
+}
+
+// --- on a device
+
+MergedAttention merge_attention_on(const DeviceQueue& queue, const std::vector<at::Tensor>& outputs,
+                                   const std::vector<at::Tensor>& lses) {
+  check_merge_parts(kMerge, outputs, lses);
+  TORCH_CHECK(outputs.size() <= kMaxMergeParts, kMerge, ": outputs: expected at most ",
+              kMaxMergeParts, " parts on a GPU, got ", outputs.size(),
+              ". HINT: merge them in groups");
+  const at::IntArrayRef sizes = outputs[0].sizes();
+  MergedAttention merged;
+  merged.out = at::empty(sizes, outputs[0].options());
+  merged.lse = at::empty(sizes.slice(0, sizes.size() - 1), lses[0].options());
+  MergeCall call;
+  call.type = device_float(outputs[0]);
+  call.parts = static_cast<int>(outputs.size());
+  call.dim = device_int(kMerge, "D", sizes.back());
+  call.rows = merged.lse.numel();
+  call.out = merged.out.mutable_data_ptr();
+  call.lse = merged.lse.mutable_data_ptr<float>();
+  std::vector<at::Tensor> contiguous;  // alive until the launch
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    contiguous.push_back(outputs[i].contiguous());
+    call.outputs[i] = contiguous.back().const_data_ptr();
+    contiguous.push_back(lses[i].contiguous());
+    call.lses[i] = contiguous.back().const_data_ptr<float>();
+  }
+  if (call.rows > 0) queue.launch(queue.kernels.merge, call);
+  return merged;
+}
+
+TORCH_LIBRARY_FRAGMENT(blockscope, m) {
+  define_operator(
+      m, "merge_attention(Tensor[] outputs, Tensor[] lses) -> (Tensor out, Tensor lse)",
+      [](at::TensorList outputs, at::TensorList lses) {
+        const MergedAttention r = merge_attention(outputs.vec(), lses.vec());
+        return std::tuple(r.out, r.lse);
+      },
+      [](at::TensorList outputs, at::TensorList) {
+        TORCH_CHECK(!outputs.empty(), "merge_attention: outputs: expected at least one, got none");
+        return std::tuple(meta::same(outputs[0]), meta::float_rows(outputs[0]));
+      });
 }
 
 }  // namespace blockscope

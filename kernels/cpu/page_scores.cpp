@@ -12,7 +12,8 @@
 #include "kernels/cpu/attention_state.h"
 #include "kernels/cpu/cpu_support.h"
 #include "kernels/cuda/device_operators.h"
-#include "kernels/cuda/small_operators_device.h"
+#include "kernels/cuda/device_support.h"
+#include "kernels/operator.h"
 #include "kernels/ops.h"
 #include "kernels/shape_check.h"
 
@@ -146,8 +147,7 @@ void bound_page(const RawView& keys, int64_t sequence, int64_t kv_head, int64_t 
 PageBounds page_bounds(const at::Tensor& k_ext, const at::Tensor& ext_len, int64_t page_size) {
   constexpr const char* kOp = "page_bounds";
   if (const DeviceScope device{k_ext}) {
-    if (!device.has_kernels()) return fallback::page_bounds(k_ext, ext_len, page_size);
-    return page_bounds_on(device.queue(), k_ext, ext_len, page_size);
+    return device.run(page_bounds_on, fallback::page_bounds, k_ext, ext_len, page_size);
   }
   check_page_size(kOp, page_size);
   TORCH_CHECK(k_ext.defined() && k_ext.dim() == 4, kOp,
@@ -183,8 +183,7 @@ PageBounds page_bounds(const at::Tensor& k_ext, const at::Tensor& ext_len, int64
 at::Tensor page_scores(const at::Tensor& q, const PageBounds& bounds, const at::Tensor& ext_len,
                        int64_t page_size) {
   if (const DeviceScope device{q}) {
-    if (!device.has_kernels()) return fallback::page_scores(q, bounds, ext_len, page_size, false);
-    return page_scores_on(device.queue(), q, bounds, ext_len, page_size);
+    return device.run(page_scores_on, fallback::page_scores, q, bounds, ext_len, page_size);
   }
   return scores_of("page_scores", q, bounds, ext_len, page_size, false);
 }
@@ -192,10 +191,136 @@ at::Tensor page_scores(const at::Tensor& q, const PageBounds& bounds, const at::
 at::Tensor token_page_scores(const at::Tensor& q, const PageBounds& bounds,
                              const at::Tensor& ext_len, int64_t page_size) {
   if (const DeviceScope device{q}) {
-    if (!device.has_kernels()) return fallback::page_scores(q, bounds, ext_len, page_size, true);
-    return token_page_scores_on(device.queue(), q, bounds, ext_len, page_size);
+    return device.run(token_page_scores_on, fallback::token_page_scores, q, bounds, ext_len,
+                      page_size);
   }
   return scores_of("token_page_scores", q, bounds, ext_len, page_size, true);
+}
+
+// --- on a device
+
+namespace {
+
+at::Tensor device_scores(const char* op, const DeviceQueue& queue, const at::Tensor& q,
+                         const PageBounds& bounds, const at::Tensor& ext_len, int64_t page_size,
+                         bool per_token) {
+  check_page_size(op, page_size);
+  check_query(op, q, q.device());
+  const AttentionSizes sizes =
+      check_attention(op, q, "max", bounds.max, "min", &bounds.min, q.device());
+  const int64_t pages = bounds.max.size(2);
+  const std::vector<int64_t> lengths =
+      check_lengths(op, "ext_len", ext_len, sizes.sequences, pages * page_size);
+  const int64_t sets = per_token ? sizes.queries : 1;
+  const at::TensorOptions floats = q.options().dtype(at::kFloat);
+  const at::Tensor scores = at::empty({sizes.sequences, sizes.kv_heads, sets, pages}, floats);
+  for_batches(scores.numel() > 0 ? sizes.sequences : 0, [&](int64_t first, int64_t count) {
+    PageScoresCall call;
+    call.type = device_float(q);
+    call.sequences = static_cast<int>(count);
+    call.kv_heads = device_int(op, "KV heads", sizes.kv_heads);
+    call.group = device_int(op, "query heads", sizes.group);
+    call.tokens = device_int(op, "queries", per_token ? 1 : sizes.queries);
+    call.num_sets = device_int(op, "queries", sets);
+    call.dim = device_int(op, "head_dim", sizes.dim);
+    call.pages = device_int(op, "pages", pages);
+    call.page_size = page_size;
+    call.q = device_rows(q.narrow(0, first, count));
+    call.max = device_rows(bounds.max.narrow(0, first, count));
+    call.min = device_rows(bounds.min.narrow(0, first, count));
+    const at::Tensor parts = at::empty({count, sizes.kv_heads, sets, 2, sizes.dim}, floats);
+    call.parts = parts.mutable_data_ptr<float>();
+    call.scores = from_sequence<float>(scores, first);
+    set_lengths(call, lengths, first, count);
+    queue.launch(queue.kernels.page_scores, call);
+  });
+  return per_token ? scores : scores.squeeze(2);
+}
+
+}  // namespace
+
+PageBounds page_bounds_on(const DeviceQueue& queue, const at::Tensor& k_ext,
+                          const at::Tensor& ext_len, int64_t page_size) {
+  constexpr const char* kOp = "page_bounds";
+  check_page_size(kOp, page_size);
+  TORCH_CHECK(k_ext.defined() && k_ext.dim() == 4, kOp,
+              ": k_ext: expected shape [S, K, N, D], got ",
+              k_ext.defined() ? k_ext.sizes() : at::IntArrayRef{});
+  check_query(kOp, k_ext, k_ext.device());
+  const int64_t pages = num_pages(k_ext.size(2), page_size);
+  const std::vector<int64_t> lengths =
+      check_lengths(kOp, "ext_len", ext_len, k_ext.size(0), k_ext.size(2));
+  const std::vector<int64_t> shape = {k_ext.size(0), k_ext.size(1), pages, k_ext.size(3)};
+  const PageBounds bounds{at::empty(shape, k_ext.options()), at::empty(shape, k_ext.options())};
+  for_batches(bounds.max.numel() > 0 ? shape[0] : 0, [&](int64_t first, int64_t count) {
+    BoundsCall call;
+    call.type = device_float(k_ext);
+    call.sequences = static_cast<int>(count);
+    call.kv_heads = device_int(kOp, "KV heads", shape[1]);
+    call.dim = device_int(kOp, "head_dim", shape[3]);
+    call.pages = device_int(kOp, "pages", pages);
+    call.page_size = page_size;
+    call.k_ext = device_rows(k_ext.narrow(0, first, count));
+    call.max = from_sequence<char>(bounds.max, first);
+    call.min = from_sequence<char>(bounds.min, first);
+    set_lengths(call, lengths, first, count);
+    queue.launch(queue.kernels.bounds, call);
+  });
+  return bounds;
+}
+
+at::Tensor page_scores_on(const DeviceQueue& queue, const at::Tensor& q, const PageBounds& bounds,
+                          const at::Tensor& ext_len, int64_t page_size) {
+  return device_scores("page_scores", queue, q, bounds, ext_len, page_size, false);
+}
+
+at::Tensor token_page_scores_on(const DeviceQueue& queue, const at::Tensor& q,
+                                const PageBounds& bounds, const at::Tensor& ext_len,
+                                int64_t page_size) {
+  return device_scores("token_page_scores", queue, q, bounds, ext_len, page_size, true);
+}
+
+TORCH_LIBRARY_FRAGMENT(blockscope, m) {
+  define_operator(
+      m, "page_bounds(Tensor k_ext, Tensor ext_len, int page_size) -> (Tensor max, Tensor min)",
+      [](const at::Tensor& k_ext, const at::Tensor& ext_len, int64_t page_size) {
+        const PageBounds r = page_bounds(k_ext, ext_len, page_size);
+        return std::tuple(r.max, r.min);
+      },
+      [](const at::Tensor& k_ext, const at::Tensor&, int64_t page_size) {
+        TORCH_CHECK(k_ext.dim() == 4 && page_size > 0,
+                    "page_bounds: expected k_ext [S, K, N, D] and page_size > 0, got ", k_ext.dim(),
+                    " dimensions and ", page_size);
+        meta::Shape shape = k_ext.sym_sizes().vec();
+        shape[2] = (shape[2] + page_size - 1) / page_size;
+        return std::tuple(meta::empty(k_ext, shape, k_ext.scalar_type()),
+                          meta::empty(k_ext, shape, k_ext.scalar_type()));
+      });
+  define_operator(
+      m,
+      "page_scores(Tensor q, Tensor page_max, Tensor page_min, Tensor ext_len, int page_size) -> "
+      "Tensor",
+      [](const at::Tensor& q, const at::Tensor& max, const at::Tensor& min,
+         const at::Tensor& ext_len, int64_t page_size) {
+        return page_scores(q, {max, min}, ext_len, page_size);
+      },
+      [](const at::Tensor& q, const at::Tensor& max, const at::Tensor&, const at::Tensor&,
+         int64_t) {
+        return meta::empty(q, {q.sym_size(0), max.sym_size(1), max.sym_size(2)}, at::kFloat);
+      });
+  define_operator(
+      m,
+      "token_page_scores(Tensor q, Tensor page_max, Tensor page_min, Tensor ext_len, "
+      "int page_size) -> Tensor",
+      [](const at::Tensor& q, const at::Tensor& max, const at::Tensor& min,
+         const at::Tensor& ext_len, int64_t page_size) {
+        return token_page_scores(q, {max, min}, ext_len, page_size);
+      },
+      [](const at::Tensor& q, const at::Tensor& max, const at::Tensor&, const at::Tensor&,
+         int64_t) {
+        return meta::empty(q, {q.sym_size(0), max.sym_size(1), q.sym_size(2), max.sym_size(2)},
+                           at::kFloat);
+      });
 }
 
 }  // namespace blockscope

@@ -11,7 +11,8 @@
 #include "kernels/cpu/cpu_support.h"
 #include "kernels/cpu/row_tile.h"
 #include "kernels/cuda/device_operators.h"
-#include "kernels/cuda/small_operators_device.h"
+#include "kernels/cuda/device_support.h"
+#include "kernels/operator.h"
 #include "kernels/ops.h"
 #include "kernels/shape_check.h"
 
@@ -54,10 +55,8 @@ at::Tensor prefill_attention(const at::Tensor& q, const at::Tensor& k, const at:
                              const at::Tensor& len, int64_t block_length, double scale,
                              int64_t query_start) {
   if (const DeviceScope device{q}) {
-    if (!device.has_kernels()) {
-      return fallback::prefill_attention(q, k, v, len, block_length, scale, query_start);
-    }
-    return prefill_attention_on(device.queue(), q, k, v, len, block_length, scale, query_start);
+    return device.run(prefill_attention_on, fallback::prefill_attention, q, k, v, len, block_length,
+                      scale, query_start);
   }
   const AttentionSizes sizes = check_attention(kPrefill, q, "k", k, "v", &v);
   const std::vector<int64_t> lengths =
@@ -99,6 +98,53 @@ at::Tensor prefill_attention(const at::Tensor& q, const at::Tensor& k, const at:
     }
   });
   return out;
+}
+
+// --- on a device
+
+at::Tensor prefill_attention_on(const DeviceQueue& queue, const at::Tensor& q, const at::Tensor& k,
+                                const at::Tensor& v, const at::Tensor& len, int64_t block_length,
+                                double scale, int64_t query_start) {
+  check_query(kPrefill, q, q.device());
+  const AttentionSizes sizes = check_attention(kPrefill, q, "k", k, "v", &v, q.device());
+  check_device_dim(kPrefill, sizes.dim);
+  const std::vector<int64_t> lengths =
+      check_lengths(kPrefill, "len", len, sizes.sequences, sizes.external_keys);
+  TORCH_CHECK(block_length > 0, kPrefill, ": block_length: expected > 0, got ", block_length,
+              ". HINT: 1 is causal attention");
+  TORCH_CHECK(query_start >= 0, kPrefill, ": query_start: expected >= 0, got ", query_start);
+  device_int(kPrefill, "keys", sizes.external_keys);
+  device_int(kPrefill, "rows of a KV head", sizes.group * sizes.queries);
+  const at::Tensor out = at::empty(q.sizes(), q.options());
+  for_batches(out.numel() > 0 ? sizes.sequences : 0, [&](int64_t first, int64_t count) {
+    PrefillCall call;
+    call.type = device_float(q);
+    call.sequences = static_cast<int>(count);
+    call.heads = device_int(kPrefill, "query heads", sizes.heads);
+    call.group = static_cast<int>(sizes.group);
+    call.queries = device_int(kPrefill, "queries", sizes.queries);
+    call.dim = static_cast<int>(sizes.dim);
+    call.block_length = block_length;
+    call.query_start = query_start;
+    call.scale_log2 = static_cast<float>(scale * 1.4426950408889634);
+    call.q = device_rows(q.narrow(0, first, count));
+    call.k = device_rows(k.narrow(0, first, count));
+    call.v = device_rows(v.narrow(0, first, count));
+    call.out = from_sequence<char>(out, first);
+    set_lengths(call, lengths, first, count);
+    queue.launch(queue.kernels.prefill, call);
+  });
+  return out;
+}
+
+TORCH_LIBRARY_FRAGMENT(blockscope, m) {
+  define_operator(
+      m,
+      "prefill_attention(Tensor q, Tensor k, Tensor v, Tensor len, int block_length, float scale, "
+      "int query_start=0) -> Tensor",
+      prefill_attention,
+      [](const at::Tensor& q, const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t,
+         double, int64_t) { return meta::same(q); });
 }
 
 }  // namespace blockscope

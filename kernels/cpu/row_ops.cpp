@@ -1,79 +1,24 @@
 #include "kernels/row_ops.h"
 
-#include <ATen/ATen.h>
+#include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <array>
+#include <cstdint>
 
-#include "kernels/cpu/cpu_support.h"
+#include "kernels/cpu/rows.h"
 #include "kernels/cuda/device_operators.h"
-#include "kernels/cuda/row_ops_device.h"
+#include "kernels/cuda/device_support.h"
+#include "kernels/operator.h"
 #include "kernels/shape_check.h"
 #include "kernels/simd/row_kernels.h"
 
 namespace blockscope {
-namespace {
-
-constexpr int64_t kGrain = 1 << 14;  // elements that are worth a thread
-
-/// Rows of up to 4 dimensions, by their number in the order of a contiguous tensor.
-class Rows {
- public:
-  explicit Rows(const at::Tensor& x)
-      : data_(static_cast<const char*>(x.const_data_ptr())),
-        bytes_(x.element_size()),
-        dim_(x.size(-1)) {
-    const int64_t outer = x.dim() - 1;
-    for (int64_t d = 0; d < outer; ++d) {
-      const auto at = static_cast<size_t>(3 - outer + d);
-      size_[at] = x.size(d);
-      stride_[at] = x.stride(d) * bytes_;
-    }
-    count_ = size_[0] * size_[1] * size_[2];
-  }
-
-  int64_t count() const { return count_; }
-  int64_t dim() const { return dim_; }
-  int64_t row_bytes() const { return dim_ * bytes_; }
-  /// Where row `index` stands in the first, second and third of the dimensions before the last.
-  std::array<int64_t, 3> place(int64_t index) const {
-    return {index / (size_[1] * size_[2]), index / size_[2] % size_[1], index % size_[2]};
-  }
-  const char* at(const std::array<int64_t, 3>& place) const {
-    return data_ + place[0] * stride_[0] + place[1] * stride_[1] + place[2] * stride_[2];
-  }
-
- private:
-  const char* data_;
-  int64_t bytes_;
-  int64_t dim_;
-  int64_t count_ = 1;
-  std::array<int64_t, 3> size_{1, 1, 1};
-  std::array<int64_t, 3> stride_{};
-};
-
-/// task(i) for `rows` rows that have so many elements in all.
-template <class Task>
-void run_rows(int64_t rows, int64_t elements, const Task& task) {
-  const auto run = [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) task(i);
-  };
-  if (runs_serially() || elements <= kGrain) return run(0, rows);
-  const int64_t dim = std::max<int64_t>(1, elements / std::max<int64_t>(1, rows));
-  at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / dim), run);
-}
-
-template <class Task>
-void for_rows(const Rows& rows, const Task& task) {
-  run_rows(rows.count(), rows.count() * rows.dim(), task);
-}
-
-}  // namespace
 
 at::Tensor rms_norm_rows(const at::Tensor& x, const at::Tensor& weight, double eps,
                          bool weight_first) {
   if (const DeviceScope device{x}) {
-    return device.has_kernels() ? rms_norm_rows_on(device.queue(), x, weight, eps, weight_first)
-                                : fallback::rms_norm_rows(x, weight, eps, weight_first);
+    return device.run(rms_norm_rows_on, fallback::rms_norm_rows, x, weight, eps, weight_first);
   }
   check_rows("rms_norm_rows", "x", x);
   check_norm_weight("rms_norm_rows", weight, x);
@@ -92,9 +37,8 @@ at::Tensor rms_norm_rows(const at::Tensor& x, const at::Tensor& weight, double e
 SumAndNorm add_rms_norm_rows(const at::Tensor& x, const at::Tensor& y, const at::Tensor& weight,
                              double eps, bool weight_first) {
   if (const DeviceScope device{x}) {
-    return device.has_kernels()
-               ? add_rms_norm_rows_on(device.queue(), x, y, weight, eps, weight_first)
-               : fallback::add_rms_norm_rows(x, y, weight, eps, weight_first);
+    return device.run(add_rms_norm_rows_on, fallback::add_rms_norm_rows, x, y, weight, eps,
+                      weight_first);
   }
   check_rows("add_rms_norm_rows", "x", x);
   check_rows_like("add_rms_norm_rows", "y", y, x);
@@ -182,8 +126,7 @@ at::Tensor rotate_rows(const at::Tensor& x, const at::Tensor& cos, const at::Ten
 std::vector<at::Tensor> norm_rotate_rows(const std::vector<HeadsToRotate>& heads,
                                          const at::Tensor& cos, const at::Tensor& sin) {
   if (const DeviceScope device{cos}) {
-    return device.has_kernels() ? norm_rotate_rows_on(device.queue(), heads, cos, sin)
-                                : fallback::norm_rotate_rows(heads, cos, sin);
+    return device.run(norm_rotate_rows_on, fallback::norm_rotate_rows, heads, cos, sin);
   }
   std::vector<Rotation> rotations;
   std::vector<at::Tensor> out;
@@ -205,8 +148,7 @@ std::vector<at::Tensor> norm_rotate_rows(const std::vector<HeadsToRotate>& heads
 
 at::Tensor silu_multiply(const at::Tensor& gate, const at::Tensor& up) {
   if (const DeviceScope device{gate}) {
-    return device.has_kernels() ? silu_multiply_on(device.queue(), gate, up)
-                                : fallback::silu_multiply(gate, up);
+    return device.run(silu_multiply_on, fallback::silu_multiply, gate, up);
   }
   check_rows("silu_multiply", "gate", gate);
   check_rows_like("silu_multiply", "up", up, gate);
@@ -223,85 +165,196 @@ at::Tensor silu_multiply(const at::Tensor& gate, const at::Tensor& up) {
   return out;
 }
 
+// --- on a device
+
 namespace {
 
-/// On a device other than the CPU; one copy back.
-BestTokens best_tokens_by_chain(const at::Tensor& logits) {
-  const at::Tensor rows = logits.to(at::kFloat);
-  const at::Tensor probability = (rows.amax(-1) - at::logsumexp(rows, {-1})).exp();
-  // Token ids are exact in float64.
-  const at::Tensor both =
-      at::stack({rows.argmax(-1).to(at::kDouble), probability.to(at::kDouble)}).to(at::kCPU);
-  BestTokens result;
-  for (int64_t i = 0; i < rows.size(0); ++i) {
-    const double* data = both.const_data_ptr<double>() + i;
-    result.token.push_back(static_cast<int64_t>(data[0]));
-    result.probability.push_back(static_cast<float>(data[rows.size(0)]));
-  }
-  return result;
+/// Size of the dimension that is the n-th from the end, from 1; of one that is missing 1.
+int64_t size_at(const at::Tensor& x, int64_t n) { return n <= x.dim() ? x.size(-n) : 1; }
+
+/// A tensor of up to 4 dimensions as [S, heads, tokens, W], without the operators of a view.
+DeviceRows as_heads(const at::Tensor& x) {
+  const auto stride = [&](int64_t n) { return size_at(x, n) > 1 ? x.stride(-n) : 0; };
+  return {x.const_data_ptr(), stride(4), stride(3), stride(2)};
 }
 
-TokenOdds token_odds_by_chain(const at::Tensor& logits, const std::vector<int64_t>& tokens) {
-  const at::Tensor rows = logits.to(at::kFloat);
-  const at::Tensor column = at::tensor(tokens, at::kLong).to(rows.device()).unsqueeze(-1);
-  const at::Tensor log_p = rows.log_softmax(-1);
-  const at::Tensor p = log_p.exp();
-  const at::Tensor terms = at::where(p == 0.0, 0.0, p * log_p);  // of -infinity: 0, not NaN
-  // A rank is exact in float64.
-  const at::Tensor all = at::stack({(rows > rows.gather(-1, column)).sum(-1).to(at::kDouble),
-                                    p.gather(-1, column).squeeze(-1).to(at::kDouble),
-                                    terms.sum(-1).neg().to(at::kDouble)})
-                             .to(at::kCPU);
-  TokenOdds result;
-  for (int64_t i = 0; i < rows.size(0); ++i) {
-    const double* data = all.const_data_ptr<double>() + i;
-    result.rank.push_back(static_cast<int64_t>(data[0]));
-    result.probability.push_back(static_cast<float>(data[rows.size(0)]));
-    result.entropy.push_back(static_cast<float>(data[2 * rows.size(0)]));
-  }
-  return result;
+/// Whether every row starts at a multiple of 16 bytes.
+bool starts_aligned(const at::Tensor& x) {
+  const DeviceRows rows = as_heads(x);
+  const int64_t chunk = 16 / x.element_size();
+  return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 &&
+         (rows.sequence % chunk | rows.head % chunk | rows.row % chunk) == 0;
 }
+
+/// Whether the rows of all of them, `widths` long in all their parts, are whole pieces of 16 bytes.
+bool are_aligned(std::initializer_list<const at::Tensor*> tensors,
+                 std::initializer_list<int64_t> widths) {
+  const int64_t chunk = 16 / (*tensors.begin())->element_size();
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor* each) { return starts_aligned(*each); }) &&
+         std::all_of(widths.begin(), widths.end(),
+                     [&](int64_t width) { return width % chunk == 0; });
+}
+
+/// The members of a call that say how many rows there are.
+template <class Call>
+void set_rows(const char* op, Call& call, const at::Tensor& x) {
+  call.type = device_float(x);
+  call.dim = device_int(op, "row", x.size(-1));
+  call.tokens = device_int(op, "rows", size_at(x, 2));
+  call.heads = device_int(op, "rows", size_at(x, 3));
+  call.rows = device_int(op, "rows", x.numel() / std::max<int64_t>(1, x.size(-1)));
+}
+
+NormCall norm_call(const char* op, const at::Tensor& x, const at::Tensor& weight, double eps,
+                   bool weight_first, const at::Tensor& out) {
+  NormCall call;
+  set_rows(op, call, x);
+  call.weight_first = weight_first;
+  call.eps = static_cast<float>(eps);
+  call.x = as_heads(x);
+  call.weight = weight.const_data_ptr();
+  call.out = out.mutable_data_ptr();
+  return call;
+}
+
+at::Tensor empty_rows(const at::Tensor& x) { return at::empty(x.sizes(), x.options()); }
 
 }  // namespace
 
-BestTokens best_tokens(const at::Tensor& logits) {
-  if (logits.defined() && !logits.is_cpu()) return best_tokens_by_chain(logits);
-  check_rows("best_tokens", "logits", logits);
-  check_shape("best_tokens", "logits", logits, {-1, -1});
-  const Rows rows(logits);
-  BestTokens result;
-  result.token.resize(static_cast<size_t>(rows.count()));
-  result.probability.resize(result.token.size());
-  const Element element = element_of(logits);
-  for_rows(rows, [&](int64_t i) {
-    const auto at = static_cast<size_t>(i);
-    best_row_kernels().best(element, rows.at(rows.place(i)), rows.dim(), &result.token[at],
-                            &result.probability[at]);
-  });
+at::Tensor rms_norm_rows_on(const DeviceQueue& queue, const at::Tensor& x, const at::Tensor& weight,
+                            double eps, bool weight_first) {
+  constexpr const char* kOp = "rms_norm_rows";
+  check_rows(kOp, "x", x);
+  check_norm_weight(kOp, weight, x);
+  const at::Tensor out = empty_rows(x);
+  NormCall call = norm_call(kOp, x, weight, eps, weight_first, out);
+  call.aligned = are_aligned({&x, &weight, &out}, {call.dim});
+  if (x.numel() > 0) queue.launch(queue.kernels.norm, call);
+  return out;
+}
+
+SumAndNorm add_rms_norm_rows_on(const DeviceQueue& queue, const at::Tensor& x, const at::Tensor& y,
+                                const at::Tensor& weight, double eps, bool weight_first) {
+  constexpr const char* kOp = "add_rms_norm_rows";
+  check_rows(kOp, "x", x);
+  check_rows_like(kOp, "y", y, x);
+  check_norm_weight(kOp, weight, x);
+  const SumAndNorm result{empty_rows(x), empty_rows(x)};
+  NormCall call = norm_call(kOp, x, weight, eps, weight_first, result.norm);
+  call.y = as_heads(y);
+  call.sum = result.sum.mutable_data_ptr();
+  call.aligned = are_aligned({&x, &y, &weight, &result.sum, &result.norm}, {call.dim});
+  if (x.numel() > 0) queue.launch(queue.kernels.norm, call);
   return result;
 }
 
-TokenOdds token_odds(const at::Tensor& logits, const std::vector<int64_t>& tokens) {
-  const bool on_cpu = !logits.defined() || logits.is_cpu();
-  if (on_cpu) check_rows("token_odds", "logits", logits);
-  check_shape("token_odds", "logits", logits, {std::ssize(tokens), -1});
-  for (const int64_t token : tokens) {
-    TORCH_CHECK(token >= 0 && token < logits.size(1), "token_odds: tokens: expected ids below ",
-                logits.size(1), ", got ", token);
+// One launch for two tensors of one head_dim.
+std::vector<at::Tensor> norm_rotate_rows_on(const DeviceQueue& queue,
+                                            const std::vector<HeadsToRotate>& heads,
+                                            const at::Tensor& cos, const at::Tensor& sin) {
+  constexpr const char* kOp = "rotate_rows";
+  std::vector<at::Tensor> out;
+  for (const HeadsToRotate& each : heads) {
+    check_rotation(kOp, each.x, cos, sin);
+    if (each.weight.defined()) check_norm_weight(kOp, each.weight, each.x);
+    TORCH_CHECK(each.x.scalar_type() == heads.front().x.scalar_type(), kOp,
+                ": x: expected one dtype, got ", heads.front().x.scalar_type(), " and ",
+                each.x.scalar_type());
+    out.push_back(empty_rows(each.x));
   }
-  if (!on_cpu) return token_odds_by_chain(logits, tokens);
-  const Rows rows(logits);
-  TokenOdds result;
-  result.rank.resize(tokens.size());
-  result.probability.resize(tokens.size());
-  result.entropy.resize(tokens.size());
-  const Element element = element_of(logits);
-  for_rows(rows, [&](int64_t i) {
-    const auto at = static_cast<size_t>(i);
-    best_row_kernels().odds(element, rows.at(rows.place(i)), rows.dim(), tokens[at],
-                            &result.rank[at], &result.probability[at], &result.entropy[at]);
-  });
-  return result;
+  for (size_t first = 0; first < heads.size();) {
+    const at::Tensor& x = heads[first].x;
+    RotateCall call;
+    call.type = device_float(x);
+    call.float_table = cos.scalar_type() == at::kFloat;
+    call.tokens = device_int(kOp, "rows", x.size(2));
+    call.dim = device_int(kOp, "head_dim", x.size(3));
+    call.turning = static_cast<int>(cos.size(-1));
+    call.cos = as_heads(cos);
+    call.sin = as_heads(sin);
+    call.aligned = are_aligned({&x, &cos, &sin}, {call.turning / 2, call.dim});
+    size_t parts = 0;
+    for (; parts < kMaxTurnedTensors && first + parts < heads.size(); ++parts) {
+      const HeadsToRotate& from = heads[first + parts];
+      if (from.x.size(3) != call.dim) break;
+      RotateCall::Part& part = call.parts[parts];
+      part.heads = device_int(kOp, "heads", from.x.size(1));
+      part.rows = device_int(kOp, "rows", from.x.numel() / std::max(1, call.dim));
+      part.x = as_heads(from.x);
+      part.out = out[first + parts].mutable_data_ptr();
+      call.rows += part.rows;
+      call.aligned = call.aligned && starts_aligned(from.x) && starts_aligned(out[first + parts]);
+      if (!from.weight.defined()) continue;
+      part.weight = from.weight.const_data_ptr();
+      part.weight_first = from.weight_first;
+      part.eps = static_cast<float>(from.eps);
+      call.aligned = call.aligned && starts_aligned(from.weight);
+    }
+    if (call.rows > 0 && call.dim > 0) queue.launch(queue.kernels.rotate, call);
+    first += parts;
+  }
+  return out;
+}
+
+at::Tensor silu_multiply_on(const DeviceQueue& queue, const at::Tensor& gate,
+                            const at::Tensor& up) {
+  constexpr const char* kOp = "silu_multiply";
+  check_rows(kOp, "gate", gate);
+  check_rows_like(kOp, "up", up, gate);
+  const at::Tensor out = empty_rows(gate);
+  GateCall call;
+  set_rows(kOp, call, gate);
+  call.gate = as_heads(gate);
+  call.up = as_heads(up);
+  call.out = out.mutable_data_ptr();
+  call.aligned = are_aligned({&gate, &up, &out}, {call.dim});
+  if (gate.numel() > 0) queue.launch(queue.kernels.gate, call);
+  return out;
+}
+
+// A fallback's result (fallback_operators.h) may lie as its argument does.
+TORCH_LIBRARY_FRAGMENT(blockscope, m) {
+  define_operator(
+      m, "rms_norm_rows(Tensor x, Tensor weight, float eps, bool weight_first) -> Tensor",
+      [](const at::Tensor& x, const at::Tensor& weight, double eps, bool weight_first) {
+        return rms_norm_rows(x, weight, eps, weight_first).contiguous();
+      },
+      [](const at::Tensor& x, const at::Tensor&, double, bool) { return meta::same(x); });
+  define_operator(
+      m,
+      "add_rms_norm_rows(Tensor x, Tensor y, Tensor weight, float eps, bool weight_first) -> "
+      "(Tensor sum, Tensor norm)",
+      [](const at::Tensor& x, const at::Tensor& y, const at::Tensor& weight, double eps,
+         bool weight_first) {
+        const SumAndNorm r = add_rms_norm_rows(x, y, weight, eps, weight_first);
+        return std::tuple(r.sum.contiguous(), r.norm.contiguous());
+      },
+      [](const at::Tensor& x, const at::Tensor&, const at::Tensor&, double, bool) {
+        return std::tuple(meta::same(x), meta::same(x));
+      });
+  define_operator(
+      m,
+      "norm_rotate_rows(Tensor q, Tensor k, Tensor? q_weight, Tensor? k_weight, Tensor cos, "
+      "Tensor sin, float eps, bool weight_first) -> (Tensor q, Tensor k)",
+      [](const at::Tensor& q, const at::Tensor& k, const OptionalTensor& q_weight,
+         const OptionalTensor& k_weight, const at::Tensor& cos, const at::Tensor& sin, double eps,
+         bool weight_first) {
+        const std::vector<at::Tensor> r =
+            norm_rotate_rows({{q, q_weight.value_or(at::Tensor()), eps, weight_first},
+                              {k, k_weight.value_or(at::Tensor()), eps, weight_first}},
+                             cos, sin);
+        return std::tuple(r[0].contiguous(), r[1].contiguous());
+      },
+      [](const at::Tensor& q, const at::Tensor& k, const OptionalTensor&, const OptionalTensor&,
+         const at::Tensor&, const at::Tensor&, double,
+         bool) { return std::tuple(meta::same(q), meta::same(k)); });
+  define_operator(
+      m, "silu_multiply(Tensor gate, Tensor up) -> Tensor",
+      [](const at::Tensor& gate, const at::Tensor& up) {
+        return silu_multiply(gate, up).contiguous();
+      },
+      [](const at::Tensor& gate, const at::Tensor&) { return meta::same(gate); });
 }
 
 }  // namespace blockscope

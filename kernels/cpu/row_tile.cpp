@@ -133,8 +133,8 @@ AttentionPart RowTile::row_state(int64_t row) const {
 
 int64_t keys_per_chunk(int64_t num_keys) {
   constexpr int64_t kMinKeys = 512;
-  constexpr int64_t kMaxChunks = 16;
-  const int64_t keys = (num_keys + kMaxChunks - 1) / kMaxChunks;
+  constexpr int64_t kMostChunks = 16;
+  const int64_t keys = (num_keys + kMostChunks - 1) / kMostChunks;
   return std::max(kMinKeys, (keys + kTileKeys - 1) / kTileKeys * kTileKeys);
 }
 

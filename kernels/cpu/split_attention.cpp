@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "kernels/cpu/split_attention_cpu.h"
-#include "kernels/cuda/attention_device.h"
 #include "kernels/cuda/device_operators.h"
+#include "kernels/operator.h"
 #include "kernels/ops.h"
 #include "kernels/shape_check.h"
 #include "kernels/simd/tile_kernels.h"
@@ -23,31 +23,24 @@ SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_ext,
                                const at::Tensor& k_in, const at::Tensor& v_in, double scale,
                                ExternalWeights* kept) {
   if (const DeviceScope device{q}) {
-    if (!device.has_kernels()) {
-      return fallback::split_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale);
-    }
-    return split_attention_on(device.queue(), q, k_ext, v_ext, ext_len, k_in, v_in, scale);
+    return device.run(split_attention_on, fallback::split_attention, q, k_ext, v_ext, ext_len, k_in,
+                      v_in, scale, kept);
   }
   const AttentionSizes sizes = check_split_attention(kSplit, q, k_ext, v_ext, k_in, v_in);
   const std::vector<int64_t> lengths =
       check_lengths(kSplit, "ext_len", ext_len, sizes.sequences, sizes.external_keys);
-  ReuseAttention result = split_attention_cpu(best_tile_kernels(), sizes, q, k_ext, v_ext, lengths,
-                                              k_in, v_in, {}, scale, kept);
-  return {result.out, result.external, result.lse_external, result.internal, result.lse_internal};
+  return split_attention_cpu(best_tile_kernels(), sizes, q, k_ext, v_ext, lengths, k_in, v_in, {},
+                             scale, kept);
 }
 
-ReuseAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
-                               const at::Tensor& v_ext, const at::Tensor& ext_len,
-                               const at::Tensor& k_in, const at::Tensor& v_in,
-                               const at::Tensor& cached_external, const at::Tensor& cached_lse,
-                               const at::Tensor& reuse_mask, double scale) {
+SourcedAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
+                                 const at::Tensor& v_ext, const at::Tensor& ext_len,
+                                 const at::Tensor& k_in, const at::Tensor& v_in,
+                                 const at::Tensor& cached_external, const at::Tensor& cached_lse,
+                                 const at::Tensor& reuse_mask, double scale) {
   if (const DeviceScope device{q}) {
-    if (!device.has_kernels()) {
-      return fallback::reuse_attention(q, k_ext, v_ext, ext_len, k_in, v_in, cached_external,
-                                       cached_lse, reuse_mask, scale);
-    }
-    return reuse_attention_on(device.queue(), q, k_ext, v_ext, ext_len, k_in, v_in, cached_external,
-                              cached_lse, reuse_mask, scale);
+    return device.run(reuse_attention_on, fallback::reuse_attention, q, k_ext, v_ext, ext_len, k_in,
+                      v_in, cached_external, cached_lse, reuse_mask, scale);
   }
   const AttentionSizes sizes = check_split_attention(kReuse, q, k_ext, v_ext, k_in, v_in);
   const std::vector<int64_t> lengths =
@@ -68,6 +61,40 @@ ReuseAttention reuse_attention(const at::Tensor& q, const at::Tensor& k_ext,
   }
   return split_attention_cpu(best_tile_kernels(), sizes, q, k_ext, v_ext, lengths, k_in, v_in,
                              source, scale);
+}
+
+TORCH_LIBRARY_FRAGMENT(blockscope, m) {
+  define_operator(
+      m,
+      "split_attention(Tensor q, Tensor k_ext, Tensor v_ext, Tensor ext_len, Tensor k_in, "
+      "Tensor v_in, float scale) -> (Tensor out, Tensor external, Tensor lse_external, "
+      "Tensor internal, Tensor lse_internal)",
+      [](const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& v_ext,
+         const at::Tensor& ext_len, const at::Tensor& k_in, const at::Tensor& v_in, double scale) {
+        const SplitAttention r = split_attention(q, k_ext, v_ext, ext_len, k_in, v_in, scale);
+        return std::tuple(r.out.contiguous(), r.external, r.lse_external, r.internal,
+                          r.lse_internal);
+      },
+      [](const at::Tensor& q, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+         const at::Tensor&, const at::Tensor&, double) { return meta::sides(q); });
+  define_operator(
+      m,
+      "reuse_attention(Tensor q, Tensor k_ext, Tensor v_ext, Tensor ext_len, Tensor k_in, "
+      "Tensor v_in, Tensor cached_external, Tensor cached_lse, Tensor reuse_mask, float scale) -> "
+      "(Tensor out, Tensor external, Tensor lse_external, Tensor internal, Tensor lse_internal, "
+      "Tensor keys_read)",
+      [](const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& v_ext,
+         const at::Tensor& ext_len, const at::Tensor& k_in, const at::Tensor& v_in,
+         const at::Tensor& cached_external, const at::Tensor& cached_lse,
+         const at::Tensor& reuse_mask, double scale) {
+        const SourcedAttention r = reuse_attention(q, k_ext, v_ext, ext_len, k_in, v_in,
+                                                   cached_external, cached_lse, reuse_mask, scale);
+        return std::tuple(r.out.contiguous(), r.external, r.lse_external, r.internal,
+                          r.lse_internal, r.keys_read);
+      },
+      [](const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor&, const at::Tensor&,
+         const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+         const at::Tensor&, double) { return meta::sourced_sides(q, k_ext); });
 }
 
 }  // namespace blockscope

@@ -46,7 +46,7 @@ class SplitAttentionRun {
   SplitAttentionRun(const TileKernels& kernels, const AttentionSizes& sizes, const at::Tensor& q,
                     const at::Tensor& k_ext, const at::Tensor& v_ext, const at::Tensor& k_in,
                     const at::Tensor& v_in, const ExternalSource& source, double scale,
-                    const ExternalWeights* kept, ReuseAttention& result)
+                    const ExternalWeights* kept, SourcedAttention& result)
       : kernels_(kernels),
         sizes_(sizes),
         element_(element_of(q)),
@@ -261,14 +261,14 @@ PrefixJob make_job(const AttentionSizes& sizes, int64_t sequence, int64_t kv_hea
 
 }  // namespace
 
-ReuseAttention split_attention_cpu(const TileKernels& kernels, const AttentionSizes& sizes,
-                                   const at::Tensor& q, const at::Tensor& k_ext,
-                                   const at::Tensor& v_ext, const std::vector<int64_t>& ext_len,
-                                   const at::Tensor& k_in, const at::Tensor& v_in,
-                                   const ExternalSource& source, double scale,
-                                   ExternalWeights* kept) {
+SourcedAttention split_attention_cpu(const TileKernels& kernels, const AttentionSizes& sizes,
+                                     const at::Tensor& q, const at::Tensor& k_ext,
+                                     const at::Tensor& v_ext, const std::vector<int64_t>& ext_len,
+                                     const at::Tensor& k_in, const at::Tensor& v_in,
+                                     const ExternalSource& source, double scale,
+                                     ExternalWeights* kept) {
   const auto floats = at::TensorOptions().dtype(at::kFloat);
-  ReuseAttention result;
+  SourcedAttention result;
   result.out = at::empty({sizes.sequences, sizes.queries, sizes.heads, sizes.dim}, q.options())
                    .transpose(1, 2);
   result.external = at::empty(q.sizes(), floats);

@@ -27,11 +27,11 @@ struct ExternalSource {
   at::Tensor lse_residual;     // [S, H, T]    that are in no set; undefined: there is none
 };
 
-ReuseAttention split_attention_cpu(const TileKernels& kernels, const AttentionSizes& sizes,
-                                   const at::Tensor& q, const at::Tensor& k_ext,
-                                   const at::Tensor& v_ext, const std::vector<int64_t>& ext_len,
-                                   const at::Tensor& k_in, const at::Tensor& v_in,
-                                   const ExternalSource& source, double scale,
-                                   ExternalWeights* kept = nullptr);
+SourcedAttention split_attention_cpu(const TileKernels& kernels, const AttentionSizes& sizes,
+                                     const at::Tensor& q, const at::Tensor& k_ext,
+                                     const at::Tensor& v_ext, const std::vector<int64_t>& ext_len,
+                                     const at::Tensor& k_in, const at::Tensor& v_in,
+                                     const ExternalSource& source, double scale,
+                                     ExternalWeights* kept = nullptr);
 
 }  // namespace blockscope

@@ -14,7 +14,7 @@
 #include "kernels/cpu/probability_rows.h"
 #include "kernels/cpu/top_k_selector.h"
 #include "kernels/cuda/device_operators.h"
-#include "kernels/cuda/small_operators_device.h"
+#include "kernels/operator.h"
 #include "kernels/ops.h"
 
 namespace blockscope {
@@ -198,10 +198,8 @@ TopKSets empty_sets(const SetsShape& shape, int64_t k, bool with_tokens) {
 TopKSets topk_sets(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& ext_len,
                    const at::Tensor& lse, int64_t k, double scale, bool with_tokens) {
   if (const DeviceScope device{q}) {
-    if (!device.has_kernels()) {
-      return fallback::topk_sets(q, k_ext, ext_len, lse, k, scale, with_tokens);
-    }
-    return topk_sets_on(device.queue(), q, k_ext, ext_len, lse, k, scale, with_tokens);
+    return device.run(topk_sets_on, fallback::topk_sets, q, k_ext, ext_len, lse, k, scale,
+                      with_tokens);
   }
   const TopKArguments arguments = check_topk("topk_sets", q, k_ext, ext_len, lse, k, scale);
   const AttentionSizes& sizes = arguments.sizes;
@@ -246,12 +244,31 @@ TopKSets topk_sets(const ExternalWeights& kept, const at::Tensor& ext_len, const
 
 TokenTopK token_topk(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& ext_len,
                      const at::Tensor& lse, int64_t k, double scale) {
-  if (const DeviceScope device{q}; device && device.has_kernels()) {
-    return token_topk_on(device.queue(), q, k_ext, ext_len, lse, k, scale);
+  if (const DeviceScope device{q}) {
+    return device.run(token_topk_on, fallback::token_topk, q, k_ext, ext_len, lse, k, scale);
   }
   TopKSets sets = topk_sets(q, k_ext, ext_len, lse, k, scale, /*with_tokens=*/true);
   return {std::move(sets.token_index), std::move(sets.token_probability),
           std::move(sets.union_size)};
+}
+
+TORCH_LIBRARY_FRAGMENT(blockscope, m) {
+  define_operator(
+      m,
+      "token_topk(Tensor q, Tensor k_ext, Tensor ext_len, Tensor lse, int k, float scale) -> "
+      "(Tensor index, Tensor probability, Tensor union_size)",
+      [](const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& ext_len,
+         const at::Tensor& lse, int64_t k, double scale) {
+        const TokenTopK r = token_topk(q, k_ext, ext_len, lse, k, scale);
+        return std::tuple(r.index, r.probability, r.union_size);
+      },
+      [](const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor&, const at::Tensor&,
+         int64_t k, double) {
+        const meta::Shape heads = {q.sym_size(0), k_ext.sym_size(1)};
+        const meta::Shape sets = {q.sym_size(0), k_ext.sym_size(1), q.sym_size(2), c10::SymInt(k)};
+        return std::tuple(meta::empty(q, sets, at::kInt), meta::empty(q, sets, at::kFloat),
+                          meta::empty(q, heads, at::kInt));
+      });
 }
 
 }  // namespace blockscope

@@ -1,5 +1,4 @@
-#include "kernels/cuda/attention_device.h"
-
+// split_attention and its kin on a device.
 #include <ATen/ops/empty.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -37,8 +36,7 @@ struct DeviceSource {
 };
 
 void check_limits(const char* op, const AttentionSizes& sizes, int64_t internal_keys) {
-  TORCH_CHECK(sizes.dim <= kMaxDeviceDim, op, ": q: expected head_dim up to ", kMaxDeviceDim,
-              " on a GPU, got ", sizes.dim, ". HINT: run this model on the CPU");
+  check_device_dim(op, sizes.dim);
   for (const int64_t size : {sizes.external_keys, internal_keys, sizes.group * sizes.queries}) {
     TORCH_CHECK(size <= std::numeric_limits<int32_t>::max() / 2, op,
                 ": expected at most 2^30 - 1 keys or rows on a GPU, got ", size);
@@ -95,7 +93,7 @@ at::Tensor kept_flags(const at::Tensor& mask, at::Device device) {
 
 // The call for sequences [first, first + count), without workspace.
 SplitCall make_call(const Arguments& arguments, const DeviceSource& source,
-                    const ReuseAttention& result, int64_t first, int64_t count) {
+                    const SourcedAttention& result, int64_t first, int64_t count) {
   const AttentionSizes& sizes = arguments.sizes;
   const auto part = [&](const at::Tensor& tensor) {
     return device_rows(tensor.narrow(0, first, count));
@@ -140,12 +138,12 @@ SplitCall make_call(const Arguments& arguments, const DeviceSource& source,
   return call;
 }
 
-ReuseAttention attend(const DeviceQueue& queue, const Arguments& arguments,
-                      const DeviceSource& source, bool count_keys) {
+SourcedAttention attend(const DeviceQueue& queue, const Arguments& arguments,
+                        const DeviceSource& source, bool count_keys) {
   const AttentionSizes& sizes = arguments.sizes;
   const at::Tensor& q = arguments.q;
   const at::TensorOptions floats = q.options().dtype(at::kFloat);
-  ReuseAttention result;
+  SourcedAttention result;
   result.out = at::empty({sizes.sequences, sizes.queries, sizes.heads, sizes.dim}, q.options())
                    .transpose(1, 2);
   result.external = at::empty(q.sizes(), floats);
@@ -224,18 +222,17 @@ void make_sets(const char* op, const DeviceQueue& queue, const Arguments& argume
 SplitAttention split_attention_on(const DeviceQueue& queue, const at::Tensor& q,
                                   const at::Tensor& k_ext, const at::Tensor& v_ext,
                                   const at::Tensor& ext_len, const at::Tensor& k_in,
-                                  const at::Tensor& v_in, double scale) {
-  ReuseAttention result = attend(
-      queue, check_arguments(kSplit, q, k_ext, v_ext, ext_len, k_in, v_in, scale), {}, false);
-  return {result.out, result.external, result.lse_external, result.internal, result.lse_internal};
+                                  const at::Tensor& v_in, double scale, ExternalWeights* /*kept*/) {
+  return attend(queue, check_arguments(kSplit, q, k_ext, v_ext, ext_len, k_in, v_in, scale), {},
+                false);
 }
 
-ReuseAttention reuse_attention_on(const DeviceQueue& queue, const at::Tensor& q,
-                                  const at::Tensor& k_ext, const at::Tensor& v_ext,
-                                  const at::Tensor& ext_len, const at::Tensor& k_in,
-                                  const at::Tensor& v_in, const at::Tensor& cached_external,
-                                  const at::Tensor& cached_lse, const at::Tensor& reuse_mask,
-                                  double scale) {
+SourcedAttention reuse_attention_on(const DeviceQueue& queue, const at::Tensor& q,
+                                    const at::Tensor& k_ext, const at::Tensor& v_ext,
+                                    const at::Tensor& ext_len, const at::Tensor& k_in,
+                                    const at::Tensor& v_in, const at::Tensor& cached_external,
+                                    const at::Tensor& cached_lse, const at::Tensor& reuse_mask,
+                                    double scale) {
   const Arguments arguments = check_arguments(kReuse, q, k_ext, v_ext, ext_len, k_in, v_in, scale);
   const AttentionSizes& sizes = arguments.sizes;
   const std::vector<bool> flags = check_reuse_mask(kReuse, reuse_mask, sizes);
@@ -258,12 +255,12 @@ ReuseAttention reuse_attention_on(const DeviceQueue& queue, const at::Tensor& q,
   return attend(queue, arguments, source, true);
 }
 
-GatherAttention gather_attention_on(const DeviceQueue& queue, const at::Tensor& q,
-                                    const at::Tensor& k_ext, const at::Tensor& v_ext,
-                                    const at::Tensor& ext_len, const at::Tensor& index,
-                                    const at::Tensor& k_in, const at::Tensor& v_in, double scale,
-                                    const at::Tensor& dense, const at::Tensor& residual,
-                                    const at::Tensor& lse_residual) {
+SourcedAttention gather_attention_on(const DeviceQueue& queue, const at::Tensor& q,
+                                     const at::Tensor& k_ext, const at::Tensor& v_ext,
+                                     const at::Tensor& ext_len, const at::Tensor& index,
+                                     const at::Tensor& k_in, const at::Tensor& v_in, double scale,
+                                     const at::Tensor& dense, const at::Tensor& residual,
+                                     const at::Tensor& lse_residual) {
   const Arguments arguments = check_arguments(kGather, q, k_ext, v_ext, ext_len, k_in, v_in, scale);
   DeviceSource source;
   if (residual.defined() || lse_residual.defined()) {
@@ -275,9 +272,7 @@ GatherAttention gather_attention_on(const DeviceQueue& queue, const at::Tensor& 
     source.lse_residual = lse_residual.contiguous();
   }
   make_sets(kGather, queue, arguments, index, dense, true, source);
-  const ReuseAttention result = attend(queue, arguments, source, true);
-  return {result.out,      result.external,     result.lse_external,
-          result.internal, result.lse_internal, result.keys_read};
+  return attend(queue, arguments, source, true);
 }
 
 PartialAttention unselected_attention_on(const DeviceQueue& queue, const at::Tensor& q,
@@ -291,7 +286,7 @@ PartialAttention unselected_attention_on(const DeviceQueue& queue, const at::Ten
       check_arguments(kUnselected, q, k_ext, v_ext, ext_len, no_keys, no_keys, scale);
   DeviceSource source;
   make_sets(kUnselected, queue, arguments, index, {}, false, source);
-  const ReuseAttention result = attend(queue, arguments, source, false);
+  const SourcedAttention result = attend(queue, arguments, source, false);
   return {result.external, result.lse_external};
 }
 

@@ -203,28 +203,42 @@ struct GateCall {
   void* out = nullptr;
 };
 
-#define BLOCKSCOPE_LAUNCHES                                          \
-  void launch_merge(const MergeCall& call, void* stream);            \
-  void launch_similarity(const SimilarityCall& call, void* stream);  \
-  void launch_select(const SelectCall& call, void* stream);          \
-  void launch_means(const MeansCall& call, void* stream);            \
-  void launch_top_k(const TopKCall& call, void* stream);             \
-  void launch_union(const UnionCall& call, void* stream);            \
-  void launch_bounds(const BoundsCall& call, void* stream);          \
-  void launch_page_scores(const PageScoresCall& call, void* stream); \
-  void launch_prefill(const PrefillCall& call, void* stream);        \
-  void launch_norm(const NormCall& call, void* stream);              \
-  void launch_rotate(const RotateCall& call, void* stream);          \
-  void launch_gate(const GateCall& call, void* stream);
+// Every launch: its name among the kernels of a queue (device_kernels.h), and its call.
+#define BLOCKSCOPE_LAUNCHES(LAUNCH)   \
+  LAUNCH(split_attention, SplitCall)  \
+  LAUNCH(merge, MergeCall)            \
+  LAUNCH(similarity, SimilarityCall)  \
+  LAUNCH(select, SelectCall)          \
+  LAUNCH(means, MeansCall)            \
+  LAUNCH(top_k, TopKCall)             \
+  LAUNCH(count_union, UnionCall)      \
+  LAUNCH(bounds, BoundsCall)          \
+  LAUNCH(page_scores, PageScoresCall) \
+  LAUNCH(prefill, PrefillCall)        \
+  LAUNCH(norm, NormCall)              \
+  LAUNCH(rotate, RotateCall)          \
+  LAUNCH(gate, GateCall)
 
+// `stream` is a cudaStream_t; the emulator has none and runs the call at once.
+#define BLOCKSCOPE_LAUNCH(name, Call) void launch_##name(const Call& call, void* stream);
 namespace cuda {
-BLOCKSCOPE_LAUNCHES
+BLOCKSCOPE_LAUNCHES(BLOCKSCOPE_LAUNCH)
 // "compute capability 7.5", where this library has no code for the current GPU; else "".
 std::string missing_code();
 }  // namespace cuda
 namespace emulated {
-BLOCKSCOPE_LAUNCHES
+BLOCKSCOPE_LAUNCHES(BLOCKSCOPE_LAUNCH)
 }
-#undef BLOCKSCOPE_LAUNCHES
+#undef BLOCKSCOPE_LAUNCH
 
 }  // namespace blockscope
+
+// Their kernels and launches, but split_attention's: for the one file of a backend that compiles
+// them.
+#if defined(BLOCKSCOPE_COMPILES_LAUNCHES)
+#include "kernels/cuda/page_device.cuh"
+#include "kernels/cuda/prefill_device.cuh"
+#include "kernels/cuda/row_device.cuh"
+#include "kernels/cuda/row_ops_device.cuh"
+#include "kernels/cuda/top_k_device.cuh"
+#endif

@@ -1,6 +1,6 @@
 // The launches of one backend, and the queue they go to. The operators on devices
-// (attention_device.h, small_operators_device.h, row_ops_device.h) are written against this, so
-// that the GPU and the emulator run the same checks, workspace and calls.
+// (device_operators.h) are written against this, so that the GPU and the emulator run the same
+// checks, workspace and calls.
 #pragma once
 
 #include <functional>
@@ -16,19 +16,9 @@ template <class Call>
 using DeviceLaunch = void (*)(const Call& call, void* stream);
 
 struct DeviceKernels {
-  DeviceLaunch<SplitCall> split_attention = nullptr;
-  DeviceLaunch<MergeCall> merge = nullptr;
-  DeviceLaunch<SimilarityCall> similarity = nullptr;
-  DeviceLaunch<SelectCall> select = nullptr;
-  DeviceLaunch<MeansCall> means = nullptr;
-  DeviceLaunch<TopKCall> top_k = nullptr;
-  DeviceLaunch<UnionCall> count_union = nullptr;
-  DeviceLaunch<BoundsCall> bounds = nullptr;
-  DeviceLaunch<PageScoresCall> page_scores = nullptr;
-  DeviceLaunch<PrefillCall> prefill = nullptr;
-  DeviceLaunch<NormCall> norm = nullptr;
-  DeviceLaunch<RotateCall> rotate = nullptr;
-  DeviceLaunch<GateCall> gate = nullptr;
+#define BLOCKSCOPE_KERNEL(name, Call) DeviceLaunch<Call> name = nullptr;
+  BLOCKSCOPE_LAUNCHES(BLOCKSCOPE_KERNEL)
+#undef BLOCKSCOPE_KERNEL
 };
 
 // `enqueue` calls its argument with the stream on which the caller's work is queued, then or later:

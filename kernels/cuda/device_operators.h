@@ -43,10 +43,35 @@ class DeviceScope {
   bool has_kernels() const { return queue_ != nullptr; }
   const DeviceQueue& queue() const { return *queue_; }  // where it has kernels
 
+  // An operator by the device's kernels, or by torch's operators where it has none.
+  template <class Kernels, class Fallback, class... Arguments>
+  auto run(const Kernels& kernels, const Fallback& fallback, const Arguments&... arguments) const {
+    return has_kernels() ? kernels(queue(), arguments...) : fallback(arguments...);
+  }
+
  private:
   bool on_device_ = false;
   const DeviceQueue* queue_ = nullptr;
   c10::OptionalDeviceGuard guard_;
 };
+
+template <class Operator>
+struct OnQueue;
+template <class Result, class... Arguments>
+struct OnQueue<Result(Arguments...)> {
+  using type = Result(const DeviceQueue& queue, Arguments... arguments);
+};
+
+// <name>_on(queue, ...): an operator on the device of its first tensor. It checks its arguments,
+// makes results and workspace, and gives the queue calls that only need to be handed to kernels.
+// Arguments, results and errors are those of ops.h and row_ops.h; lengths, masks and `dense` stay
+// on the CPU; split_attention keeps no weights.
+#define BLOCKSCOPE_ON_QUEUE(name) OnQueue<decltype(name)>::type name##_on;
+BLOCKSCOPE_OPERATORS(BLOCKSCOPE_ON_QUEUE)
+BLOCKSCOPE_ROW_OPERATORS(BLOCKSCOPE_ON_QUEUE)
+#undef BLOCKSCOPE_ON_QUEUE
+TopKSets topk_sets_on(const DeviceQueue& queue, const at::Tensor& q, const at::Tensor& k_ext,
+                      const at::Tensor& ext_len, const at::Tensor& lse, int64_t k, double scale,
+                      bool with_tokens);
 
 }  // namespace blockscope

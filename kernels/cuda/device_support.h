@@ -33,6 +33,11 @@ Value* from_sequence(const at::Tensor& tensor, int64_t sequence) {
                                   sequence * tensor.stride(0) * tensor.element_size());
 }
 
+inline void check_device_dim(const char* op, int64_t dim) {
+  TORCH_CHECK(dim <= kMaxDeviceDim, op, ": q: expected head_dim up to ", kMaxDeviceDim,
+              " on a GPU, got ", dim, ". HINT: run this model on the CPU");
+}
+
 // Kernels count with 32 bits.
 inline int device_int(const char* op, const char* name, int64_t size) {
   TORCH_CHECK(size >= 0 && size <= std::numeric_limits<int32_t>::max() / 2, op, ": ", name,

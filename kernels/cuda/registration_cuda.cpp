@@ -1,6 +1,5 @@
-// The queue of CUDA's kernels, set when this library is loaded. The operators themselves are those
-// of ops.h, registered by registration.cpp. What knows of streams is launch_on_current_stream()
-// alone.
+// The queue of CUDA's kernels, set when this library is loaded. What knows of streams is
+// launch_on_current_stream() alone.
 #include <c10/cuda/CUDAStream.h>
 
 #include "kernels/cuda/device_graph_cuda.h"
@@ -17,22 +16,12 @@ void launch_on_current_stream(const std::function<void(void* stream)>& launch) {
 }
 
 [[maybe_unused]] const bool registered = [] {
-  set_cuda_queue({{.split_attention = cuda::launch_split_attention,
-                   .merge = cuda::launch_merge,
-                   .similarity = cuda::launch_similarity,
-                   .select = cuda::launch_select,
-                   .means = cuda::launch_means,
-                   .top_k = cuda::launch_top_k,
-                   .count_union = cuda::launch_union,
-                   .bounds = cuda::launch_bounds,
-                   .page_scores = cuda::launch_page_scores,
-                   .prefill = cuda::launch_prefill,
-                   .norm = cuda::launch_norm,
-                   .rotate = cuda::launch_rotate,
-                   .gate = cuda::launch_gate},
+#define BLOCKSCOPE_KERNEL(name, Call) .name = cuda::launch_##name,
+  set_cuda_queue({{BLOCKSCOPE_LAUNCHES(BLOCKSCOPE_KERNEL)},
                   launch_on_current_stream,
                   cuda::missing_code,
                   cuda::capture_graph});
+#undef BLOCKSCOPE_KERNEL
   return true;
 }();
 

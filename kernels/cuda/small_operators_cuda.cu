@@ -1,5 +1,6 @@
 // The smaller operators compiled for GPUs, and what tells whether there is code for a GPU.
-#include "kernels/cuda/small_operators_device.cuh"
+#define BLOCKSCOPE_COMPILES_LAUNCHES
+#include "kernels/cuda/device_calls.h"
 
 namespace blockscope::cuda {
 

@@ -1,2 +1,3 @@
 // The smaller operators compiled for the emulator.
-#include "kernels/cuda/small_operators_device.cuh"
+#define BLOCKSCOPE_COMPILES_LAUNCHES
+#include "kernels/cuda/device_calls.h"

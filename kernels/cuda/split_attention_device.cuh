@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/merge_device.cuh"
-#include "kernels/cuda/split_attention_launch.h"
+#include "kernels/cuda/device_calls.h"
 #include "kernels/cuda/split_floats_device.cuh"
 #include "kernels/cuda/split_tile_device.cuh"
 #include "kernels/cuda/typed_device.cuh"

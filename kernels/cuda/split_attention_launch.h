@@ -99,12 +99,4 @@ inline int64_t state_floats(const SplitCall& call) {
   return num_states(call) * (padded_dim(call.dim) + 2);
 }
 
-// `stream` is a cudaStream_t; the emulator has none and runs the call at once.
-namespace cuda {
-void launch_split_attention(const SplitCall& call, void* stream);
-}
-namespace emulated {
-void launch_split_attention(const SplitCall& call, void* stream);
-}
-
 }  // namespace blockscope

@@ -250,7 +250,7 @@ void launch_top_k(const TopKCall& call, void* on) {
          sizeof(SelectShared) + sorted * sizeof(uint64_t), static_cast<Stream>(on), call);
 }
 
-void launch_union(const UnionCall& call, void* on) {
+void launch_count_union(const UnionCall& call, void* on) {
   launch(count_union, dim3{static_cast<unsigned>(call.heads), 1, 1}, dim3{256, 1, 1}, 64,
          static_cast<Stream>(on), call);
 }

@@ -13,7 +13,7 @@ const LinearKernels* const* available_linear_kernels(Element element, int64_t* c
   static const std::vector<const LinearKernels*> float32 = [] {
     std::vector<const LinearKernels*> variants;
 #if defined(__x86_64__)
-    if (has_avx512()) variants.push_back(&kLinearFloat32Avx512);
+    if (has_avx512()) variants.push_back(&kLinearKernelsAvx512);
 #endif
     return variants;
   }();
@@ -22,9 +22,9 @@ const LinearKernels* const* available_linear_kernels(Element element, int64_t* c
 #if defined(__x86_64__)
     // Where vectors are several times slower than AMX, oneDNN has it if we have not. Never both of
     // ours: their sums differ, and a row's must not depend on the number of rows.
-    if (has_avx512_bf16() && !has_amx_bf16()) variants.push_back(&kLinearBFloat16Avx512);
-    if (has_avx512() && may_use_amx() && multiplies_exactly(kLinearBFloat16Amx)) {
-      variants.push_back(&kLinearBFloat16Amx);
+    if (has_avx512_bf16() && !has_amx_bf16()) variants.push_back(&kLinearKernelsAvx512Bf16);
+    if (has_avx512() && may_use_amx() && multiplies_exactly(kLinearKernelsAmx)) {
+      variants.push_back(&kLinearKernelsAmx);
     }
 #endif
     return variants;

@@ -41,9 +41,9 @@ struct LinearKernels {
 // The variants for rows of this type that this machine can run, best first; there may be none.
 const LinearKernels* const* available_linear_kernels(Element element, int64_t* count);
 
-// One per instruction set and type; only linear_kernels.cpp names them.
-extern const LinearKernels kLinearFloat32Avx512;
-extern const LinearKernels kLinearBFloat16Avx512;
-extern const LinearKernels kLinearBFloat16Amx;  // where may_use_amx() alone (amx_support.h)
+// One per instruction set; only linear_kernels.cpp names them.
+extern const LinearKernels kLinearKernelsAvx512;      // of float32
+extern const LinearKernels kLinearKernelsAvx512Bf16;  // of bfloat16
+extern const LinearKernels kLinearKernelsAmx;         // of bfloat16, where may_use_amx() alone
 
 }  // namespace blockscope

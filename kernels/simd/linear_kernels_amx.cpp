@@ -1,5 +1,5 @@
-// Linear kernels of bfloat16 for AMX; flags in CMakeLists.txt. Where no CPU has AMX, tests execute
-// them in emulation (tests/kernels/amx_emulation.h).
+// Linear kernels of bfloat16 for AMX. Where no CPU has AMX, tests execute them in emulation
+// (tests/kernels/amx_emulation.h).
 #include "kernels/simd/amx_tiles_impl.h"
 #include "kernels/simd/linear_kernels_impl.h"
 
@@ -60,6 +60,6 @@ struct AmxSums {
 
 }  // namespace
 
-const LinearKernels kLinearBFloat16Amx = make_linear_kernels<BFloat16, AmxSums>("amx_bf16");
+const LinearKernels kLinearKernelsAmx = make_linear_kernels<BFloat16, AmxSums>("amx_bf16");
 
 }  // namespace blockscope

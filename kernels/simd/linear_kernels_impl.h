@@ -1,5 +1,5 @@
-// The one body of the linear kernels, included by the linear_kernels_<isa>.cpp. Everything is in an
-// unnamed namespace.
+// The one body of the linear kernels, compiled once per instruction set
+// (cmake/instruction_sets.cmake). Everything is in an unnamed namespace.
 #pragma once
 
 #include <immintrin.h>
@@ -139,7 +139,14 @@ void swiglu(const PanelProduct& p) {
   });
 }
 
-template <class Type, class Sums = VectorSums<Type>>
+// What the vector products of the instruction set are of.
+#if defined(__AVX512BF16__)
+using Multiplied = BFloat16;
+#else
+using Multiplied = Float32;
+#endif
+
+template <class Type = Multiplied, class Sums = VectorSums<Type>>
 constexpr LinearKernels make_linear_kernels(const char* name) {
   return {name, product<Type, Sums>, swiglu<Type, Sums>};
 }

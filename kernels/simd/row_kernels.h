@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/simd/element.h"
+#include "kernels/simd/loop_variants.h"
 
 namespace blockscope {
 
@@ -45,17 +46,16 @@ struct RowKernels {
                float* probability, float* entropy);
 };
 
-// The variants this machine can run, best first; never empty, "baseline" is the last.
-const RowKernels* const* available_row_kernels(int64_t* count);
-
-inline const RowKernels& best_row_kernels() {
-  int64_t count = 0;
-  return *available_row_kernels(&count)[0];
-}
-
-// One per instruction set; only row_kernels.cpp names them.
 extern const RowKernels kRowKernelsBaseline;
 extern const RowKernels kRowKernelsAvx2;
 extern const RowKernels kRowKernelsAvx512;
+
+// The variants this machine can run.
+inline const LoopVariants<RowKernels>& available_row_kernels() {
+  static const LoopVariants<RowKernels> loops(BLOCKSCOPE_VARIANTS_OF(kRowKernels));
+  return loops;
+}
+
+inline const RowKernels& best_row_kernels() { return *available_row_kernels().variants[0]; }
 
 }  // namespace blockscope

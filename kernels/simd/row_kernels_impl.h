@@ -1,5 +1,5 @@
-// The one body of the row kernels, included by the row_kernels_<isa>.cpp. Everything is in an
-// unnamed namespace.
+// The one body of the row kernels, compiled once per instruction set
+// (cmake/instruction_sets.cmake). Everything is in an unnamed namespace.
 #pragma once
 
 #include <cstring>

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/simd/element.h"
+#include "kernels/simd/loop_variants.h"
 
 namespace blockscope {
 
@@ -58,12 +59,18 @@ struct StatisticsKernels {
                        double lse_now, int64_t count);
 };
 
-// The best variant for this machine.
-const StatisticsKernels& statistics_kernels();
-
-// One per instruction set; only statistics_kernels.cpp names them.
 extern const StatisticsKernels kStatisticsKernelsBaseline;
 extern const StatisticsKernels kStatisticsKernelsAvx2;
 extern const StatisticsKernels kStatisticsKernelsAvx512;
+
+// The variants this machine can run.
+inline const LoopVariants<StatisticsKernels>& available_statistics_kernels() {
+  static const LoopVariants<StatisticsKernels> loops(BLOCKSCOPE_VARIANTS_OF(kStatisticsKernels));
+  return loops;
+}
+
+inline const StatisticsKernels& statistics_kernels() {
+  return *available_statistics_kernels().variants[0];
+}
 
 }  // namespace blockscope

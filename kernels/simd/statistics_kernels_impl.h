@@ -1,5 +1,5 @@
-// The one body of the statistics kernels, included by the statistics_kernels_<isa>.cpp. Everything
-// is in an unnamed namespace.
+// The one body of the statistics kernels, compiled once per instruction set
+// (cmake/instruction_sets.cmake). Everything is in an unnamed namespace.
 #pragma once
 
 #include "kernels/simd/statistics_kernels.h"

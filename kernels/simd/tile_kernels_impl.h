@@ -1,6 +1,6 @@
-// The one body of all tile kernels, written with GCC vector extensions and included by the
-// tile_kernels_<isa>.cpp, whose compiler flags set the vector width. With tile_pack_impl.h it is
-// longer than a header should be because it is a source file that is compiled five times.
+// The one body of all tile kernels, written with GCC vector extensions and compiled once per
+// instruction set (cmake/instruction_sets.cmake), whose flags set the vector width. With
+// tile_pack_impl.h it is longer than a header should be because it is a source file.
 // Everything is in an unnamed namespace.
 //
 // Layouts: queries [group of kGroup rows][depth][kGroup]; keys [panel][depth][kPanel] (transposed);

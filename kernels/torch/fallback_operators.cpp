@@ -184,7 +184,7 @@ int64_t pages_of(int64_t keys, int64_t page_size) { return (keys + page_size - 1
 
 SplitAttention split_attention(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
                                const Tensor& ext_len, const Tensor& k_in, const Tensor& v_in,
-                               double scale) {
+                               double scale, ExternalWeights* /*kept*/) {
   const Sequences sequences(q, k_ext, v_ext, ext_len, k_in, v_in, scale);
   Sides sides;
   for (int64_t s = 0; s < sequences.count(); ++s) {
@@ -196,10 +196,10 @@ SplitAttention split_attention(const Tensor& q, const Tensor& k_ext, const Tenso
   return sides.result<SplitAttention>(q.scalar_type());
 }
 
-ReuseAttention reuse_attention(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
-                               const Tensor& ext_len, const Tensor& k_in, const Tensor& v_in,
-                               const Tensor& cached_external, const Tensor& cached_lse,
-                               const Tensor& reuse_mask, double scale) {
+SourcedAttention reuse_attention(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
+                                 const Tensor& ext_len, const Tensor& k_in, const Tensor& v_in,
+                                 const Tensor& cached_external, const Tensor& cached_lse,
+                                 const Tensor& reuse_mask, double scale) {
   const Sequences sequences(q, k_ext, v_ext, ext_len, k_in, v_in, scale);
   const int64_t kv_heads = k_ext.size(1);
   const Tensor mask = reuse_mask.expand({q.size(0), q.size(1)});
@@ -223,15 +223,15 @@ ReuseAttention reuse_attention(const Tensor& q, const Tensor& k_ext, const Tenso
     const Part internal = one.internal();
     sides.add(external, internal, merge({external, internal}));
   }
-  ReuseAttention result = sides.result<ReuseAttention>(q.scalar_type());
+  SourcedAttention result = sides.result<SourcedAttention>(q.scalar_type());
   result.keys_read = beside(keys_read, q);
   return result;
 }
 
-GatherAttention gather_attention(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
-                                 const Tensor& ext_len, const Tensor& index, const Tensor& k_in,
-                                 const Tensor& v_in, double scale, const Tensor& dense,
-                                 const Tensor& residual, const Tensor& lse_residual) {
+SourcedAttention gather_attention(const Tensor& q, const Tensor& k_ext, const Tensor& v_ext,
+                                  const Tensor& ext_len, const Tensor& index, const Tensor& k_in,
+                                  const Tensor& v_in, double scale, const Tensor& dense,
+                                  const Tensor& residual, const Tensor& lse_residual) {
   const Sequences sequences(q, k_ext, v_ext, ext_len, k_in, v_in, scale);
   Sides sides;
   std::vector<Tensor> read;
@@ -247,7 +247,7 @@ GatherAttention gather_attention(const Tensor& q, const Tensor& k_ext, const Ten
     if (residual.defined()) parts.push_back({residual.select(0, s), lse_residual.select(0, s)});
     sides.add(external, internal, merge(parts));
   }
-  GatherAttention result = sides.result<GatherAttention>(q.scalar_type());
+  SourcedAttention result = sides.result<SourcedAttention>(q.scalar_type());
   result.keys_read = at::stack(read);
   return result;
 }
@@ -341,6 +341,19 @@ TopKSets topk_sets(const Tensor& q, const Tensor& k_ext, const Tensor& ext_len, 
   return result;
 }
 
+TopK block_topk(const Tensor& q, const Tensor& k_ext, const Tensor& ext_len, const Tensor& lse,
+                int64_t k, double scale) {
+  TopKSets sets = topk_sets(q, k_ext, ext_len, lse, k, scale, /*with_tokens=*/false);
+  return {std::move(sets.index), std::move(sets.probability)};
+}
+
+TokenTopK token_topk(const Tensor& q, const Tensor& k_ext, const Tensor& ext_len, const Tensor& lse,
+                     int64_t k, double scale) {
+  TopKSets sets = topk_sets(q, k_ext, ext_len, lse, k, scale, /*with_tokens=*/true);
+  return {std::move(sets.token_index), std::move(sets.token_probability),
+          std::move(sets.union_size)};
+}
+
 PageBounds page_bounds(const Tensor& k_ext, const Tensor& ext_len, int64_t page_size) {
   const std::vector<int64_t> lengths = lengths_of(ext_len);
   const int64_t pages = pages_of(k_ext.size(2), page_size);
@@ -358,8 +371,11 @@ PageBounds page_bounds(const Tensor& k_ext, const Tensor& ext_len, int64_t page_
   return bounds;
 }
 
-Tensor page_scores(const Tensor& q, const PageBounds& bounds, const Tensor& ext_len,
-                   int64_t page_size, bool per_token) {
+namespace {
+
+/// [S, K, P], or [S, K, T, P] for each token alone.
+Tensor scores_of_pages(const Tensor& q, const PageBounds& bounds, const Tensor& ext_len,
+                       int64_t page_size, bool per_token) {
   const std::vector<int64_t> lengths = lengths_of(ext_len);
   const int64_t kv_heads = bounds.max.size(1);
   const Tensor rows = q.to(at::kFloat).reshape({q.size(0), kv_heads, -1, q.size(2), q.size(3)});
@@ -376,6 +392,18 @@ Tensor page_scores(const Tensor& q, const PageBounds& bounds, const Tensor& ext_
     scores.select(0, s).narrow(2, used, scores.size(3) - used).fill_(kMinusInf);
   }
   return per_token ? scores : scores.squeeze(2);
+}
+
+}  // namespace
+
+Tensor page_scores(const Tensor& q, const PageBounds& bounds, const Tensor& ext_len,
+                   int64_t page_size) {
+  return scores_of_pages(q, bounds, ext_len, page_size, false);
+}
+
+Tensor token_page_scores(const Tensor& q, const PageBounds& bounds, const Tensor& ext_len,
+                         int64_t page_size) {
+  return scores_of_pages(q, bounds, ext_len, page_size, true);
 }
 
 Tensor cross_step_similarity(const Tensor& a, const Tensor& b) {

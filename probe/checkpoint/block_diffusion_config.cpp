@@ -108,26 +108,26 @@ void check_range(const Resolved<std::int64_t>& value, std::int64_t low, std::int
 }  // namespace
 
 void resolve_block_diffusion(const ConfigTexts& texts, const JsonObject& config_json,
-                             const ArchitectureFamily& family, const ModelOverrides& overrides,
+                             const Family& family, const ModelOverrides& overrides,
                              ModelConfig& config) {
   const std::string folder = texts.folder.empty() ? "checkpoint" : texts.folder;
   Values masks;
   Values blocks;
-  if (family.autoregressive) {
+  const bool autoregressive = family.attention == FamilyAttention::causal;
+  if (autoregressive) {
     // Whatever the file says: the model was trained to predict one token after the other.
     config_json.pass_over({"mask_token_id", "block_size", "block_length"});
   } else {
-    for (const auto key : family.mask_keys) {
-      add_integer(config_json, "config.json", std::string(key), 0, masks);
+    for (const std::string& key : family.mask_keys) {
+      add_integer(config_json, "config.json", key, 0, masks);
     }
-    for (const auto key : family.block_length_keys) {
-      add_integer(config_json, "config.json", std::string(key), 1, blocks);
+    for (const std::string& key : family.block_length_keys) {
+      add_integer(config_json, "config.json", key, 1, blocks);
     }
     add_side_files(texts, masks, blocks);
-    const std::string token(family.mask_token);
-    add_from_added_tokens(texts, token, masks);
-    add_from_tokenizer_config(texts, token, masks);
-    add_from_tokenizer(texts, token, masks);
+    add_from_added_tokens(texts, family.mask_token, masks);
+    add_from_tokenizer_config(texts, family.mask_token, masks);
+    add_from_tokenizer(texts, family.mask_token, masks);
   }
 
   if (overrides.mask_token_id) {
@@ -135,14 +135,14 @@ void resolve_block_diffusion(const ConfigTexts& texts, const JsonObject& config_
   } else if (auto found = agreed(masks, folder, "mask token id", "--mask-token-id")) {
     config.mask_token_id = std::move(found);
   } else if (family.default_mask_token_id && *family.default_mask_token_id < config.vocab_size) {
-    config.mask_token_id = {*family.default_mask_token_id, "architecture table"};
+    config.mask_token_id = {*family.default_mask_token_id, kTableSource};
   }
   if (overrides.block_length) {
     config.block_length = {*overrides.block_length, overrides.block_source};
   } else if (auto found = agreed(blocks, folder, "block length", "--block-length")) {
     config.block_length = std::move(found);
   } else if (family.default_block_length) {
-    config.block_length = {*family.default_block_length, "architecture table"};
+    config.block_length = {*family.default_block_length, kTableSource};
   }
 
   if (config.mask_token_id) {
@@ -155,13 +155,13 @@ void resolve_block_diffusion(const ConfigTexts& texts, const JsonObject& config_
   }
   const bool one_flag_only =
       overrides.mask_token_id.has_value() != overrides.block_length.has_value();
-  if (family.autoregressive && one_flag_only) {
+  if (autoregressive && one_flag_only) {
     throw UsageError(fmt::format(
         "{}: model_type \"{}\" is autoregressive; to run it with block-causal masks both "
         "--mask-token-id and --block-length are needed, got only one",
-        folder, family.model_type));
+        folder, family.name));
   }
-  config.attention_causal = family.autoregressive && !config.mask_token_id;
+  config.attention_causal = autoregressive && !config.mask_token_id;
 
   // The command line wins; what it overrode stays visible.
   for (const auto& other : masks) {

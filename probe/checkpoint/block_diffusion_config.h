@@ -2,7 +2,7 @@
 // model_config.h; the values of all sources are compared before the first one wins.
 #pragma once
 
-#include "probe/checkpoint/architecture_table.h"
+#include "probe/checkpoint/family_table.h"
 #include "probe/checkpoint/json_object.h"
 #include "probe/checkpoint/model_config.h"
 
@@ -12,7 +12,7 @@ namespace blockscope {
 /// `max_position_embeddings` must be set. Throws CheckpointError for contradicting sources and for
 /// values out of range.
 void resolve_block_diffusion(const ConfigTexts& texts, const JsonObject& config_json,
-                             const ArchitectureFamily& family, const ModelOverrides& overrides,
+                             const Family& family, const ModelOverrides& overrides,
                              ModelConfig& config);
 
 }  // namespace blockscope

@@ -11,9 +11,8 @@
 #include <utility>
 
 #include "decode_record/base/error.h"
+#include "probe/checkpoint/family_table.h"
 #include "probe/checkpoint/json_object.h"
-#include "probe/checkpoint/llada_config.h"
-#include "probe/checkpoint/weight_names.h"
 
 namespace blockscope {
 
@@ -102,7 +101,7 @@ bool is_harmless_extra(const std::string& name, const ModelConfig& config) {
   const bool of_draft =
       config.draft && (name == "d2t" || name == "t2d" || name.starts_with("verifier_"));
   return rotary || of_draft ||
-         (config.tie_word_embeddings && name == weight_names(config.model_type).lm_head);
+         (config.tie_word_embeddings && name == family_of(config).weights.lm_head);
 }
 
 bool is_float(TensorDtype dtype) {
@@ -113,7 +112,7 @@ bool is_float(TensorDtype dtype) {
 /// of the files: transformers 4 takes the embedding, transformers 5 the head.
 void check_tied_head(const Checkpoint& checkpoint) {
   const ModelConfig& config = checkpoint.config();
-  const WeightNames& names = weight_names(config.model_type);
+  const WeightNames& names = family_of(config).weights;
   const TensorInfo* head = checkpoint.find(names.lm_head);
   if (!config.tie_word_embeddings || head == nullptr) return;
   const TensorInfo& embed = checkpoint.at(names.embed);
@@ -121,13 +120,12 @@ void check_tied_head(const Checkpoint& checkpoint) {
       std::memcmp(head->data, embed.data, static_cast<std::size_t>(embed.size)) == 0) {
     return;
   }
-  const std::string key = "tie_word_embeddings";
   throw CheckpointError(
       fmt::format("{}: tensor \"{}\": expected none, or a copy of \"{}\", because {} is true, got "
                   "other values. "
                   "HINT: set the key to false if the head was trained, or leave the tensor out",
                   checkpoint.folder().string(), names.lm_head, names.embed,
-                  config.model_type == "llada" ? llada_key(key) : key));
+                  family_of(config).key("tie_word_embeddings")));
 }
 
 void append_list(std::string& text, const std::string& title,
@@ -141,13 +139,13 @@ void append_list(std::string& text, const std::string& title,
 }  // namespace
 
 std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config) {
-  const WeightNames& names = weight_names(config.model_type);
+  const WeightNames& names = family_of(config).weights;
   const std::int64_t hidden = config.hidden_size;
   const std::int64_t query = config.num_heads * config.head_dim;
   const std::int64_t key = config.num_kv_heads * config.head_dim;
   std::vector<ExpectedTensor> result;
   const bool own_vocabulary = !config.draft || config.draft->own_vocabulary;
-  if (own_vocabulary) result.push_back({std::string(names.embed), {config.vocab_size, hidden}});
+  if (own_vocabulary) result.push_back({names.embed, {config.vocab_size, hidden}});
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
     const std::string prefix = names.layer_prefix(layer);
     const auto add = [&](std::string_view name, const char* part, std::vector<std::int64_t> shape) {
@@ -179,7 +177,7 @@ std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config) {
       add(fmt::format("{}{}", name, names.up), "weight", {width, hidden});
       add(fmt::format("{}{}", name, names.down), "weight", {hidden, width});
     };
-    const std::string mlp(names.mlp);
+    const std::string& mlp = names.mlp;
     if (!config.moe || !config.moe->sparse[static_cast<std::size_t>(layer)]) {
       add_mlp(mlp, config.intermediate_size);
       continue;
@@ -191,10 +189,10 @@ std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config) {
       add_mlp(fmt::format("{}experts.{}.", mlp, expert), config.moe->intermediate_size);
     }
   }
-  result.push_back({std::string(names.norm), {hidden}});
+  result.push_back({names.norm, {hidden}});
   if (own_vocabulary && !config.tie_word_embeddings) {
     const std::int64_t rows = config.draft ? config.draft->draft_vocab_size : config.vocab_size;
-    result.push_back({std::string(names.lm_head), {rows, hidden}});
+    result.push_back({names.lm_head, {rows, hidden}});
   }
   if (config.draft) {
     result.push_back({"fc.weight", {hidden, std::ssize(config.draft->target_layers) * hidden}});
@@ -280,12 +278,12 @@ void Checkpoint::check_tensors(const std::vector<ExpectedTensor>& expected) cons
   append_list(text, "missing", missing);
   append_list(text, "wrong shape or dtype", misshapen);
   append_list(text, "unknown", unknown);
-  const std::string head(weight_names(config_.model_type).lm_head);
+  const Family& family = family_of(config_);
+  const std::string& head = family.weights.lm_head;
   if (missing.size() == 1 && misshapen.empty() && unknown.empty() &&
       missing.front().starts_with(head + " ")) {
-    const std::string key = "tie_word_embeddings";
     text += fmt::format("\n  HINT: without {}, config.json needs \"{}\": true", head,
-                        config_.model_type == "llada" ? llada_key(key) : key);
+                        family.key("tie_word_embeddings"));
   } else {
     text +=
         "\n  HINT: weights and config.json must be of one model: fetch both again, or convert the "

@@ -6,16 +6,17 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <vector>
+
+#include "probe/checkpoint/config_limits.h"
+#include "probe/checkpoint/family_table.h"
 
 namespace blockscope {
 namespace {
 
 using nlohmann::json;
-
-constexpr std::string_view kEverywhere = "";              // every model, no inner object
-constexpr std::string_view kDraftKeys = "dflash_config";  // an inner object
 
 // Any value changes nothing here, in any family.
 constexpr std::string_view kIdle[] = {
@@ -118,87 +119,48 @@ constexpr std::string_view kIdle[] = {
     "tf_legacy_loss",
 };
 
-/// In this place the key changes nothing, or nothing with this value alone (JSON text).
-struct PlacedKey {
-  std::string_view place;
-  std::string_view key;
-  std::string_view neutral{};
-};
-
-constexpr PlacedKey kPlaced[] = {
+// Of every family.
+constexpr NeutralKey kNeutral[] = {
     // What other models switch on or scale with, at the value that does neither.
-    {kEverywhere, "is_decoder", "false"},
-    {kEverywhere, "is_encoder_decoder", "false"},
-    {kEverywhere, "add_cross_attention", "false"},
-    {kEverywhere, "tie_encoder_decoder", "false"},
-    {kEverywhere, "pruned_heads", "{}"},
-    {kEverywhere, "chunk_size_feed_forward", "0"},
-    {kEverywhere, "pretraining_tp", "1"},
-    {kEverywhere, "use_mrope", "false"},
-    {kEverywhere, "attention_bias", "false"},
-    {kEverywhere, "qkv_bias", "false"},
-    {kEverywhere, "attention_sinks", "false"},
-    {kEverywhere, "use_attention_sinks", "false"},
-    {kEverywhere, "embedding_multiplier", "1"},
-    {kEverywhere, "residual_multiplier", "1"},
-    {kEverywhere, "output_multiplier", "1"},
-    {kEverywhere, "logits_scaling", "1"},
-    {kEverywhere, "logit_scale", "1"},
-    {kEverywhere, "shared_expert_intermediate_size", "0"},
-    {kEverywhere, "num_nextn_predict_layers", "0"},
-    {kEverywhere, "drop_tokens", "false"},
-    {kEverywhere, "expert_choice", "false"},
-    {kEverywhere, "use_relay", "false"},
-    // The first two count only with alibi and attention_layer_norm, which are refused. The groups
-    // only wrap layers for FSDP: weights saved in groups have other names and are refused for them.
-    {"llada", "alibi_bias_max"},
-    {"llada", "attention_layer_norm_with_affine"},
-    {"llada", "block_group_size"},
-    // A draft in speculators' layout names its target and its trainer. Of the rest the inner object
-    // or the target decides; lm_head and embed_tokens are both demanded, whatever is said of tying.
-    {"speculators", "speculators_config"},
-    {"speculators", "speculators_version"},
-    {"speculators", "proposal_speculative_tokens"},
-    {"speculators", "has_no_defaults_at_init"},
-    {"speculators", "tie_word_embeddings"},
-    {"speculators", "dtype"},
-    {"speculators", "torch_dtype"},
-    {"speculators", "bos_token_id"},
-    {"speculators", "eos_token_id"},
-    {"speculators", "pad_token_id"},
-    {"speculators", "sliding_window_non_causal", "false"},
-    // The name of the mask token, whose id is read.
-    {kDraftKeys, "mask_token"},
-    {kDraftKeys, "causal", "false"},
-    {kDraftKeys, "attention_mode", "\"gqa\""},
-    {kDraftKeys, "use_qk_norm", "true"},
-    {kDraftKeys, "sample_from_anchor", "false"},
-    {"dflash", "is_causal", "false"},
-    // Of the inner object; find_architecture has read them.
-    {"dflash", "architectures"},
-    {"dflash", "model_type"},
+    {"is_decoder", "false"},
+    {"is_encoder_decoder", "false"},
+    {"add_cross_attention", "false"},
+    {"tie_encoder_decoder", "false"},
+    {"pruned_heads", "{}"},
+    {"chunk_size_feed_forward", "0"},
+    {"pretraining_tp", "1"},
+    {"use_mrope", "false"},
+    {"attention_bias", "false"},
+    {"qkv_bias", "false"},
+    {"attention_sinks", "false"},
+    {"use_attention_sinks", "false"},
+    {"embedding_multiplier", "1"},
+    {"residual_multiplier", "1"},
+    {"output_multiplier", "1"},
+    {"logits_scaling", "1"},
+    {"logit_scale", "1"},
+    {"shared_expert_intermediate_size", "0"},
+    {"num_nextn_predict_layers", "0"},
+    {"drop_tokens", "false"},
+    {"expert_choice", "false"},
+    {"use_relay", "false"},
 };
 
-const PlacedKey* find_placed(std::string_view place, std::string_view key) {
-  const auto* found =
-      std::find_if(std::begin(kPlaced), std::end(kPlaced),
-                   [&](const PlacedKey& row) { return row.place == place && row.key == key; });
-  return found == std::end(kPlaced) ? nullptr : found;
+const NeutralKey* find_key(std::span<const NeutralKey> keys, std::string_view key) {
+  const auto found = std::ranges::find(keys, key, &NeutralKey::key);
+  return found == keys.end() ? nullptr : &*found;
 }
 
-}  // namespace
-
-void refuse_unread_keys(const JsonObject& object, std::string_view place) {
-  const bool inner = place == kDraftKeys;
+void refuse_unread(const JsonObject& object, std::span<const NeutralKey> own, bool inner) {
   std::vector<std::string> unknown;
   for (const std::string& key : object.unread()) {
     if (!inner && std::find(std::begin(kIdle), std::end(kIdle), key) != std::end(kIdle)) continue;
-    const PlacedKey* row = find_placed(place, key);
-    if (row == nullptr && !inner) row = find_placed(kEverywhere, key);
+    const NeutralKey* row = find_key(own, key);
+    if (row == nullptr && !inner) row = find_key(kNeutral, key);
     if (row == nullptr) {
       unknown.push_back(key);
-    } else if (!row->neutral.empty() && object.raw().at(key) != json::parse(row->neutral)) {
-      object.fail(key, fmt::format("{} or nothing", row->neutral),
+    } else if (!row->value.empty() && object.raw().at(key) != json::parse(row->value)) {
+      object.fail(key, fmt::format("{} or nothing", row->value),
                   "another value makes another model, which is not supported");
     }
   }
@@ -210,6 +172,48 @@ void refuse_unread_keys(const JsonObject& object, std::string_view place) {
       fmt::format("a key that is not honoured could change what the model computes{}. If you know "
                   "that it changes nothing, leave it out of a copy of the file",
                   unknown.empty() ? "" : fmt::format(" (also {})", fmt::join(unknown, ", "))));
+}
+
+}  // namespace
+
+void refuse_unread_keys(const JsonObject& object, std::span<const NeutralKey> own) {
+  refuse_unread(object, own, false);
+}
+
+void refuse_unread_inner_keys(const JsonObject& object, std::span<const NeutralKey> own) {
+  refuse_unread(object, own, true);
+}
+
+void refuse_unsupported(const JsonObject& file, const Family& family, std::int64_t num_layers) {
+  if (file.optional_boolean("use_sliding_window").value_or(false)) {
+    file.fail("use_sliding_window", "false", "sliding-window attention is not supported");
+  }
+  if (file.has("layer_types")) {
+    const json& types = file.raw().at("layer_types");
+    const bool full = types.is_array() && types.size() == static_cast<std::size_t>(num_layers) &&
+                      std::all_of(types.begin(), types.end(), [](const json& t) {
+                        return t.is_string() && t == "full_attention";
+                      });
+    if (!full) {
+      file.fail("layer_types", fmt::format("\"full_attention\" for every layer ({})", num_layers),
+                "other layer types are not supported");
+    }
+  }
+  const auto activation = file.optional_string("hidden_act");
+  if (activation && *activation != "silu") file.fail("hidden_act", "\"silu\"");
+  if (file.optional_boolean("mlp_bias").value_or(false)) file.fail("mlp_bias", "false");
+  if (file.optional_boolean("use_qk_norm").value_or(family.qk_norm) != family.qk_norm) {
+    file.fail("use_qk_norm", fmt::format("{}, as in every model of the family", family.qk_norm));
+  }
+  if (file.has("quantization_config")) {
+    file.fail("quantization_config", "nothing", "quantised checkpoints are not supported");
+  }
+  for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
+    if (family.experts && std::string_view(key) != "n_routed_experts") continue;
+    if (file.optional_integer(key, 0, kMaxExperts).value_or(0) > 0) {
+      file.fail(key, "nothing", "mixture-of-experts layers of this family are not supported");
+    }
+  }
 }
 
 }  // namespace blockscope

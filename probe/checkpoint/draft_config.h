@@ -1,20 +1,11 @@
-// What a DFlash draft's config.json says beside the keys of Qwen3 (DFlash, arXiv 2602.06036), in
-// the two layouts that are published: z-lab's (`dflash/model.py:DFlashDraftModel`: `dflash_config`
-// among Qwen3's keys) and speculators'
-// (`speculators/models/dflash`: Qwen3's keys under `transformer_layer_config`, tensors of its own
-// vocabulary).
+// What a draft's config.json says beside the keys of its layers. Who reads it: dflash_family.cpp.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "probe/checkpoint/json_object.h"
-
 namespace blockscope {
-
-struct ModelConfig;
 
 struct DraftConfig {
   std::int64_t block_size = 0;     // one certain token and block_size - 1 drafted ones
@@ -38,17 +29,5 @@ struct DraftConfig {
 /// layer 1 to the third from the end (`build_target_layer_ids`).
 std::vector<std::int64_t> default_target_layers(std::int64_t num_target_layers,
                                                 std::int64_t num_layers);
-
-/// Whether a config.json is that of a DFlash draft.
-bool is_draft(const JsonObject& file);
-
-/// The object with Qwen3's keys of a draft's config.json.
-JsonObject draft_shape_keys(const JsonObject& file);
-
-/// Throws CheckpointError for a draft whose layers are not Qwen3's.
-void refuse_other_drafts(const JsonObject& file);
-
-/// `model`: of the draft, with its shape. Throws CheckpointError naming the key.
-DraftConfig parse_draft_config(const JsonObject& file, const ModelConfig& model);
 
 }  // namespace blockscope

@@ -9,13 +9,8 @@
 #include <utility>
 
 #include "decode_record/base/error.h"
-#include "probe/checkpoint/architecture_table.h"
 #include "probe/checkpoint/block_diffusion_config.h"
-#include "probe/checkpoint/config_keys.h"
-#include "probe/checkpoint/config_limits.h"
-#include "probe/checkpoint/json_object.h"
-#include "probe/checkpoint/llada2_config.h"
-#include "probe/checkpoint/llada_config.h"
+#include "probe/checkpoint/family_table.h"
 #include "probe/checkpoint/rope_config.h"
 #include "probe/checkpoint/special_ids.h"
 
@@ -26,69 +21,6 @@ namespace {
 using nlohmann::json;
 
 constexpr std::uintmax_t kMaxConfigBytes = 64u << 20;  // tokenizer.json is the largest, ~10 MB
-
-void parse_shape(const JsonObject& file, const ArchitectureFamily& family, ModelConfig& config) {
-  config.num_layers = file.integer("num_hidden_layers", 1, kMaxLayers);
-  config.hidden_size = file.integer("hidden_size", 1, kMaxWidth);
-  config.intermediate_size = file.integer("intermediate_size", 1, kMaxWidth);
-  config.num_heads = file.integer("num_attention_heads", 1, kMaxHeads);
-  // null means "as many as query heads", as in transformers; an absent key is an error.
-  if (!file.raw().contains("num_key_value_heads")) {
-    file.fail("num_key_value_heads", "an integer");
-  }
-  config.num_kv_heads =
-      file.optional_integer("num_key_value_heads", 1, kMaxHeads).value_or(config.num_heads);
-  if (config.num_heads % config.num_kv_heads != 0) {
-    file.fail("num_key_value_heads",
-              fmt::format("a divisor of num_attention_heads ({})", config.num_heads));
-  }
-  const auto head_dim = file.optional_integer("head_dim", 1, kMaxHeadDim);
-  if (!head_dim && family.default_head_dim == 0 && config.hidden_size % config.num_heads != 0) {
-    file.fail("head_dim", fmt::format("an integer: hidden_size {} is no multiple of the {} heads",
-                                      config.hidden_size, config.num_heads));
-  }
-  const std::int64_t by_default =
-      family.default_head_dim > 0 ? family.default_head_dim : config.hidden_size / config.num_heads;
-  config.head_dim = head_dim.value_or(by_default);
-  if (config.head_dim % 2 != 0) file.fail("head_dim", "an even number (RoPE rotates pairs)");
-  config.vocab_size = file.integer("vocab_size", 1, kMaxVocab);
-  config.max_position_embeddings = file.integer("max_position_embeddings", 1, kMaxPositions);
-  config.rms_norm_eps = file.number("rms_norm_eps", 0.0, 1.0);
-}
-
-/// Keys with values that the runtime does not implement. Keys that nobody reads: config_keys.h.
-void refuse_unsupported(const JsonObject& file, const ArchitectureFamily& family,
-                        std::int64_t num_layers) {
-  if (file.optional_boolean("use_sliding_window").value_or(false)) {
-    file.fail("use_sliding_window", "false", "sliding-window attention is not supported");
-  }
-  if (file.has("layer_types")) {
-    const json& types = file.raw().at("layer_types");
-    const bool full = types.is_array() && types.size() == static_cast<std::size_t>(num_layers) &&
-                      std::all_of(types.begin(), types.end(), [](const json& t) {
-                        return t.is_string() && t == "full_attention";
-                      });
-    if (!full) {
-      file.fail("layer_types", fmt::format("\"full_attention\" for every layer ({})", num_layers),
-                "other layer types are not supported");
-    }
-  }
-  const auto activation = file.optional_string("hidden_act");
-  if (activation && *activation != "silu") file.fail("hidden_act", "\"silu\"");
-  if (file.optional_boolean("mlp_bias").value_or(false)) file.fail("mlp_bias", "false");
-  if (file.optional_boolean("use_qk_norm").value_or(family.qk_norm) != family.qk_norm) {
-    file.fail("use_qk_norm", fmt::format("{}, as in every model of the family", family.qk_norm));
-  }
-  if (file.has("quantization_config")) {
-    file.fail("quantization_config", "nothing", "quantised checkpoints are not supported");
-  }
-  for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
-    if (family.experts && std::string_view(key) != "n_routed_experts") continue;
-    if (file.optional_integer(key, 0, kMaxExperts).value_or(0) > 0) {
-      file.fail(key, "nothing", "mixture-of-experts layers of this family are not supported");
-    }
-  }
-}
 
 std::string parse_dtype(const JsonObject& file, std::string& source) {
   source = "not given; the weights' own dtype counts";
@@ -110,23 +42,16 @@ json optional_json(const std::optional<T>& value) {
   return value ? json(*value) : json(nullptr);
 }
 
-std::string key_source(const JsonObject& file, const std::string& key) {
-  return file.has(key) ? "config.json:" + key : "architecture table (absent in config.json)";
-}
-
 /// What was found where; the order is the order of the printed table.
-void record_resolved(const JsonObject& file, const std::string& rope_source,
+void record_resolved(const ConfigFile& file, const std::string& rope_source,
                      const std::string& dtype_source, const std::string& stop_source,
                      ModelConfig& config) {
   const auto add = [&](const std::string& key, const json& value, const std::string& source) {
-    config.resolved.push_back({key, value.dump(), source});
+    add_resolved(config, key, value, source);
   };
-  const bool llada = config.model_type == "llada";
-  const bool llada2 = config.model_type == "llada2_moe";
-  const auto from = [&](const std::string& key) {
-    if (llada2 && key == "attention_bias") return key_source(file, "use_qkv_bias");
-    return key_source(file, llada ? llada_key(key) : key);
-  };
+  const auto from = [&](const std::string& key) { return file.source(key); };
+  const Family& family = file.family;
+  const bool own_kv_key = family.keys.contains("num_key_value_heads");
   add("model_type", config.model_type, from("model_type"));
   add("architecture", config.architecture, from("architectures"));
   add("num_layers", config.num_layers, from("num_hidden_layers"));
@@ -134,8 +59,9 @@ void record_resolved(const JsonObject& file, const std::string& rope_source,
   add("intermediate_size", config.intermediate_size, from("intermediate_size"));
   add("num_heads", config.num_heads, from("num_attention_heads"));
   add("num_kv_heads", config.num_kv_heads,
-      !llada && !file.has("num_key_value_heads") ? "config.json:num_attention_heads (null key)"
-                                                 : from("num_key_value_heads"));
+      !own_kv_key && !file.keys.has("num_key_value_heads")
+          ? "config.json:num_attention_heads (null key)"
+          : from("num_key_value_heads"));
   add("head_dim", config.head_dim, from("head_dim"));
   add("vocab_size", config.vocab_size, from("vocab_size"));
   add("max_position_embeddings", config.max_position_embeddings, from("max_position_embeddings"));
@@ -162,16 +88,17 @@ void record_resolved(const JsonObject& file, const std::string& rope_source,
   }
   add("tie_word_embeddings", config.tie_word_embeddings, from("tie_word_embeddings"));
   if (rope.rotary_dim > 0) add("rotary_dim", rope.rotary_dim, "partial_rotary_factor");
-  add("qk_norm", config.qk_norm, "architecture table");
+  add("qk_norm", config.qk_norm, kTableSource);
   add("attention_bias", config.attention_bias, from("attention_bias"));
   // Only where it tells more: these entries make the digest that calibration files are bound to.
   if (config.attention_output_bias != config.attention_bias) {
     add("attention_output_bias", config.attention_output_bias,
-        llada2 ? from("use_bias") : "architecture table");
+        family.keys.contains("attention_output_bias") ? from("attention_output_bias")
+                                                      : kTableSource);
   }
   if (config.moe) {
     add("num_experts", config.moe->num_experts,
-        from(file.has("num_experts") ? "num_experts" : "num_local_experts"));
+        from(file.keys.has("num_experts") ? "num_experts" : "num_local_experts"));
     add("experts_per_token", config.moe->experts_per_token, from("num_experts_per_tok"));
     add("moe_intermediate_size", config.moe->intermediate_size, from("moe_intermediate_size"));
     add("norm_topk_prob", config.moe->normalise, from("norm_topk_prob"));
@@ -181,27 +108,11 @@ void record_resolved(const JsonObject& file, const std::string& rope_source,
     }
     add("expert_layers", layers,
         config.moe->sigmoid ? "first_k_dense_replace" : "decoder_sparse_step and mlp_only_layers");
-    if (config.moe->sigmoid) {
-      add("expert_scores", "sigmoid", "architecture table");
-      add("expert_groups", config.moe->num_groups, from("n_group"));
-      add("kept_expert_groups", config.moe->kept_groups, from("topk_group"));
-      add("routed_scaling_factor", config.moe->scaling, from("routed_scaling_factor"));
-      add("shared_expert_size", config.moe->shared_size, from("num_shared_experts"));
-    }
   }
-  if (config.attention_bidirectional) add("attention_bidirectional", true, "architecture table");
+  family.record(file, config);
+  if (config.attention_bidirectional) add("attention_bidirectional", true, kTableSource);
   if (config.attention_bidirectional || config.logit_shift != 0) {
-    add("logit_shift", config.logit_shift, "architecture table");
-  }
-  if (config.draft) {
-    const DraftConfig& draft = *config.draft;
-    add("draft_block_size", draft.block_size, "config.json:block_size");
-    add("draft_mask_token_id", draft.mask_token_id, "config.json:mask_token_id");
-    add("draft_target_layers", draft.target_layers,
-        draft.speculators ? "config.json:aux_hidden_state_layer_ids, from 0"
-                          : "config.json:dflash_config or num_target_layers");
-    add("draft_vocab_size", draft.draft_vocab_size,
-        draft.speculators ? "config.json:draft_vocab_size" : "the target's vocabulary");
+    add("logit_shift", config.logit_shift, kTableSource);
   }
   add("attention_causal", config.attention_causal, "architecture table and overrides");
   add("dtype", config.dtype, dtype_source);
@@ -225,56 +136,22 @@ std::optional<std::string> read_file(const std::filesystem::path& path) {
 
 ModelConfig parse_model_config(const ConfigTexts& texts, const ModelOverrides& overrides) {
   const JsonObject whole = JsonObject::parse(texts.config, texts.place_of("config.json"));
-  const ArchitectureFamily& family = find_architecture(whole);
-  const JsonObject file = family.draft ? draft_shape_keys(whole) : whole;
+  const Family& family = find_family(whole);
+  const ConfigFile file{family, whole, family.shape_keys(whole)};
   ModelConfig config;
   config.where = whole.where();
-  config.model_type = family.model_type;
-  config.architecture = family.architectures.front();
-  config.qk_norm = family.qk_norm;
-  const bool llada = config.model_type == "llada";
-  if (llada) {
-    parse_llada_shape(file, kMaxWidth, config);
-  } else {
-    parse_shape(file, family, config);
-  }
-  refuse_unsupported(file, family, config.num_layers);
-  if (!llada) {
-    config.tie_word_embeddings = file.optional_boolean("tie_word_embeddings").value_or(false);
-  }
-  if (config.model_type == "llada2_moe") {
-    parse_llada2(file, kMaxWidth, config);
-  } else if (!llada) {
-    if (family.experts) config.moe = parse_moe_config(file, config.num_layers, kMaxWidth);
-    const bool bias_key = file.optional_boolean("attention_bias").value_or(false);
-    config.attention_bias = family.qkv_bias || bias_key;
-    config.attention_output_bias = !family.qkv_bias && bias_key;
-  }
-  if (family.draft) {
-    config.draft = parse_draft_config(whole, config);
-    config.tie_word_embeddings = false;  // the key is the target's
-  }
-  config.attention_bidirectional = family.bidirectional;
-  config.logit_shift = family.logit_shift;
-  config.rope_in_float32 = llada;
+  set_family(family, config);
+  family.read_shape(file, config);
+  refuse_unsupported(file.keys, family, config.num_layers);
+  family.read_layers(file, config);
   std::string rope_source;
-  config.rope = parse_rope_config(file, config, family.partial_rotary, rope_source);
+  config.rope = parse_rope_config(file.keys, config, family.partial_rotary, rope_source);
   std::string dtype_source;
-  config.dtype = parse_dtype(file, dtype_source);
-  const std::string stop_source = resolve_special_ids(texts, file, config);
-  resolve_block_diffusion(texts, file, family, overrides, config);
-  if (config.draft) {
-    // --block-length may make its blocks shorter.
-    config.mask_token_id = {config.draft->mask_token_id, "config.json:mask_token_id"};
-    if (!config.block_length) {
-      config.block_length = {config.draft->block_size, "config.json:block_size"};
-    }
-  }
-  refuse_unread_keys(file, family.model_type);
-  if (config.draft && config.draft->speculators) {
-    refuse_unsupported(whole, family, config.num_layers);  // vLLM reads these keys there too
-    refuse_unread_keys(whole, "speculators");
-  }
+  config.dtype = parse_dtype(file.keys, dtype_source);
+  const std::string stop_source = resolve_special_ids(texts, file.keys, config);
+  resolve_block_diffusion(texts, file.keys, family, overrides, config);
+  refuse_unread_keys(file.keys, family.neutral_keys);
+  family.finish(file, config);
   record_resolved(file, rope_source, dtype_source, stop_source, config);
   return config;
 }

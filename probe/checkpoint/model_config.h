@@ -4,13 +4,12 @@
 // executed.
 //
 // Precedence of the mask id, highest first; the first source that has one wins:
-//   1. the command line (`--mask-token-id`)              5. the architecture table's default, only
-//   if
-//   2. config.json, under the family's key names            it is smaller than vocab_size
+//   1. the command line (`--mask-token-id`)              5. the family's default, only if it is
+//   2. config.json, under the family's key names            smaller than vocab_size
 //   3. block_diffusion.json, then dlm_config.json        6. none: `require_mask_token_id` throws
 //   4. the family's mask token in the tokenizer's files
 // Two of the sources 2-4 that disagree are an error unless the command line decides. The block
-// length follows 1, 2, 3, 5. For the autoregressive family `qwen3` only the command line counts.
+// length follows 1, 2, 3, 5. For autoregressive families (`qwen3`) only the command line counts.
 #pragma once
 
 #include <cstdint>
@@ -67,7 +66,7 @@ struct ResolvedEntry {
 
 struct ModelConfig {
   std::string where;         // config.json, as messages name it
-  std::string model_type;    // of a row of architecture_table.h
+  std::string model_type;    // of an entry of family_table.h
   std::string architecture;  // class name in `architectures`, or the family's default
   std::int64_t num_layers = 0;
   std::int64_t hidden_size = 0;

@@ -1,14 +1,8 @@
-// Mixture-of-experts layers as a config.json describes them: Qwen3-MoE's keys, which SDAR-MoE
-// shares (transformers, `Qwen3MoeConfig`; its version 5 says num_local_experts for num_experts).
-// LLaDA2's keys: llada2_config.h.
+// Mixture-of-experts layers. Which keys of config.json say so: qwen_family.cpp, llada2_family.cpp.
 #pragma once
 
 #include <cstdint>
-#include <optional>
-#include <string>
 #include <vector>
-
-#include "probe/checkpoint/json_object.h"
 
 namespace blockscope {
 
@@ -25,10 +19,5 @@ struct MoeConfig {
   double scaling = 1.0;          // times the weights of the chosen experts
   std::int64_t shared_size = 0;  // width of what every row passes beside its experts; 0: none
 };
-
-/// nullopt where the config has no experts. `intermediate_size` of the config is that of the
-/// ordinary layers. Throws CheckpointError naming the key.
-std::optional<MoeConfig> parse_moe_config(const JsonObject& file, std::int64_t num_layers,
-                                          std::int64_t max_width);
 
 }  // namespace blockscope

@@ -1,29 +1,38 @@
-// The one table of tensor names: what each family's checkpoints call the parts that the decoder
-// knows. Sources: transformers `modeling_qwen2.py`, `modeling_qwen3.py` (SDAR, Dream and Fast-dLLM
-// v2 keep Qwen's names); LLaDA `modeling_llada.py`; dFactory `modeling_llada2_moe.py`.
+// What a family's checkpoints call the parts that the decoder knows. As the names stand here, they
+// are those of transformers' `modeling_qwen2.py` and `modeling_qwen3.py`.
 #pragma once
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 
 namespace blockscope {
 
 struct WeightNames {
-  std::string_view embed, norm, lm_head;   // whole names
-  std::string_view layer;                  // "model.layers.{}." with the layer's number
-  std::string_view input_norm, post_norm;  // behind it, as all that follow
-  std::string_view q{}, k{}, v{};          // without ".weight" and ".bias", as all of these
-  std::string_view o, q_norm, k_norm;      // three
-  std::string_view qkv{};                  // instead of q, k, v: their rows, one below another
-  std::string_view mlp;                    // begins the names of gate, up and down
-  std::string_view gate, up, down;         // without ".weight"
+  std::string embed = "model.embed_tokens.weight";  // whole names
+  std::string norm = "model.norm.weight";
+  std::string lm_head = "lm_head.weight";
+  std::string layer = "model.layers.{}.";      // with the layer's number
+  std::string input_norm = "input_layernorm";  // after `layer`, as all that follow
+  std::string post_norm = "post_attention_layernorm";
+  std::string q = "self_attn.q_proj";  // without ".weight" and ".bias", as all of these
+  std::string k = "self_attn.k_proj";
+  std::string v = "self_attn.v_proj";
+  std::string o = "self_attn.o_proj";
+  std::string q_norm = "self_attn.q_norm";
+  std::string k_norm = "self_attn.k_norm";
+  std::string qkv{};         // instead of q, k, v: their rows, one below another
+  std::string mlp = "mlp.";  // begins the names of gate, up and down
+  std::string gate = "gate_proj";
+  std::string up = "up_proj";
+  std::string down = "down_proj";
 
   /// "model.layers.3." for layer 3.
-  std::string layer_prefix(std::int64_t index) const;
-};
+  std::string layer_prefix(std::int64_t index) const {
+    std::string prefix = layer;
+    return prefix.replace(prefix.find("{}"), 2, std::to_string(index));
+  }
 
-/// Of a supported `model_type`.
-const WeightNames& weight_names(std::string_view model_type);
+  bool operator==(const WeightNames&) const = default;
+};
 
 }  // namespace blockscope

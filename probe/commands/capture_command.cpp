@@ -239,6 +239,43 @@ CaptureModels load_models(const CaptureFlags& flags, const Environment& environm
   return models;
 }
 
+Ranks ranks_of(const CaptureFlags& flags, const Environment& environment) {
+  Ranks ranks = choose_ranks(flags.model.ranks, environment.launcher);
+  if (!ranks.ignored.empty()) {
+    note("note: {}; all prompts are decoded. HINT: --ranks R/N decodes a share\n", ranks.ignored);
+  }
+  return ranks;
+}
+
+DecodeOptions options_of(const CLI::App& command, const CaptureFlags& flags,
+                         const CaptureModels& models) {
+  DecodeOptions decode = models.draft
+                             ? drafted_options(flags.decoding, models.draft->recorded, models.model)
+                             : decode_options(flags.decoding, models.model);
+  decode.shadow = flags.shadow;
+  if (flags.replay.empty()) check_decoding_fits(command, decode);
+  return decode;
+}
+
+/// Both models, and the contexts at which their passes are to be timed.
+void describe_draft(const CaptureModels& models, const CaptureFlags& flags,
+                    const DecodeOptions& decode, const std::vector<RunPrompt>& prompts,
+                    TraceMeta& meta) {
+  meta.model_json = drafted_model_json(models.draft->recorded, models.model, models.which);
+  if (flags.no_draft_cost) return;
+  meta.draft_cost = draft_cost_plan(decode.block_length(), mean_context(prompts));
+}
+
+/// Times the passes that the trace is to say, if there are any.
+void measure_draft(const CaptureModels& models, bool quiet, TraceMeta& meta) {
+  if (meta.draft_cost.empty()) return;
+  if (!quiet) {
+    note("measuring passes of target and draft behind {} keys (--no-draft-cost leaves it out)\n",
+         meta.draft_cost.front().context_length);
+  }
+  measure_draft_cost(*models.model.model, *models.draft->draft, meta.draft_cost);
+}
+
 std::vector<RunPrompt> prompts_of(const CaptureFlags& flags, ReplaySource replay,
                                   const LoadedModel& model, const Tokenizer* tokenizer,
                                   const DecodeOptions& decode) {
@@ -283,10 +320,7 @@ void record_run(const CaptureRun& run, const RecorderOptions& recorder,
 
 void capture(const CLI::App& command, CaptureFlags flags, const Environment& environment,
              const std::string& command_line) {
-  const Ranks ranks = choose_ranks(flags.model.ranks, environment.launcher);
-  if (!ranks.ignored.empty()) {
-    note("note: {}; all prompts are decoded. HINT: --ranks R/N decodes a share\n", ranks.ignored);
-  }
+  const Ranks ranks = ranks_of(flags, environment);
   const CaptureTarget target{rank_path(flags.output, ranks), flags.force, flags.resume};
   const bool finished = check_output(flags, target);
   const PolicyOptions policy_options = read_policy(flags.policy);
@@ -295,11 +329,8 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   const CaptureModels models = load_models(flags, environment);
   const LoadedModel& model = models.model;
   const auto& draft = models.draft;
-  DecodeOptions decode = draft ? drafted_options(flags.decoding, draft->recorded, model)
-                               : decode_options(flags.decoding, model);
-  decode.shadow = flags.shadow;
-  if (flags.replay.empty()) check_decoding_fits(command, decode);
-  check_policy_fits(policy_options, policy_site(decode));
+  const DecodeOptions decode = options_of(command, flags, models);
+  check_policy_fits(policy_options, policy_site(decode), "--policy");
   const ChosenPolicy policy = choose_policy(policy_options, policy_model(model));
   const std::optional<Tokenizer> tokenizer = load_tokenizer(model);
   const Tokenizer* tokenizer_or_null = tokenizer.has_value() ? &*tokenizer : nullptr;
@@ -317,12 +348,7 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
   RecorderOptions recorder =
       recorder_options(flags.record, *policy.policy, longest, models.recorded(), decode);
   TraceMeta& meta = recorder.meta;
-  if (draft) {
-    meta.model_json = drafted_model_json(draft->recorded, model, models.which);
-    if (!flags.no_draft_cost) {
-      meta.draft_cost = draft_cost_plan(decode.block_length(), mean_context(prompts));
-    }
-  }
+  if (draft) describe_draft(models, flags, decode, prompts, meta);
   meta.has_revocations = revokes;
   check_filter(recorder, decode, prompts);
   meta.run_json = run_json(
@@ -344,13 +370,7 @@ void capture(const CLI::App& command, CaptureFlags flags, const Environment& env
     check_free_space(target.output, cost.file_bytes);
     check_memory_of(model.device, cost, models.weight_bytes());
   }
-  if (!meta.draft_cost.empty() && !resumes(target)) {
-    if (!flags.quiet) {
-      note("measuring passes of target and draft behind {} keys (--no-draft-cost leaves it out)\n",
-           meta.draft_cost.front().context_length);
-    }
-    measure_draft_cost(*model.model, *draft->draft, meta.draft_cost);
-  }
+  if (!resumes(target)) measure_draft(models, flags.quiet, meta);
   record_run({model, decode, tokenizer_or_null, *policy.policy, flags.decoding.batch_size,
               flags.quiet, draft ? draft->draft.get() : nullptr, models.which},
              recorder, prompts, target);

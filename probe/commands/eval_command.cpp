@@ -111,6 +111,20 @@ nlohmann::json settings_of(const EvalFlags& flags, const LoadedModel& model,
   return settings;
 }
 
+/// Adds an answer to its task and context, and to its depth where it has one.
+void count_answer(const TaskPrompt& prompt, const DecodeOutcome& outcome, bool correct,
+                  int64_t mask_token_id, EvalReport& report) {
+  const int64_t masks =
+      std::count(outcome.generated.begin(), outcome.generated.end(), mask_token_id);
+  const Tally tally{1, correct ? 1 : 0, static_cast<int64_t>(outcome.generated.size()) - masks,
+                    outcome.denoising_steps};
+  const auto context = static_cast<int64_t>(prompt.context_length);
+  report.cells[{kTaskNames[static_cast<size_t>(prompt.task)], context}].add(tally);
+  if (prompt.depth < 0.0) return;
+  const auto bin = static_cast<size_t>(prompt.depth * static_cast<double>(kDepthBins));
+  report.depths[{context, std::min(bin, kDepthBins - 1)}].add(tally);
+}
+
 /// `command`: whose options this model must heed; null for the backbone, which shares them.
 EvalReport evaluate_model(const CLI::App* command, const EvalFlags& flags, ModelFlags model_flags,
                           const std::vector<TaskPrompt>& prompts, const Environment& environment) {
@@ -122,7 +136,7 @@ EvalReport evaluate_model(const CLI::App* command, const EvalFlags& flags, Model
   const DecodeOptions decode = decode_options(flags.decoding, model);
   if (command != nullptr) {
     check_decoding_fits(*command, decode);
-    check_policy_fits(read_policy(flags.policy), policy_site(decode));
+    check_policy_fits(read_policy(flags.policy), policy_site(decode), "--policy");
   }
   check_gen_length(flags.decoding.gen_length, decode);
   const PolicyOptions chosen = read_policy(flags.policy);
@@ -155,16 +169,7 @@ EvalReport evaluate_model(const CLI::App* command, const EvalFlags& flags, Model
       const std::string text = generated_text(outcome.generated, decode, &*tokenizer);
       const bool correct = exact_match(text, prompt.answer) == 1.0;
       right += correct ? 1 : 0;
-      const int64_t masks =
-          std::count(outcome.generated.begin(), outcome.generated.end(), decode.mask_token_id);
-      const Tally tally{1, correct ? 1 : 0, static_cast<int64_t>(outcome.generated.size()) - masks,
-                        outcome.denoising_steps};
-      const int64_t context = static_cast<int64_t>(prompt.context_length);
-      report.cells[{kTaskNames[static_cast<size_t>(prompt.task)], context}].add(tally);
-      if (prompt.depth >= 0.0) {
-        const auto bin = static_cast<size_t>(prompt.depth * static_cast<double>(kDepthBins));
-        report.depths[{context, std::min(bin, kDepthBins - 1)}].add(tally);
-      }
+      count_answer(prompt, outcome, correct, decode.mask_token_id, report);
     }
     progress.update(static_cast<double>(last) / static_cast<double>(prompts.size()),
                     fmt::format("{}/{} prompts · accuracy {:.3f}", last, prompts.size(),

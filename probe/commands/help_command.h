@@ -1,4 +1,5 @@
-// `blockscope help policy|cache|strategy [NAME]`: the tables of choices that have options.
+// `blockscope help policy|strategy|cache|family [NAME]`: the tables of choices that have options,
+// and of model families.
 #pragma once
 
 #include <CLI/App.hpp>

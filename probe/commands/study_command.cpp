@@ -200,10 +200,8 @@ std::vector<nlohmann::json> measure(Study& study, StudyStore& store, const Study
   return values;
 }
 
-void run_study(const CLI::App& command, StudyFlags flags, const Environment& environment,
-               const GnuplotPlace& place) {
-  const InterruptGuard guard;
-  const StudyInfo& info = study_by_name(flags.study);
+/// What was not given, and names of caches and strategies as lists.
+void complete(StudyFlags& flags, const StudyInfo& info) {
   if (!flags.caches.empty()) {
     flags.options.caches = split_choices(flags.caches, names_of(cache_table()));
   }
@@ -212,12 +210,25 @@ void run_study(const CLI::App& command, StudyFlags flags, const Environment& env
   }
   info.defaults(flags.options);
   std::ranges::sort(flags.options.set_sizes);
-  if (!flags.no_figures) Gnuplot{place};  // missing: say so now, not after the run
+  flags.options.batch_size = flags.decoding.batch_size;
+}
+
+std::string cells_file(const StudyFlags& flags, const StudyInfo& info) {
+  return (fs::path(flags.options.folder) / (info.name + ".cells.jsonl")).string();
+}
+
+void check_folder(const StudyFlags& flags, const StudyInfo& info) {
   check_meant_as_name(flags.options.folder);
   const fs::path folder = flags.options.folder;
   if (fs::exists(folder) && !fs::is_directory(folder)) {
     throw UsageError(fmt::format("-o: {}: expected a folder, got a file", folder.string()));
   }
+  for (const char* ending : {".csv", ".txt"}) {
+    check_output_name((folder / (info.name + ending)).string(), flags.resume || flags.force);
+  }
+}
+
+CommandFiles inputs_of(const StudyFlags& flags, const Environment& environment) {
   CommandFiles files;
   files.reads(flags.options.prompts.given.file);
   for (const std::string& file : flags.decoding.files()) files.reads(file);
@@ -228,17 +239,19 @@ void run_study(const CLI::App& command, StudyFlags flags, const Environment& env
     if (model.empty()) continue;
     files.reads_checkpoint(resolve_model(model, flags.model.revision, environment.hub).folder);
   }
-  for (const char* ending : {".csv", ".txt"}) {
-    check_output_name((folder / (info.name + ending)).string(), flags.resume || flags.force);
-  }
-  flags.options.batch_size = flags.decoding.batch_size;
-  if (flags.model.device != "cpu" && heeds_times(info) && info.name != "time") {
-    throw UsageError(fmt::format(
-        "--device: study {} reports times of the parts of a pass, and on a GPU the host sees only "
-        "launches. HINT: leave it out; study time times whole blocks there",
-        info.name));
-  }
-  const LoadedModel model = load_model(flags.model, environment);
+  return files;
+}
+
+void check_device(const StudyFlags& flags, const StudyInfo& info) {
+  if (flags.model.device == "cpu" || !heeds_times(info) || info.name == "time") return;
+  throw UsageError(fmt::format(
+      "--device: study {} reports times of the parts of a pass, and on a GPU the host sees only "
+      "launches. HINT: leave it out; study time times whole blocks there",
+      info.name));
+}
+
+DecodeOptions block_diffusion_options(const CLI::App& command, const StudyFlags& flags,
+                                      const LoadedModel& model) {
   const DecodeOptions decode = decode_options(flags.decoding, model);
   if (decode.autoregressive()) {
     throw UsageError(fmt::format(
@@ -247,29 +260,51 @@ void run_study(const CLI::App& command, StudyFlags flags, const Environment& env
         flags.model.model));
   }
   check_decoding_fits(command, decode);
-  std::string backbone_digest;
-  if (!flags.options.backbone.empty()) {
-    backbone_digest =
-        Checkpoint::open(
-            resolve_model(flags.options.backbone, flags.model.revision, environment.hub).folder)
-            .digest();
+  return decode;
+}
+
+/// Empty without --backbone.
+std::string backbone_digest(const StudyFlags& flags, const Environment& environment) {
+  if (flags.options.backbone.empty()) return "";
+  return Checkpoint::open(
+             resolve_model(flags.options.backbone, flags.model.revision, environment.hub).folder)
+      .digest();
+}
+
+/// The folder, and in it what measuring writes.
+void make_folder(const StudyFlags& flags, const StudyInfo& info, const Study& study,
+                 CommandFiles& files) {
+  const fs::path folder = flags.options.folder;
+  files.reserve(cells_file(flags, info), true);  // the store asks about what is there
+  for (const std::string& name : study.outputs()) {
+    files.reserve((folder / name).string(), flags.resume || flags.force);
   }
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw Error(fmt::format("{}: can't be created: {}", folder.string(), error.message()));
+}
+
+void run_study(const CLI::App& command, StudyFlags flags, const Environment& environment,
+               const GnuplotPlace& place) {
+  const InterruptGuard guard;
+  const StudyInfo& info = study_by_name(flags.study);
+  complete(flags, info);
+  if (!flags.no_figures) Gnuplot{place};  // missing: say so now, not after the run
+  check_folder(flags, info);
+  CommandFiles files = inputs_of(flags, environment);
+  check_device(flags, info);
+  const LoadedModel model = load_model(flags.model, environment);
+  const DecodeOptions decode = block_diffusion_options(command, flags, model);
+  const std::string backbone = backbone_digest(flags, environment);
   const std::optional<Tokenizer> tokenizer = load_tokenizer(model);
   const StudyInput input{model,         tokenizer.has_value() ? &*tokenizer : nullptr,
                          decode,        flags.decoding.gen_length,
                          flags.options, environment,
                          flags.model};
   const std::unique_ptr<Study> study = info.make(input);
-  const std::string cells = (folder / (info.name + ".cells.jsonl")).string();
-  files.reserve(cells, true);  // the store asks about what is there
-  for (const std::string& name : study->outputs()) {
-    files.reserve((folder / name).string(), flags.resume || flags.force);
-  }
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw Error(fmt::format("{}: can't be created: {}", folder.string(), error.message()));
-  StudyStore store(cells, settings_of(flags, info, model, decode, backbone_digest), flags.resume,
-                   flags.force);
+  make_folder(flags, info, *study, files);
+  StudyStore store(cells_file(flags, info), settings_of(flags, info, model, decode, backbone),
+                   flags.resume, flags.force);
   const StudyReport report = study->report(measure(*study, store, info, flags));
   const std::string text =
       report_text(fmt::format("{} ({}): {}\n{}, B {}, gen length {}\n", info.name, info.source,
@@ -298,22 +333,9 @@ std::string footer() {
          "goes on.";
 }
 
-}  // namespace
-
-void add_study_command(CLI::App& app, const Environment& environment,
-                       const GnuplotPlace& gnuplot_place) {
-  auto flags = std::make_shared<StudyFlags>();
-  flags->decoding.gen_length = 32;
-  flags->decoding.separate_commits = true;
-  flags->options.prompts.depths = 0;
-  flags->options.prompts.per_cell = 0;
-  CLI::App* command = app.add_subcommand("study", "Make a table or figure of the papers");
-  command->footer(footer());
-  command->add_option("study", flags->study, study_names())->required();
-  add_model_flags(*command, flags->model);
-  add_decoding_flags(*command, flags->decoding);
-  StudyOptions& options = flags->options;
-  CLI::App* group = command->add_option_group("Study");
+void add_study_options(CLI::App& command, StudyFlags& flags) {
+  StudyOptions& options = flags.options;
+  CLI::App* group = command.add_option_group("Study");
   const auto list = [&](const char* name, auto& value, const char* help) {
     return group->add_option(name, value, help)->delimiter(',');
   };
@@ -337,30 +359,48 @@ void add_study_command(CLI::App& app, const Environment& environment,
   group->add_option("--policy-seed", options.policy_seed, "Seed of random keys")
       ->check(whole_number(0, std::numeric_limits<uint64_t>::max()))
       ->capture_default_str();
-  group->add_option("--caches", flags->caches,
+  group->add_option("--caches", flags.caches,
                     "caches: those to compare, with their options: none,d2cache,current_k=8 "
                     "(default: all that the model allows)");
-  group->add_option("--strategies", flags->strategies,
+  group->add_option("--strategies", flags.strategies,
                     "caches: strategies, likewise (default: low_confidence_static,threshold)");
   group->add_option("--backbone", options.backbone, "stages: the autoregressive checkpoint");
-  CLI::App* generated = command->add_option_group("Generated prompts");
-  generated->add_option("--tasks", options.prompts.tasks, "Kinds of question (default: needle)")
+}
+
+void add_generated_options(CLI::App& command, StudyPromptFlags& flags) {
+  CLI::App* generated = command.add_option_group("Generated prompts");
+  generated->add_option("--tasks", flags.tasks, "Kinds of question (default: needle)")
       ->delimiter(',');
-  generated->add_option("--contexts", options.prompts.contexts, "Context lengths in tokens")
+  generated->add_option("--contexts", flags.contexts, "Context lengths in tokens")
       ->delimiter(',')
       ->check(whole_number(64, kMostContext));
-  generated
-      ->add_option("--depths", options.prompts.depths, "needle: places of the needle (default: 11)")
+  generated->add_option("--depths", flags.depths, "needle: places of the needle (default: 11)")
       ->check(whole_number(1, kMostPrompts));
-  generated
-      ->add_option("--per-cell", options.prompts.per_cell,
-                   "Prompts for each task, length and depth")
+  generated->add_option("--per-cell", flags.per_cell, "Prompts for each task, length and depth")
       ->check(whole_number(1, kMostPrompts));
-  generated->add_option("--task-seed", options.prompts.task_seed, "Seed of the prompts")
+  generated->add_option("--task-seed", flags.task_seed, "Seed of the prompts")
       ->check(whole_number(0, std::numeric_limits<uint64_t>::max()))
       ->capture_default_str();
-  add_prompt_flags(*command, options.prompts.given);
-  command->add_option("-o,--output", options.folder, "Folder for the results")->required();
+}
+
+}  // namespace
+
+void add_study_command(CLI::App& app, const Environment& environment,
+                       const GnuplotPlace& gnuplot_place) {
+  auto flags = std::make_shared<StudyFlags>();
+  flags->decoding.gen_length = 32;
+  flags->decoding.separate_commits = true;
+  flags->options.prompts.depths = 0;
+  flags->options.prompts.per_cell = 0;
+  CLI::App* command = app.add_subcommand("study", "Make a table or figure of the papers");
+  command->footer(footer());
+  command->add_option("study", flags->study, study_names())->required();
+  add_model_flags(*command, flags->model);
+  add_decoding_flags(*command, flags->decoding);
+  add_study_options(*command, *flags);
+  add_generated_options(*command, flags->options.prompts);
+  add_prompt_flags(*command, flags->options.prompts.given);
+  command->add_option("-o,--output", flags->options.folder, "Folder for the results")->required();
   command->add_flag("--resume", flags->resume, "Go on with a study that was cut off");
   command->add_flag("--force", flags->force, "Begin again, replacing what is there");
   command->add_flag("--no-figures", flags->no_figures, "Text and CSV alone, without gnuplot");

@@ -52,8 +52,8 @@ std::string csv_text(const StudyReport& report) {
     }
     text += '\n';
   };
-  add(report.csv_header);
-  for (const std::vector<std::string>& row : report.csv) add(row);
+  add(report.csv.header);
+  for (const std::vector<std::string>& row : report.csv.rows) add(row);
   return text;
 }
 

@@ -17,6 +17,7 @@
 #include "command_line/options.h"
 #include "decode_record/base/error.h"
 #include "decode_record/files/output_file.h"
+#include "probe/checkpoint/family_table.h"
 #include "probe/run/device_option.h"
 #include "probe/run/ranks.h"
 #include "probe/tasks/prompts_file.h"
@@ -133,6 +134,27 @@ void check_training(const CLI::App& command, const TrainFlags& flags) {
   refuse_idle(command, "--drill-share", run.train.last_level > 0, "a --last-context beyond 64");
 }
 
+/// What --steps sets.
+std::int64_t& stage_steps(TrainRunOptions& run) {
+  if (run.backbone && run.diffusion) {
+    throw UsageError(
+        "--steps: expected one stage, got --stage all. HINT: use --backbone-steps "
+        "and --diffusion-steps");
+  }
+  return run.draft ? run.draft_steps : run.backbone ? run.backbone_steps : run.diffusion_steps;
+}
+
+/// A draft has its target's tokenizer and, unless --layers was given, few layers.
+void prepare_draft(TrainRunOptions& run, bool layers_given) {
+  if (run.train.target.empty()) {
+    throw UsageError(
+        "--stage draft: expected the model it drafts for, got no --target. HINT: --target "
+        "models/needle/backbone");
+  }
+  run.tokenizer = run.train.target;
+  if (!layers_given) run.model.num_layers = kDraftLayers;
+}
+
 void run_command(const CLI::App& command, TrainFlags& flags, const Environment& environment) {
   const InterruptGuard signals;  // before the first output: a signal must not leave one behind
   check_mode(command, flags);
@@ -154,25 +176,8 @@ void run_command(const CLI::App& command, TrainFlags& flags, const Environment& 
   };
   if (run.resume && !given("--stage")) take_stage(run);
   if (run.resume) take_folders(run, given);
-  if (flags.steps > 0) {
-    if (run.backbone && run.diffusion) {
-      throw UsageError(
-          "--steps: expected one stage, got --stage all. HINT: use --backbone-steps "
-          "and --diffusion-steps");
-    }
-    (run.draft      ? run.draft_steps
-     : run.backbone ? run.backbone_steps
-                    : run.diffusion_steps) = flags.steps;
-  }
-  if (run.draft) {
-    if (run.train.target.empty()) {
-      throw UsageError(
-          "--stage draft: expected the model it drafts for, got no --target. HINT: --target "
-          "models/needle/backbone");
-    }
-    run.tokenizer = run.train.target;
-    if (!given("--layers")) run.model.num_layers = kDraftLayers;
-  }
+  if (flags.steps > 0) stage_steps(run) = flags.steps;
+  if (run.draft) prepare_draft(run, given("--layers"));
   run.train.first_level = curriculum_level(flags.first_context, "--first-context");
   run.train.last_level = curriculum_level(flags.last_context, "--last-context");
   run.train.bfloat16 = flags.precision == "bfloat16";
@@ -191,7 +196,7 @@ void run_command(const CLI::App& command, TrainFlags& flags, const Environment& 
                      std::to_string(64 << run.train.first_level));
   }
   check_shapes(run.model);
-  refuse_idle(command, "--head-dim", run.family != "llada",
+  refuse_idle(command, "--head-dim", family_named(run.family).key("head_dim") == "head_dim",
               "--family sdar: llada's heads have --hidden / --heads channels");
   run.model = in_family(run.model, run.family);
   if (flags.threads > 0) at::set_num_threads(flags.threads);
@@ -248,6 +253,94 @@ void add_optimiser_options(CLI::App& command, TrainFlags& flags) {
       ->check(CLI::IsMember({"float32", "bfloat16"}));
 }
 
+/// What is trained.
+void add_stage_options(CLI::App& command, TrainFlags& flags) {
+  TrainRunOptions& run = flags.run;
+  command
+      .add_option(
+          "--stage", flags.stage,
+          "Which stages run; all: backbone and diffusion; draft: a DFlash draft for --target")
+      ->check(CLI::IsMember({"backbone", "diffusion", "draft", "all"}))
+      ->capture_default_str();
+  command.add_option("--target", run.train.target, "Checkpoint folder of the draft's target");
+  command.add_option("--block-size", run.draft_block, "Positions of a draft's block")
+      ->check(whole_number(2, 256))
+      ->capture_default_str();
+  command
+      .add_option(
+          "--target-layers", run.target_layers,
+          "Layers of the target, from 0, whose hidden states a draft reads (default: evenly "
+          "from 1 to the third from the end)")
+      ->delimiter(',');
+  command
+      .add_option(
+          "--family", run.family,
+          "What the diffusion stage makes, block diffusion (sdar) or a bidirectional model (llada)")
+      ->check(CLI::IsMember(
+          families_with([](const Family& family) { return family.training.by_name; })))
+      ->capture_default_str();
+}
+
+/// Folders, resuming, time, threads and reports.
+void add_run_options(CLI::App& command, TrainFlags& flags) {
+  TrainRunOptions& run = flags.run;
+  command.add_option("-o,--out", run.out,
+                     "Checkpoint folder (required to train); the backbone goes to OUT/backbone");
+  command.add_option("--init", run.init, "Checkpoint folder to start the first stage from");
+  command.add_option("--tokenizer", run.tokenizer, "Folder with tokenizer.json")
+      ->capture_default_str();
+  command.add_option("--work", run.work, "Folder for states and CSV logs")->capture_default_str();
+  command.add_flag(
+      "--resume", run.resume,
+      "Go on from the state in --work, with its settings: bit for bit as if it had not "
+      "stopped (with as many --threads)");
+  command.add_flag("--force", run.force, "Replace checkpoints, states and prompts of other runs");
+  command.add_option("--minutes", run.minutes, "Save and stop after this long (0: no limit)")
+      ->check(real_number(0.0, kAnyReal));
+  command.add_option("--seed", run.train.seed, "Weights, batches and prompts")
+      ->check(whole_number(0, 65535))
+      ->capture_default_str();
+  add_threads_option(command, flags.threads);
+  command
+      .add_option("--device", run.train.device, "Where the model is trained: cpu, cuda or cuda:N")
+      ->capture_default_str();
+  add_ranks_option(command, flags.ranks);
+  command.add_option("--save-every", run.save_every, "Steps between states")
+      ->check(whole_number(1))
+      ->capture_default_str();
+  command.add_option("--report-every", run.report_every, "Steps between progress lines")
+      ->check(whole_number(1))
+      ->capture_default_str();
+  command.add_option("--evaluate-every", run.evaluate_every, "Steps between evaluations (0: end)")
+      ->check(whole_number(0))
+      ->capture_default_str();
+  command.add_option("--evaluate-documents", run.evaluate_documents, "Documents per evaluation")
+      ->check(whole_number(0))
+      ->capture_default_str();
+}
+
+void add_prompt_options(CLI::App& command, TrainFlags& flags) {
+  const char* prompts = "Task prompts instead of training";
+  command.add_option("--dump-prompts", flags.dump_prompts, "Write this many prompts as JSONL")
+      ->check(whole_number(1, 10'000'000))
+      ->group(prompts);
+  command.add_option("--tasks", flags.tasks, "Tasks of the prompts (default: all)")
+      ->delimiter(',')
+      ->group(prompts);
+  command.add_option("--context", flags.contexts, "Context lengths of the prompts")
+      ->delimiter(',')
+      ->check(whole_number(64, kLongestContext))
+      ->capture_default_str()
+      ->group(prompts);
+  command.add_option("--split", flags.split, "Streams that the prompts are drawn from")
+      ->check(CLI::IsMember({"test", "train"}))
+      ->capture_default_str()
+      ->group(prompts);
+  command.add_option("--prompts-out", flags.prompts_out, "File, or - for standard output")
+      ->capture_default_str()
+      ->group(prompts);
+}
+
 }  // namespace
 
 void add_train_command(CLI::App& app, const Environment& environment) {
@@ -255,84 +348,12 @@ void add_train_command(CLI::App& app, const Environment& environment) {
       "train",
       "Train a small model on generated tasks: AR backbone, block diffusion, DFlash draft");
   auto flags = std::make_shared<TrainFlags>();
-  TrainRunOptions& run = flags->run;
-  run.model = needle_model_config();
-  command
-      ->add_option(
-          "--stage", flags->stage,
-          "Which stages run; all: backbone and diffusion; draft: a DFlash draft for --target")
-      ->check(CLI::IsMember({"backbone", "diffusion", "draft", "all"}))
-      ->capture_default_str();
-  command->add_option("--target", run.train.target, "Checkpoint folder of the draft's target");
-  command->add_option("--block-size", run.draft_block, "Positions of a draft's block")
-      ->check(whole_number(2, 256))
-      ->capture_default_str();
-  command
-      ->add_option(
-          "--target-layers", run.target_layers,
-          "Layers of the target, from 0, whose hidden states a draft reads (default: evenly "
-          "from 1 to the third from the end)")
-      ->delimiter(',');
-  command
-      ->add_option(
-          "--family", run.family,
-          "What the diffusion stage makes, block diffusion (sdar) or a bidirectional model (llada)")
-      ->check(CLI::IsMember({"sdar", "llada"}))
-      ->capture_default_str();
-  command->add_option("-o,--out", run.out,
-                      "Checkpoint folder (required to train); the backbone goes to OUT/backbone");
-  command->add_option("--init", run.init, "Checkpoint folder to start the first stage from");
-  command->add_option("--tokenizer", run.tokenizer, "Folder with tokenizer.json")
-      ->capture_default_str();
-  command->add_option("--work", run.work, "Folder for states and CSV logs")->capture_default_str();
-  command->add_flag(
-      "--resume", run.resume,
-      "Go on from the state in --work, with its settings: bit for bit as if it had not "
-      "stopped (with as many --threads)");
-  command->add_flag("--force", run.force, "Replace checkpoints, states and prompts of other runs");
-  command->add_option("--minutes", run.minutes, "Save and stop after this long (0: no limit)")
-      ->check(real_number(0.0, kAnyReal));
-  command->add_option("--seed", run.train.seed, "Weights, batches and prompts")
-      ->check(whole_number(0, 65535))
-      ->capture_default_str();
-  add_threads_option(*command, flags->threads);
-  command
-      ->add_option("--device", run.train.device, "Where the model is trained: cpu, cuda or cuda:N")
-      ->capture_default_str();
-  add_ranks_option(*command, flags->ranks);
-  command->add_option("--save-every", run.save_every, "Steps between states")
-      ->check(whole_number(1))
-      ->capture_default_str();
-  command->add_option("--report-every", run.report_every, "Steps between progress lines")
-      ->check(whole_number(1))
-      ->capture_default_str();
-  command->add_option("--evaluate-every", run.evaluate_every, "Steps between evaluations (0: end)")
-      ->check(whole_number(0))
-      ->capture_default_str();
-  command->add_option("--evaluate-documents", run.evaluate_documents, "Documents per evaluation")
-      ->check(whole_number(0))
-      ->capture_default_str();
+  flags->run.model = needle_model_config();
+  add_stage_options(*command, *flags);
+  add_run_options(*command, *flags);
   add_optimiser_options(*command, *flags);
-  add_shape_options(*command, run.model);
-  const char* prompts = "Task prompts instead of training";
-  command->add_option("--dump-prompts", flags->dump_prompts, "Write this many prompts as JSONL")
-      ->check(whole_number(1, 10'000'000))
-      ->group(prompts);
-  command->add_option("--tasks", flags->tasks, "Tasks of the prompts (default: all)")
-      ->delimiter(',')
-      ->group(prompts);
-  command->add_option("--context", flags->contexts, "Context lengths of the prompts")
-      ->delimiter(',')
-      ->check(whole_number(64, kLongestContext))
-      ->capture_default_str()
-      ->group(prompts);
-  command->add_option("--split", flags->split, "Streams that the prompts are drawn from")
-      ->check(CLI::IsMember({"test", "train"}))
-      ->capture_default_str()
-      ->group(prompts);
-  command->add_option("--prompts-out", flags->prompts_out, "File, or - for standard output")
-      ->capture_default_str()
-      ->group(prompts);
+  add_shape_options(*command, flags->run.model);
+  add_prompt_options(*command, *flags);
   command->footer(
       "Examples:\n"
       "  blockscope train --stage all --out my-model --work build/training --threads 2\n"

@@ -171,7 +171,7 @@ void verify(const VerifyFlags& flags, const Environment& environment, const Gnup
       flags, place, resolve_model(flags.model.model, flags.model.revision, environment.hub).folder);
   LoadedModel model = load_model(flags.model, environment);
   const DecodeOptions decode = decode_options(flags.decoding, model);
-  check_policy_fits(flags.setting.policy, policy_site(decode));
+  check_policy_fits(flags.setting.policy, policy_site(decode), "--policy");
   check_policy_fits(flags.reference, policy_site(decode), "--against");
   if (decode.autoregressive()) {
     throw UsageError(fmt::format(

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -13,7 +12,6 @@
 #include "probe/decode/block_rows.h"
 #include "probe/decode/shadow_block.h"
 #include "probe/model/stopwatch.h"
-#include "probe/policies/exact_policy.h"
 
 namespace blockscope {
 namespace {
@@ -32,16 +30,15 @@ Part part_of(const std::vector<int64_t>& positions, int64_t begin, int64_t end) 
 }  // namespace
 
 CanvasSeams::CanvasSeams(AttentionPolicy& policy, CanvasCache& cache, CanvasKeys& keys,
-                         DecodeObserver* observer, bool shadow)
-    : policy_(policy), cache_(cache), keys_(keys), observer_(observer), shadow_(shadow) {}
+                         Watcher& watcher, bool shadow)
+    : ObservedSeams(watcher, shadow), policy_(policy), cache_(cache), keys_(keys) {}
 
 void CanvasSeams::begin_pass(const PassContext& context, const std::vector<int64_t>& rows,
                              int64_t shadow_rows, std::optional<at::Tensor> needed) {
-  context_ = &context;
+  begin(&context, watched());
   rows_ = rows;
   shadow_rows_ = shadow_rows;
   needed_ = std::move(needed);
-  observer_ns_ = attention_ns_ = 0;
   work_.clear();
   outputs_.clear();
   policy_.begin_pass(context);
@@ -53,9 +50,7 @@ void CanvasSeams::end_pass() {
     policy_.end_pass();
   }
   cache_.end_pass();
-  if (observer_ == nullptr) return;
-  const Stopwatch watch(observer_ns_);
-  show_keys();
+  watcher_.show([&](DecodeObserver& observer) { show_keys(observer); });
 }
 
 at::Tensor CanvasSeams::attention_block(int64_t layer, const AttentionLayer& weights,
@@ -103,16 +98,9 @@ at::Tensor CanvasSeams::ffn(int64_t layer, const at::Tensor& x,
 
 at::Tensor CanvasSeams::attend_rows(int64_t layer, double scale, const at::Tensor& q,
                                     const CanvasRows& rows) {
-  const int64_t observer_before = observer_ns_;
-  int64_t elapsed = 0;
-  at::Tensor out;
-  {
-    const Stopwatch watch(elapsed);
-    out = rows.chosen.defined() ? attend_chosen(layer, scale, q, rows)
-                                : attend_known(layer, scale, q, rows.known);
-  }
-  attention_ns_ += elapsed - (observer_ns_ - observer_before);
-  return out;
+  const UnwatchedStopwatch watch(attention_ns_, watcher_);
+  return rows.chosen.defined() ? attend_chosen(layer, scale, q, rows)
+                               : attend_known(layer, scale, q, rows.known);
 }
 
 at::Tensor CanvasSeams::attend_known(int64_t layer, double scale, const at::Tensor& q,
@@ -181,76 +169,49 @@ at::Tensor CanvasSeams::attend_block(int64_t layer, double scale, const at::Tens
                               at::full({1}, external_key.size(2), at::kLong)};
   const AttentionParts used = policy_.attend(input, external);
   if (shadow_) outputs_.back() = {positions, used.out, present};
-  if (observer_ != nullptr) {
-    const Stopwatch watch(observer_ns_);
-    if (present.defined()) {
-      show_present(input, external, used, present);
-    } else {
-      show_attention(input, external, used, positions);
-    }
+  const int64_t length = keys_.shape().block_length;
+  if (present.defined()) {
+    show_present(input, external, used, present);
+  } else if (std::ssize(positions) == length) {
+    show_attention(input, external, used);
+  } else {
+    show_attention(input, external, used, places(positions), length);
   }
   return used.out;
 }
 
-void CanvasSeams::show_attention(const AttentionInput& input, const ExternalKeys& external,
-                                 const AttentionParts& used,
-                                 const std::vector<int64_t>& positions) {
-  if (std::ssize(positions) < keys_.shape().block_length) {
-    const at::Tensor rows = at::tensor(positions, at::kLong) - keys_.block_start();
-    const int64_t length = keys_.shape().block_length;
-    const AttentionParts parts = among_block(used, rows, length);
-    const at::Tensor q = among_block(input.q, 2, rows, length, kNaN);
-    observer_->on_attention({*context_,
-                             {input.layer, q, input.k, input.v, input.scale},
-                             external,
-                             parts,
-                             &parts,
-                             &rows});
-    return;
-  }
-  std::optional<AttentionParts> shadow;
-  const AttentionParts* exact = used.approximate() ? nullptr : &used;
-  if (shadow_ && exact == nullptr) {
-    shadow = make_exact_policy()->attend(input, external);
-    exact = &*shadow;
-  }
-  observer_->on_attention({*context_, input, external, used, exact});
-}
-
 void CanvasSeams::show_present(const AttentionInput& input, const ExternalKeys& external,
                                const AttentionParts& used, const at::Tensor& present) {
-  const AttentionParts parts = where_present(used, present);
-  const at::Tensor q = where_present(input.q, present);
-  observer_->on_attention({*context_,
+  watcher_.show([&](DecodeObserver& observer) {
+    const AttentionParts parts = where_present(used, present);
+    const at::Tensor q = where_present(input.q, present);
+    observer.on_attention({*context_,
                            {input.layer, q, input.k, input.v, input.scale},
                            external,
                            parts,
                            &parts,
                            nullptr,
                            &present});
+  });
 }
 
-void CanvasSeams::before_layer(int64_t layer, const at::Tensor& hidden) {
-  if (observer_ == nullptr) return;
-  const Stopwatch watch(observer_ns_);
+at::Tensor CanvasSeams::places(const std::vector<int64_t>& positions) const {
+  return at::tensor(positions, at::kLong) - keys_.block_start();
+}
+
+at::Tensor CanvasSeams::shown_rows(const at::Tensor& hidden) const {
   const int64_t begin = keys_.block_start();
   const int64_t length = keys_.shape().block_length;
   const Part block = part_of(rows_, begin, begin + length);
-  const at::Tensor mine = hidden.narrow(1, block.first, block.count);
-  if (block.count == length) {
-    observer_->on_hidden(*context_, layer, mine);
-    return;
-  }
-  if (block.count == 0) return;
+  if (block.count == 0) return {};
   const auto first = rows_.begin() + block.first;
-  const std::vector<int64_t> positions(first, first + block.count);
-  const at::Tensor rows = at::tensor(positions, at::kLong) - begin;
-  observer_->on_hidden(*context_, layer, among_block(mine, 1, rows, length, kNaN));
+  return among_block(hidden.narrow(1, block.first, block.count), 1,
+                     places({first, first + block.count}), length, kNaN);
 }
 
 /// A trace has one list of positions for all layers: what any of them wrote. Keys that a device
 /// chose lie between values that the host knows.
-void CanvasSeams::show_keys() {
+void CanvasSeams::show_keys(DecodeObserver& observer) const {
   const int64_t begin = keys_.block_start();
   const int64_t end = begin + keys_.shape().block_length;
   int64_t first = begin;
@@ -264,9 +225,9 @@ void CanvasSeams::show_keys() {
   }
   if (first == begin && last == end) return;
   for (int64_t layer = 0; layer < std::ssize(work_); ++layer) {
-    observer_->on_committed_keys({context_->sequences.front().sequence, layer, first,
-                                  keys_.ordered_key(layer).narrow(1, first, last - first),
-                                  keys_.ordered_value(layer).narrow(1, first, last - first)});
+    observer.on_committed_keys({context_->sequences.front().sequence, layer, first,
+                                keys_.ordered_key(layer).narrow(1, first, last - first),
+                                keys_.ordered_value(layer).narrow(1, first, last - first)});
   }
 }
 

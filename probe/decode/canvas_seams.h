@@ -10,18 +10,15 @@
 
 #include "probe/caches/canvas_cache.h"
 #include "probe/caches/canvas_keys.h"
-#include "probe/decode/decode_observer.h"
-#include "probe/model/forward_seams.h"
-#include "probe/policies/attention_policy.h"
-#include "probe/policies/pass_context.h"
+#include "probe/decode/observed_seams.h"
 
 namespace blockscope {
 
-class CanvasSeams : public ForwardSeams {
+class CanvasSeams : public ObservedSeams {
  public:
-  /// `observer` may be null; `shadow`: compute the exact values beside the policy.
-  CanvasSeams(AttentionPolicy& policy, CanvasCache& cache, CanvasKeys& keys,
-              DecodeObserver* observer, bool shadow);
+  /// `shadow`: compute the exact values beside the policy.
+  CanvasSeams(AttentionPolicy& policy, CanvasCache& cache, CanvasKeys& keys, Watcher& watcher,
+              bool shadow);
 
   /// The pass to come: one sequence, with the rows that the cache named; `shadow_rows` of the input
   /// behind them belong to a shadow block (shadow_block.h). `needed`: see needed_rows; the block's
@@ -36,7 +33,6 @@ class CanvasSeams : public ForwardSeams {
   at::Tensor attention(const AttentionInput& input) override;
   at::Tensor ffn(int64_t layer, const at::Tensor& x,
                  const std::function<at::Tensor(const at::Tensor&)>& mlp) override;
-  void before_layer(int64_t layer, const at::Tensor& hidden) override;
 
   /// Positions whose attention and FFN the current pass computed, mean over its layers so far, and
   /// the shadow rows.
@@ -53,11 +49,8 @@ class CanvasSeams : public ForwardSeams {
     return outputs_[static_cast<size_t>(layer)];
   }
 
-  /// Nanoseconds of the current pass spent in the observer, and in attention without it.
-  int64_t observer_ns() const { return observer_ns_; }
-  int64_t attention_ns() const { return attention_ns_; }
-
  private:
+  at::Tensor shown_rows(const at::Tensor& hidden) const override;
   at::Tensor attend_rows(int64_t layer, double scale, const at::Tensor& q, const CanvasRows& rows);
   at::Tensor attend_known(int64_t layer, double scale, const at::Tensor& q,
                           const std::vector<int64_t>& positions);
@@ -66,26 +59,21 @@ class CanvasSeams : public ForwardSeams {
   /// `present`: see BlockOutput.
   at::Tensor attend_block(int64_t layer, double scale, const at::Tensor& q,
                           const std::vector<int64_t>& positions, const at::Tensor& present = {});
-  void show_attention(const AttentionInput& input, const ExternalKeys& external,
-                      const AttentionParts& used, const std::vector<int64_t>& positions);
+  /// The places of positions in the block, [R] int64.
+  at::Tensor places(const std::vector<int64_t>& positions) const;
   void show_present(const AttentionInput& input, const ExternalKeys& external,
                     const AttentionParts& used, const at::Tensor& present);
   at::Tensor attend_others(int64_t layer, double scale, const at::Tensor& q) const;
-  void show_keys();
+  void show_keys(DecodeObserver& observer) const;
 
   AttentionPolicy& policy_;
   CanvasCache& cache_;
   CanvasKeys& keys_;
-  DecodeObserver* observer_;
-  bool shadow_;
-  const PassContext* context_ = nullptr;
   std::vector<int64_t> rows_;
   int64_t shadow_rows_ = 0;
   std::optional<at::Tensor> needed_;
   std::vector<LayerWork> work_;       // by layer
   std::vector<BlockOutput> outputs_;  // by layer
-  int64_t observer_ns_ = 0;
-  int64_t attention_ns_ = 0;
 };
 
 }  // namespace blockscope

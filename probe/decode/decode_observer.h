@@ -104,8 +104,8 @@ struct PassResult {
   int64_t pass_ns = 0;       // wall time of the pass without the observer's own work
   int64_t attention_ns = 0;  // part of pass_ns spent in attention, all layers, and in waiting for
                              // what the policy does beside them
-  std::vector<StepDecision> decisions;  // [S]; for commit only `next`; prefill: none, or [1]
-  std::vector<LayerWork> work = {};     // by model layer, of a bidirectional model's one sequence
+  std::vector<StepDecision> decisions = {};  // [S]; for commit only `next`; prefill: none, or [1]
+  std::vector<LayerWork> work = {};  // by model layer, of a bidirectional model's one sequence
   int64_t deciding_ns = 0;  // part of pass_ns between logits and tokens: sampling, the strategy
 };
 

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "decode_record/base/error.h"
+#include "probe/checkpoint/family_table.h"
 #include "probe/checkpoint/rope.h"
 #include "probe/decode/decoder.h"
 #include "probe/decode/gen_length.h"
@@ -62,6 +63,10 @@ KvCacheShape cache_shape(const ModelConfig& config, const std::vector<DecodeRequ
 
 namespace {
 
+std::string with_sub_blocks() {
+  return list_of(families_with([](const Family& family) { return family.sub_block_length > 0; }));
+}
+
 /// Of the model's kind of attention and decoding.
 void check_cache_fits(const DecodeOptions& options) {
   const CacheEntry& entry = cache_entry(options.cache);
@@ -87,14 +92,15 @@ void check_cache_fits(const DecodeOptions& options) {
   }
   if (entry.model == CacheModel::sub_blocks && !options.sub_blocks()) {
     refuse(
-        "keeps the keys of a block's other sub-blocks, and only Fast_dLLM_Qwen has sub-blocks. "
-        "HINT: leave it out");
+        fmt::format("keeps the keys of a block's other sub-blocks, and only {} has sub-blocks. "
+                    "HINT: leave it out",
+                    with_sub_blocks()));
   }
   if (entry.fuses_commits && options.sub_blocks()) {
     refuse(
-        fmt::format("commits a block beside the next one's first step, and Fast_dLLM_Qwen's "
+        fmt::format("commits a block beside the next one's first step, and {}'s "
                     "blocks begin with a token that only the commit predicts. HINT: {}",
-                    caches_of(CacheModel::sub_blocks)));
+                    with_sub_blocks(), caches_of(CacheModel::sub_blocks)));
   }
 }
 

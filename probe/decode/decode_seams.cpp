@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <array>
-#include <optional>
 
 #include "decode_record/base/nan.h"
 #include "kernels/ops.h"
@@ -13,32 +12,34 @@
 #include "probe/policies/exact_policy.h"
 
 namespace blockscope {
-DecodeSeams::DecodeSeams(const DecodeSeamsOptions& options, AttentionPolicy& policy, KvCache& cache,
-                         DecodeObserver* observer)
-    : options_(options), policy_(policy), cache_(cache), observer_(observer) {}
+
+DecodeSeams::DecodeSeams(const DecodeOptions& options, AttentionPolicy& policy, KvCache& cache,
+                         Watcher& watcher)
+    : ObservedSeams(watcher, options.shadow),
+      options_(options),
+      policy_(policy),
+      cache_(cache),
+      block_cache_(options.block_cache()) {}
 
 void DecodeSeams::begin_prefill(const PassContext& context, int64_t slot, int64_t length,
                                 bool reads_last) {
-  context_ = &context;
+  begin(&context, /*shown=*/false);
   prefill_slot_ = slot;
   prefill_length_ = length;
   needed_ = at::arange(reads_last ? length - 1 : length, length, at::kLong);
-  observer_ns_ = attention_ns_ = 0;
 }
 
 void DecodeSeams::begin_blocks(const PassContext& context, const RowRange& rows) {
-  context_ = &context;
+  begin(&context, looks_inside(&context));
   rows_ = rows;
   row_index_ = at::arange(rows.first, rows.first + rows.count, at::kLong);
   stored_.clear();
   for (const FusedCommit& commit : context.commits) {
     stored_.resize(context.sequences.size(), 0);
-    stored_[static_cast<size_t>(commit.slot)] = options_.block_length;
+    stored_[static_cast<size_t>(commit.slot)] = options_.block_length();
   }
   prefill_slot_ = -1;
   needed_.reset();
-  looked_inside_ = observer_ != nullptr && observer_->looks_inside(context);
-  observer_ns_ = attention_ns_ = 0;
   policy_.begin_pass(context);
 }
 
@@ -53,16 +54,16 @@ void DecodeSeams::end_pass() {
   }
   for (size_t slot = 0; slot < context_->sequences.size(); ++slot) {
     if (stores(context_->sequences[slot])) {
-      cache_.commit(static_cast<int64_t>(slot), options_.block_length);
+      cache_.commit(static_cast<int64_t>(slot), options_.block_length());
     }
   }
   for (const FusedCommit& commit : context_->commits) {
-    cache_.commit(commit.slot, options_.block_length);
+    cache_.commit(commit.slot, options_.block_length());
   }
 }
 
 bool DecodeSeams::stores(const SequencePass& sequence) const {
-  return options_.store_denoising || sequence.kind == PassKind::commit;
+  return options_.autoregressive() || sequence.kind == PassKind::commit;
 }
 
 void DecodeSeams::store(const AttentionInput& input, int64_t row, int64_t slot,
@@ -70,15 +71,15 @@ void DecodeSeams::store(const AttentionInput& input, int64_t row, int64_t slot,
   const at::Tensor k = input.k.narrow(0, row, 1);
   const at::Tensor v = input.v.narrow(0, row, 1);
   cache_.store(input.layer, slot, k, v);
-  if (observer_ == nullptr) return;
-  const Stopwatch watch(observer_ns_);
-  observer_->on_committed_keys(
-      {pass.sequence, input.layer, cache_.length(slot), k.select(0, 0), v.select(0, 0)});
+  watcher_.show([&](DecodeObserver& observer) {
+    observer.on_committed_keys(
+        {pass.sequence, input.layer, cache_.length(slot), k.select(0, 0), v.select(0, 0)});
+  });
 }
 
 at::Tensor DecodeSeams::attention_block(int64_t layer, const AttentionLayer& weights,
                                         const at::Tensor& x, const RotaryRows& rotary) {
-  if (!needed_ || layer + 1 < options_.num_layers) {
+  if (!needed_ || layer + 1 < cache_.num_layers()) {
     return ForwardSeams::attention_block(layer, weights, x, rotary);
   }
   // Behind a prefill's last layer nothing is read but its keys and values.
@@ -90,15 +91,8 @@ at::Tensor DecodeSeams::attention_block(int64_t layer, const AttentionLayer& wei
 }
 
 at::Tensor DecodeSeams::attention(const AttentionInput& input) {
-  const int64_t observer_before = observer_ns_;
-  at::Tensor out;
-  int64_t elapsed = 0;
-  {
-    const Stopwatch watch(elapsed);
-    out = prefill_slot_ >= 0 ? prefill_attention_of(input) : block_attention(input);
-  }
-  attention_ns_ += elapsed - (observer_ns_ - observer_before);
-  return out;
+  const UnwatchedStopwatch watch(attention_ns_, watcher_);
+  return prefill_slot_ >= 0 ? prefill_attention_of(input) : block_attention(input);
 }
 
 at::Tensor DecodeSeams::prefill_attention_of(const AttentionInput& input) {
@@ -108,7 +102,7 @@ at::Tensor DecodeSeams::prefill_attention_of(const AttentionInput& input) {
   const at::Tensor length = at::full({1}, committed + prefill_length_, at::kLong);
   return prefill_attention(input.q, cache_.stored_key(input.layer, prefill_slot_, prefill_length_),
                            cache_.stored_value(input.layer, prefill_slot_, prefill_length_), length,
-                           options_.block_length, input.scale,
+                           options_.block_length(), input.scale,
                            committed + prefill_length_ - input.q.size(2));
 }
 
@@ -120,7 +114,7 @@ AttentionInput DecodeSeams::with_block_keys(const AttentionInput& input) {
     block_key_.resize(layer + 1);
     block_value_.resize(layer + 1);
   }
-  if (rows_.count == options_.block_length) {
+  if (rows_.count == options_.block_length()) {
     block_key_[layer] = input.k;
     block_value_[layer] = input.v;
   } else {
@@ -178,50 +172,18 @@ at::Tensor DecodeSeams::fused_commits(const AttentionInput& input) {
 }
 
 at::Tensor DecodeSeams::denoising_attention(const AttentionInput& pass_input) {
-  AttentionInput input = options_.block_cache ? with_block_keys(pass_input) : pass_input;
+  AttentionInput input = block_cache_ ? with_block_keys(pass_input) : pass_input;
   const ExternalKeys external{cache_.key(input.layer, stored_), cache_.value(input.layer, stored_),
                               cache_.lengths(stored_)};
-  input.keep_weights = wants_weights(input, external);
+  input.keep_weights = rows_.count == options_.block_length() && wants_weights(input, external);
   const AttentionParts used = policy_.attend(input, external);
   for (size_t slot = 0; slot < context_->sequences.size(); ++slot) {
     const SequencePass& pass = context_->sequences[slot];
     const auto row = static_cast<int64_t>(slot);
     if (stores(pass)) store(input, row, row, pass);
   }
-  if (looked_inside_) {
-    // The shadow is the observer's cost, not the policy's.
-    const Stopwatch watch(observer_ns_);
-    std::optional<AttentionParts> shadow;
-    const AttentionParts* exact = used.approximate() ? nullptr : &used;
-    if (options_.shadow && exact == nullptr) {
-      shadow = make_exact_policy()->attend(input, external);
-      exact = &*shadow;
-    }
-    show(input, external, used, exact);
-  }
+  show_attention(input, external, used, row_index_, options_.block_length());
   return used.out;
-}
-
-bool DecodeSeams::wants_weights(const AttentionInput& input, const ExternalKeys& external) const {
-  const int64_t weights =
-      input.q.size(0) * input.q.size(1) * input.q.size(2) * external.key.size(2);
-  return looked_inside_ && rows_.count == options_.block_length &&
-         weights * static_cast<int64_t>(sizeof(float)) <= kMostKeptWeightBytes &&
-         observer_->wants_weights(*context_, input.layer);
-}
-
-void DecodeSeams::show(const AttentionInput& input, const ExternalKeys& external,
-                       const AttentionParts& used, const AttentionParts* exact) {
-  if (rows_.count == options_.block_length) {
-    observer_->on_attention({*context_, input, external, used, exact});
-    return;
-  }
-  // Of the exact policy: no other runs with a block cache.
-  const AttentionParts parts = among_block(used, row_index_, options_.block_length);
-  const at::Tensor q = among_block(input.q, 2, row_index_, options_.block_length, kNaN);
-  const AttentionInput whole{input.layer, q, input.k, input.v, input.scale};
-  observer_->on_attention(
-      {*context_, whole, external, parts, exact == nullptr ? nullptr : &parts, &row_index_});
 }
 
 /// The entries of the sequences themselves: [S + F, ...] -> [S, ...].
@@ -230,18 +192,15 @@ at::Tensor DecodeSeams::without_commits(const at::Tensor& rows) const {
 }
 
 void DecodeSeams::routed(int64_t layer, const RouterChoice& choice) {
-  if (!looked_inside_ || prefill_slot_ >= 0) return;
-  const Stopwatch watch(observer_ns_);
-  observer_->on_router(*context_, layer,
+  if (!shown()) return;
+  watcher_.show([&](DecodeObserver& observer) {
+    observer.on_router(*context_, layer,
                        {without_commits(choice.expert), without_commits(choice.weight)});
+  });
 }
 
-void DecodeSeams::before_layer(int64_t layer, const at::Tensor& hidden) {
-  if (!looked_inside_ || prefill_slot_ >= 0) return;
-  const Stopwatch watch(observer_ns_);
-  observer_->on_hidden(
-      *context_, layer,
-      among_block(without_commits(hidden), 1, row_index_, options_.block_length, kNaN));
+at::Tensor DecodeSeams::shown_rows(const at::Tensor& hidden) const {
+  return among_block(without_commits(hidden), 1, row_index_, options_.block_length(), kNaN);
 }
 
 }  // namespace blockscope

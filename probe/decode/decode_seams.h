@@ -4,27 +4,17 @@
 
 #include <cstdint>
 
-#include "probe/decode/decode_observer.h"
+#include "probe/decode/decoder.h"
 #include "probe/decode/kv_cache.h"
+#include "probe/decode/observed_seams.h"
 #include "probe/decode/sub_blocks.h"
-#include "probe/model/forward_seams.h"
-#include "probe/policies/attention_policy.h"
-#include "probe/policies/pass_context.h"
 
 namespace blockscope {
 
-struct DecodeSeamsOptions {
-  int64_t num_layers = 1;
-  int64_t block_length = 1;
-  bool store_denoising = false;  // autoregressive: every pass commits its token
-  bool shadow = false;           // compute the exact values beside the policy
-  bool block_cache = false;      // one sequence, whose denoising passes may compute a part of B
-};
-
-class DecodeSeams : public ForwardSeams {
+class DecodeSeams : public ObservedSeams {
  public:
-  DecodeSeams(const DecodeSeamsOptions& options, AttentionPolicy& policy, KvCache& cache,
-              DecodeObserver* observer);
+  DecodeSeams(const DecodeOptions& options, AttentionPolicy& policy, KvCache& cache,
+              Watcher& watcher);
 
   /// The pass to come: a prefill of `slot` with `length` positions, of which somebody reads the
   /// last hidden state (`reads_last`) or none, ...
@@ -41,30 +31,22 @@ class DecodeSeams : public ForwardSeams {
                              const RotaryRows& rotary) override;
   at::Tensor attention(const AttentionInput& input) override;
   void routed(int64_t layer, const RouterChoice& choice) override;
-  void before_layer(int64_t layer, const at::Tensor& hidden) override;
-
-  /// Nanoseconds of the current pass spent in the observer, and in attention without it.
-  int64_t observer_ns() const { return observer_ns_; }
-  int64_t attention_ns() const { return attention_ns_; }
 
  private:
+  at::Tensor shown_rows(const at::Tensor& hidden) const override;
   at::Tensor prefill_attention_of(const AttentionInput& input);
   at::Tensor block_attention(const AttentionInput& input);
   at::Tensor denoising_attention(const AttentionInput& input);
   at::Tensor fused_commits(const AttentionInput& input);
   AttentionInput with_block_keys(const AttentionInput& input);
-  bool wants_weights(const AttentionInput& input, const ExternalKeys& external) const;
-  void show(const AttentionInput& input, const ExternalKeys& external, const AttentionParts& used,
-            const AttentionParts* exact);
   bool stores(const SequencePass& sequence) const;
   at::Tensor without_commits(const at::Tensor& rows) const;
   void store(const AttentionInput& input, int64_t row, int64_t slot, const SequencePass& pass);
 
-  DecodeSeamsOptions options_;
+  const DecodeOptions& options_;
   AttentionPolicy& policy_;
   KvCache& cache_;
-  DecodeObserver* observer_;
-  const PassContext* context_ = nullptr;
+  const bool block_cache_;  // one sequence, whose denoising passes may compute a part of B
   int64_t prefill_slot_ = -1;
   int64_t prefill_length_ = 0;
   std::optional<at::Tensor> needed_;  // rows of a prefill
@@ -72,9 +54,6 @@ class DecodeSeams : public ForwardSeams {
   at::Tensor row_index_;              // the same, [rows_.count] int64
   std::vector<int64_t> stored_;       // [S] positions that fused commits store; empty: none does
   std::vector<at::Tensor> block_key_, block_value_;  // by layer [1, K, B, D], with a block cache
-  bool looked_inside_ = false;                       // by the observer, in this pass over blocks
-  int64_t observer_ns_ = 0;
-  int64_t attention_ns_ = 0;
 };
 
 }  // namespace blockscope

@@ -14,6 +14,7 @@
 #include "probe/decode/pass_graphs.h"
 #include "probe/decode/pass_plan.h"
 #include "probe/decode/sequence_state.h"
+#include "probe/decode/slot_loop.h"
 #include "probe/decode/step_decision.h"
 #include "probe/decode/sub_blocks.h"
 #include "probe/model/device.h"
@@ -23,51 +24,30 @@
 namespace blockscope {
 namespace {
 
-class BatchDecoder {
+class BlockLoop final : public SlotLoop<SequenceState> {
  public:
-  BatchDecoder(const BlockDiffusionModel& model, AttentionPolicy& policy,
-               const DecodeOptions& options, const std::vector<DecodeRequest>& requests,
-               int64_t& next_pass, const DecodeCallbacks& callbacks)
-      : model_(model.for_longest_sequence(longest_sequence(requests, options))),
+  BlockLoop(const BlockDiffusionModel& model, AttentionPolicy& policy, const DecodeOptions& options,
+            const std::vector<DecodeRequest>& requests, int64_t& next_pass,
+            const DecodeCallbacks& callbacks)
+      : SlotLoop(next_pass, callbacks),
+        model_(model.for_longest_sequence(longest_sequence(requests, options))),
         policy_(policy),
         options_(options),
         block_length_(options.block_length()),
-        callbacks_(callbacks),
-        next_pass_(next_pass),
         cache_(cache_shape(model.config(), requests, options), model.dtype(), model.device()),
-        seams_({model.config().num_layers, block_length_, options.autoregressive(), options.shadow,
-                options.block_cache()},
-               policy, cache_, callbacks.observer),
+        seams_(options, policy, cache_, watcher_),
         graphs_(model_, options.graphs) {
     for (const DecodeRequest& request : requests) {
       active_.push_back(initial_state(request, options));
     }
   }
 
-  std::vector<DecodeOutcome> run() {
-    const c10::InferenceMode guard;
-    for (size_t slot = 0; slot < active_.size() && !interrupted_; ++slot) {
-      prefill(static_cast<int64_t>(slot));
-    }
-    retire();  // a replay may hold no step at all, and a prefill may find the stop token
-    while (!active_.empty() && !interrupted_) {
-      block_pass();
-      retire();
-      interrupted_ = interrupted_ || (callbacks_.interrupted && callbacks_.interrupted());
-    }
-    for (SequenceState& state : active_) {
-      state.outcome.reason = FinishReason::interrupted;
-      finish(state);
-    }
-    return std::move(finished_);
-  }
-
   /// The committed keys after the prefill of the only request.
   CommittedPrefix prefill_only() {
     const c10::InferenceMode guard;
-    const std::optional<NextToken> next = prefill(0);
+    const std::optional<NextToken> next = prefilled(0);
     CommittedPrefix prefix;
-    if (interrupted_) return prefix;
+    if (interrupted()) return prefix;
     prefix.length = cache_.length(0);
     if (next) prefix.next_token = *next;
     for (int64_t layer = 0; layer < model_.config().num_layers; ++layer) {
@@ -78,53 +58,40 @@ class BatchDecoder {
   }
 
  private:
-  /// Returns the token that the first block begins with, where the prefill decides it.
-  std::optional<NextToken> prefill(int64_t slot) {
-    SequenceState& state = active_[static_cast<size_t>(slot)];
+  void prefill(int64_t slot) override {
+    StepDecision known;
+    known.next = prefilled(slot);
+    take_first_token(active(slot), known, options_);
+  }
+
+  /// The token that the first block begins with, where the prefill decides it.
+  std::optional<NextToken> prefilled(int64_t slot) {
+    SequenceState& state = active(slot);
     const int64_t total = prefill_length(state, options_);
     // Only a block without prompt tokens of its own begins with one that the prefill predicts.
     const bool predicts = options_.sub_blocks() && total > 0 && total == state.prompt_length;
-    StepDecision known;
+    std::optional<NextToken> next;
     if (state.request->prefix != nullptr) {
       load_prefix(*state.request->prefix, slot, total);
-      if (predicts) known.next = first_token(state, state.request->prefix->next_token);
-      take_first_token(state, known, options_);
-      return known.next;
+      if (predicts) next = first_token(state, state.request->prefix->next_token);
+      return next;
     }
     const int64_t chunk =
         std::max<int64_t>(1, options_.prefill_chunk / block_length_) * block_length_;
-    for (int64_t begin = 0; begin < total && !interrupted_; begin += chunk) {
-      const int64_t length = std::min(chunk, total - begin);
-      PassContext context{next_pass_++, {}};
-      SequencePass& pass = context.sequences.emplace_back();
-      pass.sequence = state.outcome.sequence;
-      pass.kind = PassKind::prefill;
-      pass.block = begin / block_length_;
-      pass.block_start = begin;
-      pass.context_length = begin;
-      std::vector<StepDecision> decisions;
-      int64_t elapsed = 0;
-      {
-        const Stopwatch watch(elapsed);
-        const bool reads_last = predicts && begin + length == total;
-        seams_.begin_prefill(context, slot, length, reads_last);
-        const std::vector<int64_t> ids(state.tokens.begin() + begin,
-                                       state.tokens.begin() + begin + length);
-        const at::Tensor hidden =
-            model_.forward(at::tensor(ids, at::kLong).unsqueeze(0),
-                           at::arange(begin, begin + length, at::kLong).unsqueeze(0), seams_);
-        seams_.end_pass();
-        if (reads_last) {
-          known.next = first_token(state, next_tokens(hidden).front());
-          decisions = {known};
-        }
-      }
-      report({context, length, begin, static_cast<double>(length), elapsed - seams_.observer_ns(),
-              seams_.attention_ns(), std::move(decisions)});
-      interrupted_ = callbacks_.interrupted && callbacks_.interrupted();
-    }
-    take_first_token(state, known, options_);
-    return known.next;
+    prefill_chunks(slot, total, chunk,
+                   [&](PassContext& context, PassResult& result, const at::Tensor& ids,
+                       const at::Tensor& positions) {
+                     context.sequences.front().block = result.start / block_length_;
+                     const bool reads_last = predicts && result.start + result.length == total;
+                     seams_.begin_prefill(context, slot, result.length, reads_last);
+                     const at::Tensor hidden = model_.forward(ids, positions, seams_);
+                     seams_.end_pass();
+                     result.attention_ns = seams_.attention_ns();
+                     if (!reads_last) return;
+                     next = first_token(state, next_tokens(hidden).front());
+                     result.decisions.emplace_back().next = next;
+                   });
+    return next;
   }
 
   /// A replay's, where there is one; none where the model predicts [MASK], which stays a mask.
@@ -154,39 +121,27 @@ class BatchDecoder {
   }
 
   /// One forward pass over every active sequence's block: denoising for some, commit for others.
-  void block_pass() {
+  void step() override {
     const PassPlan plan = plan_block_pass(active_, options_, cache_, next_pass_++);
-    const PassContext& context = plan.context;
-    std::vector<StepDecision> decisions(active_.size());
-    int64_t elapsed = 0;
-    int64_t logits_observer_ns = 0;
-    deciding_ns_ = 0;
+    PassResult result{plan.context, block_length_, 0,
+                      static_cast<double>(plan.entries() * plan.rows.count)};
+    result.decisions.resize(active_.size());
     {
-      const Stopwatch watch(elapsed);
-      seams_.begin_blocks(context, plan.rows);
+      const UnwatchedStopwatch watch(result.pass_ns, watcher_);
+      seams_.begin_blocks(plan.context, plan.rows);
       const at::Tensor hidden = forward(plan).narrow(0, 0, std::ssize(active_));
       seams_.end_pass();
-      if (!plan.denoising.empty()) {
-        decide(plan, of_slots(hidden, plan.denoising), decisions, logits_observer_ns);
-      }
+      if (!plan.denoising.empty()) decide(plan, of_slots(hidden, plan.denoising), result);
       if (options_.sub_blocks() && !plan.committing.empty()) {
         const at::Tensor last = of_slots(hidden, plan.committing).narrow(1, block_length_ - 1, 1);
-        begin_blocks(plan.committing, next_tokens(last), decisions);
+        begin_blocks(plan.committing, next_tokens(last), result.decisions);
       }
     }
+    result.attention_ns = seams_.attention_ns();
     for (size_t slot = 0; slot < active_.size(); ++slot) {
-      advance(active_[slot], context.sequences[slot], decisions[slot], options_);
+      advance(active_[slot], plan.context.sequences[slot], result.decisions[slot], options_);
     }
-    const auto rows = static_cast<double>(plan.entries() * plan.rows.count);
-    report({context,
-            block_length_,
-            0,
-            rows,
-            elapsed - seams_.observer_ns() - logits_observer_ns,
-            seams_.attention_ns(),
-            std::move(decisions),
-            {},
-            deciding_ns_});
+    report(result);
   }
 
   at::Tensor forward(const PassPlan& plan) {
@@ -199,7 +154,7 @@ class BatchDecoder {
   /// Whether nothing is stored, and nobody is shown anything, within the pass.
   bool is_repeatable(const PassPlan& plan) const {
     return plan.committing.empty() && plan.context.commits.empty() && !options_.autoregressive() &&
-           (callbacks_.observer == nullptr || !callbacks_.observer->looks_inside(plan.context));
+           !(watched() && watcher_.observer()->looks_inside(plan.context));
   }
 
   at::Tensor of_slots(const at::Tensor& hidden, const std::vector<int64_t>& slots) const {
@@ -233,41 +188,26 @@ class BatchDecoder {
     return model_.logits(hidden.flatten(0, 1).index_select(0, index_on(rows, hidden.device())));
   }
 
-  void decide(const PassPlan& planned, const at::Tensor& hidden,
-              std::vector<StepDecision>& decisions, int64_t& observer_ns) {
-    const PassContext& context = planned.context;
-    DecodeObserver* const observer = callbacks_.observer;
-    const bool every = observer != nullptr && observer->wants_every_prediction();
-    const bool masks =
-        !every && !options_.sub_blocks() && masks_alone(options_) && model_.logits_stand_alone();
+  void decide(const PassPlan& planned, const at::Tensor& hidden, PassResult& result) {
+    const bool masks = !options_.sub_blocks() && masks_alone(options_, model_, watcher_);
     const at::Tensor logits =
         masks ? masked_logits(planned, hidden) : block_logits(planned, hidden);
     std::vector<StepInput> inputs;
     for (const int64_t slot : planned.denoising) {
-      const SequencePass& pass = context.sequences[static_cast<size_t>(slot)];
-      SequenceState& state = active_[static_cast<size_t>(slot)];
-      const bool replayed = !options_.autoregressive() && state.request->replayed;
-      StepInput& input = inputs.emplace_back(StepInput{
-          pass, state.tokens, state.prompt_length, pass.block * block_length_,
-          replayed ? &state.request->replay[state.replay_cursor] : nullptr, state.memory});
+      const SequencePass& pass = planned.context.sequences[static_cast<size_t>(slot)];
+      inputs.push_back(step_input(active(slot), pass, options_));
+      StepInput& input = inputs.back();
       if (masks) input.predicted = pass.masked;
       if (options_.sub_blocks()) {
         input.predicted = predicted_positions(pass.masked, planned.rows);
         input.open = open_positions(pass.masked, options_.sub_block_length);
       }
     }
-    if (observer != nullptr && observer->wants_logits()) {
-      const Stopwatch watch(observer_ns);
-      if (masks) {
-        observer->on_masked_logits(context, planned.denoising, predicted_by(inputs), logits);
-      } else {
-        observer->on_logits(context, planned.denoising, predicted_logits(logits, inputs));
-      }
-    }
-    const Stopwatch watch(deciding_ns_);
+    show_logits(watcher_, planned.context, planned.denoising, inputs, logits);
+    const Stopwatch watch(result.deciding_ns);
     std::vector<StepDecision> decided = decide_tokens(options_, logits, inputs);
     for (size_t i = 0; i < decided.size(); ++i) {
-      decisions[static_cast<size_t>(planned.denoising[i])] = std::move(decided[i]);
+      result.decisions[static_cast<size_t>(planned.denoising[i])] = std::move(decided[i]);
     }
   }
 
@@ -285,46 +225,18 @@ class BatchDecoder {
     }
   }
 
-  /// Takes finished sequences out of the batch, last slot first so that moves stay valid.
-  void retire() {
-    for (int64_t slot = std::ssize(active_) - 1; slot >= 0; --slot) {
-      SequenceState& state = active_[static_cast<size_t>(slot)];
-      if (state.request->replayed && state.request->replay.empty()) {
-        state.outcome.reason = FinishReason::replayed;
-      }
-      if (state.outcome.reason == FinishReason::unfinished) continue;
-      finish(state);
-      cache_.remove(slot);
-      policy_.remove(slot);
-      if (callbacks_.observer != nullptr) callbacks_.observer->on_remove(slot);
-      if (static_cast<size_t>(slot) + 1 < active_.size()) state = std::move(active_.back());
-      active_.pop_back();
-    }
-  }
-
-  void finish(SequenceState& state) {
-    state.outcome.generated.assign(state.tokens.begin() + state.prompt_length, state.tokens.end());
-    if (callbacks_.on_finished) callbacks_.on_finished(state.outcome);
-    finished_.push_back(std::move(state.outcome));
-  }
-
-  void report(const PassResult& result) {
-    if (callbacks_.observer != nullptr) callbacks_.observer->on_pass(result);
+  void leave(int64_t slot) override {
+    cache_.remove(slot);
+    policy_.remove(slot);
   }
 
   const BlockDiffusionModel model_;
   AttentionPolicy& policy_;
   const DecodeOptions& options_;
   const int64_t block_length_;
-  const DecodeCallbacks& callbacks_;
-  int64_t& next_pass_;
   KvCache cache_;
   DecodeSeams seams_;
-  PassGraphs graphs_;                  // they read the model and the cache
-  std::vector<SequenceState> active_;  // by slot
-  std::vector<DecodeOutcome> finished_;
-  int64_t deciding_ns_ = 0;  // of the current pass
-  bool interrupted_ = false;
+  PassGraphs graphs_;  // they read the model and the cache
 };
 
 /// Requests that are decoded together. A bidirectional model, and the block cache, compute other
@@ -352,12 +264,10 @@ std::vector<DecodeOutcome> decode_batch(const BlockDiffusionModel& model, Attent
       outcomes.back().reason = FinishReason::interrupted;
       continue;
     }
-    std::vector<DecodeOutcome> ended;
-    if (options.bidirectional) {
-      ended = {decode_canvas(model, policy, options, batch.front(), next_pass, callbacks)};
-    } else {
-      ended = BatchDecoder(model, policy, options, batch, next_pass, callbacks).run();
-    }
+    std::vector<DecodeOutcome> ended =
+        options.bidirectional
+            ? decode_canvas(model, policy, options, batch.front(), next_pass, callbacks)
+            : BlockLoop(model, policy, options, batch, next_pass, callbacks).run();
     for (DecodeOutcome& outcome : ended) {
       interrupted = interrupted || outcome.reason == FinishReason::interrupted;
       outcomes.push_back(std::move(outcome));
@@ -387,7 +297,7 @@ CommittedPrefix prefill_prompt(const BlockDiffusionModel& model, const DecodeOpt
   DecodeCallbacks callbacks;
   callbacks.interrupted = interrupted;
   const std::vector<DecodeRequest> requests{request};
-  return BatchDecoder(model, *policy, options, requests, pass, callbacks).prefill_only();
+  return BlockLoop(model, *policy, options, requests, pass, callbacks).prefill_only();
 }
 
 }  // namespace blockscope

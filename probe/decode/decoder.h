@@ -1,10 +1,10 @@
-// The decoding loop: prefill, then block by block at most T denoising steps and a commit pass
+// Decoding: prefill, then block by block at most T denoising steps and a commit pass
 // (SDAR `generate.py:block_diffusion_generate`), which --cache blockd does beside the next block's
 // first step, for a batch of sequences of different length and speed; or one token at a time for an
 // autoregressive model; or sub-block by sub-block with a token shift (Fast-dLLM v2, sub_blocks.h).
 // Blocks are absolute: block i covers positions [i * B, (i + 1) * B) counted from the prompt's
 // first token; prompt tokens left over behind the last whole block sit unmasked in the first
-// decoded block. Bidirectional models have a loop of their own, canvas_decoder.h.
+// decoded block. Canvases of bidirectional models: canvas_decoder.h.
 #pragma once
 
 #include <cstdint>

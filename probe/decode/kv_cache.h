@@ -31,6 +31,7 @@ class KvCache {
   /// Closes the gap of a finished sequence: the last active slot moves to `slot`.
   void remove(int64_t slot);
 
+  int64_t num_layers() const { return std::ssize(key_); }
   int64_t num_active() const { return static_cast<int64_t>(lengths_.size()); }
   int64_t length(int64_t slot) const { return lengths_[static_cast<size_t>(slot)]; }
   /// [num_active] int64, on the host: committed positions per slot, and `stored` ones behind them:

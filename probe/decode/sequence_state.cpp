@@ -7,15 +7,26 @@
 namespace blockscope {
 namespace {
 
+int64_t start_of(const SequenceState& state, const DecodeOptions& options) {
+  return block_start(state.prompt_length, state.block, options);
+}
+
 int64_t planned_steps(const SequenceState& state, const DecodeOptions& options) {
-  const auto positions = static_cast<int64_t>(state.tokens.size()) - prefill_length(state, options);
-  if (options.autoregressive()) return positions - 1;  // the last token is never an input
+  const int64_t begin =
+      block_start(state.prompt_length, first_block(state.prompt_length, options), options);
+  const int64_t positions = std::ssize(state.tokens) - begin;
+  if (options.autoregressive()) return positions;
   return positions / options.block_length() * options.unmasking.denoising_steps;
 }
 
+std::vector<int64_t> block_tokens(const SequenceState& state, const DecodeOptions& options) {
+  const auto begin = state.tokens.begin() + start_of(state, options);
+  return {begin, begin + options.block_length()};
+}
+
 int64_t masks_in_block(const SequenceState& state, const DecodeOptions& options) {
-  const auto begin = state.tokens.begin() + state.block * options.block_length();
-  return std::count(begin, begin + options.block_length(), options.mask_token_id);
+  const std::vector<int64_t> tokens = block_tokens(state, options);
+  return std::count(tokens.begin(), tokens.end(), options.mask_token_id);
 }
 
 bool wants_commit(const SequenceState& state, int64_t masks_left, const DecodeOptions& options) {
@@ -40,9 +51,8 @@ FinishReason finish_reason(const SequenceState& state, const DecodeOptions& opti
   if (stopped) return FinishReason::stop;
   // The last token is never an input: of an autoregressive run, and behind the last sub-block.
   const int64_t last = options.autoregressive() || options.sub_blocks() ? 1 : 0;
-  const int64_t end = static_cast<int64_t>(state.tokens.size()) - last;
-  return state.block * options.block_length() >= end ? FinishReason::length
-                                                     : FinishReason::unfinished;
+  const int64_t end = std::ssize(state.tokens) - last;
+  return start_of(state, options) >= end ? FinishReason::length : FinishReason::unfinished;
 }
 
 void begin_next_block(SequenceState& state) {
@@ -64,11 +74,13 @@ SequenceState initial_state(const DecodeRequest& request, const DecodeOptions& o
   state.tokens.assign(static_cast<size_t>(total), options.mask_token_id);
   std::copy(request.prompt.begin(), request.prompt.end(), state.tokens.begin());
   state.block = prefill_length(state, options) / options.block_length();
+  if (request.replayed && request.replay.empty()) state.outcome.reason = FinishReason::replayed;
   return state;
 }
 
 int64_t prefill_length(const SequenceState& state, const DecodeOptions& options) {
   if (options.autoregressive()) return state.prompt_length - 1;
+  if (options.bidirectional) return 0;
   return state.prompt_length / options.block_length() * options.block_length();
 }
 
@@ -77,10 +89,9 @@ SequencePass plan_pass(SequenceState& state, const DecodeOptions& options, int64
   SequencePass pass;
   pass.sequence = state.outcome.sequence;
   pass.block = state.block;
-  pass.block_start = state.block * block_length;
+  pass.block_start = start_of(state, options);
   pass.context_length = context_length;
-  const auto begin = state.tokens.begin() + state.block * block_length;
-  const std::vector<int64_t> input(begin, begin + block_length);
+  const std::vector<int64_t> input = block_tokens(state, options);
   for (const int64_t token : input) pass.masked.push_back(token == options.mask_token_id);
   pass.masks_left = std::count(pass.masked.begin(), pass.masked.end(), true);
   if (!state.last_input.empty()) {
@@ -106,6 +117,12 @@ SequencePass plan_pass(SequenceState& state, const DecodeOptions& options, int64
   return pass;
 }
 
+StepInput step_input(SequenceState& state, const SequencePass& pass, const DecodeOptions& options) {
+  const bool replayed = !options.autoregressive() && state.request->replayed;
+  return {pass, state.tokens, state.prompt_length,
+          replayed ? &state.request->replay[state.replay_cursor] : nullptr, state.memory};
+}
+
 void advance(SequenceState& state, const SequencePass& pass, const StepDecision& decision,
              const DecodeOptions& options) {
   if (pass.kind == PassKind::commit) {
@@ -118,15 +135,21 @@ void advance(SequenceState& state, const SequencePass& pass, const StepDecision&
   ++state.step;
   ++state.replay_cursor;
   ++state.outcome.denoising_steps;
+  const auto block = state.tokens.begin() + pass.block_start;
   const int64_t shift = options.autoregressive() ? 1 : 0;
   for (const int64_t p : decision.transferred) {
-    state.tokens[static_cast<size_t>(state.block * options.block_length() + p + shift)] =
-        decision.prediction.token[static_cast<size_t>(p)];
+    block[p + shift] = decision.prediction.token[static_cast<size_t>(p)];
   }
-  if (options.fuses_commits() && wants_commit(state, masks_in_block(state, options), options)) {
-    // To the sequence the block is as good as committed. If it ends here, nobody reads those keys.
-    state.uncommitted = plan_pass(state, options, pass.context_length);
-    advance(state, *state.uncommitted, {}, options);
+  for (const Revocation& revoked : decision.revoked) {
+    block[revoked.position] = options.mask_token_id;
+  }
+  if ((options.fuses_commits() || options.bidirectional) &&
+      wants_commit(state, masks_in_block(state, options), options)) {
+    // To the sequence the block is as good as committed: its keys are stored beside the next step,
+    // or are those of a canvas. If the sequence ends here, nobody reads them.
+    const SequencePass commit = plan_pass(state, options, pass.context_length);
+    if (options.fuses_commits()) state.uncommitted = commit;
+    advance(state, commit, {}, options);
     return;
   }
   if (options.autoregressive()) {
@@ -142,7 +165,7 @@ void advance(SequenceState& state, const SequencePass& pass, const StepDecision&
 void take_first_token(SequenceState& state, const StepDecision& decision,
                       const DecodeOptions& options) {
   if (!decision.next) return;
-  state.tokens[static_cast<size_t>(state.block * options.block_length())] = decision.next->token;
+  state.tokens[static_cast<size_t>(start_of(state, options))] = decision.next->token;
   if (state.request->replayed) {
     ++state.replay_cursor;
   } else if (stop_reached(state.tokens, state.prompt_length, options.stop_ids,

@@ -1,5 +1,5 @@
-// Where one sequence of a batch stands, and what follows from that alone: its next pass, what a
-// pass changed, why it ended. No model, no tensors.
+// Where one sequence of a batch of blocks, or a canvas, stands, and what follows from that alone:
+// its next pass, what a pass changed, why it ended. No model, no tensors.
 #pragma once
 
 #include <cstdint>
@@ -24,15 +24,21 @@ struct SequenceState {
   std::optional<SequencePass> uncommitted;  // the block before, which the next pass commits beside
   size_t replay_cursor = 0;
   ChoiceMemory memory;
+
+  std::vector<int64_t> generated() const { return {tokens.begin() + prompt_length, tokens.end()}; }
 };
 
 SequenceState initial_state(const DecodeRequest& request, const DecodeOptions& options);
 
-/// Whole prompt blocks; autoregressive: all but the last prompt token, which is the first input.
+/// Whole prompt blocks; autoregressive: all but the last prompt token, which is the first input;
+/// bidirectional: nothing.
 int64_t prefill_length(const SequenceState& state, const DecodeOptions& options);
 
 /// The next pass over the sequence's block; remembers its input.
 SequencePass plan_pass(SequenceState& state, const DecodeOptions& options, int64_t context_length);
+
+/// What that pass, a denoising one, is decided from.
+StepInput step_input(SequenceState& state, const SequencePass& pass, const DecodeOptions& options);
 
 /// After that pass: takes its tokens, goes on to the next block, says why the sequence ended.
 void advance(SequenceState& state, const SequencePass& pass, const StepDecision& decision,

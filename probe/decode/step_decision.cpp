@@ -23,7 +23,7 @@ std::vector<float> density_of(const DecodeOptions& options, const StepInput& inp
     decided.push_back(input.tokens[i] != options.mask_token_id);
   }
   return certainty_density(decided, options.unmasking.density_sigma,
-                           {input.block_start - input.prompt_length, rows});
+                           {input.pass.block_start - input.prompt_length, rows});
 }
 
 /// The pass with the masks alone that it predicts and may fill; the others lose their prediction.
@@ -97,7 +97,7 @@ StepDecision choose_tokens(const DecodeOptions& options, const SequencePass& pas
 /// WINO's narrow out: what of the block's tokens the shadow positions find unlikely.
 std::vector<Revocation> revoked_tokens(const DecodeOptions& options, const StepInput& input,
                                        int64_t accepted) {
-  const auto begin = input.tokens.begin() + input.block_start;
+  const auto begin = input.tokens.begin() + input.pass.block_start;
   const std::vector<int64_t> tokens(begin, begin + options.block_length());
   const at::Tensor now = at::softmax(input.shadow.to(at::kDouble), -1)
                              .gather(1, index_on(tokens, input.shadow.device()).unsqueeze(1));
@@ -122,14 +122,14 @@ std::vector<Revocation> revoked_tokens(const DecodeOptions& options, const StepI
 void observe_klass(const DecodeOptions& options, const StepInput& input,
                    const at::Tensor& distributions, BlockPrediction& prediction) {
   KlassMemory& memory = input.memory.klass;
-  memory.forget_before(input.block_start);
+  memory.forget_before(input.pass.block_start);
   const auto rows = static_cast<size_t>(distributions.size(0));
   std::vector<int64_t> positions;
   std::vector<int64_t> index;
   for (size_t p = 0; p < rows; ++p) {
     if (!input.predicted.empty() && !input.predicted[p]) continue;
     index.push_back(static_cast<int64_t>(p));
-    positions.push_back(input.block_start + static_cast<int64_t>(p));
+    positions.push_back(input.pass.block_start + static_cast<int64_t>(p));
   }
   std::vector<bool> known;
   for (const int64_t position : positions) known.push_back(memory.known(position));
@@ -166,7 +166,7 @@ StepDecision replayed_tokens(const ReplayStep& step, const StepInput& input, int
   StepDecision decision;
   decision.prediction = std::move(prediction);
   for (size_t i = 0; i < step.positions.size(); ++i) {
-    const int64_t position = step.positions[i] - input.block_start;
+    const int64_t position = step.positions[i] - input.pass.block_start;
     if (step.tokens[i] == mask_token_id) {
       const int64_t token = input.tokens[static_cast<size_t>(step.positions[i])];
       decision.revoked.push_back({position, token, std::numeric_limits<float>::quiet_NaN()});
@@ -180,18 +180,7 @@ StepDecision replayed_tokens(const ReplayStep& step, const StepInput& input, int
   return decision;
 }
 
-}  // namespace
-
-bool masks_alone(const DecodeOptions& options) {
-  return !options.autoregressive() && best_alone(options.sampling, needs_of(options));
-}
-
-bool schedule_spent(const UnmaskingOptions& options, const ChoiceMemory& memory, int64_t steps) {
-  if (options.quota != Quota::kCarry) return steps >= options.denoising_steps;
-  const bool chosen_all = memory.chosen >= options.block_length;
-  return steps >= (chosen_all ? options.denoising_steps : most_steps(options));
-}
-
+/// The same logits [S, B, V], with NaN at the positions that the pass does not predict.
 at::Tensor predicted_logits(const at::Tensor& logits, const std::vector<StepInput>& inputs) {
   at::Tensor shown = logits;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -207,10 +196,42 @@ at::Tensor predicted_logits(const at::Tensor& logits, const std::vector<StepInpu
   return shown;
 }
 
+/// Which positions the logits [R, V] of a pass that predicts masks alone are of, by sequence.
 std::vector<std::vector<bool>> predicted_by(const std::vector<StepInput>& inputs) {
   std::vector<std::vector<bool>> predicted;
   for (const StepInput& input : inputs) predicted.push_back(input.predicted);
   return predicted;
+}
+
+}  // namespace
+
+bool masks_alone(const DecodeOptions& options) {
+  return !options.autoregressive() && best_alone(options.sampling, needs_of(options));
+}
+
+bool masks_alone(const DecodeOptions& options, const BlockDiffusionModel& model,
+                 const Watcher& watcher) {
+  const DecodeObserver* observer = watcher.observer();
+  return (observer == nullptr || !observer->wants_every_prediction()) && masks_alone(options) &&
+         model.logits_stand_alone();
+}
+
+bool schedule_spent(const UnmaskingOptions& options, const ChoiceMemory& memory, int64_t steps) {
+  if (options.quota != Quota::kCarry) return steps >= options.denoising_steps;
+  const bool chosen_all = memory.chosen >= options.block_length;
+  return steps >= (chosen_all ? options.denoising_steps : most_steps(options));
+}
+
+void show_logits(Watcher& watcher, const PassContext& context, const std::vector<int64_t>& slots,
+                 const std::vector<StepInput>& inputs, const at::Tensor& logits) {
+  if (watcher.observer() == nullptr || !watcher.observer()->wants_logits()) return;
+  watcher.show([&](DecodeObserver& observer) {
+    if (logits.dim() == 2) {
+      observer.on_masked_logits(context, slots, predicted_by(inputs), logits);
+    } else {
+      observer.on_logits(context, slots, predicted_logits(logits, inputs));
+    }
+  });
 }
 
 std::vector<StepDecision> decide_tokens(const DecodeOptions& options, const at::Tensor& logits,

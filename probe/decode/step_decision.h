@@ -8,8 +8,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "probe/decode/decode_observer.h"
 #include "probe/decode/decoder.h"
+#include "probe/decode/watcher.h"
+#include "probe/model/block_diffusion_model.h"
 #include "probe/policies/pass_context.h"
 #include "probe/strategies/klass.h"
 #include "probe/strategies/wino.h"
@@ -33,7 +34,6 @@ struct StepInput {
   const SequencePass& pass;            // kind denoise
   const std::vector<int64_t>& tokens;  // the whole sequence as it went in, prompt and answer
   int64_t prompt_length = 0;           // the answer is everything behind it
-  int64_t block_start = 0;             // position in `tokens` of the logits' first row
   const ReplayStep* replay = nullptr;  // the recorded step to repeat; null: own choice
   ChoiceMemory& memory;
   std::vector<bool> predicted = {};  // [B] positions that the pass predicts, no other is decided;
@@ -45,17 +45,16 @@ struct StepInput {
   bool first_only = false;           // take the block's first position, whatever the strategy
 };
 
-/// The same logits [S, B, V], with NaN at the positions that the pass does not predict: what
-/// observers see.
-at::Tensor predicted_logits(const at::Tensor& logits, const std::vector<StepInput>& inputs);
-
-/// Which positions the logits [R, V] of a pass that predicts masks alone are of, sequence by
-/// sequence.
-std::vector<std::vector<bool>> predicted_by(const std::vector<StepInput>& inputs);
-
 /// Whether the masked positions are all that a step of these options has to predict, so that their
-/// rows alone may go through the LM head.
+/// rows alone may go through the LM head; and with this model, for whoever watches.
 bool masks_alone(const DecodeOptions& options);
+bool masks_alone(const DecodeOptions& options, const BlockDiffusionModel& model,
+                 const Watcher& watcher);
+
+/// Shows the logits that decide_tokens takes, of these slots of the pass, with NaN at the positions
+/// that it does not predict.
+void show_logits(Watcher& watcher, const PassContext& context, const std::vector<int64_t>& slots,
+                 const std::vector<StepInput>& inputs, const at::Tensor& logits);
 
 /// logits [S, B, V], or [R, V] of the positions in StepInput::predicted alone, row after row (where
 /// masks_alone), an entry of `inputs` for each sequence -> what each decides. A selected

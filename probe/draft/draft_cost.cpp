@@ -39,8 +39,8 @@ class CostMeter {
         target_cache_(filled(target_.config())),
         context_(filled(draft_.config())),
         target_seams_(target_cache_, draft_.draft().target_layers, target_.config().num_layers,
-                      nullptr),
-        draft_seams_(context_, nullptr) {}
+                      nobody_),
+        draft_seams_(context_, nobody_) {}
 
   int64_t target_pass(int64_t length) {
     int64_t elapsed = 0;
@@ -48,7 +48,7 @@ class CostMeter {
         at::randint(target_.config().vocab_size, {1, length}, random_, at::kLong);
     {
       const Stopwatch watch(elapsed);
-      target_seams_.begin_round(nullptr, length);
+      target_seams_.begin_pass(nullptr, 0, length);
       hidden_ = target_.forward(tokens, positions(length), target_seams_);
       best_tokens(target_.logits(hidden_[0]));  // on the host, so that a device has ended, too
     }
@@ -69,7 +69,7 @@ class CostMeter {
         const AttentionLayer& weights = draft_.body().attention_layer(layer);
         context_.store(layer, 0, weights.key(features, rotary), weights.value(features));
       }
-      draft_seams_.begin_round(pass_);
+      draft_seams_.begin_round(nullptr);
       const at::Tensor hidden = draft_.body().forward_embedded(draft_.embed(block, target_),
                                                                positions(length), draft_seams_);
       best_tokens(draft_.logits(hidden[0].narrow(0, 1, length - 1), target_));
@@ -105,9 +105,9 @@ class CostMeter {
   const DraftModel draft_;
   KvCache target_cache_;
   KvCache context_;
+  Watcher nobody_{nullptr};
   TargetSeams target_seams_;
   DraftSeams draft_seams_;
-  PassContext pass_;
   at::Tensor hidden_;  // of the last target's pass
 };
 

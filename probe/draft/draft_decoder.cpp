@@ -1,12 +1,11 @@
 #include "probe/draft/draft_decoder.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
-#include <tuple>
 #include <utility>
 
+#include "probe/decode/slot_loop.h"
 #include "probe/draft/draft_seams.h"
 #include "probe/draft/draft_verdict.h"
 #include "probe/draft/round_state.h"
@@ -28,13 +27,21 @@ struct Drafted {
   int64_t ns = 0;
 };
 
-class DraftedBatch {
+/// What the target made of them.
+struct Verified {
+  at::Tensor hidden;                    // [S, B, hidden_size]
+  at::Tensor logits;                    // [S, B, V]
+  std::vector<BlockPrediction> chosen;  // [S][B], the target's choice behind each row
+  std::vector<int64_t> kept;            // [S], the certain token and the accepted ones
+  int64_t ns = 0;
+};
+
+class RoundLoop final : public SlotLoop<RoundState> {
  public:
-  DraftedBatch(const DraftedRun& run, const std::vector<DecodeRequest>& requests,
-               int64_t& next_pass, const DecodeCallbacks& callbacks)
-      : run_(run),
-        next_pass_(next_pass),
-        callbacks_(callbacks),
+  RoundLoop(const DraftedRun& run, const std::vector<DecodeRequest>& requests, int64_t& next_pass,
+            const DecodeCallbacks& callbacks)
+      : SlotLoop(next_pass, callbacks),
+        run_(run),
         block_(run.block_length),
         capacity_(longest_end(requests) + block_),
         target_(run.target.for_longest_sequence(capacity_)),
@@ -44,70 +51,42 @@ class DraftedBatch {
         context_(shape_of(draft_.config(), std::ssize(requests), capacity_), target_.dtype(),
                  target_.device()),
         target_seams_(target_cache_, draft_.draft().target_layers, target_.config().num_layers,
-                      records_target() ? callbacks.observer : nullptr),
-        draft_seams_(context_, records_target() ? nullptr : callbacks.observer) {
+                      watcher_),
+        draft_seams_(context_, watcher_) {
     for (const DecodeRequest& request : requests) active_.emplace_back(request, mask());
-  }
-
-  /// In the order in which they end.
-  std::vector<DecodeOutcome> decode() {
-    const c10::InferenceMode guard;
-    for (int64_t slot = 0; slot < std::ssize(active_) && !interrupted_; ++slot) {
-      if (!active_[static_cast<size_t>(slot)].finished()) prefill(slot);
-    }
-    if (!interrupted_) retire();
-    while (!active_.empty() && !interrupted_) {
-      interrupted_ = callbacks_.interrupted && callbacks_.interrupted();
-      if (interrupted_) break;
-      round();
-      retire();
-    }
-    for (RoundState& state : active_) {
-      state.outcome.reason = FinishReason::interrupted;
-      finish(state);
-    }
-    return std::move(finished_);
   }
 
  private:
   bool records_target() const { return run_.recorded == RecordedModel::target; }
   int64_t mask() const { return draft_.draft().mask_token_id; }
 
-  SequencePass pass_of(const RoundState& state, PassKind kind, int64_t block_start) const {
-    SequencePass pass;
-    pass.sequence = state.request->sequence;
-    pass.kind = kind;
-    pass.block = state.round;
-    pass.block_start = block_start;
-    pass.context_length = block_start;
-    pass.prompt_hash = state.request->prompt_hash;
-    return pass;
-  }
-
   /// A round's passes of all active sequences.
   PassContext round_context(PassKind kind) {
     PassContext context{next_pass_++, {}};
     for (const RoundState& state : active_) {
-      SequencePass pass = pass_of(state, kind, state.start());
-      if (kind == PassKind::denoise) {
-        pass.step = 1;
-        pass.masks_left = block_ - 1;
-        pass.masked.assign(static_cast<size_t>(block_), true);
-        pass.masked.front() = false;
-        pass.run_step = state.round + 1;
-      }
-      context.sequences.push_back(std::move(pass));
+      SequencePass& pass = context.sequences.emplace_back();
+      pass.sequence = state.request->sequence;
+      pass.kind = kind;
+      pass.block = state.round;
+      pass.block_start = pass.context_length = state.start();
+      pass.prompt_hash = state.request->prompt_hash;
+      if (kind != PassKind::denoise) continue;
+      pass.step = 1;
+      pass.masks_left = block_ - 1;
+      pass.masked.assign(static_cast<size_t>(block_), true);
+      pass.masked.front() = false;
+      pass.run_step = state.round + 1;
     }
     return context;
   }
 
-  /// [S, count]: `count` positions of every active sequence from its block's start on.
-  at::Tensor block_positions(int64_t count) const {
+  /// [S, B]: the positions of every active sequence's block.
+  at::Tensor block_positions() const {
     std::vector<int64_t> positions;
     for (const RoundState& state : active_) {
-      for (int64_t p = 0; p < count; ++p) positions.push_back(state.start() + p);
+      for (int64_t p = 0; p < block_; ++p) positions.push_back(state.start() + p);
     }
-    return at::tensor(positions, at::kLong).view({-1, count});
+    return at::tensor(positions, at::kLong).view({-1, block_});
   }
 
   /// What of the pass's keys and hidden states [S, T, hidden_size] belongs to tokens that stay: the
@@ -115,9 +94,7 @@ class DraftedBatch {
   void keep(const PassContext& context, int64_t slot, const at::Tensor& hidden,
             const at::Tensor& positions, const std::vector<int64_t>& counts) {
     const int64_t most = *std::max_element(counts.begin(), counts.end());
-    for (size_t s = 0; s < counts.size() && records_target() && watched(); ++s) {
-      show_target_keys(context.sequences[s], slot + static_cast<int64_t>(s), counts[s]);
-    }
+    if (records_target()) show_target_keys(context, slot, counts);
     const at::Tensor features =
         draft_.context_features(target_seams_.taps().side_by_side(hidden).narrow(1, 0, most));
     const RotaryRows rotary = draft_.body().rotary_rows(positions.narrow(1, 0, most));
@@ -126,9 +103,8 @@ class DraftedBatch {
       const at::Tensor key = weights.key(features, rotary);
       const at::Tensor value = weights.value(features);
       context_.store(layer, slot, key, value);
-      for (size_t s = 0; s < counts.size() && !records_target() && watched(); ++s) {
-        show_keys(context.sequences[s], layer, key[static_cast<int64_t>(s)],
-                  value[static_cast<int64_t>(s)], counts[s]);
+      for (int64_t s = 0; s < std::ssize(counts) && !records_target(); ++s) {
+        show_keys(context, s, layer, key[s], value[s], counts);
       }
     }
     for (size_t s = 0; s < counts.size(); ++s) {
@@ -137,111 +113,109 @@ class DraftedBatch {
     }
   }
 
-  bool watched() const { return callbacks_.observer != nullptr; }
-
-  /// key, value [K, T or more, D].
-  void show_keys(const SequencePass& pass, int64_t layer, const at::Tensor& key,
-                 const at::Tensor& value, int64_t count) {
-    const Stopwatch watch(observer_ns_);
-    callbacks_.observer->on_committed_keys({pass.sequence, layer, pass.block_start,
-                                            key.narrow(1, 0, count), value.narrow(1, 0, count)});
+  /// The first counts[s] of key, value [K, T or more, D] of the pass's sequence s.
+  void show_keys(const PassContext& context, int64_t s, int64_t layer, const at::Tensor& key,
+                 const at::Tensor& value, const std::vector<int64_t>& counts) {
+    const SequencePass& pass = context.sequences[static_cast<size_t>(s)];
+    const int64_t count = counts[static_cast<size_t>(s)];
+    watcher_.show([&](DecodeObserver& observer) {
+      observer.on_committed_keys({pass.sequence, layer, pass.block_start, key.narrow(1, 0, count),
+                                  value.narrow(1, 0, count)});
+    });
   }
 
-  void show_target_keys(const SequencePass& pass, int64_t slot, int64_t count) {
-    for (int64_t layer = 0; layer < target_.config().num_layers; ++layer) {
+  void show_target_keys(const PassContext& context, int64_t slot,
+                        const std::vector<int64_t>& counts) {
+    for (int64_t s = 0; s < std::ssize(counts) && watched(); ++s) {
+      const int64_t count = counts[static_cast<size_t>(s)];
       const auto stored = [&](const at::Tensor& all) {
-        return all[0].narrow(1, target_cache_.length(slot), count);
+        return all[0].narrow(1, target_cache_.length(slot + s), count);
       };
-      show_keys(pass, layer, stored(target_cache_.stored_key(layer, slot, count)),
-                stored(target_cache_.stored_value(layer, slot, count)), count);
+      for (int64_t layer = 0; layer < target_.config().num_layers; ++layer) {
+        show_keys(context, s, layer, stored(target_cache_.stored_key(layer, slot + s, count)),
+                  stored(target_cache_.stored_value(layer, slot + s, count)), counts);
+      }
     }
   }
 
-  void prefill(int64_t slot) {
-    RoundState& state = active_[static_cast<size_t>(slot)];
-    const int64_t chunk = std::max<int64_t>(run_.prefill_chunk, 1);
-    for (int64_t begin = 0; begin < state.prompt_length && !interrupted_; begin += chunk) {
-      const int64_t length = std::min(chunk, state.prompt_length - begin);
-      const PassContext context{next_pass_++, {pass_of(state, PassKind::prefill, begin)}};
-      std::vector<StepDecision> decisions;
-      int64_t elapsed = 0;
-      observer_ns_ = 0;
-      {
-        const Stopwatch watch(elapsed);
-        target_seams_.begin_prefill(slot, length);
-        const std::vector<int64_t> ids(state.tokens.begin() + begin,
-                                       state.tokens.begin() + begin + length);
-        const at::Tensor positions = at::arange(begin, begin + length, at::kLong).unsqueeze(0);
-        const at::Tensor hidden =
-            target_.forward(at::tensor(ids, at::kLong).unsqueeze(0), positions, target_seams_);
-        keep(context, slot, hidden, positions, {length});
-        if (begin + length == state.prompt_length) {
-          const at::Tensor logits = target_.logits(hidden.narrow(1, length - 1, 1));
-          BlockPrediction choice = std::move(
-              predict_tokens(logits, run_.sampling, {{state.request->prompt_hash, 0, 0}}).front());
-          state.take_given(state.prompt_length, logits[0], choice);
-          decisions.emplace_back().next = state.next(choice, 0);
-          state.tokens.push_back(choice.token.front());
-        }
-      }
-      report({context, length, begin, static_cast<double>(length), elapsed - observer_ns_,
-              target_seams_.attention_ns(), std::move(decisions)});
-      if (begin + length < state.prompt_length) {
-        interrupted_ = callbacks_.interrupted && callbacks_.interrupted();
-      }
-    }
-    if (!interrupted_) state.find_end(run_.stop_ids);
+  void prefill(int64_t slot) override {
+    RoundState& state = active(slot);
+    if (state.outcome.reason != FinishReason::unfinished) return;  // a replay without an answer
+    prefill_chunks(slot, state.prompt_length, std::max<int64_t>(run_.prefill_chunk, 1),
+                   [&](const PassContext& context, PassResult& result, const at::Tensor& ids,
+                       const at::Tensor& positions) {
+                     target_seams_.begin_pass(nullptr, slot, result.length);
+                     const at::Tensor hidden = target_.forward(ids, positions, target_seams_);
+                     result.attention_ns = target_seams_.attention_ns();
+                     keep(context, slot, hidden, positions, {result.length});
+                     if (result.start + result.length < state.prompt_length) return;
+                     result.decisions.emplace_back().next =
+                         choose_first(state, hidden.narrow(1, result.length - 1, 1));
+                     state.find_end(run_.stop_ids);
+                   });
   }
 
-  Drafted draft_blocks(const PassContext& context) {
-    Drafted drafted;
+  /// The token behind the prompt, of whose last position hidden [1, 1, hidden_size] is.
+  NextToken choose_first(RoundState& state, const at::Tensor& hidden) const {
+    const at::Tensor logits = target_.logits(hidden);
+    BlockPrediction choice = std::move(
+        predict_tokens(logits, run_.sampling, {{state.request->prompt_hash, 0, 0}}).front());
+    state.take_given(state.prompt_length, logits[0], choice);
+    const NextToken next = state.next(choice, 0);
+    state.tokens.push_back(next.token);
+    return next;
+  }
+
+  void draft_blocks(const PassContext& context, Drafted& drafted) {
     if (block_ == 1) {
       drafted.tokens.resize(active_.size());
-      return drafted;
+      return;
     }
-    {
-      const Stopwatch watch(drafted.ns);
-      at::Tensor block = at::full({std::ssize(active_), block_}, mask(), at::kLong);
-      auto* token = block.mutable_data_ptr<int64_t>();
-      for (size_t s = 0; s < active_.size(); ++s) {
-        token[static_cast<int64_t>(s) * block_] = active_[s].tokens.back();
-      }
-      draft_seams_.begin_round(context);
-      const at::Tensor hidden = draft_.body().forward_embedded(
-          draft_.embed(block, target_), block_positions(block_), draft_seams_);
-      drafted.logits = draft_.logits(hidden.narrow(1, 1, block_ - 1), target_);
-      const BestTokens best = best_tokens(drafted.logits.flatten(0, 1));
-      for (size_t s = 0; s < active_.size(); ++s) {
-        const auto begin = static_cast<std::ptrdiff_t>(s) * (block_ - 1);
-        drafted.tokens.emplace_back(best.token.begin() + begin,
-                                    best.token.begin() + begin + block_ - 1);
-        drafted.confidence.emplace_back(best.probability.begin() + begin,
-                                        best.probability.begin() + begin + block_ - 1);
-      }
-      if (draft_.target_ids().defined()) {
-        const auto* ids = draft_.target_ids().const_data_ptr<int64_t>();
-        for (std::vector<int64_t>& tokens : drafted.tokens) {
-          for (int64_t& id : tokens) id = ids[id];
-        }
+    const UnwatchedStopwatch watch(drafted.ns, watcher_);
+    at::Tensor block = at::full({std::ssize(active_), block_}, mask(), at::kLong);
+    auto* token = block.mutable_data_ptr<int64_t>();
+    for (size_t s = 0; s < active_.size(); ++s) {
+      token[static_cast<int64_t>(s) * block_] = active_[s].tokens.back();
+    }
+    draft_seams_.begin_round(records_target() ? nullptr : &context);
+    const at::Tensor hidden = draft_.body().forward_embedded(draft_.embed(block, target_),
+                                                             block_positions(), draft_seams_);
+    drafted.logits = draft_.logits(hidden.narrow(1, 1, block_ - 1), target_);
+    const BestTokens best = best_tokens(drafted.logits.flatten(0, 1));
+    for (size_t s = 0; s < active_.size(); ++s) {
+      const auto begin = static_cast<std::ptrdiff_t>(s) * (block_ - 1);
+      drafted.tokens.emplace_back(best.token.begin() + begin,
+                                  best.token.begin() + begin + block_ - 1);
+      drafted.confidence.emplace_back(best.probability.begin() + begin,
+                                      best.probability.begin() + begin + block_ - 1);
+    }
+    if (draft_.target_ids().defined()) {
+      const auto* ids = draft_.target_ids().const_data_ptr<int64_t>();
+      for (std::vector<int64_t>& tokens : drafted.tokens) {
+        for (int64_t& id : tokens) id = ids[id];
       }
     }
-    drafted.ns -= draft_seams_.observer_ns();
-    return drafted;
   }
 
-  /// The target's logits [S, B, V] over certain tokens and drafts, and its final hidden states.
-  std::pair<at::Tensor, at::Tensor> verify(const PassContext& context, const Drafted& drafted) {
+  /// The target's pass over certain tokens and drafts.
+  void verify(const PassContext& context, const Drafted& drafted, Verified& verified) {
+    const UnwatchedStopwatch watch(verified.ns, watcher_);
     std::vector<int64_t> ids;
     for (size_t s = 0; s < active_.size(); ++s) {
       ids.push_back(active_[s].tokens.back());
       ids.insert(ids.end(), drafted.tokens[s].begin(), drafted.tokens[s].end());
     }
     // Without drafts a round has no step for observers, whose commit alone nobody looks into.
-    target_seams_.begin_round(block_ > 1 ? &context : nullptr, block_);
-    at::Tensor hidden = target_.forward(at::tensor(ids, at::kLong).view({-1, block_}),
-                                        block_positions(block_), target_seams_);
-    at::Tensor logits = target_.logits(hidden);
-    return {std::move(logits), std::move(hidden)};
+    target_seams_.begin_pass(records_target() && block_ > 1 ? &context : nullptr, 0, block_);
+    verified.hidden = target_.forward(at::tensor(ids, at::kLong).view({-1, block_}),
+                                      block_positions(), target_seams_);
+    verified.logits = target_.logits(verified.hidden);
+    verified.chosen = choose(verified.logits);
+    for (size_t s = 0; s < active_.size(); ++s) {
+      const std::vector<int64_t>& own = drafted.tokens[s];
+      const auto differ = std::mismatch(own.begin(), own.end(), verified.chosen[s].token.begin());
+      verified.kept.push_back(1 + (differ.first - own.begin()));
+    }
   }
 
   /// The target's choice behind each row. Draw 0 is the prefill's, then comes another one in each
@@ -258,118 +232,90 @@ class DraftedBatch {
     return chosen;
   }
 
-  void round() {
+  /// A round.
+  void step() override {
     // The numbers of a round's passes are the same whichever model is recorded.
     const PassContext denoising = round_context(PassKind::denoise);
     if (block_ == 1) --next_pass_;  // nothing is drafted
     const PassContext committing = round_context(PassKind::commit);
-    const Drafted drafted = draft_blocks(denoising);
-    int64_t verifying_ns = 0;
-    int64_t keeping_ns = 0;
-    at::Tensor logits;
-    at::Tensor hidden;
-    std::vector<BlockPrediction> chosen;
-    std::vector<int64_t> kept;  // the certain token and the accepted ones
-    {
-      const Stopwatch watch(verifying_ns);
-      std::tie(logits, hidden) = verify(denoising, drafted);
-      chosen = choose(logits);
-      for (size_t s = 0; s < active_.size(); ++s) {
-        const std::vector<int64_t>& own = drafted.tokens[s];
-        const auto differ = std::mismatch(own.begin(), own.end(), chosen[s].token.begin());
-        kept.push_back(1 + (differ.first - own.begin()));
-      }
-    }
-    verifying_ns -= target_seams_.observer_ns();
+    Drafted drafted;
+    draft_blocks(denoising, drafted);
+    Verified verified;
+    verify(denoising, drafted, verified);
     // Before the pass stores keys: a trace's row has those that it stored itself.
-    if (watched() && block_ > 1) {
-      report_drafts(denoising, drafted, kept, chosen, logits,
-                    records_target() ? verifying_ns : drafted.ns);
-    }
-    std::vector<StepDecision> decisions(active_.size());
-    observer_ns_ = 0;
-    {
-      const Stopwatch watch(keeping_ns);
-      keep(committing, 0, hidden, block_positions(block_), kept);
-      for (size_t s = 0; s < active_.size(); ++s) {
-        RoundState& state = active_[s];
-        const std::vector<int64_t>& own = drafted.tokens[s];
-        state.tokens.insert(state.tokens.end(), own.begin(), own.begin() + (kept[s] - 1));
-        const NextToken next = state.next(chosen[s], kept[s] - 1);
-        if (std::ssize(state.tokens) < state.end) decisions[s].next = next;
-        state.tokens.push_back(next.token);
-        ++state.outcome.denoising_steps;
-        ++state.round;
-        state.find_end(run_.stop_ids);
-      }
-    }
-    keeping_ns -= observer_ns_;
+    if (watched() && block_ > 1) report_drafts(denoising, drafted, verified);
     const bool drafts_here =
         records_target() && block_ > 1;  // the other pass has no row of its own
-    report({committing, block_, 0, drafts_here ? 0.0 : rows_of_round(),
-            keeping_ns + (drafts_here ? drafted.ns : verifying_ns),
-            drafts_here ? 0 : target_seams_.attention_ns(), std::move(decisions)});
+    PassResult result{committing, block_, 0, drafts_here ? 0.0 : rows_of_round(),
+                      drafts_here ? drafted.ns : verified.ns};
+    {
+      const UnwatchedStopwatch watch(result.pass_ns, watcher_);
+      keep(committing, 0, verified.hidden, block_positions(), verified.kept);
+      for (size_t s = 0; s < active_.size(); ++s) {
+        result.decisions.push_back(accept(s, drafted, verified));
+      }
+    }
+    if (!drafts_here) result.attention_ns = target_seams_.attention_ns();
+    report(result);
+  }
+
+  /// Ends the round of sequence s: takes the drafts that are kept, and the target's token behind.
+  StepDecision accept(size_t s, const Drafted& drafted, const Verified& verified) {
+    RoundState& state = active_[s];
+    const auto own = drafted.tokens[s].begin();
+    const int64_t accepted = verified.kept[s] - 1;
+    state.tokens.insert(state.tokens.end(), own, own + accepted);
+    const NextToken next = state.next(verified.chosen[s], accepted);
+    StepDecision decision;
+    if (std::ssize(state.tokens) < state.end) decision.next = next;
+    state.tokens.push_back(next.token);
+    ++state.outcome.denoising_steps;
+    ++state.round;
+    state.find_end(run_.stop_ids);
+    return decision;
   }
 
   double rows_of_round() const { return static_cast<double>(std::ssize(active_) * block_); }
 
   /// The denoising rows, once the target has judged the drafts.
-  void report_drafts(const PassContext& context, const Drafted& drafted,
-                     const std::vector<int64_t>& kept, const std::vector<BlockPrediction>& chosen,
-                     const at::Tensor& logits, int64_t pass_ns) {
-    DecodeObserver& observer = *callbacks_.observer;
-    std::vector<StepDecision> decisions;
+  void report_drafts(const PassContext& context, const Drafted& drafted, const Verified& verified) {
+    PassResult result{
+        context,
+        block_,
+        0,
+        rows_of_round(),
+        records_target() ? verified.ns : drafted.ns,
+        records_target() ? target_seams_.attention_ns() : draft_seams_.attention_ns()};
     std::vector<int64_t> slots;
     std::vector<std::vector<bool>> masked;
     for (size_t s = 0; s < active_.size(); ++s) {
-      decisions.push_back(
-          records_target()
-              ? active_[s].decision(chosen[s].token, chosen[s].confidence, block_, kept[s] - 1)
-              : active_[s].decision(drafted.tokens[s], drafted.confidence[s], block_, kept[s] - 1));
+      const BlockPrediction& chosen = verified.chosen[s];
+      const auto& tokens = records_target() ? chosen.token : drafted.tokens[s];
+      const auto& confidence = records_target() ? chosen.confidence : drafted.confidence[s];
+      StepDecision& decision = result.decisions.emplace_back(
+          active_[s].decision(tokens, confidence, block_, verified.kept[s] - 1));
       const auto slot = static_cast<int64_t>(s);
-      decisions.back().verdict = judge_draft(
-          drafted.logits[slot], logits[slot], drafted.tokens[s], drafted.confidence[s],
-          {chosen[s].token.begin(), chosen[s].token.begin() + (block_ - 1)}, draft_.target_ids());
+      decision.verdict = judge_draft(
+          drafted.logits[slot], verified.logits[slot], drafted.tokens[s], drafted.confidence[s],
+          {chosen.token.begin(), chosen.token.begin() + (block_ - 1)}, draft_.target_ids());
       slots.push_back(slot);
       masked.push_back(context.sequences[s].masked);
     }
-    if (observer.wants_logits()) {
-      const at::Tensor shown = records_target() ? logits.narrow(1, 0, block_ - 1) : drafted.logits;
+    watcher_.show([&](DecodeObserver& observer) {
+      if (!observer.wants_logits()) return;
+      const at::Tensor shown =
+          records_target() ? verified.logits.narrow(1, 0, block_ - 1) : drafted.logits;
       observer.on_masked_logits(context, slots, masked, shown.flatten(0, 1));
-    }
-    report({context, block_, 0, rows_of_round(), pass_ns,
-            records_target() ? target_seams_.attention_ns() : draft_seams_.attention_ns(),
-            std::move(decisions)});
+    });
+    report(result);
   }
 
-  /// Takes finished sequences out of the batch, last slot first so that moves stay valid.
-  void retire() {
-    for (int64_t slot = std::ssize(active_) - 1; slot >= 0; --slot) {
-      RoundState& state = active_[static_cast<size_t>(slot)];
-      if (!state.finished()) continue;
-      finish(state);
-      target_cache_.remove(slot);
-      context_.remove(slot);
-      if (watched()) callbacks_.observer->on_remove(slot);
-      if (slot + 1 < std::ssize(active_)) state = std::move(active_.back());
-      active_.pop_back();
-    }
-  }
-
-  void finish(RoundState& state) {
-    state.finish(mask());
-    DecodeOutcome& outcome = state.outcome;
-    if (callbacks_.on_finished) callbacks_.on_finished(outcome);
-    finished_.push_back(std::move(outcome));
-  }
-
-  void report(const PassResult& result) const {
-    if (watched()) callbacks_.observer->on_pass(result);
+  void leave(int64_t slot) override {
+    target_cache_.remove(slot);
+    context_.remove(slot);
   }
 
   const DraftedRun& run_;
-  int64_t& next_pass_;
-  const DecodeCallbacks& callbacks_;
   const int64_t block_;
   const int64_t capacity_;
   const BlockDiffusionModel target_;
@@ -378,10 +324,6 @@ class DraftedBatch {
   KvCache context_;  // the draft's keys of the target's hidden states
   TargetSeams target_seams_;
   DraftSeams draft_seams_;
-  std::vector<RoundState> active_;  // by slot
-  std::vector<DecodeOutcome> finished_;
-  int64_t observer_ns_ = 0;
-  bool interrupted_ = false;
 };
 
 }  // namespace
@@ -389,7 +331,7 @@ class DraftedBatch {
 std::vector<DecodeOutcome> decode_drafted(const DraftedRun& run,
                                           const std::vector<DecodeRequest>& requests,
                                           int64_t& next_pass, const DecodeCallbacks& callbacks) {
-  return in_request_order(DraftedBatch(run, requests, next_pass, callbacks).decode(), requests);
+  return in_request_order(RoundLoop(run, requests, next_pass, callbacks).run(), requests);
 }
 
 }  // namespace blockscope

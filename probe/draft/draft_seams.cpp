@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "kernels/ops.h"
-#include "probe/model/stopwatch.h"
 #include "probe/policies/exact_policy.h"
 
 namespace blockscope {
@@ -40,103 +39,64 @@ AttentionParts causal_parts(const AttentionInput& input, const ExternalKeys& ext
 
 }  // namespace
 
-void RoundSeams::begin(const PassContext* context) {
-  const bool shown =
-      observer_ != nullptr && context != nullptr && observer_->looks_inside(*context);
-  context_ = shown ? context : nullptr;
-  observer_ns_ = attention_ns_ = 0;
-}
-
-void RoundSeams::before_layer(int64_t layer, const at::Tensor& hidden) {
-  if (!watched()) return;
-  const Stopwatch watch(observer_ns_);
-  observer_->on_hidden(*context_, layer, hidden);
-}
-
-bool RoundSeams::keeps_weights(const AttentionInput& input, const ExternalKeys& external) const {
-  const int64_t weights =
-      input.q.size(0) * input.q.size(1) * input.q.size(2) * external.key.size(2);
-  return watched() && weights * static_cast<int64_t>(sizeof(float)) <= kMostKeptWeightBytes &&
-         observer_->wants_weights(*context_, input.layer);
-}
-
-void RoundSeams::show(const AttentionInput& input, const ExternalKeys& external,
-                      const AttentionParts& used) {
-  observer_->on_attention({*context_, input, external, used, &used});
-}
-
 TargetSeams::TargetSeams(KvCache& cache, std::vector<int64_t> layers, int64_t num_layers,
-                         DecodeObserver* observer)
-    : RoundSeams(observer), cache_(cache), taps_(std::move(layers), num_layers) {}
+                         Watcher& watcher)
+    : ObservedSeams(watcher), cache_(cache), taps_(std::move(layers), num_layers) {}
 
-void TargetSeams::begin_rows(int64_t first_slot, int64_t length) {
+void TargetSeams::begin_pass(const PassContext* context, int64_t first_slot, int64_t length) {
+  begin(context, looks_inside(context));
   first_slot_ = first_slot;
   length_ = length;
   taps_.begin_pass();
 }
 
-void TargetSeams::begin_prefill(int64_t slot, int64_t length) {
-  begin(nullptr);
-  begin_rows(slot, length);
-}
-
-void TargetSeams::begin_round(const PassContext* context, int64_t length) {
-  begin(context);
-  begin_rows(0, length);
-}
-
 at::Tensor TargetSeams::attention(const AttentionInput& input) {
-  at::Tensor out;
-  {
-    const Stopwatch watch(attention_ns_);
-    cache_.store(input.layer, first_slot_, input.k, input.v);
-    std::vector<at::Tensor> outputs;
-    for (int64_t entry = 0; entry < input.q.size(0); ++entry) {
-      const int64_t slot = first_slot_ + entry;
-      const int64_t committed = cache_.length(slot);
-      outputs.push_back(prefill_attention(input.q.narrow(0, entry, 1),
-                                          cache_.stored_key(input.layer, slot, length_),
-                                          cache_.stored_value(input.layer, slot, length_),
-                                          at::full({1}, committed + length_, at::kLong),
-                                          /*block_length=*/1, input.scale, committed));
-    }
-    out = outputs.size() == 1 ? outputs.front() : at::cat(outputs);
+  const UnwatchedStopwatch watch(attention_ns_, watcher_);
+  cache_.store(input.layer, first_slot_, input.k, input.v);
+  std::vector<at::Tensor> outputs;
+  for (int64_t entry = 0; entry < input.q.size(0); ++entry) {
+    const int64_t slot = first_slot_ + entry;
+    const int64_t committed = cache_.length(slot);
+    outputs.push_back(prefill_attention(input.q.narrow(0, entry, 1),
+                                        cache_.stored_key(input.layer, slot, length_),
+                                        cache_.stored_value(input.layer, slot, length_),
+                                        at::full({1}, committed + length_, at::kLong),
+                                        /*block_length=*/1, input.scale, committed));
   }
-  if (watched()) {
-    const Stopwatch watch(observer_ns_);
+  at::Tensor out = outputs.size() == 1 ? outputs.front() : at::cat(outputs);
+  if (shown()) show_causal(input, out);
+  return out;
+}
+
+/// The observer alone needs the parts.
+void TargetSeams::show_causal(const AttentionInput& input, const at::Tensor& out) {
+  watcher_.show([&](DecodeObserver& observer) {
     const ExternalKeys external = external_of(cache_, input.layer);
     const AttentionInput shown{input.layer, input.q,     input.k,
-                               input.v,     input.scale, keeps_weights(input, external)};
+                               input.v,     input.scale, wants_weights(input, external)};
     AttentionParts parts = causal_parts(shown, external);
     parts.out = out;
-    show(shown, external, parts);
-  }
-  return out;
+    observer.on_attention({*context_, shown, external, parts, &parts});
+  });
 }
 
 void TargetSeams::before_layer(int64_t layer, const at::Tensor& hidden) {
   taps_.before_layer(layer, hidden);
-  RoundSeams::before_layer(layer, hidden);
+  ObservedSeams::before_layer(layer, hidden);
 }
 
-DraftSeams::DraftSeams(const KvCache& context, DecodeObserver* observer)
-    : RoundSeams(observer), cache_(context) {}
+DraftSeams::DraftSeams(const KvCache& context, Watcher& watcher)
+    : ObservedSeams(watcher), cache_(context) {}
 
-void DraftSeams::begin_round(const PassContext& context) { begin(&context); }
+void DraftSeams::begin_round(const PassContext* context) { begin(context, looks_inside(context)); }
 
 at::Tensor DraftSeams::attention(const AttentionInput& pass_input) {
+  const UnwatchedStopwatch watch(attention_ns_, watcher_);
   AttentionInput input = pass_input;
   const ExternalKeys external = external_of(cache_, input.layer);
-  input.keep_weights = keeps_weights(input, external);
-  AttentionParts used;
-  {
-    const Stopwatch watch(attention_ns_);
-    used = exact_attention(input, external);
-  }
-  if (watched()) {
-    const Stopwatch watch(observer_ns_);
-    show(input, external, used);
-  }
+  input.keep_weights = wants_weights(input, external);
+  const AttentionParts used = exact_attention(input, external);
+  show_attention(input, external, used);
   return used.out;
 }
 

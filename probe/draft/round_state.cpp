@@ -27,6 +27,7 @@ std::vector<int64_t> replayed_answer(const DecodeRequest& request, int64_t mask_
 
 RoundState::RoundState(const DecodeRequest& of, int64_t mask_token_id)
     : request(&of),
+      mask(mask_token_id),
       prompt_length(std::ssize(of.prompt)),
       end(prompt_length + of.gen_length),
       tokens(of.prompt) {
@@ -89,10 +90,11 @@ void RoundState::find_end(const std::vector<int64_t>& stop_ids) {
   }
 }
 
-void RoundState::finish(int64_t mask_token_id) {
+std::vector<int64_t> RoundState::generated() const {
   const auto decided = std::min(std::ssize(tokens), end);
-  outcome.generated.assign(tokens.begin() + prompt_length, tokens.begin() + decided);
-  outcome.generated.resize(static_cast<size_t>(request->gen_length), mask_token_id);
+  std::vector<int64_t> result(tokens.begin() + prompt_length, tokens.begin() + decided);
+  result.resize(static_cast<size_t>(request->gen_length), mask);
+  return result;
 }
 
 int64_t longest_end(const std::vector<DecodeRequest>& requests) {

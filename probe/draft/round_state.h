@@ -16,6 +16,7 @@ struct RoundState {
   RoundState(const DecodeRequest& of, int64_t mask_token_id);
 
   const DecodeRequest* request;
+  int64_t mask;  // the draft's
   int64_t prompt_length;
   int64_t end;                  // position behind the answer
   std::vector<int64_t> tokens;  // prompt and what is decided; the last one is not yet an input
@@ -24,8 +25,6 @@ struct RoundState {
   DecodeOutcome outcome;
 
   int64_t start() const { return std::ssize(tokens) - 1; }  // of the block: the certain token
-  bool finished() const { return outcome.reason != FinishReason::unfinished; }
-
   /// What a given answer decides in place of the target, from position `first` on, with the
   /// target's probability of it; logits [T, V], a row for each of `chosen`.
   void take_given(int64_t first, const at::Tensor& logits, BlockPrediction& chosen) const;
@@ -37,8 +36,8 @@ struct RoundState {
   /// As dflash_generate ends: at a stop token in anything behind the prompt, or at the length; a
   /// replay where its answer ends.
   void find_end(const std::vector<int64_t>& stop_ids);
-  /// Sets what the outcome says was generated; masks where nothing was.
-  void finish(int64_t mask_token_id);
+  /// [gen_length], masks where nothing was decided.
+  std::vector<int64_t> generated() const;
 };
 
 /// Positions of the longest of the requests, prompt and answer.

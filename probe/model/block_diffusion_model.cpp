@@ -2,13 +2,12 @@
 
 #include <ATen/ATen.h>
 
-#include <string_view>
 #include <tuple>
 #include <utility>
 
 #include "decode_record/base/error.h"
+#include "probe/checkpoint/family_table.h"
 #include "probe/checkpoint/rope.h"
-#include "probe/checkpoint/weight_names.h"
 #include "probe/model/device.h"
 #include "probe/model/feed_forward.h"
 
@@ -16,26 +15,25 @@ namespace blockscope {
 
 BlockDiffusionModel::BlockDiffusionModel(ModelConfig config, WeightMap weights)
     : config_(std::move(config)), weights_(std::move(weights)) {
-  const WeightNames& names = weight_names(config_.model_type);
-  const auto named = [](std::string_view name) { return std::string(name); };
-  norm_ = norm_of(named(names.norm));
+  const WeightNames& names = family_of(config_).weights;
+  norm_ = norm_of(names.norm);
   if (!config_.draft || config_.draft->own_vocabulary) {
-    embed_ = weight(named(names.embed));
-    lm_head_ = Linear(config_.tie_word_embeddings ? embed_ : weight(named(names.lm_head)));
+    embed_ = weight(names.embed);
+    lm_head_ = Linear(config_.tie_word_embeddings ? embed_ : weight(names.lm_head));
   }
   for (int64_t index = 0; index < config_.num_layers; ++index) {
     const std::string prefix = names.layer_prefix(index);
     const auto swiglu = [&](const std::string& name) {
-      const auto part = [&](std::string_view which) {
-        return Linear(weight(name + named(which) + ".weight"));
+      const auto part = [&](const std::string& which) {
+        return Linear(weight(name + which + ".weight"));
       };
       return SwiGlu{part(names.gate), part(names.up), part(names.down)};
     };
     Layer layer;
-    layer.input_norm = norm_of(prefix + named(names.input_norm) + ".weight");
-    layer.post_norm = norm_of(prefix + named(names.post_norm) + ".weight");
+    layer.input_norm = norm_of(prefix + names.input_norm + ".weight");
+    layer.post_norm = norm_of(prefix + names.post_norm + ".weight");
     layer.attention = attention_of(prefix);
-    const std::string mlp = prefix + named(names.mlp);
+    const std::string mlp = prefix + names.mlp;
     if (config_.moe && config_.moe->sparse[static_cast<size_t>(index)]) {
       ExpertMixture mixture;
       const at::Tensor router = weight(mlp + "gate.weight");
@@ -58,13 +56,13 @@ BlockDiffusionModel::BlockDiffusionModel(ModelConfig config, WeightMap weights)
 }
 
 RmsNorm BlockDiffusionModel::norm_of(const std::string& name) const {
-  return {weight(name), config_.rms_norm_eps, config_.model_type.starts_with("sdar")};
+  return {weight(name), config_.rms_norm_eps, family_of(config_).norm_weight_first};
 }
 
 AttentionLayer BlockDiffusionModel::attention_of(const std::string& prefix) const {
-  const WeightNames& names = weight_names(config_.model_type);
-  const auto part = [&](std::string_view name, const char* suffix) {
-    return prefix + std::string(name) + suffix;
+  const WeightNames& names = family_of(config_).weights;
+  const auto part = [&](const std::string& name, const char* suffix) {
+    return prefix + name + suffix;
   };
   AttentionLayer layer;
   layer.num_heads = config_.num_heads;

@@ -1,7 +1,7 @@
-// The decoder of all families (Qwen2, Qwen3, SDAR, TraDo and their mixtures of experts, LLaDA,
-// Dream, LLaDA2 MoE), driven by ModelConfig: RMSNorm, QK-norm per head before RoPE, GQA, explicit
-// head_dim, rotate-half RoPE of all or the first channels, SwiGLU or experts, tied or own LM head.
-// What the queries may attend to is not its business: that is ForwardSeams::attention.
+// The decoder of all families (family_table.h), driven by ModelConfig: RMSNorm, QK-norm per head
+// before RoPE, GQA, explicit head_dim, rotate-half RoPE of all or the first channels, SwiGLU or
+// experts, tied or own LM head. What the queries may attend to is not its business: that is
+// ForwardSeams::attention.
 #pragma once
 
 #include <ATen/core/Tensor.h>

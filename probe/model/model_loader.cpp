@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "probe/checkpoint/weight_names.h"
+#include "probe/checkpoint/family_table.h"
 #include "probe/model/block_diffusion_model.h"
 
 namespace blockscope {
@@ -40,7 +40,7 @@ bool shares_rows(const WeightNames& names, const std::string& before, const std:
 }  // namespace
 
 WeightMap empty_weights(const ModelConfig& config, at::ScalarType dtype, at::Device device) {
-  const WeightNames& names = weight_names(config.model_type);
+  const WeightNames& names = family_of(config).weights;
   const std::vector<ExpectedTensor> expected = expected_tensors(config);
   WeightMap weights;
   for (size_t first = 0, end = 0; first < expected.size(); first = end) {

@@ -39,7 +39,7 @@ class FlashBlockPolicy : public AttentionPolicy {
     const at::Tensor mask = reuse_mask(input.layer);
     AttentionParts parts;
     if (mask.any().item<bool>()) {
-      ReuseAttention reuse =
+      SourcedAttention reuse =
           reuse_attention(input.q, external.key, external.value, external.length, input.k, input.v,
                           cached.external, cached.lse, mask, input.scale);
       parts = parts_of(reuse);

@@ -90,10 +90,10 @@ std::string policy_text(const PolicyOptions& options) {
 }
 
 void check_policy_fits(const PolicyOptions& options, const PolicySite& site,
-                       std::string_view option) {
+                       std::string_view given_by) {
   const PolicyEntry& entry = policy_entry(options);
   const auto refuse = [&](const std::string& why) {
-    throw UsageError(fmt::format("{} {}: {}", option, policy_text(options), why));
+    throw UsageError(fmt::format("{} {}: {}", given_by, policy_text(options), why));
   };
   if (const std::string why = entry.refuses(options, site); !why.empty()) refuse(why);
   const bool approximates = entry.sparse || entry.within_block(options);

@@ -110,9 +110,9 @@ PolicyOptions read_policy(std::string_view text);
 /// The text that gives these options, as short as it can be: what a policy is called in outputs.
 std::string policy_text(const PolicyOptions& options);
 
-/// Throws UsageError for a policy that this run can't have; `option` is what it was given by.
+/// Throws UsageError for a policy that this run can't have; `given_by`: what the error calls it.
 void check_policy_fits(const PolicyOptions& options, const PolicySite& site,
-                       std::string_view option = "--policy");
+                       std::string_view given_by);
 
 /// Throws UsageError, and what read_reuse_file throws.
 ChosenPolicy choose_policy(const PolicyOptions& options, const PolicyModel& model);

@@ -212,7 +212,7 @@ AttentionParts SelectionPolicy::gather(const AttentionInput& input, const Extern
     lse_residual[s].copy_(set.lse_residual);
   }
   const TrustedSetsScope trusted;  // every policy's set is distinct positions of the prefix
-  GatherAttention result =
+  SourcedAttention result =
       gather_attention(input.q, external.key, external.value, external.length, index, input.k,
                        input.v, input.scale, dense_flags, residual, lse_residual);
   AttentionParts parts = parts_of(result);

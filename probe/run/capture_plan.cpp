@@ -160,6 +160,31 @@ int64_t klass_history(const std::vector<DecodeRequest>& batch, const DecodeOptio
   return positions * config.vocab_size * static_cast<int64_t>(sizeof(double));
 }
 
+void check_record_values(const RecordFlags& flags, const ModelConfig& config,
+                         const DecodeOptions& decode) {
+  if (flags.set_size > largest_position_count(config)) {
+    throw UsageError(
+        fmt::format("--set-size: expected at most the {} positions of this model, got {}",
+                    largest_position_count(config), flags.set_size));
+  }
+  if (flags.set_normaliser != "prefix" && flags.set_normaliser != "prefix+block") {
+    throw UsageError(fmt::format("--set-normaliser: expected prefix or prefix+block, got '{}'",
+                                 flags.set_normaliser));
+  }
+  if (flags.array_type != "bf16" && flags.array_type != "f32") {
+    throw UsageError(fmt::format("--array-type: expected bf16 or f32, got '{}'", flags.array_type));
+  }
+  if (flags.predictions != "all" && flags.predictions != "masked") {
+    throw UsageError(
+        fmt::format("--predictions: expected all or masked, got '{}'", flags.predictions));
+  }
+  if (flags.predictions == "masked" && decode.autoregressive()) {
+    throw UsageError(
+        "--predictions masked: this model decodes token by token, without masks. HINT: leave it "
+        "out");
+  }
+}
+
 }  // namespace
 
 void add_predictions_flag(CLI::App& app, RecordFlags& flags) {
@@ -235,27 +260,7 @@ RecorderOptions recorder_options(const RecordFlags& flags, const AttentionPolicy
   meta.layers = indices_or_all(flags.layers, "--layers", config.num_layers);
   meta.heads = indices_or_all(flags.heads, "--heads", config.num_heads);
   meta.kv_heads = kv_heads_of(meta.heads, config);
-  if (flags.set_size > largest_position_count(config)) {
-    throw UsageError(
-        fmt::format("--set-size: expected at most the {} positions of this model, got {}",
-                    largest_position_count(config), flags.set_size));
-  }
-  if (flags.set_normaliser != "prefix" && flags.set_normaliser != "prefix+block") {
-    throw UsageError(fmt::format("--set-normaliser: expected prefix or prefix+block, got '{}'",
-                                 flags.set_normaliser));
-  }
-  if (flags.array_type != "bf16" && flags.array_type != "f32") {
-    throw UsageError(fmt::format("--array-type: expected bf16 or f32, got '{}'", flags.array_type));
-  }
-  if (flags.predictions != "all" && flags.predictions != "masked") {
-    throw UsageError(
-        fmt::format("--predictions: expected all or masked, got '{}'", flags.predictions));
-  }
-  if (flags.predictions == "masked" && decode.autoregressive()) {
-    throw UsageError(
-        "--predictions masked: this model decodes token by token, without masks. HINT: leave it "
-        "out");
-  }
+  check_record_values(flags, config, decode);
   meta.set_size = meta.level >= RecordLevel::sets ? flags.set_size : 0;
   meta.set_normaliser =
       flags.set_normaliser == "prefix" ? SetNormaliser::prefix : SetNormaliser::prefix_and_block;

@@ -12,6 +12,7 @@
 
 #include "command_line/options.h"
 #include "decode_record/base/error.h"
+#include "probe/checkpoint/family_table.h"
 #include "probe/run/device_option.h"
 #include "probe/run/frequencies_file.h"
 #include "probe/run/ranks.h"
@@ -25,7 +26,6 @@ std::string choice_option_help(const std::string& kind, const std::vector<std::s
                      list_of(names), kind);
 }
 
-constexpr int64_t kSubBlockLength = 8;  // as generate() of Fast-dLLM v2
 constexpr const char* kDraftRevision = "main";
 constexpr uint64_t kLargestSeed = std::numeric_limits<uint64_t>::max();
 
@@ -235,8 +235,9 @@ void check_decoding_fits(const CLI::App& app, const DecodeOptions& options) {
   for (const char* option : {"--strategy", "--denoising-steps", "--cache"}) {
     refuse_idle(app, option, !options.autoregressive(), kBlocks);
   }
+  const auto with_sub_blocks = [](const Family& family) { return family.sub_block_length > 0; };
   refuse_idle(app, "--sub-block-length", options.sub_blocks(),
-              "a model with sub-blocks (Fast_dLLM_Qwen)");
+              fmt::format("a model with sub-blocks ({})", list_of(families_with(with_sub_blocks))));
 }
 
 void load_frequencies(UnmaskingOptions& unmasking, const LoadedModel& model) {
@@ -257,10 +258,9 @@ DecodeOptions decode_options(const DecodingFlags& flags, const LoadedModel& mode
       flags.denoising_steps == 0 ? unmasking.block_length : flags.denoising_steps;
   if (blocks) load_frequencies(unmasking, model);
   options.bidirectional = config.attention_bidirectional;
-  if (blocks && !options.bidirectional && config.logit_shift == 1) {
-    options.sub_block_length = flags.sub_block_length > 0
-                                   ? flags.sub_block_length
-                                   : std::gcd(kSubBlockLength, unmasking.block_length);
+  if (const int64_t usual = family_of(config).sub_block_length; blocks && usual > 0) {
+    options.sub_block_length = flags.sub_block_length > 0 ? flags.sub_block_length
+                                                          : std::gcd(usual, unmasking.block_length);
   }
   const bool fuses = blocks && unmasking.block_length > 1 && !options.sub_blocks();
   options.cache = read_cache(!flags.cache.empty()               ? flags.cache

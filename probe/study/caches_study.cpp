@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "analysis/figures/bar_chart.h"
 #include "analysis/figures/line_chart.h"
 #include "command_line/interrupt.h"
 #include "decode_record/base/error.h"
+#include "decode_record/base/nan.h"
 #include "probe/policies/exact_policy.h"
 #include "probe/strategies/strategy_table.h"
 #include "probe/study/study.h"
@@ -50,10 +50,7 @@ struct CacheRun {
     whole += run.at("whole").get<double>();
     seconds += run.at("seconds").get<double>();
   }
-  double accuracy() const {
-    return scored == 0 ? std::numeric_limits<double>::quiet_NaN()
-                       : score / static_cast<double>(scored);
-  }
+  double accuracy() const { return scored == 0 ? kNaN : score / static_cast<double>(scored); }
   double tokens_per_pass() const {
     return static_cast<double>(tokens) / static_cast<double>(std::max<int64_t>(passes, 1));
   }
@@ -182,9 +179,54 @@ class CachesStudy : public PromptStudy {
             {"seconds", counter.seconds}};
   }
 
+  static std::vector<TableCell> cells_of(const CacheMethod& method, const CacheRun& total);
+  /// `totals`: by method.
+  Figure bars(const std::vector<CacheRun>& totals, const char* y_label,
+              double (*value)(const CacheRun&)) const;
+
   std::vector<CacheMethod> methods_;
   std::string left_out_;  // what does not go together
 };
+
+std::vector<TableCell> CachesStudy::cells_of(const CacheMethod& method, const CacheRun& total) {
+  const auto n = static_cast<double>(std::max<int64_t>(total.prompts, 1));
+  return {{"strategy", "strategy", method.strategy},
+          {"cache", "cache", method.cache},
+          {"", "prompts", total.prompts},
+          {"accuracy", "accuracy", total.accuracy(), percent_number},
+          {"passes", "", static_cast<double>(total.passes) / n, decimals<1>},
+          {"", "passes", total.passes},
+          {"", "tokens", total.tokens},
+          {"", "rows", total.rows},
+          {"", "rows_uncached", total.whole},
+          {"", "seconds", total.seconds},
+          {"tokens/pass", "tokens_per_pass", total.tokens_per_pass()},
+          {"rows", "", total.rows / n, decimals<0>},
+          {"saved", "saved", total.saved(), percent_number},
+          {"tokens/s", "tokens_per_s", total.speed(), decimals<1>},
+          {"equal", "equal", total.agreement(), percent_number}};
+}
+
+/// `value`: a bar's length, by run.
+Figure CachesStudy::bars(const std::vector<CacheRun>& totals, const char* y_label,
+                         double (*value)(const CacheRun&)) const {
+  BarChart chart{.x_label = "cache", .y_label = y_label, .groups = caches_of(input_)};
+  double most = 0.0;
+  for (size_t m = 0; m < methods_.size(); ++m) {
+    if (m == 0 || methods_[m].strategy != methods_[m - 1].strategy) {
+      chart.series.push_back(
+          {plain(methods_[m].strategy), std::vector<double>(chart.groups.size(), kNaN)});
+    }
+    const auto group = std::ranges::find(chart.groups, methods_[m].cache) - chart.groups.begin();
+    chart.series.back().values[static_cast<size_t>(group)] = value(totals[m]);
+    most = std::max(most, value(totals[m]));
+  }
+  chart.y_upper = round_up_to(most);
+  Figure figure;
+  figure.caption = fmt::format("{} prompts, one at a time.", prompts_.size());
+  draw_bars(chart, figure);
+  return figure;
+}
 
 StudyReport CachesStudy::report(const std::vector<nlohmann::json>& values) const {
   std::vector<CacheRun> totals(methods_.size());
@@ -192,66 +234,30 @@ StudyReport CachesStudy::report(const std::vector<nlohmann::json>& values) const
     for (size_t m = 0; m < methods_.size(); ++m) totals[m].add(runs.at(m));
   }
   StudyReport report;
-  ReportTable table{
-      "caches",
-      "Caches by strategy",
-      fmt::format("n = {} prompts. Passes and rows: means over prompts; a row is a "
-                  "position whose attention and FFN a pass computed, mean over "
-                  "layers. Saved: of the rows that these passes would compute "
-                  "without any cache. Equal: tokens as with the strategy's first "
-                  "cache. Tokens/s: decided tokens over the time of the passes, one "
-                  "prompt at a time.{}",
-                  prompts_.size(), left_out_.empty() ? "" : " Refused: " + left_out_ + "."),
-      {{"strategy", "cache", "accuracy", "passes", "tokens/pass", "rows", "saved", "tokens/s",
-        "equal"},
+  report.tables = {
+      {"caches",
+       "Caches by strategy",
+       fmt::format("n = {} prompts. Passes and rows: means over prompts; a row is a "
+                   "position whose attention and FFN a pass computed, mean over "
+                   "layers. Saved: of the rows that these passes would compute "
+                   "without any cache. Equal: tokens as with the strategy's first "
+                   "cache. Tokens/s: decided tokens over the time of the passes, one "
+                   "prompt at a time.{}",
+                   prompts_.size(), left_out_.empty() ? "" : " Refused: " + left_out_ + "."),
        {}}};
-  report.csv_header = {"strategy", "cache",        "prompts",       "accuracy", "passes",
-                       "tokens",   "rows",         "rows_uncached", "seconds",  "tokens_per_pass",
-                       "saved",    "tokens_per_s", "equal"};
   for (size_t m = 0; m < methods_.size(); ++m) {
-    const CacheRun& total = totals[m];
-    const auto n = static_cast<double>(std::max<int64_t>(total.prompts, 1));
-    table.table.rows.push_back(
-        {methods_[m].strategy, methods_[m].cache, percent_number(total.accuracy()),
-         fmt::format("{:.1f}", static_cast<double>(total.passes) / n),
-         fmt::format("{:.2f}", total.tokens_per_pass()), fmt::format("{:.0f}", total.rows / n),
-         percent_number(total.saved()), fmt::format("{:.1f}", total.speed()),
-         percent_number(total.agreement())});
-    report.csv.push_back(
-        {methods_[m].strategy, methods_[m].cache, std::to_string(total.prompts),
-         fmt::format("{:.6g}", total.accuracy()), std::to_string(total.passes),
-         std::to_string(total.tokens), fmt::format("{:.6g}", total.rows),
-         fmt::format("{:.6g}", total.whole), fmt::format("{:.6g}", total.seconds),
-         fmt::format("{:.6g}", total.tokens_per_pass()), fmt::format("{:.6g}", total.saved()),
-         fmt::format("{:.6g}", total.speed()), fmt::format("{:.6g}", total.agreement())});
+    const std::vector<TableCell> cells = cells_of(methods_[m], totals[m]);
+    report.tables.front().table.add_text(cells);
+    report.csv.add_csv(cells);
   }
-  report.tables = {std::move(table)};
-  const auto draw = [&](const char* name, const char* title, const char* axis, auto value) {
-    BarChart chart{.x_label = "cache", .y_label = axis, .groups = caches_of(input_)};
-    double most = 0.0;
-    for (size_t m = 0; m < methods_.size(); ++m) {
-      const bool first = m == 0 || methods_[m].strategy != methods_[m - 1].strategy;
-      if (first) {
-        chart.series.push_back({plain(methods_[m].strategy), {}});
-        chart.series.back().values.assign(chart.groups.size(),
-                                          std::numeric_limits<double>::quiet_NaN());
-      }
-      const auto group = std::ranges::find(chart.groups, methods_[m].cache);
-      chart.series.back().values[static_cast<size_t>(group - chart.groups.begin())] =
-          value(totals[m]);
-      most = std::max(most, value(totals[m]));
-    }
-    chart.y_upper = round_up_to(most);
-    Figure& figure = report.figures.emplace_back();
-    figure.name = name;
-    figure.title = title;
-    figure.caption = fmt::format("{} prompts, one at a time.", prompts_.size());
-    draw_bars(chart, figure);
-  };
-  draw("caches-speed", "Decoded tokens a second by cache and strategy", "tokens/s",
-       [](const CacheRun& run) { return run.speed(); });
-  draw("caches-rows", "Rows computed, of those that the passes would compute without a cache",
-       "rows computed (%)", [](const CacheRun& run) { return 100.0 * (1.0 - run.saved()); });
+  Figure speed = bars(totals, "tokens/s", [](const CacheRun& run) { return run.speed(); });
+  speed.name = "caches-speed";
+  speed.title = "Decoded tokens a second by cache and strategy";
+  Figure rows = bars(totals, "rows computed (%)",
+                     [](const CacheRun& run) { return 100.0 * (1.0 - run.saved()); });
+  rows.name = "caches-rows";
+  rows.title = "Rows computed, of those that the passes would compute without a cache";
+  report.figures = {std::move(speed), std::move(rows)};
   return report;
 }
 

@@ -56,33 +56,50 @@ class EstimateStudy : public PromptStudy {
 
 // ---- Fig. 3 ----
 
+/// A table by method and k, and a column of the CSV.
+struct EstimateQuantity {
+  const char *name, *title, *caption;
+  double (*value)(const EstimateSums&);
+};
+
+double est_acc(const EstimateSums& sums) { return sums.mean(Q::kEstAcc); }
+
+const EstimateQuantity kEstimates[] = {
+    {"est_acc", "EstAcc: share of each token's own top-k keys in the set",
+     "Mean over tokens, KV heads, layers and steps t > 1 of an exact run. SparseD: after its "
+     "dense steps. Quest reads whole pages, at least one. As MAGE, eq. 1 and Fig. 3.",
+     est_acc},
+    {"recall", "Recall: share of the block's top-k set of the same step", "",
+     [](const EstimateSums& sums) { return sums.mean(Q::kRecall); }},
+    {"covered", "Share of the prefix's probability on the set", "",
+     [](const EstimateSums& sums) { return sums.mean(Q::kCovered); }},
+    {"relative_l2", "Relative L2 error of the attention output",
+     "First order: on the exact run's own queries.",
+     [](const EstimateSums& sums) { return sums.relative_l2(); }},
+    {"l1", "L1 error of the attention output, mean per element",
+     "As FlashBlock, Table 3 (there: the first layer).",
+     [](const EstimateSums& sums) { return sums.mean(Q::kAbsolute); }}};
+
 class EstimatorsStudy : public EstimateStudy {
  public:
   explicit EstimatorsStudy(const StudyInput& input) : EstimateStudy(input, true) {}
   StudyReport report(const std::vector<nlohmann::json>& values) const override;
 
  private:
-  ReportTable table(const EstimateResult& result, const char* name, const char* title,
-                    const char* caption, double (*value)(const EstimateSums&)) const;
-  void add_csv(const EstimateResult& result, StudyReport& report) const;
+  ReportTable table(const EstimateResult& result, const EstimateQuantity& quantity) const;
+  NumberTable csv(const EstimateResult& result) const;
 };
 
-double est_acc(const EstimateSums& sums) { return sums.mean(Q::kEstAcc); }
-double recall(const EstimateSums& sums) { return sums.mean(Q::kRecall); }
-double covered(const EstimateSums& sums) { return sums.mean(Q::kCovered); }
-double relative_l2(const EstimateSums& sums) { return sums.relative_l2(); }
-double mean_l1(const EstimateSums& sums) { return sums.mean(Q::kAbsolute); }
-
-ReportTable EstimatorsStudy::table(const EstimateResult& result, const char* name,
-                                   const char* title, const char* caption,
-                                   double (*value)(const EstimateSums&)) const {
-  ReportTable part{name, title, caption, {{"method"}, {}}};
+ReportTable EstimatorsStudy::table(const EstimateResult& result,
+                                   const EstimateQuantity& quantity) const {
+  ReportTable part{quantity.name, quantity.title, quantity.caption, {{"method"}, {}}};
+  std::ranges::replace(part.name, '_', '-');
   for (size_t k = 0; k < result.set_sizes.size(); ++k) part.table.header.push_back(k_text(k));
   for (size_t m = 0; m < result.methods.size(); ++m) {
     std::vector<std::string> row{result.methods[m]};
     bool any = false;
     for (const MethodEstimate& estimate : result.estimates[m]) {
-      const double mean = value(estimate.later());
+      const double mean = quantity.value(estimate.later());
       any = any || std::isfinite(mean);
       row.push_back(report_number(mean));
     }
@@ -91,51 +108,43 @@ ReportTable EstimatorsStudy::table(const EstimateResult& result, const char* nam
   return part;
 }
 
-void EstimatorsStudy::add_csv(const EstimateResult& result, StudyReport& report) const {
-  report.csv_header = {"method", "k",       "layer",       "head", "step",  "est_acc",
-                       "recall", "covered", "relative_l2", "l1",   "tokens"};
-  const auto row = [&](size_t m, size_t k, const std::string& layer, const std::string& head,
+NumberTable EstimatorsStudy::csv(const EstimateResult& result) const {
+  NumberTable table{{"method", "k", "layer", "head", "step"}, {}};
+  for (const EstimateQuantity& quantity : kEstimates) table.header.push_back(quantity.name);
+  table.header.push_back("tokens");
+  const auto add = [&](size_t m, size_t k, const std::string& layer, const std::string& head,
                        const std::string& step, const EstimateSums& sums) {
-    const auto number = [](double value) {
-      return std::isfinite(value) ? fmt::format("{:.6g}", value) : std::string();
-    };
-    report.csv.push_back({result.methods[m], std::to_string(result.set_sizes[k]), layer, head, step,
-                          number(est_acc(sums)), number(recall(sums)), number(covered(sums)),
-                          number(relative_l2(sums)), number(mean_l1(sums)),
-                          std::to_string(sums.count[Q::kEstAcc])});
+    std::vector<std::string>& row = table.rows.emplace_back();
+    row = {result.methods[m], std::to_string(result.set_sizes[k]), layer, head, step};
+    for (const EstimateQuantity& quantity : kEstimates) {
+      const double value = quantity.value(sums);
+      row.push_back(std::isfinite(value) ? six_digits(value) : "");
+    }
+    row.push_back(std::to_string(sums.count[Q::kEstAcc]));
   };
   const auto heads = static_cast<size_t>(input_.model.config.num_heads);
   for (size_t m = 0; m < result.methods.size(); ++m) {
     for (size_t k = 0; k < result.set_sizes.size(); ++k) {
       const MethodEstimate& estimate = result.estimates[m][k];
-      row(m, k, "all", "all", "2-", estimate.later());
+      add(m, k, "all", "all", "2-", estimate.later());
       for (size_t t = 0; t < estimate.by_step.size(); ++t) {
-        row(m, k, "all", "all", std::to_string(t + 1), estimate.by_step[t]);
+        add(m, k, "all", "all", std::to_string(t + 1), estimate.by_step[t]);
       }
       for (size_t h = 0; h < estimate.by_head.size(); ++h) {
-        row(m, k, std::to_string(h / heads), std::to_string(h % heads), "2-", estimate.by_head[h]);
+        add(m, k, std::to_string(h / heads), std::to_string(h % heads), "2-", estimate.by_head[h]);
       }
     }
   }
+  return table;
 }
 
 StudyReport EstimatorsStudy::report(const std::vector<nlohmann::json>& values) const {
   const EstimateResult result = sum(values);
   StudyReport report;
-  report.tables = {
-      table(
-          result, "est-acc", "EstAcc: share of each token's own top-k keys in the set",
-          "Mean over tokens, KV heads, layers and steps t > 1 of an exact run. SparseD: after its "
-          "dense steps. Quest reads whole pages, at least one. As MAGE, eq. 1 and Fig. 3.",
-          est_acc),
-      table(result, "recall", "Recall: share of the block's top-k set of the same step", "",
-            recall),
-      table(result, "covered", "Share of the prefix's probability on the set", "", covered),
-      table(result, "relative-l2", "Relative L2 error of the attention output",
-            "First order: on the exact run's own queries.", relative_l2),
-      table(result, "l1", "L1 error of the attention output, mean per element",
-            "As FlashBlock, Table 3 (there: the first layer).", mean_l1)};
-  add_csv(result, report);
+  for (const EstimateQuantity& quantity : kEstimates) {
+    report.tables.push_back(table(result, quantity));
+  }
+  report.csv = csv(result);
   BarChart bars{.x_label = "", .y_label = "EstAcc, steps t > 1"};
   for (size_t k = 0; k < result.set_sizes.size(); ++k) bars.series.push_back({k_text(k), {}});
   LineChart lines{.x_label = "denoising step t", .y_label = "EstAcc"};
@@ -179,12 +188,14 @@ class UnionStudy : public EstimateStudy {
  public:
   explicit UnionStudy(const StudyInput& input) : EstimateStudy(input, false) {}
   StudyReport report(const std::vector<nlohmann::json>& values) const override;
+
+ private:
+  void add_unions(EstimateResult result, StudyReport& report) const;
+  void add_quest(const EstimateResult& result, StudyReport& report) const;
 };
 
-StudyReport UnionStudy::report(const std::vector<nlohmann::json>& values) const {
-  EstimateResult result = sum(values);
-  StudyReport report;
-  report.csv_header = {"quantity", "k", "page", "of", "value", "n"};
+/// Fig. 1a.
+void UnionStudy::add_unions(EstimateResult result, StudyReport& report) const {
   ReportTable unions{"union",
                      "Keys that the tokens of a block want together at step 1, in units of k",
                      "|union of the tokens' top-k sets| / k over blocks, layers and KV heads. As "
@@ -199,23 +210,19 @@ StudyReport UnionStudy::report(const std::vector<nlohmann::json>& values) const 
     }
     std::ranges::sort(sizes);
     const auto size = static_cast<double>(result.set_sizes[k]);
+    const auto count = static_cast<double>(sizes.size());
     const auto quantile = [&](double share) {
-      return static_cast<double>(
-                 sizes[static_cast<size_t>(share * static_cast<double>(sizes.size() - 1))]) /
-             size;
+      return static_cast<double>(sizes[static_cast<size_t>(share * (count - 1.0))]) / size;
     };
     const double mean =
-        static_cast<double>(std::accumulate(sizes.begin(), sizes.end(), int64_t{0})) /
-        static_cast<double>(sizes.size()) / size;
-    const std::vector<std::pair<const char*, double>> shown{{"mean", mean},
-                                                            {"median", quantile(0.5)},
-                                                            {"95 %", quantile(0.95)},
-                                                            {"largest", quantile(1.0)}};
+        static_cast<double>(std::accumulate(sizes.begin(), sizes.end(), int64_t{0})) / count / size;
+    const std::vector<double> shown{mean, quantile(0.5), quantile(0.95), quantile(1.0)};
     std::vector<std::string> row{std::to_string(result.set_sizes[k])};
-    for (const auto& [name, value] : shown) {
+    for (const double value : shown) {
+      const std::string name = unions.table.header[row.size()];
       row.push_back(fmt::format("{:.2f}", value));
-      report.csv.push_back({"union", std::to_string(result.set_sizes[k]), "", name,
-                            fmt::format("{:.6g}", value), std::to_string(sizes.size())});
+      report.csv.rows.push_back(
+          {"union", row.front(), "", name, six_digits(value), std::to_string(sizes.size())});
     }
     row.push_back(std::to_string(sizes.size()));
     unions.table.rows.push_back(std::move(row));
@@ -223,18 +230,30 @@ StudyReport UnionStudy::report(const std::vector<nlohmann::json>& values) const 
     for (size_t i = 0; i < sizes.size(); ++i) {
       if (i + 1 < sizes.size() && sizes[i] == sizes[i + 1]) continue;  // the last of equal ones
       curve.x.push_back(static_cast<double>(sizes[i]) / size);
-      curve.y.push_back(static_cast<double>(i + 1) / static_cast<double>(sizes.size()));
+      curve.y.push_back(static_cast<double>(i + 1) / count);
     }
     spread.curves.push_back(std::move(curve));
   }
   report.tables.push_back(std::move(unions));
+  if (spread.curves.empty()) return;
+  Figure& figure = report.figures.emplace_back();
+  figure.name = "union";
+  figure.title = "Keys that the tokens of a block want together";
+  figure.caption = prompts_text() + ", step 1; as MAGE, Fig. 1a.";
+  draw_chart(spread, figure);
+}
+
+/// Fig. 1b.
+void UnionStudy::add_quest(const EstimateResult& result, StudyReport& report) const {
   ReportTable quest{
       "quest",
       "EstAcc of Quest at step 1: each token's own pages against one set for the block",
       "Share of each token's own top-k keys. As MAGE, Fig. 1b.",
       {{"page"}, {}}};
+  const std::pair<const char*, const char*> kinds[] = {{"token", "quest per token p={}"},
+                                                       {"block", "quest p={}"}};
   for (size_t k = 0; k < result.set_sizes.size(); ++k) {
-    for (const char* of : {"token", "block"}) {
+    for (const auto& [of, name] : kinds) {
       quest.table.header.push_back(fmt::format("{} per {}", k_text(k), of));
     }
   }
@@ -245,37 +264,35 @@ StudyReport UnionStudy::report(const std::vector<nlohmann::json>& values) const 
     std::vector<std::string> row{std::to_string(page)};
     bars.groups.push_back(std::to_string(page));
     for (size_t k = 0; k < result.set_sizes.size(); ++k) {
-      for (const char* of : {"token", "block"}) {
-        const std::string name = std::string(of) == "token"
-                                     ? fmt::format("quest per token p={}", page)
-                                     : fmt::format("quest p={}", page);
-        const auto m =
-            static_cast<size_t>(std::ranges::find(result.methods, name) - result.methods.begin());
+      for (size_t i = 0; i < 2; ++i) {
+        const auto& [of, form] = kinds[i];
+        const auto m = static_cast<size_t>(
+            std::ranges::find(result.methods, fmt::format(fmt::runtime(form), page)) -
+            result.methods.begin());
         const EstimateSums& sums = result.estimates.at(m)[k].by_step.front();
         row.push_back(report_number(est_acc(sums)));
-        report.csv.push_back({"est_acc", std::to_string(result.set_sizes[k]), std::to_string(page),
-                              of, fmt::format("{:.6g}", est_acc(sums)),
-                              std::to_string(sums.count[Q::kEstAcc])});
-        if (k == middle) {
-          bars.series[std::string(of) == "token" ? 0 : 1].values.push_back(est_acc(sums));
-        }
+        report.csv.rows.push_back({"est_acc", std::to_string(result.set_sizes[k]),
+                                   std::to_string(page), of, six_digits(est_acc(sums)),
+                                   std::to_string(sums.count[Q::kEstAcc])});
+        if (k == middle) bars.series[i].values.push_back(est_acc(sums));
       }
     }
     quest.table.rows.push_back(std::move(row));
   }
   report.tables.push_back(std::move(quest));
-  if (!spread.curves.empty()) {
-    Figure& figure = report.figures.emplace_back();
-    figure.name = "union";
-    figure.title = "Keys that the tokens of a block want together";
-    figure.caption = prompts_text() + ", step 1; as MAGE, Fig. 1a.";
-    draw_chart(spread, figure);
-  }
   Figure& figure = report.figures.emplace_back();
   figure.name = "union-quest";
   figure.title = fmt::format("Quest for each token and for the block, {}", k_text(middle));
   figure.caption = prompts_text() + ", step 1; as MAGE, Fig. 1b.";
   draw_bars(bars, figure);
+}
+
+StudyReport UnionStudy::report(const std::vector<nlohmann::json>& values) const {
+  const EstimateResult result = sum(values);
+  StudyReport report;
+  report.csv.header = {"quantity", "k", "page", "of", "value", "n"};
+  add_unions(result, report);
+  add_quest(result, report);
   return report;
 }
 

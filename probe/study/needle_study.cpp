@@ -97,18 +97,18 @@ StudyReport NeedleStudy::report(const std::vector<nlohmann::json>& values) const
   StudyReport report;
   for (const int64_t context : contexts) report.tables.push_back(table(totals, context));
   separation(totals, contexts, report);
-  report.csv_header = {"method",     "k",        "context",        "depth",
+  report.csv.header = {"method",     "k",        "context",        "depth",
                        "prompts",    "accuracy", "equal_to_exact", "keys_not_read",
                        "rows_scored"};
   for (size_t m = 0; m < methods_.size(); ++m) {
     for (const auto& [place, total] : totals[m]) {
       const double last = static_cast<double>(input_.options.prompts.depths - 1);
-      report.csv.push_back(
+      report.csv.rows.push_back(
           {methods_[m].name, methods_[m].k == 0 ? "" : std::to_string(methods_[m].k),
            context_name(place.context),
            place.depth < 0 ? "all" : fmt::format("{:.4g}", static_cast<double>(place.depth) / last),
-           std::to_string(total.prompts), fmt::format("{:.6g}", total.accuracy()),
-           fmt::format("{:.6g}", total.share_equal()), fmt::format("{:.6g}", total.saving()),
+           std::to_string(total.prompts), six_digits(total.accuracy()),
+           six_digits(total.share_equal()), six_digits(total.saving()),
            std::to_string(total.sum.rows_scored)});
     }
   }

@@ -4,12 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "analysis/figures/bar_chart.h"
 #include "command_line/interrupt.h"
+#include "decode_record/base/nan.h"
 #include "probe/policies/exact_policy.h"
 #include "probe/study/study.h"
 #include "probe/verify/fidelity.h"
@@ -23,6 +22,8 @@ struct Distance {
   ErrorTotals first_layer, all_layers;
   double kl = 0.0;
   int64_t positions = 0;
+
+  double mean_kl() const { return positions == 0 ? kNaN : kl / static_cast<double>(positions); }
 };
 
 nlohmann::json to_json(const Distance& distance) {
@@ -70,6 +71,11 @@ class ResidualStudy : public PromptStudy {
   StudyReport report(const std::vector<nlohmann::json>& values) const override;
 
  private:
+  std::vector<std::string> labels() const;
+  std::vector<TableCell> cells_of(size_t m, const std::string& task, const MethodTotals& total,
+                                  const Distance& distance) const;
+  Figure figure(const std::vector<Distance>& distances) const;  // by method; exact has none
+
   std::vector<StudyMethod> methods_;
 };
 
@@ -117,12 +123,59 @@ nlohmann::json ResidualStudy::measure(size_t cell) {
   return json;
 }
 
-StudyReport ResidualStudy::report(const std::vector<nlohmann::json>& values) const {
-  std::vector<std::string> tasks;  // "" of given prompts
-  for (const StudyPrompt& prompt : prompts_) {
-    if (std::ranges::find(tasks, prompt.task) == tasks.end()) tasks.push_back(prompt.task);
+std::vector<std::string> ResidualStudy::labels() const {
+  std::vector<std::string> labels;
+  for (const StudyMethod& method : methods_) {
+    const auto& density = method.policy.density;
+    labels.push_back(density ? fmt::format("{} {:g} %", method.name, 100.0 * *density)
+                             : method.name);
   }
-  std::vector<std::map<std::string, MethodTotals>> totals(methods_.size());
+  return labels;
+}
+
+std::vector<TableCell> ResidualStudy::cells_of(size_t m, const std::string& task,
+                                               const MethodTotals& total,
+                                               const Distance& distance) const {
+  const auto& density = methods_[m].policy.density;
+  const NumberText five = [](double value) { return report_number(value, 5); };
+  const NumberText four = [](double value) { return report_number(value); };
+  return {{"", "method", methods_[m].name},
+          {"method", "", labels()[m]},
+          {"", "density", density ? fmt::format("{:g}", *density) : ""},
+          {"", "task", task},
+          {"", "prompts", total.prompts},
+          {"", "accuracy", total.accuracy()},
+          {"", "equal_to_exact", total.share_equal()},
+          {"", "keys_not_read", total.saving()},
+          {"L1 first layer", "l1_first_layer", distance.first_layer.l1(), five},
+          {"L1 all layers", "l1", distance.all_layers.l1(), five},
+          {"relative L2", "relative_l2", distance.all_layers.relative_l2(), four},
+          {"KL", "kl", distance.mean_kl(), five}};
+}
+
+Figure ResidualStudy::figure(const std::vector<Distance>& distances) const {
+  BarChart bars{.x_label = "density (%)", .y_label = "L1 to exact attention, all layers"};
+  bars.series = {{"sparsed", {}}, {"sparsed+flashblock", {}}};
+  double largest = 0.0;
+  for (size_t m = 1; m < methods_.size(); ++m) {
+    const bool residual = methods_[m].name != "sparsed";
+    if (!residual) {
+      bars.groups.push_back(fmt::format("{:g}", 100.0 * methods_[m].policy.density.value_or(0.0)));
+    }
+    bars.series[residual ? 1 : 0].values.push_back(distances[m].all_layers.l1());
+    largest = std::max(largest, distances[m].all_layers.l1());
+  }
+  bars.y_upper = largest > 0.0 ? 1.1 * largest : 1.0;
+  Figure figure;
+  figure.name = "residual";
+  figure.title = "What the attention over unselected keys adds";
+  figure.caption = fmt::format("{} prompts; as FlashBlock, Table 3, all layers.", prompts_.size());
+  draw_bars(bars, figure);
+  return figure;
+}
+
+StudyReport ResidualStudy::report(const std::vector<nlohmann::json>& values) const {
+  std::vector<TaskTotals> totals(methods_.size());
   std::vector<Distance> distances(methods_.size());
   for (size_t p = 0; p < prompts_.size(); ++p) {
     for (size_t m = 0; m < methods_.size(); ++m) {
@@ -130,78 +183,25 @@ StudyReport ResidualStudy::report(const std::vector<nlohmann::json>& values) con
       if (m > 0) add_json(values[p].at(m).at("distance"), distances[m]);
     }
   }
-  const auto label = [&](size_t m) {
-    const auto& density = methods_[m].policy.density;
-    return density ? fmt::format("{} {:g} %", methods_[m].name, 100.0 * *density)
-                   : methods_[m].name;
-  };
   StudyReport report;
-  ReportTable accuracy{"residual",
-                       "Accuracy by density of the selection, in percent",
-                       fmt::format("n = {} prompts a cell. Sets per block. As FlashBlock, Table 2.",
-                                   totals.front().begin()->second.prompts),
-                       {{"method"}, {}}};
-  for (const std::string& task : tasks)
-    accuracy.table.header.push_back(task.empty() ? "prompts" : task);
-  accuracy.table.header.insert(accuracy.table.header.end(), {"equal to exact", "keys not read"});
-  ReportTable error{"residual-error",
+  report.tables = {{"residual", "Accuracy by density of the selection, in percent",
+                    fmt::format("n = {} prompts a cell. Sets per block. As FlashBlock, Table 2.",
+                                totals.front().begin()->second.prompts),
+                    accuracy_by_task("method", labels(), tasks_of(prompts_), totals)},
+                   {"residual-error",
                     "Distance to exact attention, and of the predictions",
                     "Under replay of the exact run. L1: mean |difference| per element of the "
                     "attention output; first order (the same queries). KL: nats a masked position. "
                     "As FlashBlock, Table 3.",
-                    {{"method", "L1 first layer", "L1 all layers", "relative L2", "KL"}, {}}};
-  report.csv_header = {
-      "method",        "density",        "task", "prompts",     "accuracy", "equal_to_exact",
-      "keys_not_read", "l1_first_layer", "l1",   "relative_l2", "kl"};
-  BarChart bars{.x_label = "density (%)", .y_label = "L1 to exact attention, all layers"};
-  bars.series = {{"sparsed", {}}, {"sparsed+flashblock", {}}};
-  double largest = 0.0;
+                    {}}};
   for (size_t m = 0; m < methods_.size(); ++m) {
-    MethodTotals all;
-    std::vector<std::string> row{label(m)};
-    const Distance& distance = distances[m];
-    const double kl = distance.positions == 0
-                          ? std::nan("")
-                          : distance.kl / static_cast<double>(distance.positions);
-    for (const std::string& task : tasks) {
-      const MethodTotals& total = totals[m].at(task);
-      row.push_back(percent_number(total.accuracy()));
-      all.prompts += total.prompts;
-      all.sum.tokens += total.sum.tokens;
-      all.sum.equal += total.sum.equal;
-      all.sum.rows += total.sum.rows;
-      all.sum.rows_read += total.sum.rows_read;
-      report.csv.push_back(
-          {methods_[m].name,
-           methods_[m].policy.density ? fmt::format("{:g}", *methods_[m].policy.density) : "", task,
-           std::to_string(total.prompts), fmt::format("{:.6g}", total.accuracy()),
-           fmt::format("{:.6g}", total.share_equal()), fmt::format("{:.6g}", total.saving()),
-           fmt::format("{:.6g}", distance.first_layer.l1()),
-           fmt::format("{:.6g}", distance.all_layers.l1()),
-           fmt::format("{:.6g}", distance.all_layers.relative_l2()), fmt::format("{:.6g}", kl)});
+    for (const auto& task : tasks_of(prompts_)) {
+      const auto cells = cells_of(m, task, totals[m].at(task), distances[m]);
+      report.csv.add_csv(cells);
+      if (m > 0 && task == prompts_.front().task) report.tables.back().table.add_text(cells);
     }
-    row.push_back(percent_number(all.share_equal()));
-    row.push_back(percent_number(all.saving()));
-    accuracy.table.rows.push_back(std::move(row));
-    if (m == 0) continue;
-    error.table.rows.push_back({label(m), report_number(distance.first_layer.l1(), 5),
-                                report_number(distance.all_layers.l1(), 5),
-                                report_number(distance.all_layers.relative_l2()),
-                                report_number(kl, 5)});
-    const bool residual = methods_[m].name != "sparsed";
-    if (!residual) {
-      bars.groups.push_back(fmt::format("{:g}", 100.0 * methods_[m].policy.density.value_or(0.0)));
-    }
-    bars.series[residual ? 1 : 0].values.push_back(distance.all_layers.l1());
-    largest = std::max(largest, distance.all_layers.l1());
   }
-  bars.y_upper = largest > 0.0 ? 1.1 * largest : 1.0;
-  report.tables = {std::move(accuracy), std::move(error)};
-  Figure& figure = report.figures.emplace_back();
-  figure.name = "residual";
-  figure.title = "What the attention over unselected keys adds";
-  figure.caption = fmt::format("{} prompts; as FlashBlock, Table 3, all layers.", prompts_.size());
-  draw_bars(bars, figure);
+  report.figures = {figure(distances)};
   return report;
 }
 

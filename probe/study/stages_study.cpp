@@ -68,6 +68,8 @@ class StagesStudy : public Study {
   }
   nlohmann::json capture(size_t cell, const LoadedModel& model, const DecodeOptions& decode,
                          const std::vector<RunPrompt>& prompts, const std::string& replay);
+  void add_stages(const TraceGroup& trained, const TraceGroup& backbone, StudyReport& report) const;
+  void add_recall(const TraceGroup& trained, const TraceGroup& backbone, StudyReport& report) const;
 
   StudyInput input_;
   std::vector<StudyPrompt> prompts_;
@@ -103,33 +105,28 @@ nlohmann::json StagesStudy::capture(size_t cell, const LoadedModel& model,
                                                            static_cast<double>(totals.scored))}};
 }
 
-StudyReport StagesStudy::report(const std::vector<nlohmann::json>& values) const {
-  for (size_t cell = 0; cell < 2; ++cell) {
-    if (std::filesystem::exists(trace(cell))) continue;
-    throw Error(
-        fmt::format("{}: expected the trace that was captured, found none. HINT: --force "
-                    "captures again",
-                    trace(cell)));
-  }
-  const TraceGroup trained({trace(0)});
-  const TraceGroup backbone({trace(1)});
-  StudyReport report;
+/// Table 2.
+void StagesStudy::add_stages(const TraceGroup& trained, const TraceGroup& backbone,
+                             StudyReport& report) const {
   const MetricResult stages = compare_query_statistics(trained, backbone);
   if (std::optional<ReportTable> table = query_stages(stages)) {
     table->caption +=
         fmt::format(" n = {} prompts, k = {}.", prompts_.size(), input_.options.set_sizes.back());
     report.tables.push_back(std::move(*table));
   }
-  report.csv_header = {"quantity", "model", "k", "step", "value", "n"};
   const ResultArray& means = stages.array("stages");
   for (size_t s = 0; s < means.axes[0].size(); ++s) {
     for (size_t m = 0; m < means.axes[1].size(); ++m) {
-      report.csv.push_back(
-          {means.axes[0].label(s), means.axes[1].label(m), "", "",
-           fmt::format("{:.6g}", means.at({s, m})),
+      report.csv.rows.push_back(
+          {means.axes[0].label(s), means.axes[1].label(m), "", "", six_digits(means.at({s, m})),
            std::to_string(means.terms.empty() ? 0 : means.terms[s * means.axes[1].size() + m])});
     }
   }
+}
+
+/// Fig. 2.
+void StagesStudy::add_recall(const TraceGroup& trained, const TraceGroup& backbone,
+                             StudyReport& report) const {
   MetricOptions options;
   options.set_sizes = input_.options.set_sizes;
   LineChart chart{.x_label = "denoising step t", .y_label = "recall r(t)"};
@@ -152,9 +149,8 @@ StudyReport StagesStudy::report(const std::vector<nlohmann::json>& values) const
     for (Curve& curve : curves_of(by_step, "step", "k", fmt::format("{}, k = ", name))) {
       for (size_t i = 0; i < curve.x.size(); ++i) {
         if (!std::isfinite(curve.y[i])) continue;
-        report.csv.push_back({"recall", name, curve.title.substr(curve.title.rfind(' ') + 1),
-                              fmt::format("{:g}", curve.x[i]), fmt::format("{:.6g}", curve.y[i]),
-                              ""});
+        report.csv.rows.push_back({"recall", name, curve.title.substr(curve.title.rfind(' ') + 1),
+                                   fmt::format("{:g}", curve.x[i]), six_digits(curve.y[i]), ""});
       }
       chart.curves.push_back(std::move(curve));
     }
@@ -169,6 +165,22 @@ StudyReport StagesStudy::report(const std::vector<nlohmann::json>& values) const
       prompts_.size());
   draw_chart(chart, figure);
   figure.width = 900;
+}
+
+StudyReport StagesStudy::report(const std::vector<nlohmann::json>& values) const {
+  for (size_t cell = 0; cell < 2; ++cell) {
+    if (std::filesystem::exists(trace(cell))) continue;
+    throw Error(
+        fmt::format("{}: expected the trace that was captured, found none. HINT: --force "
+                    "captures again",
+                    trace(cell)));
+  }
+  const TraceGroup trained({trace(0)});
+  const TraceGroup backbone({trace(1)});
+  StudyReport report;
+  report.csv.header = {"quantity", "model", "k", "step", "value", "n"};
+  add_stages(trained, backbone, report);
+  add_recall(trained, backbone, report);
   if (!values.front().at("accuracy").is_null()) {
     report.notes.push_back(
         fmt::format("the trained model solved {} % of the prompts",

@@ -130,4 +130,32 @@ std::string percent_number(double share) {
   return std::isfinite(share) ? fmt::format("{:.1f}", 100.0 * share) : "-";
 }
 
+std::vector<std::string> tasks_of(const std::vector<StudyPrompt>& prompts) {
+  std::vector<std::string> tasks;
+  for (const StudyPrompt& prompt : prompts) {
+    if (std::ranges::find(tasks, prompt.task) == tasks.end()) tasks.push_back(prompt.task);
+  }
+  return tasks;
+}
+
+NumberTable accuracy_by_task(const std::string& title, const std::vector<std::string>& names,
+                             const std::vector<std::string>& tasks,
+                             const std::vector<TaskTotals>& totals) {
+  NumberTable table{{title}, {}};
+  for (const std::string& task : tasks) table.header.push_back(task.empty() ? "prompts" : task);
+  table.header.insert(table.header.end(), {"equal to exact", "keys not read"});
+  for (size_t m = 0; m < names.size(); ++m) {
+    std::vector<std::string>& row = table.rows.emplace_back(1, names[m]);
+    MethodTotals all;
+    for (const std::string& task : tasks) {
+      const MethodTotals& total = totals[m].at(task);
+      row.push_back(percent_number(total.accuracy()));
+      all.add(total.sum);
+    }
+    row.push_back(percent_number(all.share_equal()));
+    row.push_back(percent_number(all.saving()));
+  }
+  return table;
+}
+
 }  // namespace blockscope

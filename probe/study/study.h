@@ -47,12 +47,12 @@ struct StudyInput {
   const ModelFlags& model_flags;
 };
 
-/// What a reader gets: tables for the terminal, one row a number for CSV, pictures.
+/// What a reader gets: tables for the terminal, one row a number for CSV, pictures. Where text and
+/// CSV have the same rows, both come from one list of TableCell.
 struct StudyReport {
   std::vector<ReportTable> tables;
   std::vector<std::string> notes;  // sentences below the tables
-  std::vector<std::string> csv_header;
-  std::vector<std::vector<std::string>> csv;
+  NumberTable csv;
   std::vector<Figure> figures;
 };
 
@@ -108,5 +108,14 @@ std::unique_ptr<Study> make_time_study(const StudyInput& input);
 
 /// "41.2", one decimal of a share in percent; "-" for NaN.
 std::string percent_number(double share);
+
+/// Each once, in the order of the prompts; "" of given ones.
+std::vector<std::string> tasks_of(const std::vector<StudyPrompt>& prompts);
+using TaskTotals = std::map<std::string, MethodTotals>;
+/// A row for each method: its accuracy by task, and over all tasks the share of tokens equal to
+/// the first method's and of keys not read. `title`: of the methods' names.
+NumberTable accuracy_by_task(const std::string& title, const std::vector<std::string>& names,
+                             const std::vector<std::string>& tasks,
+                             const std::vector<TaskTotals>& totals);
 
 }  // namespace blockscope

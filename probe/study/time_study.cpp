@@ -38,56 +38,8 @@ class TimeStudy : public Study {
       throw UsageError(
           fmt::format("study time: --k: expected one set size, got {}", options.set_sizes.size()));
     }
-    const int64_t k = options.set_sizes.front();
-    methods_.push_back({"exact", {}, 0});
-    const auto add = [&](std::string label, const char* name, auto change) {
-      PolicyOptions policy;
-      policy.policy = name;
-      change(policy);
-      methods_.push_back({std::move(label), policy, 0});
-    };
-    const auto sparse = [&](PolicyOptions& policy) {
-      policy.k = k;
-      policy.exact_layers = options.exact_layers;
-    };
-    add("mage", "mage", sparse);
-    add("mage, one thread", "mage", [&](PolicyOptions& policy) {
-      sparse(policy);
-      policy.no_overlap = true;
-    });
-    add("mage+flashblock", "mage+flashblock", sparse);
-    add("sparsed", "sparsed", sparse);
-    for (const int64_t page : options.pages) {
-      add(fmt::format("quest p={}", page), "quest", [&](PolicyOptions& policy) {
-        sparse(policy);
-        policy.page = page;
-      });
-    }
-    for (const int64_t tau : options.taus) {
-      add(fmt::format("flashblock tau={}", tau), "flashblock",
-          [&](PolicyOptions& policy) { policy.tau = tau; });
-    }
-    for (const int64_t context : options.prompts.contexts) {
-      const int64_t whole = context / block_length() * block_length();
-      for (const int64_t steps : steps_per_block()) {
-        if (steps > block_length()) {
-          throw UsageError(
-              fmt::format("study time: --steps: expected at most the block length {}, got {}. "
-                          "HINT: a block has "
-                          "no more positions to decide; --block-length makes it longer",
-                          block_length(), steps));
-        }
-        cells_.push_back({whole, steps});
-      }
-      const int64_t end = whole + options.blocks * block_length();
-      if (end > largest_position_count(input.model.config)) {
-        throw UsageError(
-            fmt::format("study time: --contexts: expected at most the {} positions of this model "
-                        "with {} blocks, "
-                        "got {}",
-                        largest_position_count(input.model.config), options.blocks, context));
-      }
-    }
+    add_methods();
+    for (const int64_t context : options.prompts.contexts) add_cells(context);
   }
 
   std::vector<std::string> cells() const override {
@@ -115,6 +67,8 @@ class TimeStudy : public Study {
     double attention_bytes = 0.0, choosing_bytes = 0.0, flops = 0.0;  // per denoising step
   };
 
+  void add_methods();
+  void add_cells(int64_t context);
   int64_t block_length() const { return input_.decode.block_length(); }
   bool on_device() const { return !input_.model.device.is_cpu(); }
   std::vector<int64_t> steps_per_block() const {
@@ -123,6 +77,10 @@ class TimeStudy : public Study {
   }
   std::vector<Summary> summaries(const nlohmann::json& turns) const;
   double weight_bytes() const { return static_cast<double>(input_.model.checkpoint_bytes); }
+  using Cells = std::vector<TableCell>;
+  Cells block_cells(const Summary& s, const Summary& exact) const;
+  static Cells step_cells(const Summary& s);
+  void add_rows(size_t cell, const std::vector<Summary>& summaries, StudyReport& report) const;
   Figure speedups(const std::vector<std::vector<Summary>>& all) const;
   Figure breakdown(const std::vector<Summary>& summaries, const Cell& cell) const;
 
@@ -130,6 +88,61 @@ class TimeStudy : public Study {
   std::vector<StudyMethod> methods_;
   std::vector<Cell> cells_;
 };
+
+void TimeStudy::add_methods() {
+  const StudyOptions& options = input_.options;
+  const int64_t k = options.set_sizes.front();
+  methods_.push_back({"exact", {}, 0});
+  const auto add = [&](std::string label, const char* name, auto change) {
+    PolicyOptions policy;
+    policy.policy = name;
+    change(policy);
+    methods_.push_back({std::move(label), policy, 0});
+  };
+  const auto sparse = [&](PolicyOptions& policy) {
+    policy.k = k;
+    policy.exact_layers = options.exact_layers;
+  };
+  add("mage", "mage", sparse);
+  add("mage, one thread", "mage", [&](PolicyOptions& policy) {
+    sparse(policy);
+    policy.no_overlap = true;
+  });
+  add("mage+flashblock", "mage+flashblock", sparse);
+  add("sparsed", "sparsed", sparse);
+  for (const int64_t page : options.pages) {
+    add(fmt::format("quest p={}", page), "quest", [&](PolicyOptions& policy) {
+      sparse(policy);
+      policy.page = page;
+    });
+  }
+  for (const int64_t tau : options.taus) {
+    add(fmt::format("flashblock tau={}", tau), "flashblock",
+        [&](PolicyOptions& policy) { policy.tau = tau; });
+  }
+}
+
+void TimeStudy::add_cells(int64_t context) {
+  const int64_t whole = context / block_length() * block_length();
+  for (const int64_t steps : steps_per_block()) {
+    if (steps > block_length()) {
+      throw UsageError(
+          fmt::format("study time: --steps: expected at most the block length {}, got {}. "
+                      "HINT: a block has "
+                      "no more positions to decide; --block-length makes it longer",
+                      block_length(), steps));
+    }
+    cells_.push_back({whole, steps});
+  }
+  const int64_t end = whole + input_.options.blocks * block_length();
+  if (end > largest_position_count(input_.model.config)) {
+    throw UsageError(
+        fmt::format("study time: --contexts: expected at most the {} positions of this model "
+                    "with {} blocks, "
+                    "got {}",
+                    largest_position_count(input_.model.config), input_.options.blocks, context));
+  }
+}
 
 nlohmann::json TimeStudy::measure(size_t index) {
   const Cell& cell = cells_[index];
@@ -221,72 +234,83 @@ std::vector<TimeStudy::Summary> TimeStudy::summaries(const nlohmann::json& turns
   return result;
 }
 
-StudyReport TimeStudy::report(const std::vector<nlohmann::json>& values) const {
-  StudyReport report;
-  ReportTable blocks{
-      "time",
-      "Time per output block, milliseconds, and how many times faster than exact",
-      fmt::format(
-          "{} blocks of {} positions, batch {}, k = {}, random prefix; all denoising steps "
-          "and the commit pass, without prefill; median of {} turns [least, most]. \"bytes\": "
-          "exact's over the method's, key and value bytes a step with what choosing reads; "
-          "\"with weights\": the same with the {:.0f} MB of weights that every step reads; "
-          "FLOPs of attention and choosing. As MAGE, Figs. 5 and 7.",
-          input_.options.blocks, block_length(), input_.options.batch_size,
-          input_.options.set_sizes.front(), input_.options.repeats, weight_bytes() / kMega),
-      {{"context", "steps", "method", "ms a block", "speedup", "bytes", "with weights", "FLOPs"},
-       {}}};
-  ReportTable steps{
-      "time-steps",
-      "One denoising step, milliseconds: attention, choosing keys, the rest; steps that choose "
-      "apart",
-      "Means over steps. Choosing: on the decoding thread, waiting for the second one included. "
-      "\"beside\": on the second thread, per step that chooses, and what of it was waited for. On "
-      "a "
-      "device the parts are unknown. As MAGE, Fig. 6.",
-      {{"context", "steps", "method", "step", "attention", "choosing", "rest", "share choosing",
-        "a choosing step", "another step", "beside", "waited"},
-       {}}};
-  report.csv_header = {"context",        "steps",          "method",           "block_ms",
-                       "block_ms_least", "block_ms_most",  "speedup",          "speedup_least",
-                       "speedup_most",   "step_ms",        "attention_ms",     "choosing_ms",
-                       "rest_ms",        "choosing_share", "choosing_step_ms", "other_step_ms",
-                       "beside_ms",      "waited_ms",      "attention_bytes",  "choosing_bytes",
-                       "attention_flops"};
-  std::vector<std::vector<Summary>> all;
-  for (size_t c = 0; c < cells_.size(); ++c) {
-    all.push_back(summaries(values[c]));
-    const Summary& exact = all.back().front();
-    for (size_t m = 0; m < methods_.size(); ++m) {
-      const Summary& s = all.back()[m];
-      const std::string context = std::to_string(cells_[c].context);
-      const std::string per_block = std::to_string(cells_[c].steps);
-      const double bytes = s.attention_bytes + s.choosing_bytes;
-      blocks.table.rows.push_back(
-          {context, per_block, methods_[m].name, fmt::format("{:.1f}", s.block_ms.median),
-           fmt::format("{:.2f} [{:.2f}, {:.2f}]", s.speedup.median, s.speedup.low, s.speedup.high),
-           fmt::format("{:.2f}", exact.attention_bytes / bytes),
-           fmt::format("{:.2f}",
-                       (exact.attention_bytes + weight_bytes()) / (bytes + weight_bytes())),
-           fmt::format("{:.2f}", exact.flops / s.flops)});
-      const auto ms = [](double value) {
-        return std::isfinite(value) ? fmt::format("{:.2f}", value) : std::string("-");
-      };
-      steps.table.rows.push_back({context, per_block, methods_[m].name, ms(s.step), ms(s.attention),
-                                  ms(s.choosing), ms(s.rest), percent_number(s.estimating_share),
-                                  ms(s.estimating), ms(s.other), ms(s.beside), ms(s.waited)});
-      std::vector<std::string> row{context, per_block, methods_[m].name};
-      for (const double value :
-           {s.block_ms.median, s.block_ms.low, s.block_ms.high, s.speedup.median, s.speedup.low,
-            s.speedup.high, s.step, s.attention, s.choosing, s.rest, s.estimating_share,
-            s.estimating, s.other, s.beside, s.waited, s.attention_bytes, s.choosing_bytes,
-            s.flops}) {
-        row.push_back(std::isfinite(value) ? fmt::format("{:.6g}", value) : "");
-      }
-      report.csv.push_back(std::move(row));
-    }
+TimeStudy::Cells TimeStudy::block_cells(const Summary& s, const Summary& exact) const {
+  const double bytes = s.attention_bytes + s.choosing_bytes;
+  return {{"ms a block", "block_ms", s.block_ms.median, decimals<1>},
+          {"", "block_ms_least", s.block_ms.low},
+          {"", "block_ms_most", s.block_ms.high},
+          {"speedup", "",
+           fmt::format("{:.2f} [{:.2f}, {:.2f}]", s.speedup.median, s.speedup.low, s.speedup.high)},
+          {"", "speedup", s.speedup.median},
+          {"", "speedup_least", s.speedup.low},
+          {"", "speedup_most", s.speedup.high},
+          {"bytes", "", exact.attention_bytes / bytes},
+          {"with weights", "", (exact.attention_bytes + weight_bytes()) / (bytes + weight_bytes())},
+          {"FLOPs", "", exact.flops / s.flops}};
+}
+
+TimeStudy::Cells TimeStudy::step_cells(const Summary& s) {
+  const NumberText ms = [](double value) {
+    return std::isfinite(value) ? decimals<2>(value) : std::string("-");
+  };
+  return {{"step", "step_ms", s.step, ms},
+          {"attention", "attention_ms", s.attention, ms},
+          {"choosing", "choosing_ms", s.choosing, ms},
+          {"rest", "rest_ms", s.rest, ms},
+          {"share choosing", "choosing_share", s.estimating_share, percent_number},
+          {"a choosing step", "choosing_step_ms", s.estimating, ms},
+          {"another step", "other_step_ms", s.other, ms},
+          {"beside", "beside_ms", s.beside, ms},
+          {"waited", "waited_ms", s.waited, ms},
+          {"", "attention_bytes", s.attention_bytes},
+          {"", "choosing_bytes", s.choosing_bytes},
+          {"", "attention_flops", s.flops}};
+}
+
+void TimeStudy::add_rows(size_t cell, const std::vector<Summary>& summaries,
+                         StudyReport& report) const {
+  const auto joined = [](Cells a, const Cells& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+  };
+  for (size_t m = 0; m < methods_.size(); ++m) {
+    const Cells head{{"context", "context", cells_[cell].context},
+                     {"steps", "steps", cells_[cell].steps},
+                     {"method", "method", methods_[m].name}};
+    const Cells block = joined(head, block_cells(summaries[m], summaries.front()));
+    const Cells step = step_cells(summaries[m]);
+    report.tables[0].table.add_text(block);
+    report.tables[1].table.add_text(joined(head, step));
+    report.csv.add_csv(joined(block, step), [](double value) {
+      return std::isfinite(value) ? six_digits(value) : std::string();
+    });
   }
-  report.tables = {std::move(blocks), std::move(steps)};
+}
+
+StudyReport TimeStudy::report(const std::vector<nlohmann::json>& values) const {
+  std::vector<std::vector<Summary>> all;
+  for (const nlohmann::json& turns : values) all.push_back(summaries(turns));
+  StudyReport report;
+  report.tables = {
+      {"time",
+       "Time per output block, milliseconds, and how many times faster than exact",
+       fmt::format(
+           "{} blocks of {} positions, batch {}, k = {}, random prefix; all denoising steps "
+           "and the commit pass, without prefill; median of {} turns [least, most]. \"bytes\": "
+           "exact's over the method's, key and value bytes a step with what choosing reads; "
+           "\"with weights\": the same with the {:.0f} MB of weights that every step reads; "
+           "FLOPs of attention and choosing. As MAGE, Figs. 5 and 7.",
+           input_.options.blocks, block_length(), input_.options.batch_size,
+           input_.options.set_sizes.front(), input_.options.repeats, weight_bytes() / kMega),
+       {}},
+      {"time-steps",
+       "One denoising step, milliseconds: attention, choosing keys, the rest; steps that choose "
+       "apart",
+       "Means over steps. Choosing: on the decoding thread, waiting for the second one included. "
+       "\"beside\": on the second thread, per step that chooses, and what of it was waited for. On "
+       "a device the parts are unknown. As MAGE, Fig. 6.",
+       {}}};
+  for (size_t c = 0; c < cells_.size(); ++c) add_rows(c, all[c], report);
   report.figures = {speedups(all)};
   if (!on_device()) report.figures.push_back(breakdown(all.back(), cells_.back()));
   return report;

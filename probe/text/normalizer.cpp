@@ -57,35 +57,35 @@ std::string replace(std::string_view text, const Regex& pattern, const std::stri
 
 }  // namespace
 
-Regex read_pattern(const JsonView& json) {
-  if (const auto text = json.find("String")) {
+Regex read_pattern(const JsonView& node) {
+  if (const auto text = node.find("String")) {
     return Regex(Regex::escape(text->string()), text->place());
   }
-  if (const auto pattern = json.find("Regex")) return Regex(pattern->string(), pattern->place());
-  json.fail(R"({"String": ...} or {"Regex": ...})");
+  if (const auto pattern = node.find("Regex")) return Regex(pattern->string(), pattern->place());
+  node.fail(R"({"String": ...} or {"Regex": ...})");
 }
 
-Normalizer Normalizer::from_json(const JsonView& json) {
+Normalizer Normalizer::from_json(const JsonView& node) {
   Normalizer normalizer;
-  if (!json.raw().is_null()) normalizer.append(json, 0);
+  if (!node.raw().is_null()) normalizer.append(node, 0);
   return normalizer;
 }
 
-void Normalizer::append(const JsonView& json, int depth) {
-  const JsonView type_view = json.at("type");
+void Normalizer::append(const JsonView& node, int depth) {
+  const JsonView type_view = node.at("type");
   const std::string type = type_view.string();
   if (const auto form = parse_normal_form(type)) {
     steps_.emplace_back(*form);
   } else if (type == "Lowercase") {
     steps_.emplace_back(Lowercase{});
   } else if (type == "Strip") {
-    steps_.emplace_back(Strip{json.at("strip_left").boolean(), json.at("strip_right").boolean()});
+    steps_.emplace_back(Strip{node.at("strip_left").boolean(), node.at("strip_right").boolean()});
   } else if (type == "Prepend") {
-    steps_.emplace_back(Prepend{json.at("prepend").string()});
+    steps_.emplace_back(Prepend{node.at("prepend").string()});
   } else if (type == "Replace") {
-    steps_.emplace_back(Replace{read_pattern(json.at("pattern")), json.at("content").string()});
+    steps_.emplace_back(Replace{read_pattern(node.at("pattern")), node.at("content").string()});
   } else if (type == "Sequence" && depth < kMaxComponentDepth) {
-    for (const JsonView& step : json.at("normalizers").elements()) append(step, depth + 1);
+    for (const JsonView& step : node.at("normalizers").elements()) append(step, depth + 1);
   } else {
     type_view.fail(std::string(kSupported),
                    "this normalizer is not supported; give prompts as input_ids");

@@ -19,7 +19,7 @@ class Normalizer {
   Normalizer() = default;
 
   /// `json` is the value of the key "normalizer", null included. Throws CheckpointError.
-  static Normalizer from_json(const JsonView& json);
+  static Normalizer from_json(const JsonView& node);
 
   /// `text` must be well-formed UTF-8; so is the result.
   std::string apply(std::string_view text) const;
@@ -39,13 +39,13 @@ class Normalizer {
   };
   using Step = std::variant<NormalForm, Lowercase, Strip, Prepend, Replace>;
 
-  void append(const JsonView& json, int depth);
+  void append(const JsonView& node, int depth);
 
   std::vector<Step> steps_;
 };
 
 /// Reads {"String": s} or {"Regex": s}, as Replace and Split spell patterns.
-Regex read_pattern(const JsonView& json);
+Regex read_pattern(const JsonView& node);
 
 /// Sequences may nest; this deep at most.
 inline constexpr int kMaxComponentDepth = 16;

@@ -23,35 +23,35 @@ const Regex& gpt2_pattern() {
 
 }  // namespace
 
-PreTokenizer PreTokenizer::from_json(const JsonView& json) {
+PreTokenizer PreTokenizer::from_json(const JsonView& node) {
   PreTokenizer pre_tokenizer;
-  if (!json.raw().is_null()) pre_tokenizer.append(json, 0);
+  if (!node.raw().is_null()) pre_tokenizer.append(node, 0);
   return pre_tokenizer;
 }
 
-PreTokenizer::Behavior PreTokenizer::read_behavior(const JsonView& json) {
-  const std::string name = json.string();
+PreTokenizer::Behavior PreTokenizer::read_behavior(const JsonView& node) {
+  const std::string name = node.string();
   if (name == "Removed") return Behavior::kRemoved;
   if (name == "Isolated") return Behavior::kIsolated;
   if (name == "Contiguous") return Behavior::kContiguous;
   if (name == "MergedWithPrevious") return Behavior::kMergedWithPrevious;
   if (name == "MergedWithNext") return Behavior::kMergedWithNext;
-  json.fail("Removed, Isolated, Contiguous, MergedWithPrevious or MergedWithNext");
+  node.fail("Removed, Isolated, Contiguous, MergedWithPrevious or MergedWithNext");
 }
 
-void PreTokenizer::append(const JsonView& json, int depth) {
-  const JsonView type_view = json.at("type");
+void PreTokenizer::append(const JsonView& node, int depth) {
+  const JsonView type_view = node.at("type");
   const std::string type = type_view.string();
   if (type == "Split") {
-    steps_.emplace_back(Split{read_pattern(json.at("pattern")), read_behavior(json.at("behavior")),
-                              json.at("invert").boolean()});
+    steps_.emplace_back(Split{read_pattern(node.at("pattern")), read_behavior(node.at("behavior")),
+                              node.at("invert").boolean()});
   } else if (type == "Digits") {
-    steps_.emplace_back(Digits{json.at("individual_digits").boolean()});
+    steps_.emplace_back(Digits{node.at("individual_digits").boolean()});
   } else if (type == "ByteLevel") {
     steps_.emplace_back(
-        ByteLevel{json.at("add_prefix_space").boolean(), json.boolean_or("use_regex", true)});
+        ByteLevel{node.at("add_prefix_space").boolean(), node.boolean_or("use_regex", true)});
   } else if (type == "Sequence" && depth < kMaxComponentDepth) {
-    for (const JsonView& step : json.at("pretokenizers").elements()) append(step, depth + 1);
+    for (const JsonView& step : node.at("pretokenizers").elements()) append(step, depth + 1);
   } else {
     type_view.fail("one of Split, ByteLevel, Digits, Sequence",
                    "this pre-tokenizer is not supported; give prompts as input_ids");

@@ -22,7 +22,7 @@ class PreTokenizer {
   PreTokenizer() = default;
 
   /// `json` is the value of the key "pre_tokenizer", null included. Throws CheckpointError.
-  static PreTokenizer from_json(const JsonView& json);
+  static PreTokenizer from_json(const JsonView& node);
 
   /// Hands the words of `text`, which must be well-formed UTF-8, to `sink`, from left to right;
   /// none is empty. Needs memory for the longest word, not for all of them.
@@ -49,14 +49,14 @@ class PreTokenizer {
 
   class Merger;
 
-  static Behavior read_behavior(const JsonView& json);
+  static Behavior read_behavior(const JsonView& node);
   static void run(const Split& step, std::string_view word, const WordSink& sink);
   static void run(const Digits& step, std::string_view word, const WordSink& sink);
   static void run(const ByteLevel& step, std::string_view word, const WordSink& sink);
   static void split(std::string_view word, const Regex& pattern, Behavior behavior, bool invert,
                     const WordSink& sink);
   void run_from(std::size_t step, std::string_view word, const WordSink& sink) const;
-  void append(const JsonView& json, int depth);
+  void append(const JsonView& node, int depth);
 
   std::vector<Step> steps_;
 };

@@ -35,7 +35,7 @@ struct AddedToken {
 };
 
 /// Ids with a role, from tokenizer_config.json and special_tokens_map.json (each may be absent).
-/// They are what the files *say*: the mask id a run uses is resolved by the architecture table.
+/// They are what the files *say*: the mask id a run uses is resolved with the family table.
 struct SpecialIds {
   std::optional<TokenId> bos;
   std::optional<TokenId> eos;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "decode_record/base/error.h"
+#include "probe/checkpoint/family_table.h"
 #include "probe/draft/hidden_taps.h"
 #include "probe/train/masked_attention.h"
 
@@ -53,20 +54,20 @@ ModelConfig draft_config_for(const Checkpoint& target, const ModelConfig& shapes
                              std::int64_t block_size, std::int64_t mask_token_id,
                              const std::vector<std::int64_t>& target_layers) {
   const ModelConfig& of = target.config();
-  if (of.model_type != "qwen3" || of.rope.type != RopeType::kDefault) {
+  const Family& family = family_named("dflash");
+  if (of.model_type != family.training.target || of.rope.type != RopeType::kDefault) {
     throw UsageError(
         fmt::format("--target: {}: expected a dense qwen3 that decodes token by token, without "
                     "rope_scaling, got model_type {}. HINT: models/needle/backbone is one",
                     target.folder().string(), of.model_type));
   }
   ModelConfig config = shapes;
-  config.model_type = "dflash";
+  set_family(family, config);
   config.hidden_size = of.hidden_size;
   config.vocab_size = of.vocab_size;
   config.max_position_embeddings = of.max_position_embeddings;
   config.rms_norm_eps = of.rms_norm_eps;
   config.rope = of.rope;
-  config.qk_norm = true;
   config.tie_word_embeddings = of.tie_word_embeddings;
   config.stop_token_ids = of.stop_token_ids;
   DraftConfig draft;

@@ -13,6 +13,7 @@
 #include "decode_record/base/error.h"
 #include "decode_record/files/command_files.h"
 #include "decode_record/files/scratch_folder.h"
+#include "probe/checkpoint/family_table.h"
 #include "probe/train/evaluation.h"
 #include "probe/train/train_settings.h"
 
@@ -204,15 +205,14 @@ void check_outputs(const TrainRunOptions& options) {
   }
 }
 
-/// False when --minutes ended it before its last step.
-bool run_stage(const TrainRunOptions& options, TrainStage stage, const fs::path& init,
-               Clock::time_point start) {
-  const bool diffusion = stage == TrainStage::kDiffusion;
+/// `options.train` with what is the stage's own.
+TrainOptions stage_options(const TrainRunOptions& options, TrainStage stage) {
   TrainOptions train = options.train;
   train.stage = stage;
   train.settings = settings_json(options);
-  train.steps = diffusion ? options.diffusion_steps : options.backbone_steps;
-  if (diffusion) {
+  train.steps = options.backbone_steps;
+  if (stage == TrainStage::kDiffusion) {
+    train.steps = options.diffusion_steps;
     train.learning_rate = options.diffusion_learning_rate;
     train.advance_below = options.diffusion_advance_below;
     // The backbone retrieves already; contexts of 64 would only leave the other tasks out.
@@ -222,70 +222,87 @@ bool run_stage(const TrainRunOptions& options, TrainStage stage, const fs::path&
     train.learning_rate = options.draft_learning_rate;
     train.advance_below = options.draft_advance_below;
   }
-  const TaskTokens tokens = load_task_tokens((options.tokenizer / "tokenizer.json").string());
-  const bool draft = stage == TrainStage::kDraft;
-  Trainer trainer(draft ? draft_config_for(Checkpoint::open(train.target), options.model,
-                                           options.draft_block, tokens.mask, options.target_layers)
-                        : options.model,
-                  train, tokens);
+  return train;
+}
+
+/// Weights from the state, from `init` or new; a new run removes the states of other ones.
+void begin_stage(Trainer& trainer, const TrainRunOptions& options, TrainStage stage,
+                 const fs::path& init) {
   const fs::path state = state_file(options, stage);
-  const fs::path folder = diffusion || draft ? options.out : options.out / "backbone";
   if (options.resume && fs::exists(state)) {
     trainer.load_state(state);
     say("{}: resumed {} at step {}\n", train_stage_name(stage), state.string(),
         trainer.steps_done());
   } else if (!init.empty()) {
     trainer.load_weights(init);
-  } else if (diffusion) {
+  } else if (stage == TrainStage::kDiffusion) {
     throw UsageError(
         "--stage diffusion: expected a trained backbone, got none. HINT: pass --init "
         "with the backbone's folder, or --stage all");
   } else {
     trainer.initialise();
   }
-  if (trainer.steps_done() == 0) {
-    // --resume must not take what another run left for a state of this one.
-    fs::remove(state);
-    if (stage == TrainStage::kBackbone && options.diffusion)
-      fs::remove(state_file(options, TrainStage::kDiffusion));
+  if (trainer.steps_done() > 0) return;
+  // --resume must not take what another run left for a state of this one.
+  fs::remove(state);
+  if (stage == TrainStage::kBackbone && options.diffusion) {
+    fs::remove(state_file(options, TrainStage::kDiffusion));
   }
-  OutputFile owner(owner_file(options, stage).string(), true);
-  owner.write(fs::absolute(folder).string() + "\n");
-  owner.commit();
+}
+
+/// Up to the last step, a signal or the end of --minutes, with log, progress, states and
+/// evaluations.
+void make_steps(Trainer& trainer, const TrainRunOptions& options, TrainStage stage,
+                std::int64_t steps, Clock::time_point start) {
   CsvLog log(options.work / (std::string(train_stage_name(stage)) + ".csv"), trainer.steps_done());
   Progress progress;
   Clock::time_point line_start = Clock::now();
   const auto out_of_time = [&] {
     return options.minutes > 0.0 && seconds_since(start) > options.minutes * 60.0;
   };
-  while (trainer.steps_done() < train.steps && InterruptGuard::signal() == 0 && !out_of_time()) {
+  while (trainer.steps_done() < steps && InterruptGuard::signal() == 0 && !out_of_time()) {
     const Clock::time_point step_start = Clock::now();
     const StepReport report = trainer.step();
     log.write(report, seconds_since(step_start));
     progress.add(report);
     const std::int64_t done = trainer.steps_done();
-    if (done % options.report_every == 0 || done == train.steps) {
+    if (done % options.report_every == 0 || done == steps) {
       progress.print(trainer, seconds_since(line_start));
       progress = Progress{};
       line_start = Clock::now();
     }
-    if (done % options.save_every == 0) trainer.save_state(state);
+    if (done % options.save_every == 0) trainer.save_state(state_file(options, stage));
     if (options.evaluate_documents > 0 && options.evaluate_every > 0 &&
-        done % options.evaluate_every == 0 && done < train.steps) {
+        done % options.evaluate_every == 0 && done < steps) {
       print_evaluation(trainer, options);
       line_start = Clock::now();
     }
   }
-  trainer.save_state(state);
-  const bool finished = trainer.steps_done() >= train.steps;
-  if (!finished && InterruptGuard::signal() != 0) {
-    InterruptGuard::check(fmt::format("{}: step {}, saved {}. HINT: --resume goes on",
-                                      train_stage_name(stage), trainer.steps_done(),
-                                      state.string()));
-  }
-  if (!finished) {
-    say("{}: stopped at step {}, saved {}. HINT: --resume goes on\n", train_stage_name(stage),
-        trainer.steps_done(), state.string());
+  trainer.save_state(state_file(options, stage));
+}
+
+/// False when --minutes ended it before its last step.
+bool run_stage(const TrainRunOptions& options, TrainStage stage, const fs::path& init,
+               Clock::time_point start) {
+  const TrainOptions train = stage_options(options, stage);
+  const TaskTokens tokens = load_task_tokens((options.tokenizer / "tokenizer.json").string());
+  const bool draft = stage == TrainStage::kDraft;
+  Trainer trainer(draft ? draft_config_for(Checkpoint::open(train.target), options.model,
+                                           options.draft_block, tokens.mask, options.target_layers)
+                        : options.model,
+                  train, tokens);
+  begin_stage(trainer, options, stage, init);
+  const fs::path folder = stage == TrainStage::kBackbone ? options.out / "backbone" : options.out;
+  OutputFile owner(owner_file(options, stage).string(), true);
+  owner.write(fs::absolute(folder).string() + "\n");
+  owner.commit();
+  make_steps(trainer, options, stage, train.steps, start);
+  if (trainer.steps_done() < train.steps) {
+    const std::string saved =
+        fmt::format("step {}, saved {}. HINT: --resume goes on", trainer.steps_done(),
+                    state_file(options, stage).string());
+    InterruptGuard::check(fmt::format("{}: {}", train_stage_name(stage), saved));
+    say("{}: stopped at {}\n", train_stage_name(stage), saved);
     return false;
   }
   trainer.export_checkpoint(folder, options.tokenizer);
@@ -310,23 +327,14 @@ ModelConfig needle_model_config() {
   config.rms_norm_eps = 1e-6;
   config.rope.theta = 1e4;
   config.tie_word_embeddings = true;
-  config.qk_norm = true;
-  return config;
+  return in_family(config, "sdar");
 }
 
-ModelConfig in_family(ModelConfig shapes, const std::string& family) {
-  if (family != "llada") return shapes;
-  if (shapes.hidden_size % (2 * shapes.num_heads) != 0) {
-    throw UsageError(fmt::format(
-        "--hidden: expected an even multiple of the {} --heads in the family llada, got {}",
-        shapes.num_heads, shapes.hidden_size));
-  }
-  shapes.model_type = "llada";
-  shapes.head_dim = shapes.hidden_size / shapes.num_heads;
-  shapes.rms_norm_eps = 1e-5;
-  shapes.qk_norm = false;
-  shapes.rope_in_float32 = true;
-  shapes.attention_bidirectional = true;
+ModelConfig in_family(ModelConfig shapes, const std::string& name) {
+  const Family& family = family_named(name);
+  const std::string& backbone = family.training.backbone;
+  set_family(backbone.empty() ? family : family_named(backbone), shapes);
+  family.training.fit(shapes);
   return shapes;
 }
 

@@ -13,7 +13,7 @@ namespace blockscope {
 struct TrainRunOptions {
   TrainOptions train;           // `stage` and `steps` are set per stage
   ModelConfig model;            // shapes
-  std::string family = "sdar";  // or "llada": weight names and what the diffusion stage learns
+  std::string family = "sdar";  // weight names and what the diffusion stage learns
   bool backbone = true, diffusion = true, draft = false;
   std::int64_t backbone_steps = 4000;
   std::int64_t diffusion_steps = 1100;
@@ -40,10 +40,9 @@ struct TrainRunOptions {
 /// Small shapes with head_dim != hidden / heads and 3 query heads per KV head: 2.2M parameters.
 ModelConfig needle_model_config();
 
-/// These shapes as a model of the family. "sdar": as they are. "llada": LLaDA's names, no QK-norm,
-/// head_dim = hidden / heads, attention in both directions. Throws UsageError for heads that do not
-/// divide the hidden size evenly.
-ModelConfig in_family(ModelConfig shapes, const std::string& family);
+/// These shapes as a model of the family (or of its backbone's), as its entry fits them
+/// (FamilyTraining::fit). Throws UsageError for shapes that the family can't have.
+ModelConfig in_family(ModelConfig shapes, const std::string& name);
 
 /// Returns when every stage reached its last step, or --minutes are over and the state is saved.
 /// Checks every output before the first step: throws UsageError when a checkpoint or state of

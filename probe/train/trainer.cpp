@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "decode_record/base/error.h"
-#include "probe/checkpoint/weight_names.h"
+#include "probe/checkpoint/family_table.h"
 #include "probe/train/draft_batch.h"
 #include "probe/train/masked_attention.h"
 
@@ -163,7 +163,7 @@ Trainer::Trainer(ModelConfig config, TrainOptions options, TaskTokens tokens)
 void Trainer::initialise() {
   const at::Generator generator = at::detail::createCPUGenerator(options_.seed);
   const double residual = 1.0 / std::sqrt(2.0 * static_cast<double>(config_.num_layers));
-  const WeightNames& names = weight_names(config_.model_type);
+  const WeightNames& names = family_of(config_).weights;
   at::NoGradGuard no_grad;
   for (auto& [name, weight] : weights_) {
     if (weight.dim() < 2) {

@@ -1,8 +1,12 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cstdint>
 #include <optional>
+#include <ranges>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "probe/verify/verify_report.h"
 
@@ -16,88 +20,72 @@ std::string quoted(const std::string& text) {
   return field + '"';
 }
 
-/// One line: empty fields are what this policy, or this file of prompts, doesn't have.
-class CsvLine {
- public:
-  CsvLine& text(const std::string& value) {
-    line_ += (line_.empty() ? "" : ",") + value;
-    return *this;
-  }
-  CsvLine& real(const std::optional<double>& value) {
-    return text(value.has_value() ? fmt::format("{:.9g}", *value) : "");
-  }
-  CsvLine& whole(const std::optional<int64_t>& value) {
-    return text(value.has_value() ? fmt::format("{}", *value) : "");
-  }
-  std::string take() { return line_ + '\n'; }
+/// Nine digits; empty for what this policy, or this file of prompts, doesn't have.
+std::string real(std::optional<double> value) {
+  return value.has_value() ? fmt::format("{:.9g}", *value) : "";
+}
 
- private:
-  std::string line_;
-};
-
-/// `beside` null: the reference's own line.
-std::string csv_line(const std::string& kind, const PolicyResult& result,
-                     const SettingResult* beside, const PairedScores& scores,
-                     const VerifyFacts& facts) {
-  using Real = std::optional<double>;
-  using Whole = std::optional<int64_t>;
+/// The columns of a line, each with its name. `beside` null: the reference's own line.
+using CsvRow = std::vector<std::pair<const char*, std::string>>;
+CsvRow csv_row(const std::string& kind, const PolicyResult& result, const SettingResult* beside,
+               const PairedScores& scores, const VerifyFacts& facts) {
   const Fidelity& fidelity = result.fidelity;
   const std::optional<ReuseSetting>& reuse = result.setting.reuse;
-  const bool scored = scores.count > 0;
-  const ExternalReads& reads = result.setting.exact() ? result.run.reads : fidelity.reads;
+  const ExternalReads& free = result.run.reads;
+  const ExternalReads& reads = result.setting.exact() ? free : fidelity.reads;
   const double flops = reads.flops(facts.block_length, facts.head_dim);
   const double avoided = reads.flops_avoided(facts.block_length, facts.head_dim);
   const Spread time = attention_per_pass(result.run);
-  const auto if_scored = [&](double value) { return scored ? Real(value) : Real(); };
-  const auto if_beside = [&](int64_t value) { return beside != nullptr ? Whole(value) : Whole(); };
-  CsvLine line;
-  line.text(kind)
-      .whole(reuse ? Whole(reuse->tau) : Whole())
-      .real(reuse ? reuse->gamma : Real())
-      .whole(reuse ? Whole(reuse->heads()) : Whole())
-      .whole(scores.count)
-      .real(if_scored(beside != nullptr ? scores.mean_b : scores.mean_a))
-      .real(if_scored(beside != nullptr ? scores.error_b : scores.error_a))
-      .whole(if_beside(scores.worse))
-      .whole(if_beside(scores.better))
-      .real(beside != nullptr ? if_scored(scores.sign_test) : Real())
-      .real(beside != nullptr ? beside->agreement.share_equal() : 1.0)
-      .real(beside != nullptr ? beside->agreement.share_identical() : 1.0)
-      .real(fidelity.kl.mean)
-      .real(fidelity.kl.p95)
-      .real(fidelity.kl.max)
-      .real(error_where_approximated(fidelity))
-      .real(sum_of(fidelity.first_order).relative_l2())
-      .real(sum_of(fidelity.propagated).relative_l2())
-      .real(result.predicted ? Real(result.predicted->saving()) : Real())
-      .real(reuse ? reuse->file_predicts : Real())
-      .real(reads.saving())
-      .real(result.run.reads.saving())
-      .real(result.run.reads.saving_with_commits())
-      .real(flops > 0.0 ? avoided / flops : 0.0)
-      .real(time.median)
-      .real(time.low)
-      .real(time.high)
-      .real(spread_of(result.run.times.total).median)
-      .text(quoted(result.setting.label))
-      .real(result.run.reads.saving_with_choice());
-  return line.take();
+  const auto if_scored = [&](double of_reference, double of_policy) {
+    return scores.count == 0 ? "" : real(beside != nullptr ? of_policy : of_reference);
+  };
+  const auto prompts = [&](int64_t count) {
+    return beside != nullptr ? fmt::format("{}", count) : "";
+  };
+  return {
+      {"setting", kind},
+      {"tau", reuse ? fmt::format("{}", reuse->tau) : ""},
+      {"gamma", reuse ? real(reuse->gamma) : ""},
+      {"heads", reuse ? fmt::format("{}", reuse->heads()) : ""},
+      {"n", fmt::format("{}", scores.count)},
+      {"accuracy", if_scored(scores.mean_a, scores.mean_b)},
+      {"accuracy_standard_error", if_scored(scores.error_a, scores.error_b)},
+      {"worse", prompts(scores.worse)},
+      {"better", prompts(scores.better)},
+      {"sign_test_p", beside != nullptr ? if_scored(0.0, scores.sign_test) : ""},
+      {"tokens_equal", real(beside != nullptr ? beside->agreement.share_equal() : 1.0)},
+      {"sequences_identical", real(beside != nullptr ? beside->agreement.share_identical() : 1.0)},
+      {"kl_mean", real(fidelity.kl.mean)},
+      {"kl_p95", real(fidelity.kl.p95)},
+      {"kl_max", real(fidelity.kl.max)},
+      {"first_order_approximated_relative_l2", real(error_where_approximated(fidelity))},
+      {"first_order_relative_l2", real(sum_of(fidelity.first_order).relative_l2())},
+      {"propagated_relative_l2", real(sum_of(fidelity.propagated).relative_l2())},
+      {"saving_predicted", result.predicted ? real(result.predicted->saving()) : ""},
+      {"saving_file", reuse ? real(reuse->file_predicts) : ""},
+      {"saving_replay", real(reads.saving())},
+      {"saving_free", real(free.saving())},
+      {"saving_free_with_commits", real(free.saving_with_commits())},
+      {"flops_avoided_share", real(flops > 0.0 ? avoided / flops : 0.0)},
+      {"attention_ms_per_pass", real(time.median)},
+      {"attention_ms_low", real(time.low)},
+      {"attention_ms_high", real(time.high)},
+      {"total_seconds", real(spread_of(result.run.times.total).median)},
+      {"policy", quoted(result.setting.label)},
+      {"saving_free_with_choice", real(free.saving_with_choice())}};
 }
 
 }  // namespace
 
 std::string verify_csv(const VerifyResult& result, const VerifyFacts& facts) {
-  std::string text =
-      "setting,tau,gamma,heads,n,accuracy,accuracy_standard_error,worse,better,sign_test_p,"
-      "tokens_equal,sequences_identical,kl_mean,kl_p95,kl_max,"
-      "first_order_approximated_relative_l2,first_order_relative_l2,"
-      "propagated_relative_l2,saving_predicted,saving_file,saving_replay,saving_free,"
-      "saving_free_with_commits,flops_avoided_share,attention_ms_per_pass,attention_ms_low,"
-      "attention_ms_high,total_seconds,policy,saving_free_with_choice\n";
-  text += csv_line("reference", result.reference, nullptr, result.settings.front().scores, facts);
+  const SettingResult& own = result.settings.front();
+  std::vector<CsvRow> rows{csv_row("reference", result.reference, nullptr, own.scores, facts)};
   for (const SettingResult& row : result.settings) {
-    const bool own = &row == &result.settings.front();
-    text += csv_line(own ? "policy" : "sweep", row, &row, row.scores, facts);
+    rows.push_back(csv_row(&row == &own ? "policy" : "sweep", row, &row, row.scores, facts));
+  }
+  std::string text = fmt::format("{}\n", fmt::join(rows.front() | std::views::keys, ","));
+  for (const CsvRow& row : rows) {
+    text += fmt::format("{}\n", fmt::join(row | std::views::values, ","));
   }
   return text;
 }

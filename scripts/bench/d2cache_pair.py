@@ -13,7 +13,6 @@ equal, or the exit code is 1.
 
 import argparse
 import functools
-import json
 import os
 import pathlib
 import sys
@@ -73,7 +72,6 @@ def main() -> None:
     parser.add_argument("repository", type=pathlib.Path, help="work tree of Kamichanw/d2Cache")
     parser.add_argument("model", type=pathlib.Path)
     parser.add_argument("--cache", choices=CLASSES, default="d2cache")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--attention", choices=("eager", "sdpa"), help="theirs; d2cache needs eager")
     pairs.add_run_options(parser)
     pairs.add_block_options(parser)
@@ -82,15 +80,13 @@ def main() -> None:
     parser.add_argument("--answer-interval", type=int, default=2)
     a = parser.parse_args()
     torch.set_num_threads(a.threads)
-    print(pairs.machine(a.threads))
-    config = json.loads((a.model / "config.json").read_text())
+    config, prompt = pairs.begin(a)
     os.environ["MASK_TOKEN_ID"] = str(config["mask_token_id"])
     official = official_cases.official_modules(a.repository)
     official.utils.get_token_freq = lambda *_: None  # of pc_sampler alone
     attention = a.attention or ("eager" if a.cache == "d2cache" else "sdpa")
     model = load(official, a.model, config, getattr(torch, a.dtype), attention)
     official_cases.apply_variant(official, "corrected" if a.cache == "d2cache" else "published")
-    prompt = pairs.bench_prompt(a.context, config["vocab_size"], config["mask_token_id"], a.seed)
     if a.cache == "d2cache":
         arguments, cache_text = dict(current_k=a.current_k), f"d2cache,current_k={a.current_k},as_released"
     else:
@@ -110,22 +106,19 @@ def main() -> None:
     print(f"{config['model_type']}, {a.dtype}, {a.cache}, prompt {a.context}, gen {a.gen_length}, B {a.block_length}, threshold "
           f"{a.threshold}, their attention {attention}")
     final = {p: t for step in his_steps for p, t in step.items()}
-    equal = sum(tokens.get(p) == t for p, t in final.items())
+    equal = pairs.equal_tokens(a, tokens, final)
     print(f"  {equal} of {a.gen_length} tokens equal; {same} of {len(his_steps)} steps decide the same (ours has {len(steps)}); "
           f"rows computed {rows:.0f} ours in {count} passes, {his_rows:.0f} theirs in {len(his_passes)}")
     block_same = compare_block_rows(a, config, steps, his_passes)
 
-    def run_ours():
-        return pairs.time_ours(a.model, [*flags, "--context", a.context, "--seed", a.seed])["blocks_s"]
+    def run(seconds, passes):
+        return {"tokens/s": a.gen_length / seconds, "ms a pass": 1e3 * seconds / passes}
 
-    ours, theirs = pairs.by_turns(a.rounds, run_ours, lambda: decode(official, model, prompt, a, cache)[0])
-    for label, seconds, passes in (("blockscope", ours, count), ("d2Cache", theirs, len(his_steps))):
-        print(f"  {label}: tokens/s least / median / most {pairs.spread([a.gen_length / s for s in seconds])}; "
-              f"ms a pass {pairs.spread([1e3 * s / passes for s in seconds])}")
-    print(f"  tokens/s, ours over theirs: {pairs.ratios([1 / s for s in ours], [1 / s for s in theirs])}")
-    if a.dtype == "float32" and not (block_same and equal == a.gen_length and same == len(steps) == len(his_steps)
-                                     and abs(rows - his_rows) < 0.5):
-        sys.exit("the runs differ")
+    pairs.compare(
+        a, "d2Cache",
+        lambda: run(pairs.time_ours(a.model, [*flags, "--context", a.context, "--seed", a.seed])["blocks_s"], count),
+        lambda: run(decode(official, model, prompt, a, cache)[0], len(his_steps)))
+    pairs.finish(a, block_same and equal == a.gen_length and same == len(steps) == len(his_steps) and abs(rows - his_rows) < 0.5)
 
 
 def compare_block_rows(a, config, steps, his_passes) -> bool:

@@ -10,15 +10,14 @@ its own seconds, prefill included on both sides. In float32 all tokens and accep
 
 import argparse
 import importlib.util
-import os
 import pathlib
 import re
-import statistics
 import subprocess
 import tempfile
 import time
 
 import h5py
+import pairs
 import torch
 from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
@@ -58,54 +57,48 @@ def make_pair(module, shape, dtype, folder, layers, block_size):
     return target, draft
 
 
-def ours(a, binary, folder, prompt):
+def ours(a, folder, prompt):
     trace = folder / "run.h5"
     done = subprocess.run(
-        [binary, "capture", folder / "target", "--draft", folder / "draft", "--input-ids", ",".join(map(str, prompt)),
+        [pairs.BINARY, "capture", folder / "target", "--draft", folder / "draft", "--input-ids", ",".join(map(str, prompt)),
          "--gen-length", str(a.gen_length), "--no-stop", "--record", "trajectory", "-o", trace, "--force", "-q", "--dtype",
-         a.dtype], capture_output=True, text=True, check=True)
+         a.dtype, "--threads", str(a.threads)], capture_output=True, text=True, check=True)
     speed = float(re.search(r"([0-9.]+) tokens/s", done.stdout)[1])
     with h5py.File(trace) as file:
         rows = int(file["/steps/committed"][0])
         accepted = file["/draft/accepted"][:rows][file["/steps/kind"][:rows] == 1] + 1
         tokens = dict(zip(file["/frames/position"][:].tolist(), file["/frames/token"][:].tolist()))
-    return speed, [tokens[i] for i in range(a.gen_length)], accepted.tolist()
+    return speed, ([tokens[i] for i in range(a.gen_length)], accepted.tolist())
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("repository", type=pathlib.Path, help="work tree of z-lab/dflash")
     parser.add_argument("--shape", choices=SHAPES, default="0.6b")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--gen-length", type=int, default=48)
+    pairs.add_run_options(parser, gen_length=48, dtype="bfloat16")
     parser.add_argument("--layers", type=int, default=5, help="of the draft")
     parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--binary", default="build/release/bin/blockscope")
     a = parser.parse_args()
+    torch.set_num_threads(a.threads)
+    print(pairs.machine(a.threads))
     module = official(a.repository)
     with tempfile.TemporaryDirectory(prefix="dflash-") as name:
         folder = pathlib.Path(name)
         target, draft = make_pair(module, a.shape, getattr(torch, a.dtype), folder, a.layers, a.block_size)
         prompt = torch.randint(0, target.config.vocab_size - 1, (a.context,)).tolist()
-        speeds = {"official": [], "ours": []}
-        for _ in range(a.rounds):
+
+        def decode_theirs():
             begin = time.perf_counter()
             found = module.dflash_generate(draft, target, torch.tensor([prompt]), a.gen_length, None, 0.0,
                                            return_stats=True)
-            speeds["official"].append(a.gen_length / (time.perf_counter() - begin))
-            speed, tokens, accepted = ours(a, os.path.abspath(a.binary), folder, prompt)
-            speeds["ours"].append(speed)
-        same = tokens == found.output_ids[0, a.context:].tolist() and accepted == found.acceptance_lengths
-    best = {side: max(values) for side, values in speeds.items()}
-    print(f"{a.shape}, {a.dtype}, prompt {a.context}, {a.gen_length} tokens in {len(accepted)} rounds of {a.block_size}, "
-          f"{a.layers} layers of the draft, {torch.get_num_threads()} threads")
-    for side, values in speeds.items():
-        print(f"{side:9} {best[side]:7.2f} tokens/s at best, median {statistics.median(values):.2f}")
-    print(f"ours over official {best['ours'] / best['official']:.2f}; tokens and acceptance lengths "
-          f"{'equal' if same else 'differ'}")
-    raise SystemExit(0 if same or a.dtype != "float32" else 1)
+            speed = a.gen_length / (time.perf_counter() - begin)
+            return speed, (found.output_ids[0, a.context:].tolist(), found.acceptance_lengths)
+
+        (_, expected), (_, decided) = decode_theirs(), ours(a, folder, prompt)  # warms up too
+        print(f"{a.shape}, {a.dtype}, prompt {a.context}, {a.gen_length} tokens in {len(decided[1])} rounds of {a.block_size}, "
+              f"{a.layers} layers of the draft; tokens and acceptance lengths {'equal' if decided == expected else 'differ'}")
+        pairs.compare(a, "official", lambda: {"tokens/s": ours(a, folder, prompt)[0]}, lambda: {"tokens/s": decode_theirs()[0]})
+        pairs.finish(a, decided == expected)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ number of passes must be equal, or the exit code is 1.
 import argparse
 import contextlib
 import io
-import json
 import os
 import pathlib
 import sys
@@ -75,49 +74,41 @@ def main() -> None:
     parser.add_argument("repository", type=pathlib.Path, help="work tree of NVlabs/Fast-dLLM")
     parser.add_argument("model", type=pathlib.Path)
     parser.add_argument("--cache", choices=("none", "prefix", "dual"), default="dual")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     pairs.add_run_options(parser)
     pairs.add_block_options(parser)
     a = parser.parse_args()
     torch.set_num_threads(a.threads)
-    print(pairs.machine(a.threads))
-    config = json.loads((a.model / "config.json").read_text())
+    config, prompt = pairs.begin(a)
     kind = Dream if config["model_type"] == "Dream" else Llada
     with contextlib.redirect_stdout(io.StringIO()):
         theirs = kind(a.repository, a.model, dict(config), getattr(torch, a.dtype))
-    prompt = pairs.bench_prompt(a.context, config["vocab_size"], config["mask_token_id"], a.seed)
     flags = ["--gen-length", a.gen_length, "--block-length", a.block_length, "--cache", a.cache, "--strategy",
              f"threshold,threshold={a.threshold}", "--dtype", a.dtype, "--threads", a.threads]
     passes = []
     theirs.model.register_forward_hook(lambda *_: passes.append(1))
 
-    def run_theirs():
+    def decode_theirs():
         passes.clear()
         begin = time.perf_counter()
-        tokens = theirs.decode(prompt, a)
-        return dict(seconds=time.perf_counter() - begin, tokens=tokens, passes=len(passes))
+        return theirs.decode(prompt, a), time.perf_counter() - begin
+
+    def run(seconds, count):
+        return {"tokens/s": a.gen_length / seconds, "ms a pass": 1e3 * seconds / count}
 
     def run_ours():
         timing = pairs.time_ours(a.model, [*flags, "--context", a.context, "--seed", a.seed])
-        return dict(seconds=timing["blocks_s"], passes=timing["denoising_passes"])
+        if timing["denoising_passes"] != len(steps):
+            sys.exit(f"bench made {timing['denoising_passes']} passes, capture {len(steps)}: not the same run")
+        return run(timing["blocks_s"], len(steps))
 
-    expected = run_theirs()  # warms up too
+    expected, _ = decode_theirs()  # warms up too
     steps, tokens = pairs.decode_ours(a.model, prompt, flags)
-    equal = sum(tokens.get(a.context + i) == expected["tokens"][a.context + i] for i in range(a.gen_length))
-    ours, other = pairs.by_turns(a.rounds, run_ours, run_theirs)
+    equal = pairs.equal_tokens(a, tokens, expected)
     name = f"{config['model_type']}, {a.dtype}, cache {a.cache}, prompt {a.context}, gen {a.gen_length}, B {a.block_length}"
     print(f"{name}, threshold {a.threshold}: {equal} of {a.gen_length} tokens equal; passes {len(steps)} ours, "
-          f"{expected['passes']} theirs")
-    mine, his = ([run["seconds"] for run in side] for side in (ours, other))
-    for label, seconds, count in (("blockscope", mine, len(steps)), ("Fast-dLLM", his, expected["passes"])):
-        speed = [a.gen_length / s for s in seconds]
-        print(f"  {label}: tokens/s least / median / most {pairs.spread(speed)}; "
-              f"ms a pass {pairs.spread([1e3 * s / count for s in seconds])}")
-    print(f"  tokens/s, ours over theirs: {pairs.ratios([1 / s for s in mine], [1 / s for s in his])}")
-    if len(steps) != ours[0]["passes"]:
-        sys.exit(f"bench made {ours[0]['passes']} passes, capture {len(steps)}: not the same run")
-    if a.dtype == "float32" and equal < a.gen_length:
-        sys.exit("tokens differ")
+          f"{len(passes)} theirs")
+    pairs.compare(a, "Fast-dLLM", run_ours, lambda: run(decode_theirs()[1], len(passes)))
+    pairs.finish(a, equal == a.gen_length)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,22 @@ def launch_cost(device):
     return 1e6 * min(queued) / launches, 1e6 * min(done) / launches
 
 
+def report_graphs(options, model, steps_ms, without_graphs):
+    """What CUDA graphs gain, and what launching costs without them."""
+    if steps_ms and len(steps_ms) == len(without_graphs):
+        ratios = [graph / plain for graph, plain in zip(steps_ms, without_graphs)]
+        print(f"Unrecorded steps as CUDA graphs take {min(ratios):.2f} to {max(ratios):.2f} times as long as launched one by one.")
+        print(f"result: graphs_{options.shape} = {max(ratios):.2f}")
+    cost = launch_cost(options.device)
+    if cost and without_graphs:
+        layers = json.loads((model / "config.json").read_text())["num_hidden_layers"]
+        launches = 29 + 10 * layers
+        print(f"A launch takes the host {cost[0]:.1f} us, with the device behind it {cost[1]:.1f} us (`add_` on one element, from "
+              f"Python). Without graphs an unrecorded step of {layers} layers has 29 + 10 * {layers} = {launches} of them: "
+              f"{1e-3 * launches * cost[0]:.2f} ms of the {min(without_graphs):.2f} ms that the fastest such step above took.")
+        print(f"result: launch_us = {cost[0]:.1f}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("blockscope")
@@ -90,18 +106,7 @@ def main():
                   f"{100 * run['overhead_least']:+.0f} to {100 * run['overhead_most']:+.0f} % | "
                   f"{run['file_bytes'] / 1e6:.1f} |", flush=True)
     print()
-    if steps_ms and len(steps_ms) == len(without_graphs):
-        ratios = [graph / plain for graph, plain in zip(steps_ms, without_graphs)]
-        print(f"Unrecorded steps as CUDA graphs take {min(ratios):.2f} to {max(ratios):.2f} times as long as launched one by one.")
-        print(f"result: graphs_{options.shape} = {max(ratios):.2f}")
-    cost = launch_cost(options.device)
-    if cost and without_graphs:
-        layers = json.loads((model / "config.json").read_text())["num_hidden_layers"]
-        launches = 29 + 10 * layers
-        print(f"A launch takes the host {cost[0]:.1f} us, with the device behind it {cost[1]:.1f} us (`add_` on one element, from "
-              f"Python). Without graphs an unrecorded step of {layers} layers has 29 + 10 * {layers} = {launches} of them: "
-              f"{1e-3 * launches * cost[0]:.2f} ms of the {min(without_graphs):.2f} ms that the fastest such step above took.")
-        print(f"result: launch_us = {cost[0]:.1f}")
+    report_graphs(options, model, steps_ms, without_graphs)
     for level in ("summary", "outputs"):
         if level in worst:
             print(f"result: decode_{level}_{options.shape} = {worst[level]:.1f} %")

@@ -16,6 +16,97 @@ import torch
 from gpu_attention import measure_copy, time_all
 
 
+class Table:
+    """Rows of an operator beside another one, printed as they are measured; `results` for the end."""
+
+    def __init__(self, options):
+        self.options, self.results = options, []
+        self.ops, self.scale = torch.ops.blockscope, options.dim**-0.5
+        self.dtype = getattr(torch, options.dtype)
+        self.flush = torch.empty(1 << 27, dtype=torch.uint8, device="cuda")
+        self.copy = measure_copy(options.repeats, self.flush)
+        self.q = self.make(options.heads, options.block)
+        self.k_in, self.v_in = (self.make(options.kv_heads, options.block) for _ in range(2))
+        self.internal = self.k_in.nbytes + self.v_in.nbytes
+        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.dtype}, {options.heads}/"
+              f"{options.kv_heads} heads, D {options.dim}, B {options.block}, S {options.sequences}; copy {self.copy:.2f} TB/s\n")
+        print("| operator | keys | ms | of copy | beside | its ms | ratio |")
+        print("|---|---|---|---|---|---|---|")
+
+    def make(self, heads, rows):
+        return torch.randn(self.options.sequences, heads, rows, self.options.dim, device="cuda", dtype=self.dtype)
+
+    def split_attention(self, k, v, length):
+        lengths = torch.full((self.options.sequences,), length)
+        return lambda: self.ops.split_attention(self.q, k, v, lengths, self.k_in, self.v_in, self.scale)
+
+    def compare(self, name, keys, call, read, other_name, other, result=None, inverse=False):
+        ms = time_all({"call": call, "other": other}, self.options.repeats, self.flush)
+        ratio = ms["other"] / ms["call"] if inverse else ms["call"] / ms["other"]
+        share = f"{100 * read / ms['call'] / 1e9 / self.copy:.0f} %" if read else "-"
+        print(f"| {name} | {keys} | {ms['call']:.3f} | {share} | {other_name} | {ms['other']:.3f} | "
+              f"{'faster ' if inverse else ''}{ratio:.2f} |", flush=True)
+        if result:
+            self.results.append(f"result: {result} = {ratio:.2f}")
+        return ms["call"]
+
+
+def compare_reuse(table):
+    """All heads reused, and half of them, behind a short and a long prefix."""
+    options, reused = table.options, {}
+    count = options.sequences
+    lse = torch.zeros(count, options.heads, options.block, device="cuda")
+    cached = torch.zeros(count, options.heads, options.block, options.dim, device="cuda")
+    for length in (4096, 131072):
+        k, v = (table.make(options.kv_heads, length) for _ in range(2))
+        lengths = torch.full((count,), length)
+        exact = table.split_attention(k, v, length)
+        all_heads = torch.ones(count, options.heads, dtype=torch.bool)
+        half = all_heads.clone()
+        half[:, :options.heads // 2] = False
+        reuse = lambda mask: table.ops.reuse_attention(table.q, k, v, lengths, table.k_in, table.v_in, cached, lse, mask,
+                                                       table.scale)
+        reused[length] = table.compare("reuse_attention, all heads", length, lambda: reuse(all_heads), table.internal,
+                                       "split_attention", exact, "reuse_speedup" if length > 100_000 else None, inverse=True)
+        table.compare("reuse_attention, half", length, lambda: reuse(half), table.internal + (k.nbytes + v.nbytes) / 2,
+                      "split_attention", exact, inverse=True)
+        del k, v
+    table.results.append(f"result: reuse_flat = {reused[131072] / reused[4096]:.2f}")
+
+
+def compare_sets(table, length=65536, chosen=1024):
+    """Reading and choosing `chosen` of `length` keys, pages of them, and similarity."""
+    options, ops, q, scale = table.options, table.ops, table.q, table.scale
+    count = options.sequences
+    k, v = (table.make(options.kv_heads, length) for _ in range(2))
+    lengths = torch.full((count,), length)
+    exact = table.split_attention(k, v, length)
+    index = torch.stack([torch.randperm(length, device="cuda")[:chosen] for _ in range(count * options.kv_heads)])
+    index = index.view(count, options.kv_heads, chosen).int()
+    k_few, v_few = (x[:, :, :chosen].contiguous() for x in (k, v))
+    dense = torch.zeros(count, dtype=torch.bool)
+    table.compare("gather_attention", f"{chosen} of {length}",
+                  lambda: ops.gather_attention(q, k, v, lengths, index, table.k_in, table.v_in, scale, dense, None, None),
+                  k_few.nbytes + v_few.nbytes + table.internal, f"split_attention, {chosen} together",
+                  table.split_attention(k_few, v_few, chosen), "gather_ratio")
+    table.compare("unselected_attention", f"{length - chosen} of {length}",
+                  lambda: ops.unselected_attention(q, k, v, lengths, index, scale), k.nbytes + v.nbytes, "split_attention",
+                  exact)
+    lse = exact()[2]
+    table.compare("block_topk", f"{chosen} of {length}", lambda: ops.block_topk(q, k, lengths, lse, chosen, scale), k.nbytes,
+                  "split_attention", exact, "topk_ratio")
+    table.compare("token_topk", f"{chosen} of {length}", lambda: ops.token_topk(q, k, lengths, lse, chosen, scale), k.nbytes,
+                  "split_attention", exact)
+    bounds = ops.page_bounds(k, lengths, 16)
+    table.compare("page_bounds, pages of 16", length, lambda: ops.page_bounds(k, lengths, 16), k.nbytes, "split_attention",
+                  exact)
+    table.compare("page_scores", length, lambda: ops.page_scores(q, *bounds, lengths, 16), bounds[0].nbytes * 2,
+                  "split_attention", exact)
+    rows = torch.randn(options.heads * options.block * 64, options.dim, device="cuda").to(table.dtype)
+    table.compare("cross_step_similarity", f"{len(rows)} rows", lambda: ops.cross_step_similarity(rows, rows),
+                  2 * rows.nbytes, "split_attention", exact)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("library")
@@ -27,78 +118,10 @@ def main():
         print("no CUDA device; skipped")
         return 77
     torch.ops.load_library(options.library)
-    ops = torch.ops.blockscope
-    dtype, count = getattr(torch, options.dtype), options.sequences
-    scale = options.dim**-0.5
-    flush = torch.empty(1 << 27, dtype=torch.uint8, device="cuda")
-    copy = measure_copy(options.repeats, flush)
-    make = lambda heads, rows: torch.randn(count, heads, rows, options.dim, device="cuda", dtype=dtype)
-    q = make(options.heads, options.block)
-    k_in, v_in = (make(options.kv_heads, options.block) for _ in range(2))
-    internal = k_in.nbytes + v_in.nbytes
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.dtype}, {options.heads}/"
-          f"{options.kv_heads} heads, D {options.dim}, B {options.block}, S {count}; copy {copy:.2f} TB/s\n")
-    print("| operator | keys | ms | of copy | beside | its ms | ratio |")
-    print("|---|---|---|---|---|---|---|")
-
-    def compare(name, keys, call, read, other_name, other, result=None, inverse=False):
-        ms = time_all({"call": call, "other": other}, options.repeats, flush)
-        ratio = ms["other"] / ms["call"] if inverse else ms["call"] / ms["other"]
-        share = f"{100 * read / ms['call'] / 1e9 / copy:.0f} %" if read else "-"
-        print(f"| {name} | {keys} | {ms['call']:.3f} | {share} | {other_name} | {ms['other']:.3f} | "
-              f"{'faster ' if inverse else ''}{ratio:.2f} |", flush=True)
-        if result:
-            results.append(f"result: {result} = {ratio:.2f}")
-        return ms["call"]
-
-    results, reused = [], {}
-    lse = torch.zeros(count, options.heads, options.block, device="cuda")
-    cached = torch.zeros(count, options.heads, options.block, options.dim, device="cuda")
-    for length in (4096, 131072):
-        k, v = (make(options.kv_heads, length) for _ in range(2))
-        lengths = torch.full((count,), length)
-        exact = lambda: ops.split_attention(q, k, v, lengths, k_in, v_in, scale)
-        all_heads = torch.ones(count, options.heads, dtype=torch.bool)
-        half = all_heads.clone()
-        half[:, :options.heads // 2] = False
-        reuse = lambda mask: ops.reuse_attention(q, k, v, lengths, k_in, v_in, cached, lse, mask, scale)
-        reused[length] = compare("reuse_attention, all heads", length, lambda: reuse(all_heads), internal,
-                                 "split_attention", exact, "reuse_speedup" if length > 100_000 else None, inverse=True)
-        compare("reuse_attention, half", length, lambda: reuse(half), internal + (k.nbytes + v.nbytes) / 2,
-                "split_attention", exact, inverse=True)
-        del k, v
-    results.append(f"result: reuse_flat = {reused[131072] / reused[4096]:.2f}")
-
-    length, chosen = 65536, 1024
-    k, v = (make(options.kv_heads, length) for _ in range(2))
-    lengths = torch.full((count,), length)
-    exact = lambda: ops.split_attention(q, k, v, lengths, k_in, v_in, scale)
-    index = torch.stack([torch.randperm(length, device="cuda")[:chosen] for _ in range(count * options.kv_heads)])
-    index = index.view(count, options.kv_heads, chosen).int()
-    together = torch.full((count,), chosen)
-    k_few, v_few = (x[:, :, :chosen].contiguous() for x in (k, v))
-    contiguous = lambda: ops.split_attention(q, k_few, v_few, together, k_in, v_in, scale)
-    dense = torch.zeros(count, dtype=torch.bool)
-    compare("gather_attention", f"{chosen} of {length}",
-            lambda: ops.gather_attention(q, k, v, lengths, index, k_in, v_in, scale, dense, None, None),
-            k_few.nbytes + v_few.nbytes + internal, f"split_attention, {chosen} together", contiguous, "gather_ratio")
-    compare("unselected_attention", f"{length - chosen} of {length}",
-            lambda: ops.unselected_attention(q, k, v, lengths, index, scale), k.nbytes + v.nbytes, "split_attention",
-            exact)
-    lse = exact()[2]
-    compare("block_topk", f"{chosen} of {length}", lambda: ops.block_topk(q, k, lengths, lse, chosen, scale), k.nbytes,
-            "split_attention", exact, "topk_ratio")
-    compare("token_topk", f"{chosen} of {length}", lambda: ops.token_topk(q, k, lengths, lse, chosen, scale), k.nbytes,
-            "split_attention", exact)
-    bounds = ops.page_bounds(k, lengths, 16)
-    compare("page_bounds, pages of 16", length, lambda: ops.page_bounds(k, lengths, 16), k.nbytes, "split_attention",
-            exact)
-    compare("page_scores", length, lambda: ops.page_scores(q, *bounds, lengths, 16), bounds[0].nbytes * 2,
-            "split_attention", exact)
-    rows = torch.randn(options.heads * options.block * 64, options.dim, device="cuda").to(dtype)
-    compare("cross_step_similarity", f"{len(rows)} rows", lambda: ops.cross_step_similarity(rows, rows),
-            2 * rows.nbytes, "split_attention", exact)
-    print("\n" + "\n".join(results))
+    table = Table(options)
+    compare_reuse(table)
+    compare_sets(table)
+    print("\n" + "\n".join(table.results))
     return 0
 
 

@@ -15,81 +15,46 @@ equal, or the exit code is 1.
 
 import argparse
 import json
-import pathlib
-import subprocess
-import sys
-import tempfile
 
+import llama_driver
 import pairs
+
+
+def milliseconds(run):
+    steps = run["denoising_passes"]
+    return {"ms a step": 1e3 * run["blocks_s"] / steps, "of which in forward passes": 1e3 * run["forward_s"] / steps,
+            "prefill, ms": 1e3 * run["prefill_s"]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("driver", type=pathlib.Path)
-    parser.add_argument("model", type=pathlib.Path)
-    parser.add_argument("gguf", type=pathlib.Path)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="ours; the GGUF has theirs")
+    llama_driver.add_options(parser, gen_length=32, dtype="bfloat16")
     parser.add_argument("--cache", default="blockd", help="ours")
     parser.add_argument("--no-logits", action="store_true", help="do not compare the first logits")
-    pairs.add_run_options(parser, gen_length=32)
-    parser.add_argument("--block-length", type=int, default=32)
     a = parser.parse_args()
-    print(pairs.machine(a.threads))
-    config = json.loads((a.model / "config.json").read_text())
-    prompt = pairs.bench_prompt(a.context, config["vocab_size"], config["mask_token_id"])
+    config, prompt = pairs.begin(a)
     decoding = ["--gen-length", a.gen_length, "--block-length", a.block_length, "--denoising-steps", a.block_length,
                 "--strategy", "low_confidence_static", "--cache", a.cache, "--dtype", a.dtype, "--threads", a.threads]
 
     def driver(flash, logits="-"):
-        command = [a.driver, a.gguf, a.threads, a.gen_length, a.block_length, config["mask_token_id"],
-                   "f32" if a.dtype == "float32" else "f16", flash, logits]
-        result = subprocess.run(list(map(str, command)), input=" ".join(map(str, prompt)), capture_output=True, text=True)
-        if result.returncode:
-            sys.exit(f"{command}: exit code {result.returncode}\n{result.stderr}")
-        return result.stdout
-
-    def run_theirs(flash):
-        return json.loads(driver(flash))
-
-    def run_ours():
-        return pairs.time_ours(a.model, [*decoding, "--context", a.context])
+        return llama_driver.run(a, prompt, a.gen_length, a.block_length, config["mask_token_id"],
+                                "f32" if a.dtype == "float32" else "f16", flash, logits)
 
     print(f"{a.model.name}, {a.dtype} against {a.gguf.name}, prompt {a.context}, gen {a.gen_length}, B {a.block_length}")
-    if not a.no_logits:
-        compare_logits(a, driver, prompt, config)
-    both = [run_theirs(flash) for flash in (0, 1)]
+    if not a.no_logits:  # of the prompt and of a block of masks
+        whole = len(prompt) // a.block_length * a.block_length
+        block = prompt[whole:] + [config["mask_token_id"]] * a.block_length
+        logits = llama_driver.compare_logits(a, lambda path: driver(0, path), prompt[:whole] + block[:a.block_length],
+                                             mask="block_causal", block_length=str(a.block_length))
+        print("  logits: " + logits)
+    both = [json.loads(driver(flash)) for flash in (0, 1)]
     flash = int(both[1]["blocks_s"] < both[0]["blocks_s"])
     _, tokens = pairs.decode_ours(a.model, prompt, decoding)
-    equal = sum(tokens.get(i) == both[flash]["tokens"][i] for i in range(a.context, a.context + a.gen_length))
+    equal = pairs.equal_tokens(a, tokens, both[flash]["tokens"])
     print(f"  {equal} of {a.gen_length} tokens equal; their flash attention {'on' if flash else 'off'}")
-    ours, theirs = pairs.by_turns(a.rounds, run_ours, lambda: run_theirs(flash))
-    ms = lambda runs, name="blocks_s": [1e3 * run[name] / run["denoising_passes"] for run in runs]
-    mine, his = ms(ours), ms(theirs)
-    print(f"  blockscope: ms a step least / median / most {pairs.spread(mine)}")
-    print(f"  libllama: ms a step {pairs.spread(his)}, of which llama_decode {pairs.spread(ms(theirs, 'forward_s'))}")
-    print(f"  ms a step, ours over theirs: {pairs.ratios(mine, his)}")
-    prefill = lambda runs: [run["prefill_s"] for run in runs]
-    print(f"  prefill, s: blockscope {pairs.spread(prefill(ours))}, libllama block by block {pairs.spread(prefill(theirs))}")
-    if a.dtype == "float32" and equal < a.gen_length:
-        sys.exit("tokens differ")
-
-
-def compare_logits(a, driver, prompt, config) -> None:
-    """Says how near the logits of the prompt and of a block of masks are: `blockscope check` on theirs as reference."""
-    import numpy as np
-    import torch
-    from safetensors.torch import save_file
-    length = len(prompt) // a.block_length * a.block_length
-    ids = torch.tensor([prompt[:length] + (prompt[length:] + [config["mask_token_id"]] * a.block_length)[:a.block_length]])
-    with tempfile.TemporaryDirectory() as folder:
-        raw, reference = pathlib.Path(folder) / "logits", pathlib.Path(folder) / "reference.safetensors"
-        driver(0, raw)
-        logits = torch.from_numpy(np.fromfile(raw, np.float32).reshape(ids.shape[1], -1))
-        save_file({"input_ids": ids, "logits": logits}, reference,
-                  metadata={"mask": "block_causal", "block_length": str(a.block_length)})
-        result = subprocess.run([pairs.BINARY, "check", a.model, "--reference", reference, "--dtype", a.dtype],
-                                capture_output=True, text=True)
-        print("  logits: " + " ".join((result.stdout + result.stderr).split()))
+    pairs.compare(a, "libllama", lambda: milliseconds(pairs.time_ours(a.model, [*decoding, "--context", a.context])),
+                  lambda: milliseconds(json.loads(driver(flash))))
+    pairs.finish(a, equal == a.gen_length)
 
 
 if __name__ == "__main__":

@@ -17,71 +17,37 @@ Both sides decide one token or more a step in blocks; ours runs one step a block
 """
 
 import argparse
-import json
-import pathlib
 import re
-import subprocess
-import sys
-import tempfile
 
+import llama_driver
 import pairs
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("driver", type=pathlib.Path)
-    parser.add_argument("model", type=pathlib.Path)
-    parser.add_argument("gguf", type=pathlib.Path)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="ours; the GGUF has theirs")
-    pairs.add_run_options(parser)
-    parser.add_argument("--block-length", type=int, default=32)
+    llama_driver.add_options(parser, gen_length=256, dtype="float32")
     a = parser.parse_args()
-    print(pairs.machine(a.threads))
-    config = json.loads((a.model / "config.json").read_text())
+    config, prompt = pairs.begin(a)
     length = a.context + a.gen_length
-    prompt = pairs.bench_prompt(a.context, config["vocab_size"], config["mask_token_id"])
 
     def driver(logits="-"):
-        command = [a.driver, a.gguf, a.threads, length, a.block_length, config["mask_token_id"], logits]
-        result = subprocess.run(list(map(str, command)), input=" ".join(map(str, prompt)), capture_output=True, text=True)
-        if result.returncode:
-            sys.exit(f"{command}: exit code {result.returncode}\n{result.stderr}")
-        return result.stdout
+        return llama_driver.run(a, prompt, length, a.block_length, config["mask_token_id"], logits)
 
     def run_theirs():
-        times = re.findall(r"time per step: ([\d.]+)ms, sampling time per step: ([\d.]+)ms", driver())[-1]
-        return float(times[0]), float(times[1])
+        step, sampling = map(float, re.findall(r"time per step: ([\d.]+)ms, sampling time per step: ([\d.]+)ms", driver())[-1])
+        return {"ms a step": step, "ms a step without their sampling": step - sampling}
 
     def run_ours():
         timing = pairs.time_ours(a.model, [
             "--context", a.context, "--gen-length", a.gen_length, "--block-length", a.block_length, "--cache", "none",
             "--denoising-steps", 1, "--dtype", a.dtype, "--threads", a.threads])
-        return 1e3 * timing["blocks_s"] / timing["denoising_passes"]
+        step = 1e3 * timing["blocks_s"] / timing["denoising_passes"]
+        return {"ms a step": step, "ms a step without their sampling": step}
 
     print(f"{config['model_type']}, {a.dtype} against {a.gguf.name}, canvas {length}, B {a.block_length}")
-    compare_logits(a, driver, prompt, config, length)
-    ours, theirs = pairs.by_turns(a.rounds, run_ours, run_theirs)
-    whole = [step for step, _ in theirs]
-    bare = [step - sampling for step, sampling in theirs]
-    print(f"  blockscope: ms a step least / median / most {pairs.spread(ours)}")
-    print(f"  llama.cpp: ms a step {pairs.spread(whole)}, of which sampling {pairs.spread([s for _, s in theirs])}")
-    print(f"  ms a step, ours over theirs: {pairs.ratios(ours, whole)}; without their sampling {pairs.ratios(ours, bare)}")
-
-
-def compare_logits(a, driver, prompt, config, length) -> None:
-    """Says how near the first pass's logits are: `blockscope check` on theirs as the reference."""
-    import numpy as np
-    import torch
-    from safetensors.torch import save_file
-    with tempfile.TemporaryDirectory() as folder:
-        raw, reference = pathlib.Path(folder) / "logits", pathlib.Path(folder) / "reference.safetensors"
-        driver(raw)
-        logits = torch.from_numpy(np.fromfile(raw, np.float32).reshape(length, -1))
-        ids = torch.tensor([prompt + [config["mask_token_id"]] * a.gen_length])
-        save_file({"input_ids": ids, "logits": logits}, reference, metadata={"mask": "full"})
-        result = subprocess.run([pairs.BINARY, "check", a.model, "--reference", reference, "--dtype", a.dtype],
-                                capture_output=True, text=True)
-        print("  first pass's logits: " + " ".join((result.stdout + result.stderr).split()))
+    ids = prompt + [config["mask_token_id"]] * a.gen_length
+    print("  first pass's logits: " + llama_driver.compare_logits(a, driver, ids, mask="full"))
+    pairs.compare(a, "llama.cpp", run_ours, run_theirs)
 
 
 if __name__ == "__main__":

@@ -62,49 +62,44 @@ def with_experts(model, folder, count):
     return folder
 
 
+def a_pass(run):
+    return {"ms a pass": 1e3 * run["blocks_s"] / run["block_passes"]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=pathlib.Path)
     parser.add_argument("--dfactory", type=pathlib.Path, help="work tree of inclusionAI/dFactory")
     parser.add_argument("--experts", default="grouped_mm")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    pairs.add_run_options(parser, gen_length=32)
+    pairs.add_run_options(parser, gen_length=32, dtype="bfloat16")
     parser.add_argument("--per-token", help="numbers of experts, separated by commas: ours alone")
     a = parser.parse_args()
     torch.set_num_threads(a.threads)
-    print(pairs.machine(a.threads))
-    config = json.loads((a.model / "config.json").read_text())
+    config, prompt = pairs.begin(a)
     block = config.get("block_size", config.get("block_length"))
     model, name = load(a, config, getattr(torch, a.dtype))
-    prompt = pairs.bench_prompt(a.context, config["vocab_size"], config["mask_token_id"])
     # Theirs commits a block by a pass of its own.
     flags = ["--gen-length", a.gen_length, "--dtype", a.dtype, "--threads", a.threads, "--cache", "commit"]
 
-    def run_theirs():
+    def decode_theirs():
         return transformers_decode.decode(model, torch.tensor([prompt]), a.gen_length, block, config["mask_token_id"])
 
     def run_ours(folder=a.model):
-        timing = pairs.time_ours(folder, [*flags, "--context", a.context])
-        return 1e3 * timing["blocks_s"] / timing["block_passes"]
+        return a_pass(pairs.time_ours(folder, [*flags, "--context", a.context]))
 
-    expected = run_theirs()["sequence"]  # warms up too
+    expected = decode_theirs()["sequence"]  # warms up too
     _, tokens = pairs.decode_ours(a.model, prompt, flags)
-    equal = sum(tokens.get(a.context + i) == expected[a.context + i] for i in range(a.gen_length))
+    equal = pairs.equal_tokens(a, tokens, expected)
     print(f"{config['model_type']}, {config['num_experts']} experts, {config['num_experts_per_tok']} a token, {a.dtype}, prompt "
           f"{a.context}, B {block}, beside {name}: {equal} of {a.gen_length} tokens equal")
-    ours, runs = pairs.by_turns(a.rounds, run_ours, run_theirs)
-    theirs = [1e3 * run["blocks_s"] / run["block_passes"] for run in runs]
-    print(f"  blockscope: ms a pass least / median / most {pairs.spread(ours)}")
-    print(f"  theirs: ms a pass {pairs.spread(theirs)}")
-    print(f"  ms a pass, ours over theirs: {pairs.ratios(ours, theirs)}")
+    pairs.compare(a, "theirs", run_ours, lambda: a_pass(decode_theirs()))
     for count in map(int, a.per_token.split(",")) if a.per_token else ():
         with tempfile.TemporaryDirectory() as folder:
             fewer = with_experts(a.model, pathlib.Path(folder), count)
-            times = [run_ours(fewer) for _ in range(a.rounds)]
+            times = [run_ours(fewer)["ms a pass"] for _ in range(a.rounds)]
         reads = config["num_experts"] * (1 - (1 - count / config["num_experts"]) ** block)
         print(f"  {count} experts a token (about {reads:.0f} of {config['num_experts']} read a layer): ms a pass {pairs.spread(times)}")
-    if a.dtype == "float32" and equal < a.gen_length:
-        sys.exit("tokens differ")
+    pairs.finish(a, equal == a.gen_length)
 
 
 if __name__ == "__main__":

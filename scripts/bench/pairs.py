@@ -1,5 +1,12 @@
-"""Shared by the scripts that time `blockscope` beside another implementation: the same prompt, the same number of
-threads, the two sides by turns, so that both meet the same load.
+"""The harness of the scripts that time `blockscope` beside another implementation: the same prompt, the same number of
+threads, the two sides by turns, so that both meet the same load. A script says what its two sides are:
+
+    a = parser.parse_args()                  # with add_run_options
+    config, prompt = pairs.begin(a)
+    ...
+    equal = pairs.equal_tokens(a, tokens, expected)
+    pairs.compare(a, "Fast-dLLM", run_ours, run_theirs)    # prints the table and writes --json
+    pairs.finish(a, equal == a.gen_length)
 
 BLOCKSCOPE_BINARY names the binary. A run of ours is one process: `bench --runs 1`, which warms up with a whole run.
 """
@@ -35,12 +42,14 @@ def bench_prompt(context, vocab, mask_id, seed=0):
     return ids
 
 
-def add_run_options(parser, gen_length=256):
+def add_run_options(parser, gen_length=256, dtype="float32"):
     """The options of a run that both sides share."""
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default=dtype, help="a GGUF has its own")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--gen-length", type=int, default=gen_length)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write every run of both sides here")
 
 
 def add_block_options(parser):
@@ -109,10 +118,38 @@ def _find_run(value):
     return next((found for found in map(_find_run, value) if found), None) if isinstance(value, list) else None
 
 
-def by_turns(rounds, ours, theirs):
-    """Ours, theirs, ours, theirs ...: two lists of what they return."""
-    pairs = [(ours(), theirs()) for _ in range(rounds)]
-    return [a for a, _ in pairs], [b for _, b in pairs]
+def begin(a):
+    """Says where this runs. -> config.json of the model, and the prompt."""
+    print(machine(a.threads))
+    config = json.loads((a.model / "config.json").read_text())
+    return config, bench_prompt(a.context, config["vocab_size"], config["mask_token_id"], getattr(a, "seed", 0))
+
+
+def equal_tokens(a, tokens, expected):
+    """How many generated tokens of decode_ours are those of the other side's sequence, the prompt included."""
+    return sum(tokens.get(i) == expected[i] for i in range(a.context, a.context + a.gen_length))
+
+
+def compare(a, name, ours, theirs, ratio=True):
+    """Runs ours, theirs, ours, theirs ...; each returns what it measured, by name, the figure to compare first. Prints
+    both sides and, where `ratio`, that of what both have. -> their runs as {name: values}."""
+    turns = [(ours(), theirs()) for _ in range(a.rounds)]
+    sides = [{key: [run[key] for run in runs] for key in runs[0]} for runs in zip(*turns)]
+    for label, side in zip(("blockscope", name), sides):
+        print(f"  {label}, least / median / most: " + "; ".join(f"{key} {spread(values)}" for key, values in side.items()))
+    for key in sides[0]:
+        if ratio and key in sides[1]:
+            print(f"  {key}, ours over theirs: {ratios(sides[0][key], sides[1][key])}")
+    if a.json:
+        a.json.write_text(json.dumps(dict(machine=machine(a.threads), options={k: str(v) for k, v in vars(a).items()},
+                                          ours=sides[0], theirs=sides[1], their_name=name), indent=1) + "\n")
+    return sides
+
+
+def finish(a, same):
+    """In float32 both sides must have decided the same."""
+    if a.dtype == "float32" and not same:
+        sys.exit("the runs differ")
 
 
 def spread(values):

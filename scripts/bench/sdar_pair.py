@@ -13,9 +13,7 @@ the published one (softmax and a draw for every position of the block). In float
 """
 
 import argparse
-import json
 import pathlib
-import sys
 
 import limits
 import pairs
@@ -27,13 +25,12 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("repository", type=pathlib.Path, help="work tree of JetAstra/SDAR")
     parser.add_argument("model", type=pathlib.Path)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--cache", default="blockd", help="ours; the official one is block by block")
     parser.add_argument("--batch", type=int, default=1, help="sequences of ours together; the official code has one")
     parser.add_argument("--prefill", action="store_true", help="time the prefill only")
     parser.add_argument("--as-published", action="store_true", help="leave the official prefill its slow attention")
     parser.add_argument("--no-tokens", action="store_true", help="do not compare what is decided")
-    pairs.add_run_options(parser, gen_length=64)
+    pairs.add_run_options(parser, gen_length=64, dtype="bfloat16")
     parser.add_argument("--block-length", type=int, default=32)
     return parser.parse_args()
 
@@ -47,85 +44,71 @@ def milliseconds(run):
         result["step without forward"] = 1e3 * (run["blocks_s"] - run["forward_s"]) / steps
     if "sampling_s" in run:
         result |= {"sampling": 1e3 * run["sampling_s"] / steps, "argmax instead": 1e3 * run["greedy_s"] / steps}
-    return result
+    return result | {"prefill": 1e3 * run["prefill_s"]}
 
 
-def show(label, runs):
-    columns = [milliseconds(run) for run in runs]
-    print(f"  {label}, ms, least / median / most: " +
-          "; ".join(f"{name} {pairs.spread([c[name] for c in columns])}" for name in columns[0]))
-    return columns
-
-
-def compare_steps(a, shape, machine, ours, theirs):
+def compare_steps(a, shape, machine, mine, his):
+    """`mine`, `his`: milliseconds by name, of every run."""
     need = shape.denoising_pass(shape.mean_prefix(a.context, a.gen_length, a.block_length), a.block_length, a.batch)
-    mine, his = show("blockscope", ours), show("official", theirs)
-    column = lambda columns, name: [c[name] for c in columns]
-    theirs_all = lambda name: [a.batch * value for value in column(his, name)]  # a batch, one sequence after the other
+    theirs_all = lambda name: [a.batch * value for value in his[name]]  # a batch, one sequence after the other
     print(f"  limit of a pass: {need.describe(machine)}")
-    forward = "forward pass" if "forward pass" in mine[0] else "step"  # an older binary does not tell them apart
-    least = min(column(mine, forward))
-    print(f"  {forward} of ours over official pass: {pairs.ratios(column(mine, forward), theirs_all('forward pass'))}; "
-          f"over the limit {least / 1e3 / need.seconds(machine):.2f}")
-    without_sampler = min(c["step"] - c["sampling"] + c["argmax instead"] for c in his)
-    print(f"  step, official over ours: {pairs.ratios(theirs_all('step'), column(mine, 'step'))}; with argmax in place "
-          f"of its sampler {a.batch * without_sampler / min(column(mine, 'step')):.2f}")
-    at_least = lambda columns, *names: [f"{min(column(columns, name)):.3g}" for name in names if name in columns[0]]
+    forward = "forward pass" if "forward pass" in mine else "step"  # an older binary does not tell them apart
+    print(f"  {forward} of ours over official pass: {pairs.ratios(mine[forward], theirs_all('forward pass'))}; "
+          f"over the limit {min(mine[forward]) / 1e3 / need.seconds(machine):.2f}")
+    without_sampler = min(s - d + g for s, d, g in zip(his["step"], his["sampling"], his["argmax instead"]))
+    print(f"  step, official over ours: {pairs.ratios(theirs_all('step'), mine['step'])}; with argmax in place "
+          f"of its sampler {a.batch * without_sampler / min(mine['step']):.2f}")
+    at_least = lambda side, *names: [f"{min(side[name]):.3g}" for name in names if name in side]
     step, official_parts = at_least(his, "step")[0], " + ".join(at_least(his, "forward pass", "sampling"))
-    print(f"  least: | {a.model.name} | {a.context} | {step} = {official_parts} | {' of which '.join(at_least(mine, 'step', forward))} | "
+    print(f"  least: | {a.model.name} | {a.context} | {step} = {official_parts} | "
+          f"{' of which '.join(at_least(mine, 'step', forward))} | "
           f"{1e3 * need.seconds(machine):.3g} |")
     if a.batch > 1:
-        print(f"  tokens/s: {max(a.batch * 1e3 / s for s in column(mine, 'step')):.4g} ours with batch {a.batch}, "
-              f"{max(1e3 / s for s in column(his, 'step')):.4g} official with 1")
+        print(f"  tokens/s: {max(a.batch * 1e3 / s for s in mine['step']):.4g} ours with batch {a.batch}, "
+              f"{max(1e3 / s for s in his['step']):.4g} official with 1")
 
 
 def compare_prefill(a, shape, machine, ours, theirs):
-    need = shape.prefill(a.context, a.block_length)
-    least = min(ours)
+    """In milliseconds, of every run."""
+    limit = 1e3 * shape.prefill(a.context, a.block_length).seconds(machine) * a.batch
     note = "as published" if a.as_published else "with a mask of four dimensions"
-    print(f"  prefill of {a.context}, s: blockscope {pairs.spread(ours)}; official ({note}) {pairs.spread(theirs)}; limit "
-          f"{need.seconds(machine) * a.batch:.4g}, ours over it {least / need.seconds(machine) / a.batch:.2f}; ours over "
-          f"official {pairs.ratios([s / a.batch for s in ours], theirs)}")
+    print(f"  prefill of {a.context}, official {note}: limit {limit:.4g} ms, ours over it {min(ours) / limit:.2f}; ours over "
+          f"official {pairs.ratios([ms / a.batch for ms in ours], theirs)}")
 
 
 def main() -> None:
     a = parse()
-    print(pairs.machine(a.threads))
+    config, prompt = pairs.begin(a)
     before = limits.measure(a.threads, a.dtype)
     shape = limits.Shape(a.model, a.dtype)
-    config = json.loads((a.model / "config.json").read_text())
-    prompt = pairs.bench_prompt(a.context, config["vocab_size"], config["mask_token_id"])
     official = Official(a.repository, a.model, getattr(torch, a.dtype), a.as_published)
     decoding = ["--gen-length", a.gen_length, "--block-length", a.block_length, "--denoising-steps", a.block_length,
                 "--strategy", "low_confidence_static", "--cache", a.cache, "--dtype", a.dtype, "--threads", a.threads]
     print(f"{a.model.name}: {config['num_hidden_layers']} layers of {config['hidden_size']}, vocabulary "
           f"{config['vocab_size']}, {a.dtype}, prompt {a.context}, gen {a.gen_length}, B {a.block_length}, cache {a.cache}, "
           f"batch {a.batch}")
+    time_ours = lambda options: pairs.time_ours(a.model, [*options, "--context", a.context, "--batch-size", a.batch])
+    equal = a.gen_length
     if a.prefill:
         few = decoding.copy()
         few[1], few[5] = a.block_length, 1
-        ours, theirs = pairs.by_turns(
-            a.rounds, lambda: pairs.time_ours(a.model, [*few, "--context", a.context, "--batch-size", a.batch])["prefill_s"],
-            lambda: official.prefill(prompt, a.block_length))
+        run_ours = lambda: dict(prefill=1e3 * time_ours(few)["prefill_s"])
+        run_theirs = lambda: dict(prefill=1e3 * official.prefill(prompt, a.block_length))
     else:
-        expected = official.decode(prompt, a.gen_length, a.block_length)  # warms up too
-        equal = a.gen_length
+        run_ours = lambda: milliseconds(time_ours(decoding))
+        run_theirs = lambda: milliseconds(official.decode(prompt, a.gen_length, a.block_length))
+        expected = official.decode(prompt, a.gen_length, a.block_length)["tokens"]  # warms up too
         if not a.no_tokens:
-            _, tokens = pairs.decode_ours(a.model, prompt, decoding)
-            equal = sum(tokens.get(i) == expected["tokens"][i] for i in range(a.context, a.context + a.gen_length))
+            equal = pairs.equal_tokens(a, pairs.decode_ours(a.model, prompt, decoding)[1], expected)
             print(f"  {equal} of {a.gen_length} tokens equal")
-        ours, theirs = pairs.by_turns(
-            a.rounds, lambda: pairs.time_ours(a.model, [*decoding, "--context", a.context, "--batch-size", a.batch]),
-            lambda: official.decode(prompt, a.gen_length, a.block_length))
+    print("  milliseconds:")
+    mine, his = pairs.compare(a, "official", run_ours, run_theirs, ratio=False)
     machine = limits.best(before, limits.measure(a.threads, a.dtype))
     print(f"  machine, best of before and after: {machine}")
-    if a.prefill:
-        compare_prefill(a, shape, machine, ours, theirs)
-        return
-    compare_steps(a, shape, machine, ours, theirs)
-    compare_prefill(a, shape, machine, *([run["prefill_s"] for run in side] for side in (ours, theirs)))
-    if a.dtype == "float32" and equal < a.gen_length:
-        sys.exit("tokens differ")
+    if not a.prefill:
+        compare_steps(a, shape, machine, mine, his)
+    compare_prefill(a, shape, machine, mine["prefill"], his["prefill"])
+    pairs.finish(a, equal == a.gen_length)
 
 
 if __name__ == "__main__":

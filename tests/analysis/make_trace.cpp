@@ -7,15 +7,11 @@
 #include "tests/analysis/trace_maker.h"
 #include "tests/analysis/vast_trace.h"
 
-int main(int argc, char** argv) {
+namespace {
+
+void add_trace_options(CLI::App& app, blockscope::testing::TraceMakerOptions& o) {
   using blockscope::ArrayType;
   using blockscope::SetNormaliser;
-  blockscope::testing::TraceMakerOptions o;
-  std::string path;
-  std::string level = "full";
-  CLI::App app("Writes a trace in which every dataset follows from random queries, keys, values.");
-  app.add_option("path", path, "file to write")->required();
-  app.add_option("--level", level, "trajectory, summary, sets, outputs or full");
   const std::map<std::string, ArrayType> types{{"bf16", ArrayType::bf16}, {"f32", ArrayType::f32}};
   app.add_option("--array-type", o.array_type)->transform(CLI::CheckedTransformer(types));
   app.add_option("--layers", o.layers);
@@ -52,6 +48,18 @@ int main(int argc, char** argv) {
   app.add_flag("--aborted", o.aborted, "stop in the middle and resume: an aborted sequence");
   app.add_option("--seed", o.seed);
   app.add_option("--digest", o.digest, "of the checkpoint");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  blockscope::testing::TraceMakerOptions o;
+  std::string path;
+  std::string level = "full";
+  CLI::App app("Writes a trace in which every dataset follows from random queries, keys, values.");
+  app.add_option("path", path, "file to write")->required();
+  app.add_option("--level", level, "trajectory, summary, sets, outputs or full");
+  add_trace_options(app, o);
   blockscope::testing::VastTraceOptions vast;
   bool is_vast = false;
   auto* flag = app.add_flag("--vast", is_vast, "57 GB of outputs as a sparse file, vast_trace.h");

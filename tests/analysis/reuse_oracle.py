@@ -5,6 +5,7 @@ import json
 
 import h5py
 import numpy as np
+from attention_math import merge
 
 
 class Sums:
@@ -57,12 +58,6 @@ class Trace:
                  "/attention/lse_internal")]
 
 
-def merge(external, lse_external, internal, lse_internal):
-    top = np.maximum(lse_external, lse_internal)
-    a, b = np.exp(lse_external - top), np.exp(lse_internal - top)
-    return (a[..., None] * external + b[..., None] * internal) / (a + b)[..., None]
-
-
 def pairs_of(trace, from_summary):
     """-> {(layer slot, head slot): [(mean cosine, positions)]} of adjacent recorded steps."""
     pairs = {}
@@ -103,8 +98,8 @@ def step_sums(trace, row, source):
     old = trace.attention(source)
     ok = trace.valid[row]
     with np.errstate(all="ignore"):
-        true = merge(external, lse_external, internal, lse_internal)[:, :, ok]
-        got = merge(old[0], old[1], internal, lse_internal)[:, :, ok]
+        true, got = (merge([tuple(pair), (internal, lse_internal)])[0][:, :, ok]
+                     for pair in ((external, lse_external), old[:2]))
         error = got - true
         return np.array([(part).sum((-2, -1)) for part in
                          (error**2, np.abs(error), true**2, got * true)])

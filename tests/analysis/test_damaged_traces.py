@@ -13,8 +13,6 @@ import tempfile
 import h5py
 import numpy as np
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
-
 from hostile_trace import BINARY, check, spoil
 
 MAKE_TRACE = sys.argv[1]

@@ -15,9 +15,7 @@ import time
 
 import h5py
 import numpy as np
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
-from trace_arrays import stored  # noqa: E402
+from trace_arrays import stored
 
 BLOCKSCOPE = os.environ["BLOCKSCOPE_BINARY"]
 

@@ -11,9 +11,7 @@ import unittest
 import numpy as np
 
 from capture_harness import BINARY, MODELS
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
-from trace_arrays import datasets  # noqa: E402
+from trace_arrays import datasets
 
 FALLBACK = sys.argv.pop(1)
 KERNELS = sys.argv.pop(1)

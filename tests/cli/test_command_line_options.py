@@ -75,7 +75,18 @@ class Options(CommandLineCase):
                 for option in choice["options"]:
                     self.assertIn(f"  {option['name']}", text)
             self.refused(USAGE, [f"help {kind}: expected ", "got 'nothing'"], "help", kind, "nothing")
-        self.refused(USAGE, "help: expected policy, strategy or cache", "help", "model")
+        self.refused(USAGE, "help: expected policy, strategy, cache or family", "help", "model")
+
+    def test_help_explains_every_model_family(self):
+        names = self.must("help", "family")
+        families = json.loads(self.must("help", "family", "--json"))
+        self.assertGreater(len(families), 9)
+        for family in families:
+            self.assertIn(f"  {family['name']} ", names)
+            text = self.must("help", "family", family["name"])
+            for said in (family["meaning"], family["source"], family["example"], *family["facts"].values()):
+                self.assertIn(said, text)
+        self.refused(USAGE, ["help family: expected sdar, ", "got 'gpt2'"], "help", "family", "gpt2")
 
     def test_a_limit_beyond_the_prompts_is_told(self):
         _, _, err = run("capture", self.model, "--prompts", self.made / "a.jsonl", "-o", self.root / "few.h5",

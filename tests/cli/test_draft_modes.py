@@ -7,6 +7,7 @@ import unittest
 
 import h5py
 import numpy as np
+from attention_math import attend
 from capture_harness import CheckpointCase, capture, require_binary, trajectories, write_prompts
 from capture_refusal import USAGE
 from test_draft import BLOCK, VOCAB, draft_tensors, speculators_config, write_draft, write_target, zlab_config
@@ -200,20 +201,13 @@ class DraftModes(CheckpointCase):
                 context = int(trace.file["/steps/context_length"][row])
                 read = lambda path: trace.file[path][row].astype(np.float64)
                 query, key, value = read("/query/query"), read("/kv/key"), read("/kv/value")
-                for layer, head in np.ndindex(query.shape[:2]):
-                    group = head // (query.shape[1] // key.shape[1])
-                    scale = query.shape[-1] ** -0.5
-                    outer = query[layer, head] @ prefix[:context, layer, group].T * scale
-                    inner = query[layer, head] @ key[layer, group].T * scale
-                    inner[np.triu_indices(len(inner), 1)] = -np.inf
-                    for side, scores, of in (("external", outer, values[:context, layer, group]),
-                                             ("internal", inner, value[layer, group])):
-                        weight = np.exp(scores - scores.max(-1, keepdims=True))
-                        lse = np.log(weight.sum(-1)) + scores.max(-1)
-                        np.testing.assert_allclose(read(f"/attention/lse_{side}")[layer, head], lse, atol=1e-4)
-                        np.testing.assert_allclose(read(f"/attention/{side}")[layer, head],
-                                                   weight / weight.sum(-1, keepdims=True) @ of, atol=1e-4)
-                        checked += 1
+                before = (x[:context].transpose(1, 2, 0, 3) for x in (prefix, values))
+                for side, keys, seen in (("external", before, True),
+                                         ("internal", (key, value), np.tri(query.shape[2], dtype=bool))):
+                    output, lse = attend(query, *keys, query.shape[-1] ** -0.5, seen)
+                    np.testing.assert_allclose(read(f"/attention/lse_{side}"), lse, atol=1e-4)
+                    np.testing.assert_allclose(read(f"/attention/{side}"), output, atol=1e-4)
+                    checked += output[..., 0, 0].size
         self.assertGreater(checked, 500)
 
 

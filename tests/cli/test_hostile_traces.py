@@ -10,8 +10,6 @@ import pathlib
 import random
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
-
 from capture_harness import require_binary, run, temporary_folder
 from hostile_trace import SURE, check, spoil
 from round_files import HEADER, play, written

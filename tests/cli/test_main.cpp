@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
 
 #include "cli/modules.h"
 #include "tests/cli/command.h"
@@ -58,27 +60,18 @@ TEST(CommandLine, VersionIsThePinnedOne) {
   EXPECT_THAT(result.out, HasSubstr("blockscope " + pinned_version() + " ("));
 }
 
-TEST(CommandLine, NoCommandIsAUsageError) {
-  const auto result = run_blockscope({});
-  EXPECT_EQ(result.exit_code, 2);
-  EXPECT_TRUE(is_one_error_line(result.err)) << result.err;
-  EXPECT_EQ(result.out, "");
-}
-
-TEST(CommandLine, UnknownCommandIsAUsageErrorThatNamesIt) {
-  const auto result = run_blockscope({"captrue", "x"});
-  EXPECT_EQ(result.exit_code, 2);
-  EXPECT_TRUE(is_one_error_line(result.err)) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("'captrue'"));
-}
-
-TEST(CommandLine, UnknownFlagIsAUsageErrorThatNamesIt) {
-  for (const std::vector<std::string>& arguments :
-       {std::vector<std::string>{"--frobnicate"}, {"doctor", "--frobnicate"}}) {
+TEST(CommandLine, AnUnknownWordIsAUsageErrorThatNamesIt) {
+  const std::pair<std::vector<std::string>, const char*> cases[] = {
+      {{}, ""},
+      {{"captrue", "x"}, "'captrue'"},
+      {{"--frobnicate"}, "--frobnicate"},
+      {{"doctor", "--frobnicate"}, "--frobnicate"}};
+  for (const auto& [arguments, named] : cases) {
     const auto result = run_blockscope(arguments);
     EXPECT_EQ(result.exit_code, 2);
+    EXPECT_EQ(result.out, "");
     EXPECT_TRUE(is_one_error_line(result.err)) << result.err;
-    EXPECT_THAT(result.err, HasSubstr("--frobnicate"));
+    EXPECT_THAT(result.err, HasSubstr(named));
   }
 }
 

@@ -9,8 +9,6 @@ import shutil
 import subprocess
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
-
 import h5py
 
 from capture_harness import MODELS, require_binary, run, run_tests

@@ -11,10 +11,14 @@ without a GPU.
 
 import argparse
 import math
+import pathlib
 import random
 import sys
 
 import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
+import attention_math as am  # noqa: E402
 
 DEVICE = "cuda"
 TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -45,24 +49,6 @@ def poison():
     blocks = [torch.full((size,), math.nan, device=DEVICE)
               for size in [64, 1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 26] for _ in range(3)]
     del blocks
-
-
-def attention(q, k, v, scale):
-    """float64 attention of q [H, T, D] over k, v [K, N, D]: output and lse; 0 and -inf without keys."""
-    group = q.shape[0] // k.shape[0]
-    k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
-    scores = q @ k.transpose(1, 2) * scale
-    if k.shape[1] == 0:
-        return torch.zeros_like(q), torch.full(q.shape[:2], -math.inf, dtype=q.dtype)
-    lse = scores.logsumexp(-1)
-    return (scores - lse.unsqueeze(-1)).exp() @ v, lse
-
-
-def merge(parts):
-    lses = torch.stack([lse for _, lse in parts])
-    lse = lses.logsumexp(0)
-    weights = (lses - lse).exp().nan_to_num(0.0)
-    return sum(w.unsqueeze(-1) * out for w, (out, _) in zip(weights, parts)), lse
 
 
 class Case:
@@ -113,7 +99,7 @@ class Case:
         q, length = self.q[s].cpu().double(), self.lengths[s]
         k, v = (x[s, :, :length].cpu().double() for x in (self.k_ext, self.v_ext))
         k_in, v_in = self.k_in[s].cpu().double(), self.v_in[s].cpu().double()
-        return attention(q, k, v, self.scale), attention(q, k_in, v_in, self.scale)
+        return am.attend(q, k, v, self.scale), am.attend(q, k_in, v_in, self.scale)
 
 
 def rounding(dtype):
@@ -129,7 +115,7 @@ def add_split(worst, name, case, got, external, internal, extra=()):
                          for x in (case.v_ext, case.v_in, *(e[0] for e in external))
                          if x.isfinite().any()])
     stack = lambda pairs, i: torch.stack([pair[i] for pair in pairs])
-    merged = [merge([*parts]) for parts in zip(external, internal, *extra)]
+    merged = [am.merge(parts) for parts in zip(external, internal, *extra)]
     worst.add(f"{name} external", got[1], stack(external, 0), 2e-5 * value * score, case)
     worst.add(f"{name} lse_external", got[2], stack(external, 1), 2e-5 * score, case)
     worst.add(f"{name} internal", got[3], stack(internal, 0), 2e-5 * value * score, case)
@@ -185,13 +171,8 @@ def random_sets(rng, case):
 
 def set_reference(case, s, keep):
     """Attention of a sequence over the external keys in keep [K, N]."""
-    q = case.q[s].cpu().double()
-    group = case.heads // case.kv_heads
-    pairs = []
-    for h in range(case.kv_heads):
-        k, v = (x[s, h].cpu()[keep[h]].double().unsqueeze(0) for x in (case.k_ext, case.v_ext))
-        pairs.append(attention(q[h * group:(h + 1) * group], k, v, case.scale))
-    return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
+    q, k, v = (x[s].cpu().double().nan_to_num(0.0) for x in (case.q, case.k_ext, case.v_ext))
+    return am.attend(q, k, v, case.scale, keep[:, None, None])
 
 
 def prefix_of(case):
@@ -246,7 +227,7 @@ def check_merge(ops, rng, dtype, worst):
     for output, lse in zip(outputs, lses):
         output[lse.isinf()] = math.nan  # must not be read
     pairs = [(o.cpu().double().nan_to_num(0.0), l.cpu().double()) for o, l in zip(outputs, lses)]
-    out, lse = merge(pairs)
+    out, lse = am.merge(pairs)
     poison()
     got = ops.merge_attention(outputs, lses)
     worst.add("merge_attention out", got[0], out, 2e-5 + 5.0 * rounding(dtype), f"{rows} x {dim}, {parts}")
@@ -275,15 +256,14 @@ def check_set(worst, name, index, probability, expected, case):
 def check_topk(ops, rng, dtype, worst):
     case = Case(rng, dtype)
     k = rng.choice([1, 7, 64, 300, 2000])
-    group = case.heads // case.kv_heads
     count = len(case.lengths)
     probabilities, lses = [], []
     for s, length in enumerate(case.lengths):
-        q = case.q[s].cpu().double().clamp(-4, 4).reshape(case.kv_heads, group * case.queries, case.dim)
-        scores = q @ case.k_ext[s, :, :length].cpu().double().transpose(1, 2) * case.scale
-        lse = scores.logsumexp(-1) if length else torch.full(scores.shape[:2], -math.inf).double()
-        probabilities.append((scores - lse.unsqueeze(-1)).exp().view(case.kv_heads, group, case.queries, length))
-        lses.append(lse.view(case.heads, case.queries))
+        keys = case.k_ext[s, :, :length].cpu().double()
+        scores = am.scores_of(case.q[s].cpu().double().clamp(-4, 4), keys, case.scale)
+        lses.append(am.attention(scores, keys)[1])
+        probabilities.append([am.mean_probability(scores, lses[-1], case.kv_heads, per_token)
+                              for per_token in (False, True)])
     case.q.clamp_(-4, 4)
     lse = torch.stack(lses).float().to(DEVICE)
     poison()
@@ -292,10 +272,10 @@ def check_topk(ops, rng, dtype, worst):
     for s in range(count):
         for h in range(case.kv_heads):
             check_set(worst, "block_topk", block[0][s, h], block[1][s, h],
-                      probabilities[s][h].mean((0, 1)), case)
+                      probabilities[s][0][h], case)
             for t in {0, case.queries - 1}:
                 check_set(worst, "token_topk", token[0][s, h, t], token[1][s, h, t],
-                          probabilities[s][h, :, t].mean(0), case)
+                          probabilities[s][1][h, t], case)
             distinct = token[0][s, h].unique()
             worst.add("token_topk union", token[2][s, h], (distinct >= 0).sum().cpu().double(), 0.5, case)
 
@@ -304,20 +284,16 @@ def check_pages(ops, rng, dtype, worst):
     case = Case(rng, dtype)
     page = rng.choice([1, 16, 50, 64])
     pages = -(-case.k_ext.shape[2] // page)
-    group = case.heads // case.kv_heads
     shape = (len(case.lengths), case.kv_heads, pages, case.dim)
     top, bottom = torch.zeros(shape).double(), torch.zeros(shape).double()
     tokens = torch.full((shape[0], shape[1], case.queries, pages), -math.inf).double()
     poison()
     got = ops.page_bounds(case.k_ext, case.ext_len, page)
-    q = case.q.cpu().double().reshape(shape[0], shape[1], group, case.queries, case.dim)
     for s, length in enumerate(case.lengths):
-        keys = case.k_ext[s].cpu().double()
-        for p in range(-(-length // page)):
-            part = keys[:, p * page:min((p + 1) * page, length)]
-            top[s, :, p], bottom[s, :, p] = part.amax(1), part.amin(1)
-            high, low = (x[s, :, p].view(-1, 1, 1, case.dim) for x in (top, bottom))
-            tokens[s, :, :, p] = torch.maximum(q[s] * high, q[s] * low).sum(-1).mean(1)
+        there = -(-length // page)
+        bounds = am.page_bounds(case.k_ext[s, :, :length].cpu().double(), page)
+        top[s, :, :there], bottom[s, :, :there] = bounds
+        tokens[s, :, :, :there] = am.page_scores(case.q[s].cpu().double(), bounds)
     worst.add("page_bounds", torch.stack(got), torch.stack([top, bottom]), 1e-30, case)
     score = max(1.0, tokens[tokens.isfinite()].abs().max().item() if tokens.isfinite().any() else 1.0)
     poison()
@@ -339,7 +315,7 @@ def check_prefill(ops, rng, dtype, worst):
         k, v = (x[s, :, :length].cpu().double() for x in (case.k_ext, case.v_ext))
         for t in range(case.queries):
             end = min(length, ((start + t) // block + 1) * block)
-            out, lse = attention(case.q[s, :, t:t + 1].cpu().double(), k[:, :end], v[:, :end], case.scale)
+            out, lse = am.attend(case.q[s, :, t:t + 1].cpu().double(), k[:, :end], v[:, :end], case.scale)
             expected[s, :, t:t + 1] = out
             score = max(score, lse.abs().max().item() if lse.isfinite().all() else 1.0)
     worst.add("prefill_attention", got, expected, (2e-5 * score + rounding(dtype)) * 6.0, case)

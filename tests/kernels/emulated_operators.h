@@ -3,9 +3,7 @@
 // must pass the CPU's tests.
 #pragma once
 
-#include "kernels/cuda/attention_device.h"
-#include "kernels/cuda/row_ops_device.h"
-#include "kernels/cuda/small_operators_device.h"
+#include "kernels/cuda/device_operators.h"
 #include "kernels/device/emulator.h"
 #include "kernels/ops.h"
 #include "tests/support/emulated_launches.h"
@@ -23,11 +21,8 @@ inline const DeviceQueue& emulator() {
   auto name(const Arguments&... arguments) {    \
     return name##_on(emulator(), arguments...); \
   }
-BLOCKSCOPE_EMULATED(split_attention)
 BLOCKSCOPE_EMULATED(reuse_attention)
-BLOCKSCOPE_EMULATED(gather_attention)
 BLOCKSCOPE_EMULATED(unselected_attention)
-BLOCKSCOPE_EMULATED(prefill_attention)
 BLOCKSCOPE_EMULATED(block_topk)
 BLOCKSCOPE_EMULATED(token_topk)
 BLOCKSCOPE_EMULATED(topk_sets)
@@ -38,7 +33,28 @@ BLOCKSCOPE_EMULATED(add_rms_norm_rows)
 BLOCKSCOPE_EMULATED(silu_multiply)
 #undef BLOCKSCOPE_EMULATED
 
-// Called with braces around their arguments, which a template can't take.
+// Called with fewer arguments than they have, or with braces around them: a template takes neither.
+inline SplitAttention split_attention(const at::Tensor& q, const at::Tensor& k_ext,
+                                      const at::Tensor& v_ext, const at::Tensor& ext_len,
+                                      const at::Tensor& k_in, const at::Tensor& v_in, double scale,
+                                      ExternalWeights* kept = nullptr) {
+  return split_attention_on(emulator(), q, k_ext, v_ext, ext_len, k_in, v_in, scale, kept);
+}
+inline SourcedAttention gather_attention(const at::Tensor& q, const at::Tensor& k_ext,
+                                         const at::Tensor& v_ext, const at::Tensor& ext_len,
+                                         const at::Tensor& index, const at::Tensor& k_in,
+                                         const at::Tensor& v_in, double scale,
+                                         const at::Tensor& dense = {},
+                                         const at::Tensor& residual = {},
+                                         const at::Tensor& lse_residual = {}) {
+  return gather_attention_on(emulator(), q, k_ext, v_ext, ext_len, index, k_in, v_in, scale, dense,
+                             residual, lse_residual);
+}
+inline at::Tensor prefill_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                    const at::Tensor& len, int64_t block_length, double scale,
+                                    int64_t query_start = 0) {
+  return prefill_attention_on(emulator(), q, k, v, len, block_length, scale, query_start);
+}
 inline MergedAttention merge_attention(const std::vector<at::Tensor>& outputs,
                                        const std::vector<at::Tensor>& lses) {
   return merge_attention_on(emulator(), outputs, lses);

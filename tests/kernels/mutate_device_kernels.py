@@ -1,15 +1,18 @@
 """Puts one mistake after another into the device kernels and sees whether the tests in the emulator catch it.
 
     python tests/kernels/mutate_device_kernels.py [--build build/release] [--only NAME] [--list]
+        [--within SECONDS [--turn N]]
 
-Not part of the tests: it takes half a minute a mistake. A mistake is a replacement of one place in a kernel's source,
-made in a copy; only the file that includes it is compiled again, and linked with the test programs of the build, which
-must be built (cmake --build --preset release). Prints caught, or SURVIVED, and by which program; exit status 1 if one
-survived that EQUIVALENT does not name.
+A mistake takes half a minute, all take an hour: the test `kernels.mutations` runs those that fit into --within, each
+day from another one on. A mistake is a replacement of one place in a kernel's source, made in a copy; only the file
+that includes it is compiled again, and linked with the test programs of the build, which must be built
+(cmake --build --preset release). Prints caught, or SURVIVED, and by which program; exit status 1 if one survived that
+EQUIVALENT does not name.
 """
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import re
@@ -17,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SPLIT, SMALL = "split_attention_emulated.cpp", "small_operators_emulated.cpp"
@@ -220,6 +224,8 @@ def compile_command(build, source):
 def compile_copy(build, source, copy, output):
     """Compiles `source` with the headers of `copy` before those of the repository."""
     command, folder = compile_command(build, source)
+    if f"-I{ROOT}" not in command:
+        sys.exit(f"{build}: expected a build of {ROOT}, found one of another folder, whose headers would hide the mistakes")
     command = [str(copy / "kernels/cuda" / source) if part.endswith(f"kernels/cuda/{source}") else part for part in command]
     command[command.index("-o") + 1] = str(output)
     command = [f"-I{copy}" if part == f"-I{ROOT}" else "-O1" if part == "-O3" else part for part in command]
@@ -258,28 +264,41 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
     parser.add_argument("--only", default="", help="mistakes whose name holds this")
     parser.add_argument("--part", default="1/1", help="2/3: the second third of them")
+    parser.add_argument("--within", type=float, default=math.inf, help="seconds after which no other mistake is begun")
+    parser.add_argument("--turn", type=int, default=int(time.time() / 86400),
+                        help="where --within begins (default: the number of the day)")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
     options.build = options.build.resolve()
     chosen = [mistake for mistake in MISTAKES if options.only in mistake[0]]
     part, parts = map(int, options.part.split("/"))
     chosen = chosen[part - 1::parts]
+    if options.within < math.inf:  # a step that reaches every mistake, however few fit
+        step = next(n for n in range(3, 3 + len(MISTAKES)) if math.gcd(n, len(chosen)) == 1)
+        begin = options.turn * step % len(chosen)
+        chosen = chosen[begin:] + chosen[:begin]
     if options.list:
         print("\n".join(f"{name}: {file}" for name, file, *_ in chosen))
         return 0
-    survivors = 0
+    for name, file, old, *_ in MISTAKES:
+        found = (ROOT / "kernels/cuda" / file).read_text().count(old)
+        if found != 1:
+            sys.exit(f"{name}: expected its text once in {file}, found it {found} times: {old!r}")
+    begun, longest, survivors, count = time.monotonic(), 0.0, 0, 0
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        for name, file, old, new, source, tests in [("no mistake", "", "", "", SPLIT, []), *chosen]:
+        for name, file, old, new, source, tests in [("no mistake", "", "", "", chosen[0][4], []), *chosen]:
+            before = time.monotonic()
+            if count and before - begun + longest > options.within:
+                break
             shutil.rmtree(folder / "kernels", ignore_errors=True)
             shutil.copytree(ROOT / "kernels", folder / "kernels")
             if not tests:
-                tests = sorted({test for mistake in chosen for test in mistake[5]})
+                tests = chosen[0][5] if options.within < math.inf else sorted(
+                    {test for mistake in chosen for test in mistake[5]})
             else:
-                text = (folder / "kernels/cuda" / file).read_text()
-                if text.count(old) != 1:
-                    sys.exit(f"{name}: expected its text once in {file}, found it {text.count(old)} times: {old!r}")
-                (folder / "kernels/cuda" / file).write_text(text.replace(old, new))
+                place = folder / "kernels/cuda" / file
+                place.write_text(place.read_text().replace(old, new))
             done = compile_copy(options.build, source, folder, folder / "mutant.o")
             if done.returncode != 0:
                 sys.exit(f"{name}: does not compile:\n{done.stderr[-3000:]}")
@@ -294,6 +313,7 @@ def main():
                 if verdict:
                     sys.exit(f"without a mistake, {verdict}")
                 continue
+            count, longest = count + 1, max(longest, time.monotonic() - before)
             if verdict:
                 print(f"caught    {name:42s} {verdict}", flush=True)
             elif name in EQUIVALENT:
@@ -301,7 +321,7 @@ def main():
             else:
                 survivors += 1
                 print(f"SURVIVED  {name}", flush=True)
-    print(f"{len(chosen)} mistakes, {survivors} survived")
+    print(f"{count} of {len(chosen)} mistakes, {survivors} survived")
     return 1 if survivors else 0
 
 

@@ -40,151 +40,185 @@ struct Numbers {
   }
 };
 
-void run(DeviceFloat type, int dim, uint64_t seed) {
-  emulated::set_options({.seed = seed});
-  const Numbers q(static_cast<size_t>(kHeads * kQueries * dim), 1);
-  const Numbers k(static_cast<size_t>(kKvHeads * kKeys * dim), 2);
-  const Numbers v(static_cast<size_t>(kKvHeads * kKeys * dim), 3);
-  const Numbers k_in(static_cast<size_t>(kKvHeads * kInternal * dim), 4);
-  const Numbers v_in(static_cast<size_t>(kKvHeads * kInternal * dim), 5);
-  const auto size = static_cast<size_t>(kHeads * kQueries * dim);
-  std::vector<float> out(size), external(size), internal(size);
-  std::vector<float> lse_external(size), lse_internal(size);
-  SplitCall split;
-  split.type = type;
-  split.sequences = 1;
-  split.heads = kHeads;
-  split.kv_heads = kKvHeads;
-  split.group = kHeads / kKvHeads;
-  split.queries = kQueries;
-  split.dim = dim;
-  split.internal_keys = kInternal;
-  split.max_chunks = num_chunks(kKeys);
-  split.scale_log2 = 0.25f;
-  split.q = q.rows(type, kHeads, kQueries, dim);
-  split.k_ext = k.rows(type, kKvHeads, kKeys, dim);
-  split.v_ext = v.rows(type, kKvHeads, kKeys, dim);
-  split.k_in = k_in.rows(type, kKvHeads, kInternal, dim);
-  split.v_in = v_in.rows(type, kKvHeads, kInternal, dim);
-  split.lengths[0] = kKeys;
-  std::vector<float> states(static_cast<size_t>(state_floats(split)), NAN);
-  split.states = states.data();
-  split.out = out.data();
-  split.external = external.data();
-  split.lse_external = lse_external.data();
-  split.internal = internal.data();
-  split.lse_internal = lse_internal.data();
-  emulated::launch_split_attention(split, nullptr);
+/// Launches each kernel on what the ones before it wrote.
+class Kernels {
+ public:
+  Kernels(DeviceFloat type, int dim) : type_(type), dim_(dim) {}
 
-  PrefillCall prefill;  // the last positions of a prompt
-  prefill.type = type;
-  prefill.sequences = 1;
-  prefill.heads = kHeads;
-  prefill.group = split.group;
-  prefill.queries = kQueries;
-  prefill.dim = dim;
-  prefill.block_length = 4;
-  prefill.query_start = kKeys - kQueries;
-  prefill.scale_log2 = 0.25f;
-  prefill.q = split.q;
-  prefill.k = split.k_ext;
-  prefill.v = split.v_ext;
-  prefill.out = out.data();
-  prefill.lengths[0] = kKeys;
-  emulated::launch_prefill(prefill, nullptr);
-
-  MeansCall means;
-  means.type = type;
-  means.sequences = 1;
-  means.heads = kHeads;
-  means.kv_heads = kKvHeads;
-  means.group = split.group;
-  means.queries = kQueries;
-  means.dim = dim;
-  means.max_length = kKeys;
-  means.num_sets = 2;  // two tokens: the sums of the first are overwritten by the second's
-  means.per_token = true;
-  means.scale = 0.17f;
-  means.q = split.q;
-  means.k_ext = split.k_ext;
-  means.lse = lse_external.data();
-  std::vector<float> probability(kKvHeads * 2 * kKeys);
-  means.means = probability.data();
-  means.lengths[0] = kKeys;
-  emulated::launch_means(means, nullptr);
-
-  if (type != DeviceFloat::kFloat32) {  // on tensor cores, by two groups of rows
-    constexpr int kMany = 70;
-    const Numbers many(static_cast<size_t>(kHeads * kMany * dim), 6);
-    const std::vector<float> lse(static_cast<size_t>(kHeads * kMany), 3.0f);
-    std::vector<float> block_means(kKvHeads * kKeys);
-    MeansCall tiles = means;
-    tiles.per_token = false;
-    tiles.num_sets = 1;
-    tiles.queries = kMany;
-    tiles.scale_log2 = 0.25f;
-    tiles.q = many.rows(type, kHeads, kMany, dim);
-    tiles.lse = lse.data();
-    tiles.means = block_means.data();
-    emulated::launch_means(tiles, nullptr);
+  void split_attention() {
+    split_.type = type_;
+    split_.sequences = 1;
+    split_.heads = kHeads;
+    split_.kv_heads = kKvHeads;
+    split_.group = kHeads / kKvHeads;
+    split_.queries = kQueries;
+    split_.dim = dim_;
+    split_.internal_keys = kInternal;
+    split_.max_chunks = num_chunks(kKeys);
+    split_.scale_log2 = 0.25f;
+    split_.q = q_.rows(type_, kHeads, kQueries, dim_);
+    split_.k_ext = k_.rows(type_, kKvHeads, kKeys, dim_);
+    split_.v_ext = v_.rows(type_, kKvHeads, kKeys, dim_);
+    split_.k_in = k_in_.rows(type_, kKvHeads, kInternal, dim_);
+    split_.v_in = v_in_.rows(type_, kKvHeads, kInternal, dim_);
+    split_.lengths[0] = kKeys;
+    std::vector<float> states(static_cast<size_t>(state_floats(split_)), NAN);
+    split_.states = states.data();
+    split_.out = out_.data();
+    split_.external = external_.data();
+    split_.lse_external = lse_external_.data();
+    split_.internal = internal_.data();
+    split_.lse_internal = lse_internal_.data();
+    emulated::launch_split_attention(split_, nullptr);
   }
 
-  TopKCall best;
-  best.sequences = 1;
-  best.rows_per_sequence = kKvHeads;
-  best.num_sets = best.sets_per_head = 2;
-  best.k = kSets - 3;  // the rest is filled
-  best.padded = kSets;
-  best.max_length = kKeys;
-  best.means = probability.data();
-  std::vector<uint64_t> entries(kKvHeads * 2 * kSets);
-  std::vector<int32_t> index(kKvHeads * 2 * kSets);
-  std::vector<float> chosen(kKvHeads * 2 * kSets);
-  best.entries = entries.data();
-  best.index = index.data();
-  best.probability = chosen.data();
-  best.lengths[0] = kKeys;
-  emulated::launch_top_k(best, nullptr);
+  void prefill() {  // the last positions of a prompt
+    PrefillCall prefill;
+    prefill.type = type_;
+    prefill.sequences = 1;
+    prefill.heads = kHeads;
+    prefill.group = split_.group;
+    prefill.queries = kQueries;
+    prefill.dim = dim_;
+    prefill.block_length = 4;
+    prefill.query_start = kKeys - kQueries;
+    prefill.scale_log2 = 0.25f;
+    prefill.q = split_.q;
+    prefill.k = split_.k_ext;
+    prefill.v = split_.v_ext;
+    prefill.out = out_.data();
+    prefill.lengths[0] = kKeys;
+    emulated::launch_prefill(prefill, nullptr);
+  }
 
-  UnionCall all;
-  all.heads = kKvHeads;
-  all.words = (kKeys + 31) / 32;
-  all.per_head = 2 * best.k;
-  all.index = best.index;
-  std::vector<uint32_t> seen(static_cast<size_t>(kKvHeads * all.words));
-  std::vector<int32_t> sizes(kKvHeads);
-  all.bits = seen.data();
-  all.sizes = sizes.data();
-  emulated::launch_union(all, nullptr);
+  void means() {
+    MeansCall means;
+    means.type = type_;
+    means.sequences = 1;
+    means.heads = kHeads;
+    means.kv_heads = kKvHeads;
+    means.group = split_.group;
+    means.queries = kQueries;
+    means.dim = dim_;
+    means.max_length = kKeys;
+    means.num_sets = 2;  // two tokens: the sums of the first are overwritten by the second's
+    means.per_token = true;
+    means.scale = 0.17f;
+    means.q = split_.q;
+    means.k_ext = split_.k_ext;
+    means.lse = lse_external_.data();
+    means.means = probability_.data();
+    means.lengths[0] = kKeys;
+    emulated::launch_means(means, nullptr);
+    if (type_ != DeviceFloat::kFloat32) means_on_tensor_cores(means);
+  }
 
-  SelectCall select;
-  select.sequences = 1;
-  select.kv_heads = kKvHeads;
-  select.per_set = kSets;
-  select.words = (kKeys + 31) / 32;
-  select.index = index.data();
-  std::vector<uint32_t> bits(static_cast<size_t>(kKvHeads * select.words));
-  select.bits = bits.data();
-  select.capacity = kSets;
-  std::vector<int32_t> positions(kKvHeads * kSets), counts(kKvHeads), faults(kKvHeads);
-  select.positions = positions.data();
-  select.counts = counts.data();
-  select.faults = faults.data();
-  select.lengths[0] = kKeys;
-  emulated::launch_select(select, nullptr);
+  void top_k() {
+    TopKCall best;
+    best.sequences = 1;
+    best.rows_per_sequence = kKvHeads;
+    best.num_sets = best.sets_per_head = 2;
+    best.k = kBest;
+    best.padded = kSets;
+    best.max_length = kKeys;
+    best.means = probability_.data();
+    std::vector<uint64_t> entries(kKvHeads * 2 * kSets);
+    std::vector<float> chosen(kKvHeads * 2 * kSets);
+    best.entries = entries.data();
+    best.index = index_.data();
+    best.probability = chosen.data();
+    best.lengths[0] = kKeys;
+    emulated::launch_top_k(best, nullptr);
+  }
 
-  NormCall norm;  // of a row that a thread block shares
-  norm.type = type;
-  norm.heads = 1;
-  norm.tokens = 1;
-  norm.rows = 1;
-  norm.dim = 1100;
-  norm.x = norm.y = k.rows(type, 1, 1, norm.dim);
-  norm.weight = norm.x.data;
-  std::vector<float> sum(static_cast<size_t>(norm.dim)), normed(sum.size());
-  norm.sum = sum.data();
-  norm.out = normed.data();
-  emulated::launch_norm(norm, nullptr);
+  void unite() {
+    UnionCall all;
+    all.heads = kKvHeads;
+    all.words = (kKeys + 31) / 32;
+    all.per_head = 2 * kBest;
+    all.index = index_.data();
+    std::vector<uint32_t> seen(static_cast<size_t>(kKvHeads * all.words));
+    std::vector<int32_t> sizes(kKvHeads);
+    all.bits = seen.data();
+    all.sizes = sizes.data();
+    emulated::launch_count_union(all, nullptr);
+  }
+
+  void select() {
+    SelectCall select;
+    select.sequences = 1;
+    select.kv_heads = kKvHeads;
+    select.per_set = kSets;
+    select.words = (kKeys + 31) / 32;
+    select.index = index_.data();
+    std::vector<uint32_t> bits(static_cast<size_t>(kKvHeads * select.words));
+    select.bits = bits.data();
+    select.capacity = kSets;
+    std::vector<int32_t> positions(kKvHeads * kSets), counts(kKvHeads), faults(kKvHeads);
+    select.positions = positions.data();
+    select.counts = counts.data();
+    select.faults = faults.data();
+    select.lengths[0] = kKeys;
+    emulated::launch_select(select, nullptr);
+  }
+
+  void norm() {  // of a row that a thread block shares
+    NormCall norm;
+    norm.type = type_;
+    norm.heads = 1;
+    norm.tokens = 1;
+    norm.rows = 1;
+    norm.dim = 1100;
+    norm.x = norm.y = k_.rows(type_, 1, 1, norm.dim);
+    norm.weight = norm.x.data;
+    std::vector<float> sum(static_cast<size_t>(norm.dim)), normed(sum.size());
+    norm.sum = sum.data();
+    norm.out = normed.data();
+    emulated::launch_norm(norm, nullptr);
+  }
+
+ private:
+  static constexpr int kBest = kSets - 3;  // the rest of a set is filled
+
+  size_t size(int heads, int rows) const { return static_cast<size_t>(heads * rows * dim_); }
+
+  void means_on_tensor_cores(MeansCall means) {  // by two groups of rows
+    constexpr int kMany = 70;
+    const Numbers many(size(kHeads, kMany), 6);
+    const std::vector<float> lse(static_cast<size_t>(kHeads * kMany), 3.0f);
+    std::vector<float> block_means(kKvHeads * kKeys);
+    means.per_token = false;
+    means.num_sets = 1;
+    means.queries = kMany;
+    means.scale_log2 = 0.25f;
+    means.q = many.rows(type_, kHeads, kMany, dim_);
+    means.lse = lse.data();
+    means.means = block_means.data();
+    emulated::launch_means(means, nullptr);
+  }
+
+  DeviceFloat type_;
+  int dim_;
+  Numbers q_{size(kHeads, kQueries), 1};
+  Numbers k_{size(kKvHeads, kKeys), 2}, v_{size(kKvHeads, kKeys), 3};
+  Numbers k_in_{size(kKvHeads, kInternal), 4}, v_in_{size(kKvHeads, kInternal), 5};
+  std::vector<float> out_ = std::vector<float>(size(kHeads, kQueries));
+  std::vector<float> external_ = out_, internal_ = out_, lse_external_ = out_, lse_internal_ = out_;
+  std::vector<float> probability_ = std::vector<float>(kKvHeads * 2 * kKeys);
+  std::vector<int32_t> index_ = std::vector<int32_t>(kKvHeads * 2 * kSets);
+  SplitCall split_;
+};
+
+void run(DeviceFloat type, int dim, uint64_t seed) {
+  emulated::set_options({.seed = seed});
+  Kernels kernels(type, dim);
+  kernels.split_attention();
+  kernels.prefill();
+  kernels.means();
+  kernels.top_k();
+  kernels.unite();
+  kernels.select();
+  kernels.norm();
 }
 
 }  // namespace

@@ -115,8 +115,8 @@ TEST_P(FallbackOperators, ReuseAttention) {
     compare([&](const Arguments& a) {
       Tensor mask = at::zeros({a.q.size(0), 6}, at::kBool);
       for (const int64_t head : reused) mask.select(0, 0)[head] = true;
-      const ReuseAttention r = reuse_attention(a.q, a.k_ext, a.v_ext, a.ext_len, a.k_in, a.v_in,
-                                               a.cached, a.cached_lse, mask, 0.25);
+      const SourcedAttention r = reuse_attention(a.q, a.k_ext, a.v_ext, a.ext_len, a.k_in, a.v_in,
+                                                 a.cached, a.cached_lse, mask, 0.25);
       Tensors result = parts(r);
       result.push_back(r.keys_read);
       return result;
@@ -126,7 +126,7 @@ TEST_P(FallbackOperators, ReuseAttention) {
 
 TEST_P(FallbackOperators, GatherAttention) {
   compare([](const Arguments& a) {
-    const GatherAttention r =
+    const SourcedAttention r =
         gather_attention(a.q, a.k_ext, a.v_ext, a.ext_len, a.index, a.k_in, a.v_in, 0.25);
     Tensors result = parts(r);
     result.push_back(r.keys_read);
@@ -134,8 +134,9 @@ TEST_P(FallbackOperators, GatherAttention) {
     dense[0] = true;
     const PartialAttention rest =
         unselected_attention(a.q, a.k_ext, a.v_ext, a.ext_len, a.index, 0.25);
-    const GatherAttention with = gather_attention(a.q, a.k_ext, a.v_ext, a.ext_len, a.index, a.k_in,
-                                                  a.v_in, 0.25, dense, rest.output, rest.lse);
+    const SourcedAttention with =
+        gather_attention(a.q, a.k_ext, a.v_ext, a.ext_len, a.index, a.k_in, a.v_in, 0.25, dense,
+                         rest.output, rest.lse);
     for (const Tensor& each : {with.out, with.keys_read, rest.output, rest.lse})
       result.push_back(each);
     return result;

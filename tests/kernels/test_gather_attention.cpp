@@ -16,9 +16,9 @@ SplitAttention split_whole(const AttentionCase& c) {
   return split_attention(c.q, c.k_ext, c.v_ext, c.ext_len, c.k_in, c.v_in, c.scale);
 }
 
-GatherAttention gather(const AttentionCase& c, const at::Tensor& index,
-                       const at::Tensor& dense = {}, const at::Tensor& residual = {},
-                       const at::Tensor& lse = {}) {
+SourcedAttention gather(const AttentionCase& c, const at::Tensor& index,
+                        const at::Tensor& dense = {}, const at::Tensor& residual = {},
+                        const at::Tensor& lse = {}) {
   return gather_attention(c.q, c.k_ext, c.v_ext, c.ext_len, index, c.k_in, c.v_in, c.scale, dense,
                           residual, lse);
 }
@@ -108,7 +108,7 @@ TEST(GatherAttention, SelectedAndUnselectedEqualTheReferenceOverTheirKeys) {
       SCOPED_TRACE(::testing::Message() << shape << " k " << k);
       const AttentionCase c = make_case(shape, seed++);
       const at::Tensor index = random_sets(c, k, seed++);
-      const GatherAttention got = gather(c, index);
+      const SourcedAttention got = gather(c, index);
       const std::vector<ReferenceRow> selected = reference(c, index, true);
       expect_near(got.external, got.lse_external, selected);
       const PartialAttention rest = unselected(c, index);
@@ -118,7 +118,7 @@ TEST(GatherAttention, SelectedAndUnselectedEqualTheReferenceOverTheirKeys) {
       EXPECT_TRUE(at::equal(got.lse_internal, dense.lse_internal));
       EXPECT_TRUE(at::equal(got.keys_read, index.ge(0).sum(-1)));
       // The parts of this very step, merged, are the whole attention.
-      const GatherAttention whole = gather(c, index, {}, rest.output, rest.lse);
+      const SourcedAttention whole = gather(c, index, {}, rest.output, rest.lse);
       EXPECT_TRUE(at::allclose(
           whole.out.to(at::kDouble), dense.out.to(at::kDouble), 1e-6,
           2e-5 + 2 * unit_roundoff(shape.dtype) * dense.out.abs().max().item<double>()));
@@ -133,7 +133,7 @@ TEST(GatherAttention, ASetOfTheWholePrefixIsBitForBitSplitAttention) {
     const SplitAttention dense = split_whole(c);
     for (const int64_t k : {1500, 1700}) {
       const at::Tensor index = random_sets(c, k, 6);
-      for (const GatherAttention& got :
+      for (const SourcedAttention& got :
            {gather(c, index), gather(c, index, at::zeros({4}, at::kBool)),
             gather(c, random_sets(c, 3, 7), at::ones({4}, at::kBool))}) {
         EXPECT_TRUE(at::equal(got.out, dense.out));
@@ -149,7 +149,7 @@ TEST(GatherAttention, OtherKeysAreNotReadAndTheirOrderSaysNothing) {
     SCOPED_TRACE(c10::toString(dtype));
     AttentionCase c = make_case({.heads = 4, .kv_heads = 2, .ext_len = {300}, .dtype = dtype}, 8);
     const at::Tensor index = random_sets(c, 40, 9);
-    const GatherAttention before = gather(c, index);
+    const SourcedAttention before = gather(c, index);
     for (int64_t h = 0; h < 2; ++h) {
       const at::Tensor others = at::ones({c.k_ext.size(2)}, at::kBool);
       others.index_fill_(0, index[0][h].to(at::kLong), 0);
@@ -157,7 +157,7 @@ TEST(GatherAttention, OtherKeysAreNotReadAndTheirOrderSaysNothing) {
         cache[0][h].masked_fill_(others.unsqueeze(-1), NAN);
       }
     }
-    const GatherAttention after = gather(c, index.flip(-1));
+    const SourcedAttention after = gather(c, index.flip(-1));
     EXPECT_TRUE(at::equal(after.out, before.out));
     EXPECT_TRUE(at::equal(after.external, before.external));
   }
@@ -171,9 +171,9 @@ TEST(GatherAttention, ThreadsAndOtherSequencesChangeNothing) {
     const at::Tensor index = random_sets(c, 1100, 11);
     const int threads = at::get_num_threads();
     at::set_num_threads(1);
-    const GatherAttention alone = gather(c, index);
+    const SourcedAttention alone = gather(c, index);
     at::set_num_threads(5);
-    const GatherAttention many = gather(c, index);
+    const SourcedAttention many = gather(c, index);
     at::set_num_threads(threads);
     EXPECT_TRUE(at::equal(alone.out, many.out));
     AttentionCase first = c;
@@ -188,8 +188,8 @@ TEST(GatherAttention, ThreadsAndOtherSequencesChangeNothing) {
 TEST(GatherAttention, AResidualWithoutKeysIsSkipped) {
   const AttentionCase c = make_case({.ext_len = {200}}, 12);
   const at::Tensor index = random_sets(c, 20, 13);
-  const GatherAttention without = gather(c, index);
-  const GatherAttention with =
+  const SourcedAttention without = gather(c, index);
+  const SourcedAttention with =
       gather(c, index, {}, at::full_like(without.external, NAN),
              at::full_like(without.lse_external, -std::numeric_limits<double>::infinity()));
   EXPECT_TRUE(at::equal(with.out, without.out));

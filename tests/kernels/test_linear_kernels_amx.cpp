@@ -25,8 +25,8 @@ namespace blockscope {
 
 // Takes the place of the shared library's own, for all of this program.
 const LinearKernels* const* available_linear_kernels(Element element, int64_t* count) {
-  static const LinearKernels* const float32 = &kLinearFloat32Avx512;
-  static const LinearKernels* const bfloat16 = &kLinearBFloat16Amx;
+  static const LinearKernels* const float32 = &kLinearKernelsAvx512;
+  static const LinearKernels* const bfloat16 = &kLinearKernelsAmx;
   static const bool runs = [] {
     if (!has_avx512()) return false;  // AMX or not, what these kernels do besides needs it
     if (!may_use_amx()) testing::install_amx_traps();
@@ -82,7 +82,7 @@ struct Case {
     p.out = bytes_of(out);
     p.out_stride = kPanelColumns * 2;
     p.columns = columns;
-    kLinearBFloat16Amx.product(p);
+    kLinearKernelsAmx.product(p);
     return {&out[0], &out[0] + out.size()};
   }
 
@@ -174,18 +174,18 @@ TEST_F(LinearKernelsAmx, RunInTheEmulationWhereTheProcessorHasNoTiles) {
 }
 
 TEST_F(LinearKernelsAmx, ProveThemselvesAndFailIfOneSumIsWrong) {
-  EXPECT_TRUE(multiplies_exactly(kLinearBFloat16Amx));
-  LinearKernels wrong = kLinearBFloat16Amx;
+  EXPECT_TRUE(multiplies_exactly(kLinearKernelsAmx));
+  LinearKernels wrong = kLinearKernelsAmx;
   wrong.product = [](const PanelProduct& p) {  // the last row is missing
     PanelProduct fewer = p;
     fewer.rows -= 1;
-    kLinearBFloat16Amx.product(fewer);
+    kLinearKernelsAmx.product(fewer);
   };
   EXPECT_FALSE(multiplies_exactly(wrong));
   wrong.product = [](const PanelProduct& p) {  // the last step is missing
     PanelProduct fewer = p;
     fewer.steps -= 1;
-    kLinearBFloat16Amx.product(fewer);
+    kLinearKernelsAmx.product(fewer);
   };
   EXPECT_FALSE(multiplies_exactly(wrong));
   wrong.product = [](const PanelProduct& p) {  // the halves of the panel, the wrong way round
@@ -193,7 +193,7 @@ TEST_F(LinearKernelsAmx, ProveThemselvesAndFailIfOneSumIsWrong) {
     for (size_t i = 0; i < panel.size(); ++i) panel[i] = p.panel[i ^ 64];
     PanelProduct swapped = p;
     swapped.panel = panel.data();
-    kLinearBFloat16Amx.product(swapped);
+    kLinearKernelsAmx.product(swapped);
   };
   EXPECT_FALSE(multiplies_exactly(wrong));
 }

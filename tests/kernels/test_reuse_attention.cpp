@@ -14,15 +14,15 @@ SplitAttention split_exact(const AttentionCase& problem) {
                          problem.v_in, problem.scale);
 }
 
-ReuseAttention reuse(const AttentionCase& problem, const at::Tensor& external,
-                     const at::Tensor& lse, const at::Tensor& mask) {
+SourcedAttention reuse(const AttentionCase& problem, const at::Tensor& external,
+                       const at::Tensor& lse, const at::Tensor& mask) {
   return reuse_attention(problem.q, problem.k_ext, problem.v_ext, problem.ext_len, problem.k_in,
                          problem.v_in, external, lse, mask, problem.scale);
 }
 
 at::Tensor mask_of(std::vector<int64_t> flags) { return at::tensor(flags).to(at::kBool); }
 
-void expect_equal(const ReuseAttention& got, const SplitAttention& expected) {
+void expect_equal(const SourcedAttention& got, const SplitAttention& expected) {
   EXPECT_TRUE(at::equal(got.out, expected.out));
   EXPECT_TRUE(at::equal(got.external, expected.external));
   EXPECT_TRUE(at::equal(got.lse_external, expected.lse_external));
@@ -37,7 +37,7 @@ TEST(ReuseAttention, AllFalseMaskIsBitForBitSplitAttention) {
     CaseShape shape = kShape;
     shape.dtype = dtype;
     const AttentionCase problem = make_case(shape, 1);
-    const ReuseAttention got = reuse(problem, {}, {}, mask_of({0, 0, 0, 0, 0, 0}));
+    const SourcedAttention got = reuse(problem, {}, {}, mask_of({0, 0, 0, 0, 0, 0}));
     expect_equal(got, split_exact(problem));
     EXPECT_TRUE(at::equal(got.keys_read, at::tensor({90, 90, 0, 0, 600, 600}).view({3, 2})));
   }
@@ -63,7 +63,7 @@ TEST(ReuseAttention, ReusedHeadsTakeTheCachedPairAndTheOthersAFreshOne) {
   SeededRandom random(4);
   const at::Tensor external = random_tensor(fresh.external.sizes(), at::kFloat, random);
   const at::Tensor lse = random_tensor(fresh.lse_external.sizes(), at::kFloat, random, 5.0);
-  const ReuseAttention got = reuse(problem, external, lse, mask_of({0, 1, 0, 0, 0, 1}));
+  const SourcedAttention got = reuse(problem, external, lse, mask_of({0, 1, 0, 0, 0, 1}));
   const MergedAttention merged =
       merge_attention({external, fresh.internal}, {lse, fresh.lse_internal});
   for (const int64_t head : {0, 2, 3, 4}) {
@@ -95,7 +95,7 @@ TEST(ReuseAttention, APrefixIsReadUnlessAllHeadsOfItsGroupReuse) {
     problem.v_ext[0][0].fill_(NAN);
     problem.k_ext[2][1].fill_(NAN);
     problem.v_ext[2][1].fill_(NAN);
-    const ReuseAttention got = reuse(problem, fresh.external, fresh.lse_external, mask);
+    const SourcedAttention got = reuse(problem, fresh.external, fresh.lse_external, mask);
     expect_equal(got, fresh);
     EXPECT_TRUE(at::equal(got.keys_read, at::tensor({0, 90, 0, 0, 600, 0}).view({3, 2})));
   }

@@ -294,10 +294,10 @@ INSTANTIATE_TEST_SUITE_P(DTypes, RowOps, ::testing::Values(at::kFloat, at::kHalf
 class RowKernelsOn : public ::testing::TestWithParam<int64_t> {};
 
 TEST_P(RowKernelsOn, EqualTheBestAndWriteNothingOutside) {
-  int64_t count = 0;
-  const RowKernels* const* variants = available_row_kernels(&count);
-  if (GetParam() >= count) GTEST_SKIP() << "this machine has " << count << " instruction sets";
-  const RowKernels& kernels = *variants[GetParam()];
+  const LoopVariants<RowKernels>& all = available_row_kernels();
+  const auto variant = static_cast<size_t>(GetParam());
+  if (variant >= all.count) GTEST_SKIP() << "this machine has " << all.count << " instruction sets";
+  const RowKernels& kernels = *all.variants.at(variant);
   at::manual_seed(2);
   for (const at::ScalarType type : {at::kFloat, at::kHalf, at::kBFloat16}) {
     for (const int64_t dim : {2, 6, 30, 64, 130}) {

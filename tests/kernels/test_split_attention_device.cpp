@@ -17,7 +17,7 @@ SplitAttention split(const AttentionCase& problem, uint64_t seed = 1,
                      Rounding rounding = Rounding::kNearest) {
   emulated::set_options({.seed = seed, .rounding = rounding});
   return split_attention_on(emulator(), problem.q, problem.k_ext, problem.v_ext, problem.ext_len,
-                            problem.k_in, problem.v_in, problem.scale);
+                            problem.k_in, problem.v_in, problem.scale, nullptr);
 }
 
 // The CPU's cases, and those that only the GPU's kernels tell apart.
@@ -151,9 +151,9 @@ TEST(SplitAttentionDevice, GPUsWithLessSharedMemoryGiveTheSameBits) {
         const SplitAttention large = split(problem);
         for (const int kib : {99, 163}) {
           emulated::set_options({.seed = 3, .shared_limit = kib * 1024});
-          const SplitAttention small =
-              split_attention_on(emulator(), problem.q, problem.k_ext, problem.v_ext,
-                                 problem.ext_len, problem.k_in, problem.v_in, problem.scale);
+          const SplitAttention small = split_attention_on(
+              emulator(), problem.q, problem.k_ext, problem.v_ext, problem.ext_len, problem.k_in,
+              problem.v_in, problem.scale, nullptr);
           EXPECT_TRUE(at::equal(small.out, large.out)) << kib << ", D " << dim;
           EXPECT_TRUE(at::equal(small.external, large.external)) << kib << ", D " << dim;
         }
@@ -276,7 +276,7 @@ struct PrefillProblem {
   at::Tensor run(const emulated::Options& options) const {
     emulated::set_options(options);
     const at::Tensor length = at::full({q.size(0)}, k.size(2), at::kLong);
-    at::Tensor out = prefill_attention_on(emulator(), q, k, v, length, 16, 0.2);
+    at::Tensor out = prefill_attention_on(emulator(), q, k, v, length, 16, 0.2, 0);
     emulated::set_options({});
     return out;
   }

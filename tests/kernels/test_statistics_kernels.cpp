@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "kernels/cpu/cpu_support.h"
-#include "kernels/simd/instruction_set.h"
 
 namespace blockscope::testing {
 namespace {
@@ -18,12 +17,8 @@ namespace {
 constexpr float kEndless = std::numeric_limits<float>::infinity();
 
 std::vector<const StatisticsKernels*> variants() {
-  std::vector<const StatisticsKernels*> all{&kStatisticsKernelsBaseline};
-#if defined(__x86_64__)
-  if (has_avx2()) all.push_back(&kStatisticsKernelsAvx2);
-  if (has_avx512()) all.push_back(&kStatisticsKernelsAvx512);
-#endif
-  return all;
+  const LoopVariants<StatisticsKernels>& all = available_statistics_kernels();
+  return {all.variants.begin(), all.variants.begin() + all.count};
 }
 
 const float* data(const at::Tensor& x) { return x.const_data_ptr<float>(); }

@@ -1,8 +1,9 @@
-"""Arguments for every operator of blockscope.ops, and what attention is: plain torch in float64, straight from the
-definition, which autograd differentiates by itself."""
+"""Arguments for every operator of blockscope.ops, and what split attention is: plain torch in float64, straight from
+the definition, which autograd differentiates by itself."""
 
 import dataclasses
 
+import attention_math as am
 import torch
 
 INF = float("inf")
@@ -77,23 +78,8 @@ def chosen(sizes, index):
 
 
 def part(q, keys, values, seen, scale):
-    """Output and lse over the keys of `seen` ([S, K, N] or [S, 1, T, N]); 0 and -inf where there are none."""
-    group = q.shape[1] // keys.shape[1]
-    keys, values = (x.repeat_interleave(group, 1) for x in (keys, values))
-    seen = seen.repeat_interleave(group, 1).unsqueeze(2) if seen.dim() == 3 else seen
-    seen = seen.expand(*q.shape[:3], keys.shape[2])
-    any_key = seen.any(-1)
-    scores = (q @ keys.transpose(2, 3) * scale).masked_fill(~seen, -INF)
-    # A row without keys must not make NaN, not even in a branch that is thrown away.
-    lse = torch.logsumexp(torch.where(any_key[..., None], scores, 0.0), -1) if keys.shape[2] else q[..., 0] * 0
-    weights = torch.exp(scores - lse[..., None]).masked_fill(~seen, 0)
-    return weights @ values, torch.where(any_key, lse, -INF)
-
-
-def merge(parts):
-    lses = torch.stack([lse for _, lse in parts])
-    lse = torch.logsumexp(lses, 0)
-    return sum(torch.exp(one - lse)[..., None] * output for output, one in parts), lse
+    """Attention over the keys of `seen` [S, K, N], or [S, 1, T, N]."""
+    return am.attend(q, keys, values, scale, seen[:, :, None, None] if seen.dim() == 3 else seen[:, :, None])
 
 
 def split(sizes, inputs, seen=None, cached=None, residual=None):
@@ -103,8 +89,8 @@ def split(sizes, inputs, seen=None, cached=None, residual=None):
     if cached is not None:
         reuse = cached[2][..., None]
         external = (torch.where(reuse[..., None], cached[0], external[0]), torch.where(reuse, cached[1], external[1]))
-    internal = part(q, k_in, v_in, torch.ones(k_in.shape[:3], dtype=torch.bool), sizes.scale)
-    return (merge([external, internal, *([residual] if residual else [])])[0], *external, *internal)
+    internal = am.attend(q, k_in, v_in, sizes.scale)
+    return (am.merge([external, internal, *([residual] if residual else [])])[0], *external, *internal)
 
 
 def rms_norm(x, weight, eps):

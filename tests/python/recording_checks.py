@@ -2,6 +2,7 @@
 
 import os
 
+import attention_math as am
 import h5py
 import numpy as np
 
@@ -57,20 +58,8 @@ def compare_with_capture(mine, theirs):
 
 def split(q, k, v, inside, change):
     """[H, B, D] of both parts and their lse [H, B]; change(scores [B, N], head) is what the model makes of them."""
-    heads, group = len(q), len(q) // len(k)
-    found = []
-    for part in (~inside, inside):
-        out, lse = np.zeros((*q.shape[:2], v.shape[-1])), np.full(q.shape[:2], -np.inf)
-        for head in range(heads):
-            scores = change(q[head] @ k[head // group].T * q.shape[-1] ** -0.5, head)[:, part]
-            top = scores.max(-1, initial=-1e30, keepdims=True)
-            weights = np.exp(scores - top)
-            total = weights.sum(-1)
-            seen = total > 0
-            out[head][seen] = (weights @ v[head // group][part])[seen] / total[seen, None]
-            lse[head][seen] = np.log(total[seen]) + top[seen, 0]
-        found += [out, lse]
-    return found
+    scores = np.stack([change(one, head) for head, one in enumerate(am.scores_of(q, k, q.shape[-1] ** -0.5))])
+    return [x for part in (~inside, inside) for x in am.attention(scores[..., part], v[:, part])]
 
 
 class Kept:

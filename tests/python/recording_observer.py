@@ -5,6 +5,7 @@ float64. Nothing of blockscope is used here."""
 import dataclasses
 import sys
 
+import attention_math as am
 import h5py
 import numpy as np
 import recording_reference as reference
@@ -238,7 +239,7 @@ def compare(path, observer, final, *, size, mask, kv_heads, layers, bidirectiona
                     hidden = hidden_of(one, sequence, size)
                     first_hidden = hidden if len(history) == 1 else first_hidden
                     gap = reference.mean_of_rows(np.linalg.norm(
-                        reference.unit(hidden) - reference.unit(first_hidden), axis=-1))
+                        am.unit(hidden) - am.unit(first_hidden), axis=-1))
                     largest.check("/summary/hidden_gap", file["/summary/hidden_gap"][row],
                                   np.full(layers, np.nan) if len(history) == 1 else gap, 10 * allowed)
                     check_arrays(file, row, history, changed, largest, set_size, allowed)

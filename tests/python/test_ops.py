@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import attention_math as am  # noqa: E402
 import blockscope  # noqa: E402
 import operator_cases as cases  # noqa: E402
 from blockscope import ops  # noqa: E402
@@ -79,19 +80,17 @@ def test_attention(name):
 def test_choosing():
     sizes = CASES["large"]
     q, k_ext, *_ = attention_inputs(sizes)
-    lengths, group = torch.tensor(sizes.ext_len), sizes.H // sizes.K
+    lengths, within = torch.tensor(sizes.ext_len), cases.within(sizes)
     exact = q.double(), k_ext.double().nan_to_num(0.0)
-    _, lse = cases.part(*exact, exact[1], cases.within(sizes), sizes.scale)
-    scores = exact[0] @ exact[1].repeat_interleave(group, 1).transpose(2, 3) * sizes.scale
-    probability = torch.exp(scores - lse[..., None])
-    probability = probability.unflatten(1, (sizes.K, group)).masked_fill(~cases.within(sizes)[:, :, None, None], -1.0)
+    _, lse = cases.part(*exact, exact[1], within, sizes.scale)
+    scores = am.scores_of(*exact, sizes.scale)
     options = {"ext_len": lengths, "scale": sizes.scale}
     block = ops.block_topk(q, k_ext, lse.float(), 5, **options)
-    want = probability.mean((2, 3)).topk(5)
+    want = am.mean_probability(scores, lse, sizes.K).masked_fill(~within, -1.0).topk(5)
     assert torch.equal(block.index, want.indices.int())
     close(block.probability, want.values)
     token = ops.token_topk(q, k_ext, lse.float(), 5, **options)
-    want = probability.mean(2).topk(5)
+    want = am.mean_probability(scores, lse, sizes.K, per_token=True).masked_fill(~within[:, :, None], -1.0).topk(5)
     assert torch.equal(token.index, want.indices.int())
     assert token.union_size.tolist() == [[len(set(token.index[s, head].flatten().tolist())) for head in range(sizes.K)]
                                          for s in range(sizes.S)]
@@ -100,17 +99,14 @@ def test_choosing():
     pages, tokens = (score(q, bounds, 16, ext_len=lengths) for score in (ops.page_scores, ops.token_page_scores))
     assert bounds.max.shape == (2, 2, 9, 32)
     for s, length in enumerate(sizes.ext_len):
-        for page in range(9):
-            keys = exact[1][s, :, 16 * page:min(length, 16 * page + 16)]
-            if keys.shape[1] == 0:
-                assert (pages[s, :, page] == -INF).all() and (tokens[s, :, :, page] == -INF).all()
-                continue
-            assert torch.equal(bounds.max[s, :, page].double(), keys.amax(1))
-            assert torch.equal(bounds.min[s, :, page].double(), keys.amin(1))
-            queries = exact[0][s].unflatten(0, (sizes.K, group))
-            each = torch.maximum(queries * keys.amax(1)[:, None, None], queries * keys.amin(1)[:, None, None]).sum(-1)
-            close(tokens[s, :, :, page], each.mean(1), 1e-5)
-            close(pages[s, :, page], each.mean((1, 2)), 1e-5)
+        there = -(-length // 16)
+        assert (pages[s, :, there:] == -INF).all() and (tokens[s, :, :, there:] == -INF).all()
+        want = am.page_bounds(exact[1][s, :, :length], 16)
+        for got, extreme in zip((bounds.max, bounds.min), want):
+            assert torch.equal(got[s, :, :there].double(), extreme)
+        each = am.page_scores(exact[0][s], want)
+        close(tokens[s, :, :, :there], each, 1e-5)
+        close(pages[s, :, :there], each.mean(1), 1e-5)
     # None: all pages count.
     assert torch.equal(ops.page_scores(q, bounds, 16)[0], pages[0])
 
@@ -130,7 +126,7 @@ def test_rows():
     close(ops.silu_multiply(x, y), torch.nn.functional.silu(wide[0]) * wide[1])
     close(ops.cross_step_similarity(x, y), torch.nn.functional.cosine_similarity(wide[0], wide[1], dim=-1))
     merged = ops.merge_attention((x, y), (x[..., 0], y[..., 0]))
-    for got, want in zip(merged, cases.merge([(wide[0], wide[0][..., 0]), (wide[1], wide[1][..., 0])])):
+    for got, want in zip(merged, am.merge([(wide[0], wide[0][..., 0]), (wide[1], wide[1][..., 0])])):
         close(got, want)
 
 

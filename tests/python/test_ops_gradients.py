@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import attention_math as am  # noqa: E402
 import operator_cases as cases  # noqa: E402
 from operator_cases import CASES, INF, attention_inputs, sets  # noqa: E402
 
@@ -184,7 +185,7 @@ def test_merge_attention(count, only):
 
     def reference(*x):
         kept = [torch.where(lse == -INF, -INF, one) for lse, one in zip(lses, x[count:])]
-        return cases.merge(list(zip(x[:count], kept)))
+        return am.merge(list(zip(x[:count], kept)))
 
     assert_gradients(lambda *x: ops.merge_attention(x[:count], x[count:]), reference, [*outputs, *lses],
                      only=only)
@@ -331,7 +332,7 @@ def test_training_through_split_and_merge(compiled):
 
     def reference(*x):
         _, external, lse_external, internal, lse_internal = cases.split(sizes, x)
-        return cases.merge([(external, lse_external), (internal, lse_internal)])[0]
+        return am.merge([(external, lse_external), (internal, lse_internal)])[0]
 
     run = torch.compile(step, backend="aot_eager", fullgraph=True) if compiled else step
     losses = train(run, inputs, goal)

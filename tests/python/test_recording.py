@@ -35,16 +35,17 @@ def reference_steps(calls, passes, layers, sequence, inside):
     return [one(number) for number in passes]
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)])
-def test_block_diffusion_is_what_float64_gives(tmp_path, dtype, tolerance):
+@pytest.mark.parametrize("dtype, tolerance, kept", [(torch.float32, 2e-5, 5), (torch.float32, 2e-5, 24),  # N of a block
+                                                    (torch.bfloat16, 2e-2, 5)])
+def test_block_diffusion_is_what_float64_gives(tmp_path, dtype, tolerance, kept):
     recorder = models.CallRecorder()
     model = models.qwen3("judge", dtype=dtype)
     prompt = torch.tensor([[5 * i % 90 for i in range(24)], [7 * i % 90 for i in range(24)]])
     plain = models.decode_qwen_blocks(model, prompt, 16, 8, MASK)
     recorder.calls.clear()
     path = tmp_path / "run.h5"
-    with blockscope.record(model, path, level="outputs", block_length=8, mask_token_id=MASK, gen_length=16, set_size=5,
-                           array_type="f32"):
+    with blockscope.record(model, path, level="outputs", block_length=8, mask_token_id=MASK, gen_length=16,
+                           set_size=kept, array_type="f32"):
         recorded = models.decode_qwen_blocks(model, prompt, 16, 8, MASK)
     assert torch.equal(plain, recorded)
     with h5py.File(path) as file:
@@ -76,15 +77,21 @@ def test_block_diffusion_is_what_float64_gives(tmp_path, dtype, tolerance):
                         got = file["/summary/" + name][row]
                         expected = values.get(name, np.full(got.shape, np.nan))
                         check_array(name, got, expected, 10 * tolerance)
-                    index, probability, union = now.sets(5)
+                    decided = slice(*file["/frames/delta_end"][row - 1:row + 1])
+                    at = file["/frames/position"][decided] + 24 - steps["block_start"][row]
+                    assert len(at) == 2
+                    check_array("confidence", file["/frames/confidence"][decided],
+                                file["/prediction/confidence"][row][at], 1e-5)
+                    index, probability, union = now.sets(kept)
                     check_array("probability", file["/sets/probability"][row], probability, tolerance)
                     if dtype == torch.float32:
                         assert np.array_equal(file["/sets/topk"][row], index)
                         assert np.array_equal(file["/sets/union_size"][row], union)
-                        first = history[0].sets(5)[0]
-                        recall = [[len(set(a) & set(b)) / 5 for a, b in zip(x, y)] for x, y in zip(first, index)]
+                        first = history[0].sets(kept)[0]
+                        recall = [[len(set(a) & set(b)) / kept for a, b in zip(x, y)] for x, y in zip(first, index)]
+                        known = i and steps["context_length"][row] > kept
                         check_array("recall", file["/sets/recall"][row],
-                                    recall if i else np.full((3, 2), np.nan), 1e-6)
+                                    recall if known else np.full((3, 2), np.nan), 1e-6)
         tokens = [recorded[s, 24:].tolist() for s in range(2)]
     trace = blockscope.open(path)
     for sequence in range(2):
@@ -158,11 +165,12 @@ def test_eager_attention_is_seen_as_sdpa_is(tmp_path, kv_heads):
 # --- against our own runtime ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name, decode, cache", [("needle", models.decode_blocks, "commit"),
-                                                 ("needle-bidirectional", models.decode_canvas, "none"),
-                                                 ("needle-bidirectional", models.decode_prefix_cache, "prefix"),
-                                                 ("needle-bidirectional", models.decode_dual_cache, "dual")])
-def test_is_the_trace_that_capture_writes(tmp_path, name, decode, cache):
+@pytest.mark.parametrize("name, decode, cache, normaliser", [
+    ("needle", models.decode_blocks, "commit", "prefix"), ("needle", models.decode_blocks, "commit", "prefix+block"),
+    ("needle-bidirectional", models.decode_canvas, "none", "prefix"),
+    ("needle-bidirectional", models.decode_prefix_cache, "prefix", "prefix"),
+    ("needle-bidirectional", models.decode_dual_cache, "dual", "prefix")])
+def test_is_the_trace_that_capture_writes(tmp_path, name, decode, cache, normaliser):
     size = 16
     model = models.PlainModel(name)
     plain = decode(model, PROMPT, 48, size)
@@ -171,14 +179,15 @@ def test_is_the_trace_that_capture_writes(tmp_path, name, decode, cache):
     tokenizer = AutoTokenizer.from_pretrained(models.MODELS / name)
     mine, theirs = tmp_path / "mine.h5", tmp_path / "theirs.h5"
     with blockscope.record(model, mine, level="outputs", block_length=size, gen_length=48, array_type="f32",
-                           tokenizer=tokenizer) as run:
+                           tokenizer=tokenizer, set_normaliser=normaliser) as run:
         state = {"state": lambda start: run.step(start=start)} if cache == "dual" else {}  # positions aren't an input
         recorded = decode(model, PROMPT, 48, size, **state)
         run.end_sequence(recorded)
     assert torch.equal(plain, recorded)
     done = subprocess.run(
         [BINARY, "capture", str(models.MODELS / name), "--replay", str(mine), "--dtype", "float32", "--block-length",
-         str(size), "--cache", cache, "--record", "outputs", "--array-type", "f32", "-o", str(theirs)],
+         str(size), "--cache", cache, "--record", "outputs", "--array-type", "f32", "--set-normaliser", normaliser, "-o",
+         str(theirs)],
         capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     compare_with_capture(mine, theirs)

@@ -54,13 +54,14 @@ def test_filters_are_those_of_capture(tmp_path, name, decode, cache, level):
     from transformers import AutoTokenizer
 
     block, heads = (5, [1, 2]) if name == "needle" else (1, [1, 2, 5])
+    normaliser = "prefix+block" if level == "full" else "prefix"
     with blockscope.record(model, mine, level=level, block_length=16, gen_length=48, array_type="f32", layers=[0, 3],
-                           heads=heads, steps=[1, 3, 4], blocks=[block],
+                           heads=heads, steps=[1, 3, 4], blocks=[block], set_normaliser=normaliser,
                            tokenizer=AutoTokenizer.from_pretrained(models.MODELS / name)) as run:
         run.end_sequence(decode(model, PROMPT, 48, 16))
     options = ["--array-type", "f32"] if level == "full" else []
     capture(name, mine, theirs, cache, "--record", level, "--layers", "0,3", "--heads", ",".join(map(str, heads)),
-            "--steps", "1,3,4", "--blocks", block, *options)
+            "--steps", "1,3,4", "--blocks", block, "--set-normaliser", normaliser, *options)
     compare_with_capture(mine, theirs)
     with h5py.File(mine) as file:
         assert file["/head"][:].tolist() == heads
@@ -105,7 +106,8 @@ def test_full_without_a_cache_is_refused(tmp_path):
 
 def test_wrong_filters_are_named(tmp_path):
     model = models.PlainModel("needle")
-    for options, message in (({"heads": [0, 99]}, "heads: expected 0 to [0-9]+, got 99"),
+    for options, message in (({"heads": [0, 99]}, "heads: expected 0 to 5, got 99"),
+                             ({"heads": [6]}, "heads: expected 0 to 5, got 6"),
                              ({"heads": []}, "heads: expected at least one"), ({"blocks": [-1]}, "blocks: expected")):
         with pytest.raises(blockscope.UsageError, match=message):
             with blockscope.record(model, tmp_path / "run.h5", block_length=16, force=True, **options):

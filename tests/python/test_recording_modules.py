@@ -55,18 +55,18 @@ MODULES = {
     "function, weights": (lambda mha, x: of_function(mha, x, True), {}, hidden)}
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name, heads", [*((name, None) for name in MODULES), ("weights", [1, 3])])
 @torch.no_grad()
-def test_multihead_attention(tmp_path, monkeypatch, name):
+def test_multihead_attention(tmp_path, monkeypatch, name, heads):
     attend, options, change = MODULES[name]
     model, kernel, fused = Model(attend, **options).eval(), torch._native_multi_head_attention, []
     monkeypatch.setattr(torch, "_native_multi_head_attention", lambda *args: fused.append(args) or kernel(*args))
     plain = model(IDS)
-    with blockscope.record(model, tmp_path / "run.h5", **OPTIONS) as run:
+    with blockscope.record(model, tmp_path / "run.h5", heads=heads, **OPTIONS) as run:
         assert torch.equal(model(IDS), plain)  # to the last bit
         run.end_sequence(IDS.masked_fill(IDS == MASK, 7))
     assert len(fused) == (2 * len(model.layers) if name.startswith("fused") else 0)  # with a recording too
-    check(tmp_path / "run.h5", model, change)
+    check(tmp_path / "run.h5", model, change, heads=heads or range(HEADS))
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ pytest.importorskip("transformers", reason="the tests' Python has no transformer
 
 from torch import Tensor  # noqa: E402
 
+import attention_math as am  # noqa: E402
 import blockscope  # noqa: E402
 import recorded_models as models  # noqa: E402
 from recording_checks import PROMPT, SIZE, Kept, check_rows, rows_of  # noqa: E402
@@ -20,9 +21,8 @@ from recording_checks import PROMPT, SIZE, Kept, check_rows, rows_of  # noqa: E4
 
 def attention(q, k, v, scale, causal, window, softcap):
     """q [S, T, H, D], k, v [S, N, K, D]; the triangle and the window are aligned to the last query and key."""
-    group = q.shape[2] // k.shape[2]
-    k, v = k.double().repeat_interleave(group, 2), v.double().repeat_interleave(group, 2)
-    scores = torch.einsum("sthd,snhd->shtn", q.double(), k) * scale
+    heads, keys, values = (x.double().transpose(1, 2) for x in (q, k, v))
+    scores = am.scores_of(heads, keys, scale)
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     behind = torch.arange(k.shape[1]) - torch.arange(q.shape[1])[:, None] - (k.shape[1] - q.shape[1])
@@ -33,8 +33,7 @@ def attention(q, k, v, scale, causal, window, softcap):
         hidden |= behind < -window[0]
     if window[1] >= 0:
         hidden |= behind > window[1]
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-    return torch.einsum("shtn,snhd->sthd", weights, v).to(q.dtype)
+    return am.attention(scores, values, ~hidden)[0].transpose(1, 2).to(q.dtype)
 
 
 def packed(q, k, v, longest, *rest):

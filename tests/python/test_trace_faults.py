@@ -4,7 +4,6 @@ import os
 import pathlib
 import random
 import shutil
-import sys
 
 import h5py
 import numpy as np
@@ -12,9 +11,7 @@ import pytest
 
 import blockscope
 from conftest import FROZEN, make
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
-from hostile_trace import spoil  # noqa: E402
+from hostile_trace import spoil
 
 
 def refused(error, path, *words):

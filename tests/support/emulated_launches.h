@@ -15,19 +15,11 @@ inline void launch_poisoned_split(const SplitCall& call, void* stream) {
 }
 
 inline DeviceKernels emulated_launches() {
-  return {.split_attention = launch_poisoned_split,
-          .merge = emulated::launch_merge,
-          .similarity = emulated::launch_similarity,
-          .select = emulated::launch_select,
-          .means = emulated::launch_means,
-          .top_k = emulated::launch_top_k,
-          .count_union = emulated::launch_union,
-          .bounds = emulated::launch_bounds,
-          .page_scores = emulated::launch_page_scores,
-          .prefill = emulated::launch_prefill,
-          .norm = emulated::launch_norm,
-          .rotate = emulated::launch_rotate,
-          .gate = emulated::launch_gate};
+#define BLOCKSCOPE_KERNEL(name, Call) .name = emulated::launch_##name,
+  DeviceKernels kernels{BLOCKSCOPE_LAUNCHES(BLOCKSCOPE_KERNEL)};
+#undef BLOCKSCOPE_KERNEL
+  kernels.split_attention = launch_poisoned_split;
+  return kernels;
 }
 
 }  // namespace blockscope::testing

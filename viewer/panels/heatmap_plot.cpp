@@ -90,6 +90,50 @@ void hatch(const HeatmapPlot& plot, const SimilarityMatrix& values, std::size_t 
   ImPlot::PopPlotClipRect();
 }
 
+/// Hatches the cells without a value, and names them in the legend.
+void draw_missing(const HeatmapPlot& plot, const SimilarityMatrix& values, std::size_t columns,
+                  std::size_t rows) {
+  hatch(plot, values, columns, rows);
+  ImPlotSpec grey;
+  grey.LineColor = ImGui::ColorConvertU32ToFloat4(kNoValueColour);
+  const double nowhere = std::numeric_limits<double>::quiet_NaN();
+  ImPlot::PlotLine("no value (NaN)", &nowhere, &nowhere, 1, grey);
+}
+
+/// The cell below the mouse; nullopt: none.
+std::optional<HeatmapHit> hit_cell(double x0, double y0, std::size_t columns, std::size_t rows) {
+  if (!ImPlot::IsPlotHovered()) return std::nullopt;
+  const ImPlotPoint mouse = ImPlot::GetPlotMousePos();
+  const double column = std::floor(mouse.x - x0);
+  const double row = std::floor(mouse.y - y0);
+  if (column < 0 || row < 0 || column >= static_cast<double>(columns) ||
+      row >= static_cast<double>(rows)) {
+    return std::nullopt;
+  }
+  return HeatmapHit{static_cast<std::size_t>(column), static_cast<std::size_t>(row),
+                    ImGui::IsMouseClicked(ImGuiMouseButton_Left)};
+}
+
+void show_cell_tooltip(const HeatmapPlot& plot, const SimilarityMatrix& values,
+                       const HeatmapHit& hit) {
+  if (plot.tooltip) return ImGui::SetTooltip("%s", plot.tooltip(hit).c_str());
+  const float value = values.values[plot.transpose ? hit.column * values.columns + hit.row
+                                                   : hit.row * values.columns + hit.column];
+  const auto called = [](const std::vector<std::int64_t>* names, double first, std::size_t cell) {
+    return names != nullptr ? static_cast<double>(names->at(cell))
+                            : first + static_cast<double>(cell);
+  };
+  const double x = called(plot.x_numbers, plot.first_x, hit.column);
+  const double y = called(plot.y_numbers, plot.first_y, hit.row);
+  if (std::isnan(value)) {
+    ImGui::SetTooltip("%s %g, %s %g: no value (NaN)", plot.x_label.c_str(), x, plot.y_label.c_str(),
+                      y);
+  } else {
+    ImGui::SetTooltip("%s %g, %s %g\n%s %.5f", plot.x_label.c_str(), x, plot.y_label.c_str(), y,
+                      plot.unit.c_str(), static_cast<double>(value));
+  }
+}
+
 }  // namespace
 
 std::pair<float, float> colour_range(const Appearance& appearance, const MatrixPayload& matrix,
@@ -130,47 +174,13 @@ std::optional<HeatmapHit> draw_heatmap(PanelContext& context, const HeatmapPlot&
     // second).
     ImPlot::PlotImage("##values", texture, ImPlotPoint(x0, y1), ImPlotPoint(x1, y0));
     if (plot.marks.size() == rows * columns) draw_marks(plot.marks, columns, x0, y0);
-    if (matrix->missing > 0) {
-      hatch(plot, values, columns, rows);
-      // Names the hatched cells in the legend.
-      ImPlotSpec grey;
-      grey.LineColor = ImGui::ColorConvertU32ToFloat4(kNoValueColour);
-      const double nowhere = std::numeric_limits<double>::quiet_NaN();
-      ImPlot::PlotLine("no value (NaN)", &nowhere, &nowhere, 1, grey);
-    }
+    if (matrix->missing > 0) draw_missing(plot, values, columns, rows);
     if (plot.mark_x || plot.mark_y) {
       mark(plot.mark_x ? *plot.mark_x - 0.5 : x0, plot.mark_y ? *plot.mark_y - 0.5 : y0,
            plot.mark_x ? *plot.mark_x + 0.5 : x1, plot.mark_y ? *plot.mark_y + 0.5 : y1);
     }
-    if (ImPlot::IsPlotHovered()) {
-      const ImPlotPoint mouse = ImPlot::GetPlotMousePos();
-      const double column = std::floor(mouse.x - x0);
-      const double row = std::floor(mouse.y - y0);
-      if (column >= 0 && row >= 0 && column < static_cast<double>(columns) &&
-          row < static_cast<double>(rows)) {
-        hit = HeatmapHit{static_cast<std::size_t>(column), static_cast<std::size_t>(row),
-                         ImGui::IsMouseClicked(ImGuiMouseButton_Left)};
-        const std::size_t index = plot.transpose ? hit->column * values.columns + hit->row
-                                                 : hit->row * values.columns + hit->column;
-        const float value = values.values[index];
-        const auto called = [](const std::vector<std::int64_t>* names, double first,
-                               std::size_t cell) {
-          return names != nullptr ? static_cast<double>(names->at(cell))
-                                  : first + static_cast<double>(cell);
-        };
-        const double x = called(plot.x_numbers, plot.first_x, hit->column);
-        const double y = called(plot.y_numbers, plot.first_y, hit->row);
-        if (plot.tooltip) {
-          ImGui::SetTooltip("%s", plot.tooltip(*hit).c_str());
-        } else if (std::isnan(value)) {
-          ImGui::SetTooltip("%s %g, %s %g: no value (NaN)", plot.x_label.c_str(), x,
-                            plot.y_label.c_str(), y);
-        } else {
-          ImGui::SetTooltip("%s %g, %s %g\n%s %.5f", plot.x_label.c_str(), x, plot.y_label.c_str(),
-                            y, plot.unit.c_str(), static_cast<double>(value));
-        }
-      }
-    }
+    hit = hit_cell(x0, y0, columns, rows);
+    if (hit) show_cell_tooltip(plot, values, *hit);
     ImPlot::EndPlot();
   }
   ImGui::SameLine();

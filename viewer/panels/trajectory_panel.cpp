@@ -47,69 +47,74 @@ struct TrajectoryGrid {
   std::int32_t now;
   ImVec2 origin, cell;
   std::int32_t first_row, last_row;  // that can be seen
+
+  /// Of a cell; a line of positions stands above the first row.
+  ImVec2 corner(std::int64_t position, std::int32_t row) const {
+    return {origin.x + static_cast<float>(position) * cell.x,
+            origin.y + cell.y + static_cast<float>(row) * cell.y};
+  }
+  float bottom() const { return corner(0, static_cast<std::int32_t>(trajectory.rows.size())).y; }
 };
 
-void draw_grid(PanelContext& context, const TrajectoryGrid& grid) {
+/// The current step's row, and the column of the token, the crosshair that all panels share.
+void draw_crosshair(const PanelContext& context, const TrajectoryGrid& grid, float left,
+                    float right) {
   ImDrawList* draw = ImGui::GetWindowDrawList();
-  const float header = grid.cell.y;
-  const ImVec2 clip_low = ImGui::GetWindowPos();
-  const float clip_left = clip_low.x - grid.cell.x;
-  const float clip_right = clip_low.x + ImGui::GetWindowWidth();
-  const auto corner = [&](std::int64_t position, std::int32_t row) {
-    return ImVec2(grid.origin.x + static_cast<float>(position) * grid.cell.x,
-                  grid.origin.y + header + static_cast<float>(row) * grid.cell.y);
-  };
-  const Colour text_colour = ImGui::GetColorU32(ImGuiCol_Text);
-  const Colour faint = ImGui::GetColorU32(ImGuiCol_TextDisabled);
-  draw->AddRectFilled(ImVec2(clip_low.x, corner(0, grid.now).y),
-                      ImVec2(clip_right, corner(0, grid.now + 1).y),
+  draw->AddRectFilled(ImVec2(left, grid.corner(0, grid.now).y),
+                      ImVec2(right, grid.corner(0, grid.now + 1).y),
                       ImGui::GetColorU32(ImGuiCol_HeaderActive, 0.45F));
   const std::optional<std::int32_t> token = context.model.selection().token;
   const auto now = static_cast<std::size_t>(grid.now);
-  if (token && now < grid.trajectory.rows.size()) {  // the crosshair that all panels share
-    const std::int64_t position = grid.trajectory.rows[now].first_position + *token;
-    const ImVec2 low = corner(position, 0);
-    draw->AddRectFilled(ImVec2(low.x, grid.origin.y),
-                        ImVec2(low.x + grid.cell.x - 1.0F,
-                               corner(0, static_cast<std::int32_t>(grid.trajectory.rows.size())).y),
-                        ImGui::GetColorU32(ImGuiCol_HeaderActive, 0.3F));
+  if (!token || now >= grid.trajectory.rows.size()) return;
+  const float x = grid.corner(grid.trajectory.rows[now].first_position + *token, 0).x;
+  draw->AddRectFilled(ImVec2(x, grid.origin.y), ImVec2(x + grid.cell.x - 1.0F, grid.bottom()),
+                      ImGui::GetColorU32(ImGuiCol_HeaderActive, 0.3F));
+}
+
+/// A token, on its confidence where the step sets it; a dot where there is none yet.
+void draw_grid_cell(const PanelContext& context, const TrajectoryGrid& grid, std::int64_t position,
+                    std::int32_t row) {
+  ImDrawList* draw = ImGui::GetWindowDrawList();
+  Colour colour = ImGui::GetColorU32(ImGuiCol_TextDisabled);
+  const ImVec2 low = grid.corner(position, row);
+  const ImVec2 high(low.x + grid.cell.x - 1.0F, low.y + grid.cell.y - 1.0F);
+  const auto index = grid.trajectory.shown(position, row);
+  if (!index) {
+    draw->AddCircleFilled(ImVec2((low.x + high.x) / 2, (low.y + high.y) / 2), 1.5F, colour);
+    return;
   }
+  const Trajectory::Cell& cell = grid.trajectory.cells[static_cast<std::size_t>(*index)];
+  if (cell.step == row) {
+    const float known = std::isfinite(cell.confidence) ? cell.confidence : 0.0F;
+    const Colour back = context.map.at(known, 0.0F, 1.0F);
+    draw->AddRectFilled(low, high, back, 2.0F);
+    colour = readable_on(back);
+  }
+  const ImVec4 clip(low.x, low.y, high.x, high.y);
+  draw->AddText(nullptr, 0.0F, ImVec2(low.x + 3.0F, low.y), colour, cell.text.c_str(), nullptr,
+                0.0F, &clip);
+}
+
+void draw_grid(PanelContext& context, const TrajectoryGrid& grid) {
+  ImDrawList* draw = ImGui::GetWindowDrawList();
+  const float left = ImGui::GetWindowPos().x;
+  const float right = left + ImGui::GetWindowWidth();
+  draw_crosshair(context, grid, left, right);
   for (std::int64_t position = 0; position < grid.trajectory.gen_length; ++position) {
-    const float x = corner(position, 0).x;
-    if (x < clip_left || x > clip_right) continue;
-    draw->AddText(ImVec2(x + 3.0F, grid.origin.y), faint, fmt::format("{}", position).c_str());
+    const float x = grid.corner(position, 0).x;
+    if (x < left - grid.cell.x || x > right) continue;
+    draw->AddText(ImVec2(x + 3.0F, grid.origin.y), ImGui::GetColorU32(ImGuiCol_TextDisabled),
+                  fmt::format("{}", position).c_str());
     for (std::int32_t row = grid.first_row; row < grid.last_row; ++row) {
-      const ImVec2 low = corner(position, row);
-      const ImVec2 high(low.x + grid.cell.x - 1.0F, low.y + grid.cell.y - 1.0F);
-      const auto index = grid.trajectory.shown(position, row);
-      if (!index) {
-        draw->AddCircleFilled(ImVec2((low.x + high.x) / 2, (low.y + high.y) / 2), 1.5F, faint);
-        continue;
-      }
-      const Trajectory::Cell& cell = grid.trajectory.cells[static_cast<std::size_t>(*index)];
-      const bool set_here = cell.step == row;
-      Colour colour = text_colour;
-      if (set_here) {
-        const float known = std::isfinite(cell.confidence) ? cell.confidence : 0.0F;
-        const Colour back = context.map.at(known, 0.0F, 1.0F);
-        draw->AddRectFilled(low, high, back, 2.0F);
-        colour = readable_on(back);
-      } else {
-        colour = faint;
-      }
-      const ImVec4 clip(low.x, low.y, high.x, high.y);
-      draw->AddText(nullptr, 0.0F, ImVec2(low.x + 3.0F, low.y), colour, cell.text.c_str(), nullptr,
-                    0.0F, &clip);
+      draw_grid_cell(context, grid, position, row);
     }
   }
-  // Block borders.
   std::int32_t block = -1;
   for (const Trajectory::Row& row : grid.trajectory.rows) {
     if (row.block == block) continue;
     block = row.block;
-    const float x = corner(std::max(0, row.first_position), 0).x - 1.0F;
-    draw->AddLine(ImVec2(x, grid.origin.y),
-                  ImVec2(x, corner(0, static_cast<std::int32_t>(grid.trajectory.rows.size())).y),
+    const float x = grid.corner(std::max(0, row.first_position), 0).x - 1.0F;
+    draw->AddLine(ImVec2(x, grid.origin.y), ImVec2(x, grid.bottom()),
                   ImGui::GetColorU32(ImGuiCol_SeparatorActive), 1.5F);
   }
 }

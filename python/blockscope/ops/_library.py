@@ -16,11 +16,6 @@ from typing import Any
 from .. import _core
 from ..errors import OperatorsUnavailable
 
-NAMES = (
-    "split_attention", "reuse_attention", "prefill_attention", "merge_attention", "block_topk", "token_topk",
-    "gather_attention", "unselected_attention", "page_bounds", "page_scores", "token_page_scores",
-    "cross_step_similarity", "rms_norm_rows", "add_rms_norm_rows", "norm_rotate_rows", "silu_multiply",
-)
 # Of recordings: recording/kernels.py calls them, recording/torch_operators.py stands in for them.
 _RECORDING = ("split_attention_sets", "step_statistics", "step_gaps", "row_log_sum_exp", "row_divergence",
               "best_token_rows")
@@ -97,17 +92,24 @@ def load() -> str | None:
             f"blockscope.ops: {path}: can't be loaded ({error}). HINT: it was built with torch {built}, this is "
             f"{running}; build it again against this one") from error
     _load_cuda(torch, path.with_name(_CUDA_FILE))
-    missing = [name for name in NAMES + _RECORDING if not hasattr(torch.ops.blockscope, name)]
-    if missing:
-        raise OperatorsUnavailable(
-            f"blockscope.ops: {path}: expected the operators of this version of blockscope, found none named "
-            f"{', '.join(missing)}. HINT: build the library and the package from one checkout")
+    for name in _RECORDING:
+        operator(torch, name, str(path))
     return str(path)
+
+
+def operator(torch: Any, name: str, path: str = "torch.ops.blockscope") -> Any:
+    """``torch.ops.blockscope.<name>``, which the library must have."""
+    found = getattr(torch.ops.blockscope, name, None)
+    if found is None:
+        raise OperatorsUnavailable(
+            f"blockscope.ops: {path}: expected the operators of this version of blockscope, found none named {name}. "
+            "HINT: build the library and the package from one checkout")
+    return found
 
 
 def _registered(torch: Any) -> bool:
     ops = getattr(torch, "ops", None)
-    return ops is not None and hasattr(ops.blockscope, NAMES[0])
+    return ops is not None and hasattr(ops.blockscope, "split_attention")
 
 
 def _load_cuda(torch: Any, path: pathlib.Path) -> None:

@@ -75,6 +75,34 @@ struct Decoder {
   }
 };
 
+/// Of the blocks of the prompt and the one behind them.
+int write_logits(Decoder& decoder, const std::vector<llama_token>& canvas, int prefix,
+                 const char* path) {
+  std::FILE* file = std::fopen(path, "wb");
+  const int length = decoder.block_length;
+  for (int start = 0; start <= prefix && start < static_cast<int>(canvas.size()); start += length) {
+    decoder.forward(canvas.data() + start, start, Decoder::Logits::all);
+    std::fwrite(llama_get_logits(decoder.context), sizeof(float),
+                static_cast<size_t>(length) * decoder.vocabulary, file);
+  }
+  return std::fclose(file) == 0 ? 0 : 1;
+}
+
+/// One context of block_length tokens a batch; null: it could not be made.
+llama_context* make_context(llama_model* model, size_t canvas, int block_length, bool float32,
+                            bool flash, int threads) {
+  llama_context_params options = llama_context_default_params();
+  options.n_ctx = static_cast<uint32_t>(canvas);
+  options.n_batch = options.n_ubatch = static_cast<uint32_t>(block_length);
+  options.type_k = options.type_v = float32 ? GGML_TYPE_F32 : GGML_TYPE_F16;
+  options.flash_attn_type = flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+  llama_context* context = llama_init_from_model(model, options);
+  if (context == nullptr) return nullptr;
+  llama_set_n_threads(context, threads, threads);
+  llama_set_causal_attn(context, false);
+  return context;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -96,29 +124,14 @@ int main(int argc, char** argv) {
   llama_backend_init();
   llama_model* model = llama_model_load_from_file(argv[1], llama_model_default_params());
   if (model == nullptr) return 1;
-  llama_context_params options = llama_context_default_params();
-  options.n_ctx = static_cast<uint32_t>(canvas.size());
-  options.n_batch = options.n_ubatch = static_cast<uint32_t>(block_length);
-  options.type_k = options.type_v = std::string(argv[6]) == "f32" ? GGML_TYPE_F32 : GGML_TYPE_F16;
-  options.flash_attn_type =
-      std::atoi(argv[7]) != 0 ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
-  llama_context* context = llama_init_from_model(model, options);
+  llama_context* context =
+      make_context(model, canvas.size(), block_length, std::string(argv[6]) == "f32",
+                   std::atoi(argv[7]) != 0, threads);
   if (context == nullptr) return 1;
-  llama_set_n_threads(context, threads, threads);
-  llama_set_causal_attn(context, false);
   llama_memory_t memory = llama_get_memory(context);
   Decoder decoder{context, block_length, mask, llama_vocab_n_tokens(llama_model_get_vocab(model))};
 
-  if (std::string(argv[8]) != "-") {
-    std::FILE* file = std::fopen(argv[8], "wb");
-    for (int start = 0; start <= prefix && start < static_cast<int>(canvas.size());
-         start += block_length) {
-      decoder.forward(canvas.data() + start, start, Decoder::Logits::all);
-      std::fwrite(llama_get_logits(context), sizeof(float),
-                  static_cast<size_t>(block_length) * decoder.vocabulary, file);
-    }
-    return std::fclose(file) == 0 ? 0 : 1;
-  }
+  if (std::string(argv[8]) != "-") return write_logits(decoder, canvas, prefix, argv[8]);
   const std::vector<llama_token> prompt = canvas;
   for (int run = 0; run < 2; ++run) {  // the first one warms up
     canvas = prompt;

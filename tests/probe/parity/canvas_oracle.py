@@ -6,6 +6,7 @@ outputs by absolute position, and every rule in the order in which its paper or 
 import dataclasses
 import itertools
 
+import attention_math as am
 import numpy as np
 import torch
 from oracle_rules import Margin, Rules
@@ -88,10 +89,9 @@ class State:
 
 def attend(model, state, index, q):
     """-> z [R, H * D] and the mean attention map [R, L]."""
-    group = model.spec["heads"] // model.spec["kv_heads"]
-    k, v = (x[index].repeat_interleave(group, 0) for x in (state.k, state.v))
-    p = (q @ k.transpose(1, 2) * model.spec["head_dim"] ** -0.5).softmax(-1)
-    return (p @ v).transpose(0, 1).flatten(1), p.mean(0)
+    scores = am.scores_of(q, state.k[index], model.spec["head_dim"] ** -0.5)
+    z, lse = am.attention(scores, state.v[index])
+    return z.transpose(0, 1).flatten(1), am.mean_probability(scores, lse, 1, per_token=True)[0]
 
 
 def forward_rows(model, state, tokens, rows):
@@ -203,6 +203,19 @@ def d2_rows(cache, maps, rows, prompt, length, begin, size, masks, confidence, s
     return np.flatnonzero(chosen).tolist()
 
 
+def rows_of_pass(cache, step, planned, block, length):
+    """What a pass computes: the whole canvas, unless the cache keeps the rest. `planned`: d2cache's rows."""
+    if cache.kind in ("prefix", "dual") and step:
+        return list(range(block.start, block.stop if cache.kind == "dual" else length))
+    return planned if cache.kind == "d2cache" and planned is not None else list(range(length))
+
+
+def probabilities(best, positions, logits):
+    """[positions, vocabulary]; where no row predicts one, all tokens alike."""
+    nothing = torch.full_like(logits[0], 1 / logits.shape[-1])
+    return torch.stack([best[p].softmax(-1) if p in best else nothing for p in positions])
+
+
 def decode(model, prompt, options, cache, shift, watch=lambda state, tokens: None):
     size, start = options.block_length, len(prompt)
     tokens = list(prompt) + [options.mask_id] * options.gen_length
@@ -219,11 +232,7 @@ def decode(model, prompt, options, cache, shift, watch=lambda state, tokens: Non
             if options.mask_id not in tokens[begin:end] or not rules.goes_on(step):
                 break
             rules.begin_step(step, tokens[begin:end].count(options.mask_id))
-            rows = list(range(length))
-            if cache.kind in ("prefix", "dual") and step:
-                rows = list(range(begin, end if cache.kind == "dual" else length))
-            if cache.kind == "d2cache" and planned is not None:
-                rows = planned
+            rows = rows_of_pass(cache, step, planned, range(begin, end), length)
             if cache.kind == "dllm-cache":
                 logits, computed = forward_dllm(model, state, tokens, cache, len(steps), start, margin)
             else:
@@ -243,8 +252,7 @@ def decode(model, prompt, options, cache, shift, watch=lambda state, tokens: Non
             confidence = [float(top[p].values) if p in top else float("nan") for p in block_positions]
             top1 = [int(top[p].indices) if p in top else -1 for p in block_positions]
             unseen = tokens[begin:end].count(options.mask_id) - len(eligible)
-            nothing = torch.full_like(logits[0], 1 / logits.shape[-1])
-            rows_of_block = torch.stack([best[p].softmax(-1) if p in best else nothing for p in block_positions])
+            rows_of_block = probabilities(best, block_positions, logits)
             picked = rules.select(step, eligible, rows_of_block, top1, answer,
                                   [p - begin for p in block_positions if p in best],
                                   {p: x.softmax(-1) for p, x in best.items()

@@ -141,7 +141,8 @@ class RowChecker:
                     for n in ("external", "lse_external", "internal", "lse_internal")]
         whole = am.attention(np.concatenate([outer, inner], -1),
                              np.concatenate([prefix_value, value], 1))[0]
-        add("merge of the recorded parts", am.merge(*recorded), whole, 2e-5,
+        recorded = recorded[:2], recorded[2:]
+        add("merge of the recorded parts", am.merge(recorded)[0], whole, 2e-5,
             np.abs(value).max() * size)
         self.check_sets(row, layer, count, outer, external[1], internal[1], block)
         self.check_summary(row, layer, count, query, recorded, block)
@@ -174,7 +175,7 @@ class RowChecker:
 
     def check_summary(self, row, layer, count, query, recorded, block):
         add, heads = self.worst.add, self.spec["heads"]
-        external, internal = tuple(recorded[:2]), tuple(recorded[2:])
+        external, internal = recorded
         hidden = self.at("/hidden/hidden", row, layer).astype(np.float64)
         none = np.full(heads, np.nan)
         similar_external, similar_internal, mass, gap, block_gap = none, none, none, none, none

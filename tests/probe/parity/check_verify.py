@@ -50,8 +50,7 @@ def last_log_p(trace, row, weights):
     layer = LAYERS - 1
     name = f"model.layers.{layer}"
     get = lambda path: trace.file[path][row, layer].astype(np.float64)
-    z = am.merge(*(get(f"/attention/{n}") for n in
-                   ("external", "lse_external", "internal", "lse_internal")))
+    z = am.merge([(get(f"/attention/{n}"), get(f"/attention/lse_{n}")) for n in ("external", "internal")])[0]
     hidden = get("/hidden/hidden")
     hidden = hidden + z.transpose(1, 0, 2).reshape(len(hidden), -1) @ weights[
         f"{name}.self_attn.o_proj.weight"].T
@@ -100,11 +99,10 @@ def recompute(dense, reuse, mask, tau):
             (np.exp(a) * (a - b)).sum(-1)[masked[int(row)]].tolist())
         for layer in range(LAYERS):
             get = lambda t, path: t.file[path][row, layer].astype(np.float64)
-            parts = lambda t, group: (get(t, f"/{group}/external"), get(t, f"/{group}/lse_external"),
-                                      get(t, "/attention/internal"),
-                                      get(t, "/attention/lse_internal"))
-            used = am.merge(*parts(reuse, "attention"))
-            exact, before = am.merge(*parts(reuse, "shadow")), am.merge(*parts(dense, "attention"))
+            pair = lambda t, group, side: (get(t, f"/{group}/{side}"), get(t, f"/{group}/lse_{side}"))
+            used, exact, before = (
+                am.merge([pair(t, group, "external"), pair(t, "attention", "internal")])[0]
+                for t, group in ((reuse, "attention"), (reuse, "shadow"), (dense, "attention")))
             reused = reuse.file["/attention/reused"][row, layer].astype(bool)
             may = steps[row] > 1 and changed[row] < tau
             harness.require(np.array_equal(reused, mask[layer] & may), f"row {row}: {reused}")

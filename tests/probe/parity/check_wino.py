@@ -8,6 +8,7 @@ import harness
 
 harness.start()
 
+import attention_math as am  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from canvas_checkpoints import SPECS, spec_of, write_checkpoint  # noqa: E402
@@ -29,15 +30,13 @@ def forward(model, tokens, begin, size, mask):
     sees[:length, length:] = False
     for i in range(size):
         sees[length + i, begin + i] = False
-    group = model.spec["heads"] // model.spec["kv_heads"]
     hidden = model.w["embed"][torch.tensor(ids)]
     for layer in model.w["layers"]:
         x = model.rms(hidden, layer["norm1"])
         q = model.heads(layer, "q", x, positions)
-        k = model.heads(layer, "k", x, positions).repeat_interleave(group, 0)
-        v = model.heads(layer, "v", x).repeat_interleave(group, 0)
-        scores = (q @ k.transpose(1, 2) * model.spec["head_dim"] ** -0.5).masked_fill(~sees, -torch.inf)
-        hidden = hidden + (scores.softmax(-1) @ v).transpose(0, 1).flatten(1) @ layer["o"].T
+        k, v = model.heads(layer, "k", x, positions), model.heads(layer, "v", x)
+        z = am.attend(q, k, v, model.spec["head_dim"] ** -0.5, sees)[0]
+        hidden = hidden + z.transpose(0, 1).flatten(1) @ layer["o"].T
         hidden = hidden + model.mlp(layer, model.rms(hidden, layer["norm2"]))
     logits = model.logits(hidden)
     return logits[:length], logits[length:]

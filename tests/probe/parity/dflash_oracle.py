@@ -9,6 +9,7 @@ is certain then.
 
 import dataclasses
 
+import attention_math as am
 import torch
 from oracle_rules import Margin
 
@@ -110,11 +111,9 @@ def draft_pass(pair, features, tokens):
         seen = LayerPass(hidden, query, keys(x, inside), split(x, "v_proj", pair.kv_heads),
                          keys(features, torch.arange(count)), split(features, "v_proj", pair.kv_heads))
         passes.append(seen)
-        group = pair.heads // pair.kv_heads
-        key = torch.cat([seen.context_key, seen.key], 1).repeat_interleave(group, 0)
-        value = torch.cat([seen.context_value, seen.value], 1).repeat_interleave(group, 0)
-        weight = (query @ key.transpose(1, 2) * query.shape[-1] ** -0.5).softmax(-1)
-        out = (weight @ value).transpose(0, 1).flatten(1)
+        key = torch.cat([seen.context_key, seen.key], 1)
+        value = torch.cat([seen.context_value, seen.value], 1)
+        out = am.attend(query, key, value, query.shape[-1] ** -0.5)[0].transpose(0, 1).flatten(1)
         hidden = hidden + out @ weights[name + "self_attn.o_proj.weight"].T
         x = rms_norm(hidden, weights[name + "post_attention_layernorm.weight"])
         gate = torch.nn.functional.silu(x @ weights[name + "mlp.gate_proj.weight"].T)

@@ -59,8 +59,8 @@ class Layers:
                 worst.add(f"{what} from hidden", get(path, layer), ours, 1e-5, np.abs(ours).max())
             if layer + 1 == spec["layers"]:
                 continue
-            z = am.merge(*(get(f"/attention/{n}", layer) for n in
-                           ("external", "lse_external", "internal", "lse_internal")))
+            z = am.merge([(get(f"/attention/{n}", layer), get(f"/attention/lse_{n}", layer))
+                          for n in ("external", "internal")])[0]
             flat = z.transpose(1, 0, 2).reshape(hidden.shape[0], -1)
             after = hidden + self.linear(flat, f"{attn}.o_proj")
             x = rms_norm(after, self.weights[f"{name}.post_attention_layernorm.weight"])

@@ -5,6 +5,7 @@ shared with the runtime, and no code with the official one.
 
 import types
 
+import attention_math as am
 import torch
 
 EPS = 1e-6
@@ -107,12 +108,8 @@ class Llada2:
         query = _norm(query, self.state[f"{layer}.attention.query_layernorm.weight"])
         key = _norm(key, self.state[f"{layer}.attention.key_layernorm.weight"])
         query, key = self._rotate(query, positions), self._rotate(key, positions)
-        out = []
-        for head in range(heads):
-            of = head // (heads // kv_heads)
-            score = (query[head] @ key[of].T / size**0.5).masked_fill(~allowed, -torch.inf)
-            out.append(score.softmax(-1) @ value[of])
-        return self._linear(torch.cat(out, -1), f"{layer}.attention.dense")
+        out = am.attend(query, key, value, size ** -0.5, allowed)[0]
+        return self._linear(out.transpose(0, 1).flatten(1), f"{layer}.attention.dense")
 
     def route(self, row, layer):
         """-> [(expert, weight)] of one position."""

@@ -66,7 +66,7 @@ class Margin:
 
     def best(self, scores, k):
         """The k largest of `scores`, ascending positions."""
-        order = np.argsort(-scores, kind="stable")
+        order = am.best(scores, len(scores))
         self.count += 1
         if 0 < k < len(scores):
             inside, outside = scores[order[k - 1]], scores[order[k]]
@@ -83,20 +83,10 @@ def top_keys(at, policy, margin):
 
 def page_keys(at, policy, margin):
     """Pages by the mean over the queries of sum_d max(q_d max_d, q_d min_d)."""
-    heads, count = at.key.shape[0], at.key.shape[1]
-    group = at.query.shape[0] // heads
-    pages = [range(a, min(a + policy.page, count)) for a in range(0, count, policy.page)]
-    chosen = []
-    for kv in range(heads):
-        query = at.query[kv * group:(kv + 1) * group]
-        bounds = []
-        for page in pages:
-            keys = at.key[kv, list(page)]
-            bound = np.maximum(query * keys.max(0), query * keys.min(0)).sum(-1)
-            bounds.append(bound.mean())
-        best = margin.best(np.array(bounds), -(-policy.size(count) // policy.page))
-        chosen.append(np.array([p for i in best for p in pages[i]], int))
-    return chosen
+    count = at.key.shape[1]
+    taken = -(-policy.size(count) // policy.page)
+    bounds = am.page_scores(at.query, am.page_bounds(at.key, policy.page)).mean(1)
+    return [am.page_keys(margin.best(of_head, taken), policy.page, count) for of_head in bounds]
 
 
 class Selector:

@@ -26,19 +26,9 @@ class LayerRow:
     output_error: np.ndarray
 
 
-def merge_parts(parts):
-    """(output, lse) pairs, at least one with a key: each weighs exp(lse)."""
-    top = np.max([lse for _, lse in parts], 0)
-    weights = [np.exp(lse - top)[..., None] for _, lse in parts]
-    return sum(w * out for w, (out, _) in zip(weights, parts)) / sum(weights)
-
-
 def attention_of(scores, value, sets):
     """Attention of every query head over the keys of its KV head's set."""
-    group = scores.shape[0] // value.shape[0]
-    parts = [am.attention(scores[kv * group:(kv + 1) * group][..., index], value[kv:kv + 1, index])
-             for kv, index in enumerate(sets)]
-    return tuple(np.concatenate(x) for x in zip(*parts))
+    return am.attention(scores, value, am.members(sets, value.shape[1])[:, None, None])
 
 
 class SparseForward:
@@ -90,9 +80,7 @@ class SparseForward:
 
     def block_causal(self, _layer, query, key, value):
         block = np.arange(query.shape[1]) // self.options.block_length
-        scores = am.scores_of(query, key, self.scale)
-        scores = np.where(block[:, None] >= block[None, :], scores, -np.inf)
-        return am.attention(scores, value)[0] if query.shape[1] else query
+        return am.attend(query, key, value, self.scale, block[:, None] >= block)[0]
 
     def denoise(self, row, begin, step, layer, query, key, value):
         prefix_key, prefix_value = self.prefix[layer]
@@ -101,7 +89,7 @@ class SparseForward:
                   begin // self.options.block_length, query, prefix_key, scores)
         dense, sets = self.selector.choose(at)
         whole = am.attention(scores, prefix_value)
-        inner = am.attention(am.scores_of(query, key, self.scale), value)
+        inner = am.attend(query, key, value, self.scale)
         none = (np.zeros_like(query), np.full(query.shape[:2], -np.inf))
         outer, rest = whole, none
         if self.selector.policy.residual and layer >= self.selector.policy.exact_layers:
@@ -112,7 +100,7 @@ class SparseForward:
                 rest = self.residual[layer]
         if not dense:
             outer = attention_of(scores, prefix_value, sets)
-        used, exact = merge_parts([outer, rest, inner]), merge_parts([whole, inner])
+        used, exact = (am.merge(parts)[0] for parts in ([outer, rest, inner], [whole, inner]))
         norm = lambda x: np.sqrt((x**2).sum((-2, -1)))
         row.append(LayerRow(query, *outer, *inner, None if dense else sets, *rest, *whole,
                             norm(used - exact) / norm(exact)))

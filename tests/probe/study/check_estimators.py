@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 
+import attention_math as am
 import h5py
 import numpy as np
 
@@ -40,49 +41,6 @@ class Trace:
         return self.file["/prefix/" + name][:end, layer][mine][order].transpose(1, 0, 2).astype(float)
 
 
-def merged(parts):
-    """Attention over disjoint keys, each (output, lse); -inf: no keys."""
-    top = np.max([lse for _, lse in parts], axis=0)
-    weights = [np.exp(lse - top) for _, lse in parts]
-    total = sum(weights)
-    return sum(w[..., None] * out for w, (out, _) in zip(weights, parts)) / total[..., None]
-
-
-def attention(q, k, v):
-    """(output, lse) of q [H, B, D] over k, v [K, n, D]."""
-    group = q.shape[0] // k.shape[0]
-    scores = np.einsum("hbd,hnd->hbn", q, np.repeat(k, group, 0)) / np.sqrt(q.shape[-1])
-    if scores.shape[-1] == 0:
-        return np.zeros_like(q), np.full(q.shape[:2], -np.inf)
-    top = scores.max(-1, keepdims=True)
-    weights = np.exp(scores - top)
-    total = weights.sum(-1, keepdims=True)
-    out = np.einsum("hbn,hnd->hbd", weights / total, np.repeat(v, group, 0))
-    return out, (top + np.log(total))[..., 0]
-
-
-def restricted(q, k, v, sets):
-    """attention() where KV head h sees sets[h] alone."""
-    group = q.shape[0] // k.shape[0]
-    parts = [attention(q[h * group:(h + 1) * group], k[h:h + 1, keys], v[h:h + 1, keys])
-             for h, keys in enumerate(sets)]
-    return np.concatenate([out for out, _ in parts]), np.concatenate([lse for _, lse in parts])
-
-
-def best(scores, count):
-    return np.argsort(-scores, kind="stable")[:count]
-
-
-def page_keys(pages, page, length):
-    return np.concatenate([np.arange(p * page, min((p + 1) * page, length)) for p in pages])
-
-
-def bounds(k, page):
-    """Largest and least key of every page, [K, P, D] each."""
-    cuts = np.arange(0, k.shape[1], page)
-    return np.maximum.reduceat(k, cuts, axis=1), np.minimum.reduceat(k, cuts, axis=1)
-
-
 class Means:
     def __init__(self):
         self.sums = {}
@@ -109,23 +67,23 @@ def measure(trace):
         for layer in range(trace.layers):
             q = trace.file["/query/query"][row, layer].astype(float)
             k, v = trace.prefix("key", row, layer), trace.prefix("value", row, layer)
-            inner = attention(q, *(trace.file["/kv/" + n][row, layer].astype(float)
-                                   for n in ("key", "value")))
-            heads, group, length = k.shape[0], q.shape[0] // k.shape[0], k.shape[1]
-            outer = attention(q, k, v)
-            exact = merged([outer, inner])
-            scores = np.einsum("hbd,hnd->hbn", q, np.repeat(k, group, 0)) / np.sqrt(q.shape[-1])
-            weights = np.exp(scores - outer[1][..., None]).reshape(heads, group, BLOCK, length)
-            tokens, block = weights.mean(1), weights.mean((1, 2))
+            heads, length, scale = k.shape[0], k.shape[1], q.shape[-1] ** -0.5
+            inner = am.attend(q, *(trace.file["/kv/" + n][row, layer].astype(float)
+                                   for n in ("key", "value")), scale)
+            scores = am.scores_of(q, k, scale)
+            outer = am.attention(scores, v)
+            exact = am.merge([outer, inner])[0]
+            tokens, block = (am.mean_probability(scores, outer[1], heads, per_token) for per_token in (True, False))
+            restricted = lambda sets: am.attention(scores, v, am.members(sets, length)[:, None, None])
             for size in SIZES:
                 assert length > size
-                exact_token = [[set(best(t, size)) for t in head] for head in tokens]
-                exact_block = [best(head, size) for head in block]
+                exact_token = [[set(t) for t in head] for head in am.best(tokens, size)]
+                exact_block = am.best(block, size)
                 sets = {"oracle": exact_block, "recent": [np.arange(length - size, length)] * heads}
                 if step == 1:
                     first[key, layer, size] = exact_block
                     rest = [np.setdiff1d(np.arange(length), keys) for keys in exact_block]
-                    residual[key, layer, size] = restricted(q, k, v, rest)
+                    residual[key, layer, size] = restricted(rest)
                     unions[size] += [len(set().union(*head)) for head in exact_token]
                 else:
                     sets["mage"] = sets["mage+flashblock"] = first[key, layer, size]
@@ -134,16 +92,12 @@ def measure(trace):
                 elif run_step > capture:
                     sets["sparsed"] = run_set[key[0], layer, size]
                 for page in PAGES:
-                    high, low = bounds(k, page)
-                    query = q.reshape(heads, group, BLOCK, -1)
-                    upper = np.maximum(query[:, :, :, None] * high[:, None, None],
-                                       query[:, :, :, None] * low[:, None, None]).sum(-1)
+                    upper = am.page_scores(q, am.page_bounds(k, page))
                     taken = -(-size // page)
-                    sets[f"quest p={page}"] = [page_keys(best(s, taken), page, length)
-                                               for s in upper.mean((1, 2))]
-                    for head, per_token in enumerate(upper.mean(1)):
+                    sets[f"quest p={page}"] = [am.page_keys(s, page, length) for s in am.best(upper.mean(1), taken)]
+                    for head, per_token in enumerate(am.best(upper, taken)):
                         for t, s in enumerate(per_token):
-                            keys = set(page_keys(best(s, taken), page, length))
+                            keys = set(am.page_keys(s, page, length))
                             means.add((f"quest per token p={page}", size, step > 1, "est_acc"),
                                       len(keys & exact_token[head][t]) / size)
                 for name, chosen in sets.items():
@@ -152,12 +106,12 @@ def measure(trace):
                         means.add((*at, "recall"), len(set(keys) & set(exact_block[head])) / size)
                         for wanted in exact_token[head]:
                             means.add((*at, "est_acc"), len(wanted & set(keys)) / size)
-                    part = restricted(q, k, v, chosen)
+                    part = restricted(chosen)
                     means.add((*at, "covered"), np.exp(part[1] - outer[1]))
                     parts = [part, inner]
                     if name == "mage+flashblock":
                         parts.append(residual[key, layer, size])
-                    error = merged(parts) - exact
+                    error = am.merge(parts)[0] - exact
                     means.add((*at, "l1"), np.abs(error))
                     means.add((*at, "squared"), error**2)
                     means.add((*at, "reference"), exact**2)

@@ -232,7 +232,7 @@ def d2_case(family, implementation, model, layers, mask, method, cache_class, ar
 # --- SDAR -------------------------------------------------------------------------------------------------------------
 
 
-def sdar(checkout):
+def sdar_modules(checkout):
     """flash-attn is replaced by scaled_dot_product_attention and the formula of its RMSNorm; the training loss, which
     needs triton, by an empty module."""
     def attend(q, k, v, causal=False, softmax_scale=None):
@@ -261,6 +261,11 @@ def sdar(checkout):
     spec = importlib.util.spec_from_file_location("sdar_generate", checkout / "generate.py")
     official = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(official)
+    return configuration, modeling, official
+
+
+def sdar(checkout):
+    configuration, modeling, official = sdar_modules(checkout)
     rules = [dict(remasking_strategy=rule) for rule in ("low_confidence_static", "sequential")] + [
         dict(remasking_strategy="low_confidence_dynamic", confidence_threshold=0.4)]
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "probe/parity/official")]
+sys.path[:0] = [str(HERE), str(HERE.parent), *(str(HERE.parents[1] / x) for x in ("support", "probe/parity/official"))]
 
 import recording_observer as observer  # noqa: E402
 import torch  # noqa: E402
