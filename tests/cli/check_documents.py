@@ -127,23 +127,23 @@ class Document:
         if window or not known or (name == "train" and not dumps):
             self.look_up(name, words[2:])
             return
-        self.start(["bash", "-o", "pipefail", "-c", self.shorter(command, words)])
+        self.start(["bash", "-o", "pipefail", "-c", self.with_fewer_prompts(command, words)])
         self.counts["commands"] += 1
 
-    def shorter(self, command: str, words: list[str]) -> str:
+    def with_fewer_prompts(self, command: str, words: list[str]) -> str:
         added = dict(SHORTER.get(words[1], {}))
         if words[1] == "study":
             added |= SHORTER_STUDY.get(words[2], {})
         if "--prompts" not in words:
             added.pop("--limit", None)
         text = "".join(f" {option} {value}" for option, value in added.items() if option not in words)
-        return re.sub(r"\bblockscope \w+", lambda match: match[0] + text, command, count=1)
+        display = "" if words[1] != "view" or command.startswith("xvfb-run") or "DISPLAY" in os.environ else "xvfb-run -a "
+        return display + re.sub(r"\bblockscope \w+", lambda match: match[0] + text, command, count=1)
 
     def look_up(self, name: str, words: list[str]) -> None:
-        # A build without the viewer has no help of it.
-        if name == "view" and not self.viewer:
-            return
         known = options_of(name)
+        if name == "view" and not known:  # a build without the viewer
+            return
         for word in words:
             option = word.split("=")[0]
             if re.match(r"--?[a-z]", option) and option not in known:
@@ -174,13 +174,14 @@ def options_of(name: str) -> set[str]:
         if done.returncode == 0:
             break
     else:
+        if "lacks the viewer" in done.stderr:
+            return set()
         raise Failed(f"blockscope {name} is no command:\n{done.stderr}")
     return set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", done.stdout))
 
 
 def has_viewer() -> bool:
-    done = subprocess.run([BINARY, "doctor"], capture_output=True, text=True)
-    return shutil.which("xvfb-run") is not None and re.search(r"viewer\s+not built", done.stdout) is None
+    return shutil.which("xvfb-run") is not None and bool(options_of("view"))
 
 
 def headings(path: pathlib.Path) -> set[str]:
