@@ -1,5 +1,6 @@
 """Runs the commands and the Python blocks of README.md, docs/tutorial.md, docs/viewer.md and docs/recipes, each
-document in a scratch folder of its own, as a reader would in a clone. Usage: check_documents.py REPOSITORY [--package FOLDER] [DOCUMENT...]
+document in a scratch folder of its own, as a reader would in a clone.
+Usage: check_documents.py REPOSITORY [DOCUMENT...] [--package FOLDER]
 
 What runs: a line that begins with `blockscope` (or `xvfb-run -a blockscope`) in an indented or fenced block and names a
 shipped model (models/...) or a file that an earlier command of the document made; and a fenced Python block that does.
@@ -35,7 +36,7 @@ class Failed(Exception):
 
 
 def blocks(text: str):
-    """(language, first line's number, lines) of each fenced block, and of each indented one with language "indented"."""
+    """(language, first line's number, lines) of each fenced block, and of each indented one as "indented"."""
     fence, language, first, found = False, "", 0, []
     for number, line in enumerate(text.split("\n") + ["end"], 1):
         marker = re.match(r"\s*```(\w*)", line)
@@ -137,8 +138,8 @@ class Document:
         if "--prompts" not in words:
             added.pop("--limit", None)
         text = "".join(f" {option} {value}" for option, value in added.items() if option not in words)
-        display = "" if words[1] != "view" or command.startswith("xvfb-run") or "DISPLAY" in os.environ else "xvfb-run -a "
-        return display + re.sub(r"\bblockscope \w+", lambda match: match[0] + text, command, count=1)
+        shown = words[1] != "view" or command.startswith("xvfb-run") or "DISPLAY" in os.environ
+        return ("" if shown else "xvfb-run -a ") + re.sub(r"\bblockscope \w+", lambda match: match[0] + text, command, count=1)
 
     def look_up(self, name: str, words: list[str]) -> None:
         known = options_of(name)
@@ -152,7 +153,8 @@ class Document:
 
     def run_python(self, block: str) -> None:
         tree = compile(block, self.name, "exec", ast.PyCF_ONLY_AST)
-        texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        texts = {text for text in texts if isinstance(text, str)}
         needs_package = "blockscope" in re.findall(r"^\s*(?:import|from) (\w+)", block, re.MULTILINE)
         if (needs_package and not self.package) or not any(self.made(text) for text in texts):
             self.counts["compiled"] += 1
@@ -222,7 +224,7 @@ def main() -> None:
         sys.exit(77)
     recipes = sorted((given.root / "docs" / "recipes").glob("*.md"))
     assert recipes, "docs/recipes is empty"
-    documents = [given.root / "README.md", *(given.root / "docs" / name for name in ("tutorial.md", "viewer.md")), *recipes]
+    documents = [given.root / name for name in ("README.md", "docs/tutorial.md", "docs/viewer.md")] + recipes
     viewer, failures = has_viewer(), broken_links(given.root)
     for path in given.documents or documents:
         begin = time.monotonic()
