@@ -139,7 +139,8 @@ class Document:
             added.pop("--limit", None)
         text = "".join(f" {option} {value}" for option, value in added.items() if option not in words)
         shown = words[1] != "view" or command.startswith("xvfb-run") or "DISPLAY" in os.environ
-        return ("" if shown else "xvfb-run -a ") + re.sub(r"\bblockscope \w+", lambda match: match[0] + text, command, count=1)
+        whole = re.sub(r"\bblockscope \w+", lambda match: match[0] + text, command, count=1)
+        return whole if shown else f"xvfb-run -a {whole}"
 
     def look_up(self, name: str, words: list[str]) -> None:
         known = options_of(name)
