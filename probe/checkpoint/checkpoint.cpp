@@ -201,6 +201,21 @@ std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config) {
   return result;
 }
 
+namespace {
+
+/// What `--dtype auto` means where config.json names no dtype: the dtype of the first weight, as
+/// in transformers.
+void take_dtype(ModelConfig& config, const TensorInfo& weight) {
+  config.dtype = weight.dtype == TensorDtype::kBF16  ? "bfloat16"
+                 : weight.dtype == TensorDtype::kF16 ? "float16"
+                                                     : "float32";
+  const auto entry = std::ranges::find(config.resolved, "dtype", &ResolvedEntry::key);
+  entry->value = fmt::format("\"{}\"", config.dtype);
+  entry->source = "the weights; config.json names none";
+}
+
+}  // namespace
+
 Checkpoint Checkpoint::open(const fs::path& folder, const ModelOverrides& overrides) {
   Checkpoint checkpoint;
   checkpoint.folder_ = folder;
@@ -220,8 +235,12 @@ Checkpoint Checkpoint::open(const fs::path& folder, const ModelOverrides& overri
   for (const SafetensorsFile& file : checkpoint.files_) {
     for (const TensorInfo& tensor : file.tensors()) checkpoint.by_name_[tensor.name] = &tensor;
   }
-  checkpoint.check_tensors(expected_tensors(checkpoint.config_));
+  const auto expected = expected_tensors(checkpoint.config_);
+  checkpoint.check_tensors(expected);
   check_tied_head(checkpoint);
+  if (checkpoint.config_.dtype.empty()) {
+    take_dtype(checkpoint.config_, checkpoint.at(expected.front().name));
+  }
   return checkpoint;
 }
 

@@ -23,7 +23,7 @@ using nlohmann::json;
 constexpr std::uintmax_t kMaxConfigBytes = 64u << 20;  // tokenizer.json is the largest, ~10 MB
 
 std::string parse_dtype(const JsonObject& file, std::string& source) {
-  source = "not given; the weights' own dtype counts";
+  source = "not given";
   std::string dtype;
   for (const char* key : {"torch_dtype", "dtype"}) {  // the later name wins, as in transformers 5
     const auto name = file.optional_string(key);

@@ -76,8 +76,8 @@ DraftModel DraftModel::for_longest_sequence(int64_t length) const {
 void DraftModel::check_target(const ModelConfig& target, const std::string& digest) const {
   const auto refuse = [](const std::string& what, int64_t expected, int64_t got) {
     throw CheckpointError(fmt::format(
-        "draft: was made for a target of {} {}, got one of {}. HINT: the draft's page names its "
-        "target",
+        "the draft was made for a target of {} {}, got a target of {}. HINT: the draft's page "
+        "names its target",
         what, expected, got));
   };
   const ModelConfig& own = config();
@@ -93,17 +93,17 @@ void DraftModel::check_target(const ModelConfig& target, const std::string& dige
   for (const int64_t layer : draft().target_layers) {
     if (layer >= target.num_layers) {
       throw CheckpointError(fmt::format(
-          "draft: reads the hidden states behind layer {}, and the target's last is {}. "
+          "the draft reads the hidden states after layer {}, but the target's last is {}. "
           "HINT: the draft's page names its target",
           layer, target.num_layers - 1));
     }
   }
   if (!draft().target_digest.empty() && draft().target_digest != digest) {
-    throw CheckpointError(
-        fmt::format("draft: was trained for a target with the digest {}, got one with {}. HINT: "
-                    "take target_digest out of its config.json to run it all the same: answers are "
-                    "the target's own, and fewer drafts accepted",
-                    draft().target_digest, digest));
+    throw CheckpointError(fmt::format(
+        "the draft was trained for a target with the digest {}, got a target with {}. HINT: "
+        "remove target_digest from the draft's config.json to run it anyway: answers stay "
+        "the target's own, but fewer drafts are accepted",
+        draft().target_digest, digest));
   }
 }
 

@@ -99,12 +99,12 @@ class Drafts(RefusalCase):
         return self.refused(code, words, "--draft", draft, *arguments, **given)
 
     def test_a_draft_of_another_target(self):
-        for name, words, changes in (("wide", ["--draft", "hidden_size 32", "64"], {"hidden_size": 64}),
-                                     ("words", ["--draft", f"vocab_size {VOCAB}", "270"], {"vocab_size": 270}),
-                                     ("deep", ["--draft", "num_hidden_layers 4", "6"], {"num_hidden_layers": 6})):
+        for name, words, changes in (("wide", ["the draft", "hidden_size 32", "64"], {"hidden_size": 64}),
+                                     ("words", ["the draft", f"vocab_size {VOCAB}", "270"], {"vocab_size": 270}),
+                                     ("deep", ["the draft", "num_hidden_layers 4", "6"], {"num_hidden_layers": 6})):
             self.refuses(words, self.draft, model=write_target(self.root / name, **changes))
         shallow = write_target(self.root / "shallow", num_hidden_layers=2)
-        self.refuses(["--draft", "layer 2", "the target's last is 1"], self.own, model=shallow)
+        self.refuses(["the draft", "layer 2", "the target's last is 1"], self.own, model=shallow)
 
     def test_tensors(self):
         for name in ("fc.weight", "hidden_norm.weight", "norm.weight", "layers.1.self_attn.k_norm.weight"):

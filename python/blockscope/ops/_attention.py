@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ._backward import attention_backward, prefill_backward, set_backward
-from ._operator import Grad, cast, lengths_of, operator, plus, scale_of, wide
+from ._operator import Grad, cast, lengths_of, operator, plus, scale_of, widened
 
 
 __all__ = [
@@ -57,11 +57,11 @@ def _shares(parts: Sequence[tuple[Tensor, Tensor]], grad_out: Grad, grad_lse: Gr
         return [(None, None)] * len(parts)
     lses = torch.stack([lse for _, lse in parts])
     weights = (lses - torch.logsumexp(lses, 0)).exp().masked_fill(lses == -torch.inf, 0).unsqueeze(-1)
-    outputs = [wide(output).masked_fill(weight == 0, 0) for (output, _), weight in zip(parts, weights)]
+    outputs = [widened(output).masked_fill(weight == 0, 0) for (output, _), weight in zip(parts, weights)]
     if grad_out is None:
         return [(None, weight.squeeze(-1) * grad_lse) for weight in weights]
     merged = sum(output * weight for output, weight in zip(outputs, weights))
-    grad_out = wide(grad_out)
+    grad_out = widened(grad_out)
     shares = []
     for output, weight in zip(outputs, weights):
         through_lse = (grad_out * (output - merged)).sum(-1)

@@ -64,7 +64,7 @@ def lengths_of(ext_len: Tensor | int | None, sequences: int, keys: int) -> Tenso
 # --- gradients
 
 
-def wide(tensor: Tensor) -> Tensor:
+def widened(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 

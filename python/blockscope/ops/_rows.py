@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._operator import Grad, operator, wide
+from ._operator import Grad, operator, widened
 
 
 __all__ = [
@@ -31,7 +31,7 @@ def _similarity_setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -
 
 
 def _similarity(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-    a, b = (wide(x) for x in ctx.saved_tensors)
+    a, b = (widened(x) for x in ctx.saved_tensors)
     norms = [torch.linalg.vector_norm(x, dim=-1, keepdim=True) for x in (a, b)]
     none = (norms[0] == 0) | (norms[1] == 0)  # the cosine is 0 there by definition, and stays 0
     a, b = (x / norm for x, norm in zip((a, b), norms))
@@ -65,7 +65,7 @@ def _norm_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _norm(ctx: Any, grad: Tensor) -> tuple[Grad, ...]:
     x, weight = ctx.saved_tensors
-    dx, dweight = _norm_gradients(wide(x), weight, ctx.eps, wide(grad))
+    dx, dweight = _norm_gradients(widened(x), weight, ctx.eps, widened(grad))
     return dx.to(x.dtype), dweight.to(weight.dtype), None, None
 
 
@@ -86,8 +86,8 @@ def _add_norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Ten
 
 def _add_norm(ctx: Any, grad_sum: Tensor, grad_norm: Tensor) -> tuple[Grad, ...]:
     total, weight = ctx.saved_tensors
-    dx, dweight = _norm_gradients(wide(total), weight, ctx.eps, wide(grad_norm))
-    dx = (dx + wide(grad_sum)).to(total.dtype)
+    dx, dweight = _norm_gradients(widened(total), weight, ctx.eps, widened(grad_norm))
+    dx = (dx + widened(grad_sum)).to(total.dtype)
     return dx, dx, dweight.to(weight.dtype), None, None
 
 
@@ -110,12 +110,12 @@ def _rotate_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
 def _rotate_one(x: Tensor, weight: Grad, cos: Tensor, sin: Tensor, eps: float, grad: Tensor) -> tuple[Any, ...]:
     """dx, dweight, dcos and dsin of one of the two; y = x cos + rotate_half(x) sin over the first R channels."""
     turning = cos.shape[-1]
-    grad, cos, sin = wide(grad), wide(cos), wide(sin)
+    grad, cos, sin = widened(grad), widened(cos), widened(sin)
     head, tail = grad[..., :turning], grad[..., turning:]
     by_sine = head * sin
     low, high = by_sine.chunk(2, -1)
     d_normed = torch.cat([head * cos + torch.cat([high, -low], -1), tail], -1)
-    wide = wide(x)
+    wide = widened(x)
     normed = wide
     if weight is not None:
         normed = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.to(wide.dtype)
@@ -157,9 +157,9 @@ def _gate_setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None
 
 def _gate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
     gate, up = ctx.saved_tensors
-    wide, grad = wide(gate), wide(grad)
+    wide, grad = widened(gate), widened(grad)
     sigmoid = wide.sigmoid()
-    return ((grad * wide(up) * sigmoid * (1 + wide * (1 - sigmoid))).to(gate.dtype),
+    return ((grad * widened(up) * sigmoid * (1 + wide * (1 - sigmoid))).to(gate.dtype),
             (grad * wide * sigmoid).to(up.dtype))
 
 

@@ -78,6 +78,18 @@ TEST(Checkpoint, OpensAModelSavedByTransformers) {
   EXPECT_THAT(checkpoint_error([&] { checkpoint.at("nope"); }), HasSubstr("\"nope\""));
 }
 
+TEST(Checkpoint, WithoutADtypeInTheConfigTakesTheWeights) {
+  const CheckpointCopy copy("tiny");
+  copy.edit("config.json", [](json& config) {
+    config.erase("torch_dtype");
+    config.erase("dtype");
+  });
+  const Checkpoint checkpoint = Checkpoint::open(copy.path());
+  EXPECT_EQ(checkpoint.config().dtype, "bfloat16");
+  EXPECT_THAT(resolved_table(checkpoint.config()),
+              HasSubstr("the weights; config.json names none"));
+}
+
 TEST(Checkpoint, DigestsStayWhatTheyWere) {
   // Calibration files and traces out there name these; another value would refuse all of them.
   const std::filesystem::path models = std::filesystem::path(BLOCKSCOPE_SOURCE_DIR) / "models";
