@@ -94,7 +94,8 @@ class RoundLoop final : public SlotLoop<RoundState> {
   void keep(const PassContext& context, int64_t slot, const at::Tensor& hidden,
             const at::Tensor& positions, const std::vector<int64_t>& counts) {
     const int64_t most = *std::max_element(counts.begin(), counts.end());
-    if (records_target()) show_target_keys(context, slot, counts);
+    const std::vector<int64_t> shown = inside_answer(context, slot, counts);
+    if (records_target()) show_target_keys(context, slot, shown);
     const at::Tensor features =
         draft_.context_features(target_seams_.taps().side_by_side(hidden).narrow(1, 0, most));
     const RotaryRows rotary = draft_.body().rotary_rows(positions.narrow(1, 0, most));
@@ -104,13 +105,27 @@ class RoundLoop final : public SlotLoop<RoundState> {
       const at::Tensor value = weights.value(features);
       context_.store(layer, slot, key, value);
       for (int64_t s = 0; s < std::ssize(counts) && !records_target(); ++s) {
-        show_keys(context, s, layer, key[s], value[s], counts);
+        show_keys(context, s, layer, key[s], value[s], shown);
       }
     }
     for (size_t s = 0; s < counts.size(); ++s) {
       target_cache_.commit(slot + static_cast<int64_t>(s), counts[s]);
       context_.commit(slot + static_cast<int64_t>(s), counts[s]);
     }
+  }
+
+  /// How many of the counts[s] positions lie before the answer's last possible one: a round may
+  /// accept tokens after it, which no frame and no trace has a place for.
+  std::vector<int64_t> inside_answer(const PassContext& context, int64_t slot,
+                                     std::vector<int64_t> counts) const {
+    for (int64_t s = 0; s < std::ssize(counts); ++s) {
+      const RoundState& state = active_[static_cast<size_t>(slot + s)];
+      const int64_t end = state.prompt_length + state.request->gen_length;
+      int64_t& count = counts[static_cast<size_t>(s)];
+      count = std::clamp<int64_t>(end - context.sequences[static_cast<size_t>(s)].block_start, 0,
+                                  count);
+    }
+    return counts;
   }
 
   /// The first counts[s] of key, value [K, T or more, D] of the pass's sequence s.

@@ -10,7 +10,7 @@ import unittest
 
 import h5py
 import numpy as np
-from capture_harness import (CONFIG, assert_same_trajectories, capture, require_binary, run,
+from capture_harness import (CONFIG, MODELS, assert_same_trajectories, capture, require_binary, run,
                              start, tensor_shapes, trajectories, write_checkpoint, write_prompts)
 from capture_refusal import FAILED, USAGE, RefusalCase
 
@@ -180,6 +180,27 @@ class Drafts(RefusalCase):
         code, _, err = capture(small, "--draft", self.draft, "--input-ids", ids, "--gen-length", 6, "--no-stop",
                                "-o", out)
         self.assertEqual(code, 0, err)  # the last block reaches beyond, as a draft's blocks do
+
+    def test_keys_of_tokens_past_the_answers_end_are_not_recorded(self):
+        text = (MODELS / "needle" / "demo.jsonl").read_text().splitlines()[:4]
+        prompts = self.root / "short.jsonl"
+        prompts.write_text("".join(json.dumps(json.loads(line) | {"gen_length": length}) + "\n"
+                                   for line, length in zip(text, (12, 24, 5, 16))))
+        for which in ("draft", "target"):
+            out = self.root / f"past-{which}.h5"
+            code, _, err = capture(MODELS / "needle" / "backbone", "--draft", MODELS / "needle" / "dflash", "--no-draft-cost",
+                                   "--recorded-model", which, "--prompts", prompts, "--record", "full", "-o", out)
+            self.assertEqual(code, 0, err)
+            code, _, err = run("info", out)
+            self.assertEqual(code, 0, err)
+            with h5py.File(out) as file:
+                sequence, position = file["/prefix/sequence"][:], file["/prefix/position"][:]
+                rows = int(file["/steps/committed"][0])
+                accepted, start = file["/draft/accepted"][:rows], file["/steps/block_start"][:rows]
+                of = file["/steps/sequence"][:rows]
+                end = file["/sequences/prompt_length"][:] + np.array([12, 24, 5, 16])
+            self.assertTrue((position < end[sequence]).all())
+            self.assertTrue((start + accepted >= end[of]).any(), "no round went past an end: the test shows nothing")
 
     def test_a_draft_that_is_never_right_changes_no_token(self):
         wrong = self.made(**{"norm.weight": np.zeros(HIDDEN, np.float32)})  # every token is as likely: the first
