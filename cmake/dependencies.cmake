@@ -3,7 +3,6 @@
 #   hdf5::hdf5_hl  CLI11::CLI11  nlohmann_json::nlohmann_json  spdlog::spdlog  fmt::fmt
 #   Eigen3::Eigen  oniguruma::oniguruma  utf8proc::utf8proc  LibTorch::torch_cpu
 #   GTest::gtest_main  GTest::gmock  benchmark::benchmark (tests)
-include(libraries)
 find_package(Threads REQUIRED)
 find_package(PkgConfig QUIET)
 

@@ -161,6 +161,15 @@ macro(blockscope_zlib)
   endif()
 endmacro()
 
+# Puts the headers of a Debian package into <prefix>/usr/include.
+function(blockscope_deb prefix path sha256)
+  blockscope_archive(${path} ${sha256} archive)
+  file(ARCHIVE_EXTRACT INPUT "${archive}" DESTINATION "${prefix}/package" PATTERNS "data.tar*")
+  file(GLOB data "${prefix}/package/data.tar*")
+  file(ARCHIVE_EXTRACT INPUT "${data}" DESTINATION "${prefix}" PATTERNS "./usr/include/*")
+  file(REMOVE_RECURSE "${prefix}/package")
+endfunction()
+
 # The headers of X11, which GLFW is compiled with; the libraries themselves it opens when a window opens. Puts
 # the options that GLFW is configured with into X11_OPTIONS.
 function(blockscope_x11_headers)
@@ -182,14 +191,41 @@ function(blockscope_x11_headers)
     libx/libxfixes/libxfixes-dev_6.0.0-2_amd64.deb 75fd16d0f67f5d4eb718d81bfa15d0b2163637293e48f1e24e2c11f9af590dda)
     while(packages)
       list(POP_FRONT packages path sha256)
-      blockscope_archive(${path} ${sha256} archive)
-      file(ARCHIVE_EXTRACT INPUT "${archive}" DESTINATION "${prefix}/package" PATTERNS "data.tar*")
-      file(GLOB data "${prefix}/package/data.tar*")
-      file(ARCHIVE_EXTRACT INPUT "${data}" DESTINATION "${prefix}" PATTERNS "./usr/include/*")
-      file(REMOVE_RECURSE "${prefix}/package")
+      blockscope_deb("${prefix}" ${path} ${sha256})
     endwhile()
     file(TOUCH "${prefix}/.complete")
   endif()
   # FindX11 also wants the library, which GLFW does not link.
   set(X11_OPTIONS "-DCMAKE_PREFIX_PATH=${prefix}/usr" "-DX11_X11_LIB=${prefix}/.complete" PARENT_SCOPE)
+endfunction()
+
+# A system's Python without its headers (python3-dev): those of the same version from Debian, if Debian has it.
+# Everything in them that a module uses is the same for all releases of a version.
+function(blockscope_python_headers)
+  execute_process(COMMAND "${Python_EXECUTABLE}" -I -c
+    "import sys, sysconfig; print(sysconfig.get_path('include')); print('%d.%d' % sys.version_info[:2])"
+    OUTPUT_VARIABLE python OUTPUT_STRIP_TRAILING_WHITESPACE)
+  string(REPLACE "\n" ";" python "${python}")
+  list(GET python 0 include)
+  list(GET python 1 version)
+  if(EXISTS "${include}/Python.h")
+    return()
+  endif()
+  if(version STREQUAL "3.11" AND CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
+    set(archive p/python3.11/libpython3.11-dev_3.11.2-6+deb12u8_amd64.deb
+      01a8eddeb8505bb6e2c01209cda66b41fb5ebeaa64e69d0e25f7131915f1cd32)
+  elseif(version STREQUAL "3.13" AND CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
+    set(archive p/python3.13/libpython3.13-dev_3.13.5-2+deb13u5_amd64.deb
+      4bd7b17ffbeb367ce1fef8b6ff02536a25f29fc07372d1bdd3ed1e1faa5b9409)
+  else()
+    message(FATAL_ERROR "Python ${version}: expected its headers in ${include}, found none. HINT: apt-get install "
+                        "python3-dev; or use the Python of conda or uv, which have them")
+  endif()
+  set(headers "${BLOCKSCOPE_CACHE}/libraries/python-headers-${version}/usr/include/python${version}")
+  if(NOT EXISTS "${headers}/Python.h")
+    blockscope_deb("${BLOCKSCOPE_CACHE}/libraries/python-headers-${version}" ${archive})
+    # The system's one is found through a folder of the system.
+    file(RENAME "${headers}/../x86_64-linux-gnu/python${version}/pyconfig.h" "${headers}/pyconfig.h")
+  endif()
+  set(Python_INCLUDE_DIR "${headers}" CACHE PATH "Headers of Python" FORCE)
 endfunction()
