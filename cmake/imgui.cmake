@@ -88,7 +88,7 @@ function(blockscope_add_imgui target)
     ${implot_source}/implot_items.cpp)
   target_include_directories(${target} SYSTEM PUBLIC
     "${imgui_source}" "${imgui_source}/backends" "${imgui_source}/misc/cpp" "${implot_source}")
-  target_compile_definitions(${target} PUBLIC IMGUI_DISABLE_OBSOLETE_FUNCTIONS ${ARGN})
+  target_compile_definitions(${target} PUBLIC IMGUI_DISABLE_OBSOLETE_FUNCTIONS GLFW_INCLUDE_NONE ${ARGN})
   target_compile_options(${target} PRIVATE -w -O2)
   set_target_properties(${target} PROPERTIES UNITY_BUILD OFF)  # its files are made to be compiled one by one
   target_link_libraries(${target} PUBLIC glfw ${CMAKE_DL_LIBS})

@@ -1,6 +1,5 @@
 #include "viewer/window.h"
 
-#define GLFW_INCLUDE_NONE  // OpenGL is what ImGui's loader finds when the window opens
 #include <GLFW/glfw3.h>
 #include <fmt/format.h>
 #include <imgui.h>
