@@ -234,8 +234,16 @@ class Analysis {
       fmt::print("  {}: {}\n", metric.metric, printable(metric.reason));
     }
     if (!output_.exports()) {
-      fmt::print("\n--csv, --json and --hdf5 write every value; --by head shows heads\n");
+      fmt::print("\n--csv, --json and --hdf5 write every value{}\n",
+                 has_heads() ? "; --by head shows heads" : "");
     }
+  }
+
+  bool has_heads() const {
+    return std::ranges::any_of(document_.results, [](const MetricResult& result) {
+      return std::ranges::any_of(result.arrays,
+                                 [](const ResultArray& array) { return array.has_axis("head"); });
+    });
   }
 
   const CLI::App& command_;
