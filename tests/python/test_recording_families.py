@@ -48,7 +48,7 @@ def test_soft_caps_and_sliding_windows(tmp_path, implementation):
         plain = models.decode_tokens(model, prompt, 8)
         kept.clear()
         rotary.clear()
-        with blockscope.record(model, path, array_type="f32", set_size=4) as run:
+        with blockscope.record(model, path, level="full", array_type="f32", set_size=4) as run:
             recorded = models.decode_tokens(model, prompt, 8)
             run.end_sequence(recorded)
     for hook in hooks:
@@ -75,7 +75,9 @@ def test_soft_caps_and_sliding_windows(tmp_path, implementation):
                 found = split(q * 4 / 3, k[:, first:], v[:, first:], inside, lambda s, head: 5 * np.tanh(s / 5))
                 for name, value in zip(("external", "lse_external", "internal", "lse_internal"), found):
                     check_array(name, file["/attention/" + name][row, layer], value, 2e-5)
-                assert file["/sets/topk"][row, layer].min() >= first  # absolute positions
+                topk = file["/sets/topk"][row, layer]
+                assert topk.min() >= first  # absolute positions
+                assert np.array_equal(file["/sets/topk_token"][row, layer][:, 0], topk)  # of the block's one token
         windows = {kind for kind in model.config.layer_types}
         assert windows == {"sliding_attention", "full_attention"}
 

@@ -18,6 +18,7 @@ import operator_cases as cases  # noqa: E402
 import recorded_models as models  # noqa: E402
 import recording_reference as reference  # noqa: E402
 from blockscope.recording import kernels, torch_operators  # noqa: E402
+from blockscope.recording.statistics import Predictions, recall  # noqa: E402
 from recording_checks import BINARY, MASK, PROMPT, check_array, compare_with_capture, rows_of  # noqa: E402
 
 if not kernels.loaded():
@@ -228,6 +229,17 @@ def test_torch_gives_the_librarys_statistics():
                         [source[0] for source in sources], [source[1] for source in sources], row)
                 check_same("step_statistics", *both_operators("step_statistics", *args))
         check_same("step_gaps", *both_operators("step_gaps", now[0].half(), last[0].half(), row), 1e-4)
+
+
+def test_what_a_pass_did_not_compute_is_nowhere_compared():
+    torch.manual_seed(5)
+    missing, wanted = torch.tensor([False, True, False]), torch.tensor([True, True, False])
+    whole, cut = Predictions(torch.randn(3, 50), 4), Predictions(torch.randn(3, 50), 4, missing)
+    for first, now in ((whole, cut), (cut, whole)):
+        assert now.kl_from(first, wanted).isnan().tolist() == [False, True, True]
+    there, none = torch.tensor([[[4, 2]]]), torch.tensor([[[-1, -1]]])  # a set, and that of a layer without rows
+    assert recall(there, there).tolist() == [[1.0]]
+    assert recall(none, there).isnan().all() and recall(there, none).isnan().all()
 
 
 def test_torch_gives_the_librarys_predictions():
