@@ -1,5 +1,5 @@
-"""Runs the README's h5py block against a trace captured with the README's model: a reader must be
-able to paste it. Usage: check_readme.py BLOCKSCOPE REPOSITORY"""
+"""Runs the h5py block of docs/recipes/h5py_alone.md against a trace of the shipped model: a reader must be
+able to paste it. Usage: check_h5py_alone.py BLOCKSCOPE REPOSITORY"""
 
 import os
 import pathlib
@@ -11,10 +11,9 @@ import tempfile
 
 def main() -> None:
     blockscope, root = sys.argv[1], pathlib.Path(sys.argv[2])
-    blocks = re.findall(r"```python\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
-    # The other one is of the Python package: tests/python/test_pages.py and check_wheel.py run it.
-    blocks = [block for block in blocks if "import h5py" in block]
-    assert len(blocks) == 1, f"expected one Python block with h5py in README.md, got {len(blocks)}"
+    page = root / "docs" / "recipes" / "h5py_alone.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(blocks) == 1, f"expected one Python block in {page.name}, got {len(blocks)}"
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         subprocess.run(
@@ -22,13 +21,13 @@ def main() -> None:
              root / "models/needle/demo.jsonl", "--limit", "2", "--record", "outputs", "-q", "-o",
              "run.h5"], check=True)
         names: dict = {}
-        exec(compile(blocks[0], "README.md", "exec"), names)  # noqa: S102
+        exec(compile(blocks[0], page.name, "exec"), names)  # noqa: S102
 
         import numpy as np
 
-        # The snippet's own cosine must be what the recorder measured while it ran.
+        # The page's own cosine must be what the recorder measured while it ran.
         recorded = names["similarity"][names["later"][0]]
-        assert np.allclose(names["cosine"].mean(-1), recorded, atol=2e-3), "README: cosine differs"
+        assert np.allclose(names["cosine"].mean(-1), recorded, atol=2e-3), f"{page.name}: cosine differs"
 
         import xarray
 
@@ -36,7 +35,7 @@ def main() -> None:
                                         phony_dims="sort")
         assert attention["external"].dims == ("row", "layer", "head", "block_position", "channel"), (
             attention["external"].dims)
-    print("the README's Python block works")
+    print(f"the Python block of {page.name} works")
 
 
 if __name__ == "__main__":
