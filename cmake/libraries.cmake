@@ -63,7 +63,7 @@ endfunction()
 function(blockscope_build name)
   cmake_parse_arguments(arg "" "ARCHIVE;SHA256;HEADERS;EMPTY" "OPTIONS" ${ARGN})
   # What decides the result is in the folder's name: another compiler or option is another folder.
-  string(SHA256 key "${arg_SHA256} ${arg_OPTIONS} ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} 1")
+  string(SHA256 key "${arg_SHA256} ${arg_OPTIONS} ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} 2")
   string(SUBSTRING "${key}" 0 12 key)
   set(prefix "${BLOCKSCOPE_CACHE}/libraries/${name}-${key}")
   set(${name}_PREFIX "${prefix}" PARENT_SCOPE)
@@ -86,10 +86,8 @@ function(blockscope_build name)
     include(ProcessorCount)
     ProcessorCount(jobs)
     file(MAKE_DIRECTORY "${work}/build")
-    set(ENV{CFLAGS} "-O2 -w")
-    set(ENV{CXXFLAGS} "-O2 -w")
     foreach(step
-        "-S;${source};-B;${work}/build;-G;${CMAKE_GENERATOR};-DCMAKE_BUILD_TYPE=Release;-DCMAKE_INSTALL_PREFIX=${prefix};-DCMAKE_INSTALL_LIBDIR=lib;-DCMAKE_POSITION_INDEPENDENT_CODE=ON;-DBUILD_SHARED_LIBS=OFF;-DCMAKE_POLICY_VERSION_MINIMUM=3.5;-DCMAKE_C_COMPILER=${CMAKE_C_COMPILER};-DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER};-DCMAKE_MAKE_PROGRAM=${CMAKE_MAKE_PROGRAM};${arg_OPTIONS}"
+        "-S;${source};-B;${work}/build;-G;${CMAKE_GENERATOR};-DCMAKE_BUILD_TYPE=Release;-DCMAKE_INSTALL_PREFIX=${prefix};-DCMAKE_INSTALL_LIBDIR=lib;-DCMAKE_POSITION_INDEPENDENT_CODE=ON;-DBUILD_SHARED_LIBS=OFF;-DCMAKE_C_FLAGS=-w;-DCMAKE_CXX_FLAGS=-w;-DCMAKE_POLICY_VERSION_MINIMUM=3.5;-DCMAKE_C_COMPILER=${CMAKE_C_COMPILER};-DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER};-DCMAKE_MAKE_PROGRAM=${CMAKE_MAKE_PROGRAM};${arg_OPTIONS}"
         "--build;${work}/build;--target;install;--parallel;${jobs}")
       # HDF5 leaves what it finds out in the folder it is configured from.
       execute_process(COMMAND "${CMAKE_COMMAND}" ${step} WORKING_DIRECTORY "${work}/build" OUTPUT_FILE "${prefix}.log" ERROR_FILE "${prefix}.log"

@@ -89,7 +89,7 @@ check_programs() {
     "$compiler" -std=c++20 -x c++ -fsyntax-only - 2>/dev/null ||
     die "$compiler $("$compiler" -dumpversion): expected one that knows C++20 (g++ 11 or newer, clang 16 or newer). HINT: \
 conda install -c conda-forge gxx, or set CXX"
-  PYTHON=$(find_python) || exit 1
+  find_python >/dev/null || exit 1
 }
 
 # has_cmake PATH: whether there are Ninja and a CMake that is new enough.
@@ -110,7 +110,7 @@ install_cmake() {
   export PATH="$tools/bin:$PATH" PYTHONPATH="$tools${PYTHONPATH:+:$PYTHONPATH}"
 }
 
-# packages_wanted: whether Debian's packages can and should be installed here.
+# packages_wanted: whether Debian's packages can and should be installed here; nobody is asked for a password.
 packages_wanted() {
   [ "$PACKAGES" = yes ] && command -v dpkg-query >/dev/null &&
     { [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null; }
@@ -121,7 +121,7 @@ install_packages() { # PART...
   step "Debian packages"
   if ! packages_wanted; then
     check_programs
-    done_step "none are installed: not root, no sudo, no apt, or --no-packages"
+    done_step "none are installed; as root, or after sudo -v, apt installs what is missing"
     return
   fi
   mapfile -t missing < <(missing_packages "$@")
@@ -170,7 +170,7 @@ open_cache() {
   mkdir -p "$CACHE" || die "can't write to the cache $CACHE. HINT: set BLOCKSCOPE_CACHE"
   exec 9>"$CACHE/lock"
   flock -n 9 || { note "waiting for another set-up to finish"; flock 9; }
-  PYTHON=${PYTHON:-$(find_python)} || exit 1
+  PYTHON=$(find_python) || exit 1
   WORK=$(mktemp -d "$CACHE/tmp.XXXXXX")
 }
 

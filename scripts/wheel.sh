@@ -2,7 +2,8 @@
 # Makes a wheel of the Python package into build/wheels and tests it in an empty virtual environment: with
 # nothing but what the wheel asks for, and nothing of this folder on its path.
 #   scripts/wheel.sh [PYTHON...]    # default: python3; each makes and tests a wheel of its version
-# The wheel holds the operators where LibTorch is (LIBTORCH_ROOT, or what scripts/setup.sh fetched); they are run in the
+# The wheel is for other machines, so it has no runtime, which belongs to one torch. It holds the operators where
+# LibTorch is (LIBTORCH_ROOT, or what scripts/setup.sh fetched); they are run in the
 # torch that scripts/setup.sh --tests keeps, where it is one of that Python.
 # Needs a package index that pip knows, and what scripts/setup.sh installs to build.
 set -euo pipefail
@@ -24,7 +25,9 @@ make_wheel() { # PYTHON FOLDER
   export CCACHE_DIR=${CCACHE_DIR:-$CACHE/ccache} CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=1
   export CC=${CC:-cc} CXX=${CXX:-c++} # Python's own choice has another name, which the cache takes for another compiler
   export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(build_jobs)}
-  quiet "$2/wheel.log" "$1" -m pip wheel --no-deps --disable-pip-version-check --wheel-dir "$2" "$ROOT"
+  [ -n "${LIBTORCH_ROOT:-}" ] || [ ! -d "$(libtorch_folder)/torch" ] || export LIBTORCH_ROOT="$(libtorch_folder)/torch"
+  quiet "$2/wheel.log" "$1" -m pip wheel --config-settings=cmake.define.WITH_RUNTIME=OFF --no-deps \
+    --disable-pip-version-check --wheel-dir "$2" "$ROOT"
 }
 
 test_wheel() { # PYTHON FOLDER
