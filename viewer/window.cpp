@@ -26,18 +26,6 @@ std::string glfw_problem() {
   return text == nullptr ? "unknown" : text;
 }
 
-/// A picture needs no display: GLFW 3.4 draws through EGL, on a graphics card or by Mesa's software.
-bool init_without_display() {
-#ifdef GLFW_PLATFORM_NULL
-  glfwInitHint(GLFW_PLATFORM, GLFW_PLATFORM_NULL);
-  if (glfwInit() != GLFW_TRUE) return false;
-  glfwWindowHint(GLFW_CONTEXT_CREATION_API, GLFW_EGL_CONTEXT_API);
-  return true;
-#else
-  return false;
-#endif
-}
-
 /// What ImGuiStyle::ScaleAllSizes does, for plots.
 void scale_plots(float scale) {
   ImPlotStyle& style = ImPlot::GetStyle();
@@ -69,7 +57,7 @@ Image cropped(const Image& image, float left, float top, float width, float heig
 }
 
 Window::Window(const WindowOptions& options) : ini_file_(options.ini_file) {
-  if (glfwInit() != GLFW_TRUE && (options.visible || !init_without_display())) {
+  if (glfwInit() != GLFW_TRUE) {
     throw Error(fmt::format(
         "view: no display: {}. HINT: over SSH connect with `ssh -X`, or make pictures without a "
         "display: xvfb-run -a blockscope view run.h5 --screenshot out.png",
