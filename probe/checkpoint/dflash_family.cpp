@@ -1,6 +1,6 @@
-// DFlash drafts (arXiv 2602.06036): Qwen3's layers, run beside a target. Two layouts are published:
-// z-lab's (`dflash/model.py:DFlashDraftModel`: `dflash_config` among Qwen3's keys, and model_type
-// qwen3 as a rule) and speculators' (`speculators/models/dflash`: Qwen3's keys under
+// DFlash drafts (arXiv 2602.06036): Qwen3's layers, run together with a target. Two layouts are
+// published: z-lab's (`dflash/model.py:DFlashDraftModel`: `dflash_config` among Qwen3's keys, and
+// model_type qwen3 as a rule) and speculators' (`speculators/models/dflash`: Qwen3's keys under
 // `transformer_layer_config`, tensors of its own vocabulary).
 #include <fmt/format.h>
 #include <fmt/ranges.h>

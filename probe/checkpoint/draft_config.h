@@ -1,4 +1,5 @@
-// What a draft's config.json says beside the keys of its layers. Who reads it: dflash_family.cpp.
+// What a draft's config.json says in addition to the keys of its layers. dflash_family.cpp reads
+// it.
 #pragma once
 
 #include <cstdint>

@@ -74,7 +74,7 @@ struct Family {
   FamilyAttention attention = FamilyAttention::block_causal;
   std::int64_t logit_shift = 0;       // 1: the logits of position p predict position p + 1
   std::int64_t sub_block_length = 0;  // filled before the next ones, by default; 0: none
-  bool draft = false;                 // runs beside a target (draft_config.h)
+  bool draft = false;                 // runs together with a target (draft_config.h)
   bool qk_norm = true;
   bool qkv_bias = false;                // always on q, k and v, never on o
   bool experts = false;                 // layers may hold experts (moe_config.h)
@@ -91,7 +91,7 @@ struct Family {
 
   WeightNames weights{};
   std::map<std::string, std::string> keys{};  // by those of transformers, where they differ
-  std::vector<NeutralKey> neutral_keys{};     // beside those of all families (config_keys.h)
+  std::vector<NeutralKey> neutral_keys{};     // and those of all families (config_keys.h)
 
   /// Whether the file is of the family, whatever it calls itself. Throws CheckpointError.
   bool (*claims)(const JsonObject& whole, const std::optional<std::string>& architecture) = nullptr;

@@ -1,4 +1,4 @@
-// What families take over from Qwen2 and Qwen3 beside what an entry says by default.
+// What families take over from Qwen2 and Qwen3 in addition to the defaults of an entry.
 #pragma once
 
 #include <nlohmann/json.hpp>

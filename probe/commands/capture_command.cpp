@@ -270,7 +270,7 @@ void describe_draft(const CaptureModels& models, const CaptureFlags& flags,
 void measure_draft(const CaptureModels& models, bool quiet, TraceMeta& meta) {
   if (meta.draft_cost.empty()) return;
   if (!quiet) {
-    note("measuring passes of target and draft behind {} keys (--no-draft-cost leaves it out)\n",
+    note("measuring passes of target and draft after {} keys (--no-draft-cost leaves it out)\n",
          meta.draft_cost.front().context_length);
   }
   measure_draft_cost(*models.model.model, *models.draft->draft, meta.draft_cost);

@@ -113,7 +113,7 @@ class CanvasLoop final : public SlotLoop<SequenceState> {
   }
 
   /// The final hidden states of the pass's rows, or of those that somebody reads: `predicting`
-  /// becomes places among them. Those of a shadow block stand behind.
+  /// becomes places among them. Those of a shadow block come after them.
   at::Tensor forward(const PassContext& context, PredictingRows& predicting) {
     std::vector<int64_t> positions = rows_;
     std::vector<int64_t> ids;

@@ -16,7 +16,7 @@ namespace blockscope {
 
 class CanvasSeams : public ObservedSeams {
  public:
-  /// `shadow`: compute the exact values beside the policy.
+  /// `shadow`: also compute the exact values.
   CanvasSeams(AttentionPolicy& policy, CanvasCache& cache, CanvasKeys& keys, Watcher& watcher,
               bool shadow);
 

@@ -98,7 +98,7 @@ void check_cache_fits(const DecodeOptions& options) {
   }
   if (entry.fuses_commits && options.sub_blocks()) {
     refuse(
-        fmt::format("commits a block beside the next one's first step, and {}'s "
+        fmt::format("commits a block in the pass of the next one's first step, and {}'s "
                     "blocks begin with a token that only the commit predicts. HINT: {}",
                     with_sub_blocks(), caches_of(CacheModel::sub_blocks)));
   }

@@ -19,7 +19,7 @@ class ObservedSeams : public ForwardSeams {
   int64_t attention_ns() const { return attention_ns_; }
 
  protected:
-  /// `shadow`: compute the exact values beside the policy.
+  /// `shadow`: also compute the exact values.
   explicit ObservedSeams(Watcher& watcher, bool shadow = false)
       : watcher_(watcher), shadow_(shadow) {}
 

@@ -145,8 +145,8 @@ void advance(SequenceState& state, const SequencePass& pass, const StepDecision&
   }
   if ((options.fuses_commits() || options.bidirectional) &&
       wants_commit(state, masks_in_block(state, options), options)) {
-    // To the sequence the block is as good as committed: its keys are stored beside the next step,
-    // or are those of a canvas. If the sequence ends here, nobody reads them.
+    // To the sequence the block is as good as committed: its keys are stored in the pass of the
+    // next step, or are those of a canvas. If the sequence ends here, nobody reads them.
     const SequencePass commit = plan_pass(state, options, pass.context_length);
     if (options.fuses_commits()) state.uncommitted = commit;
     advance(state, commit, {}, options);

@@ -31,7 +31,7 @@ struct Drafted {
 struct Verified {
   at::Tensor hidden;                    // [S, B, hidden_size]
   at::Tensor logits;                    // [S, B, V]
-  std::vector<BlockPrediction> chosen;  // [S][B], the target's choice behind each row
+  std::vector<BlockPrediction> chosen;  // [S][B], the target's choice after each row
   std::vector<int64_t> kept;            // [S], the certain token and the accepted ones
   int64_t ns = 0;
 };
@@ -170,7 +170,7 @@ class RoundLoop final : public SlotLoop<RoundState> {
                    });
   }
 
-  /// The token behind the prompt, of whose last position hidden [1, 1, hidden_size] is.
+  /// The token after the prompt; hidden [1, 1, hidden_size] is of the prompt's last position.
   NextToken choose_first(RoundState& state, const at::Tensor& hidden) const {
     const at::Tensor logits = target_.logits(hidden);
     BlockPrediction choice = std::move(
@@ -274,7 +274,8 @@ class RoundLoop final : public SlotLoop<RoundState> {
     report(result);
   }
 
-  /// Ends the round of sequence s: takes the drafts that are kept, and the target's token behind.
+  /// Ends the round of sequence s: takes the drafts that are kept, and the target's token after
+  /// them.
   StepDecision accept(size_t s, const Drafted& drafted, const Verified& verified) {
     RoundState& state = active_[s];
     const auto own = drafted.tokens[s].begin();

@@ -17,7 +17,7 @@ from gpu_attention import measure_copy, time_all
 
 
 class Table:
-    """Rows of an operator beside another one, printed as they are measured; `results` for the end."""
+    """Rows of an operator compared with another one, printed as they are measured; `results` for the end."""
 
     def __init__(self, options):
         self.options, self.results = options, []
@@ -52,7 +52,7 @@ class Table:
 
 
 def compare_reuse(table):
-    """All heads reused, and half of them, behind a short and a long prefix."""
+    """All heads reused, and half of them, after a short and a long prefix."""
     options, reused = table.options, {}
     count = options.sequences
     lse = torch.zeros(count, options.heads, options.block, device="cuda")

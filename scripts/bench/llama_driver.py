@@ -1,4 +1,4 @@
-"""What llama_cpp_pair.py and llama_block_pair.py share: the driver's process, and its logits beside ours."""
+"""What llama_cpp_pair.py and llama_block_pair.py share: the driver's process, and its logits compared with ours."""
 
 import pathlib
 import subprocess

@@ -1,4 +1,4 @@
-"""The harness of the scripts that time `blockscope` beside another implementation: the same prompt, the same number of
+"""The harness of the scripts that time `blockscope` against another implementation: the same prompt, the same number of
 threads, the two sides by turns, so that both meet the same load. A script says what its two sides are:
 
     a = parser.parse_args()                  # with add_run_options

@@ -112,7 +112,7 @@ class Document:
                 raise Failed(f"{self.name}:{number}: {what}\n{failure}") from None
 
     def made(self, name: str) -> bool:
-        """A shipped model or what lies beside one, or a file that this document made."""
+        """A shipped model or a file next to one, or a file that this document made."""
         path = self.folder / name
         if not name or name.startswith(("/", "-")) or not path.exists():
             return False

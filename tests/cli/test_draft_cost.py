@@ -75,7 +75,7 @@ class DraftCost(RefusalCase):
         self.assertIsNone(table)
         self.assertNotIn("measuring", err)
         _, _, err = self.cost(quiet=False)
-        self.assertIn("measuring passes of target and draft behind 25 keys", err)
+        self.assertIn("measuring passes of target and draft after 25 keys", err)
         _, _, err = self.cost("--quiet", quiet=False)
         self.assertNotIn("measuring", err)
         code, _, err = run("capture", self.model, "--draft", self.draft, "--input-ids", "1,2", "-o",

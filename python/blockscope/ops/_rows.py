@@ -74,7 +74,7 @@ _rms_norm_rows = operator("rms_norm_rows", _norm, _norm_setup)
 
 def rms_norm_rows(x: Tensor, weight: Tensor, *, eps: float = 1e-6, weight_first: bool = False) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight: x [..., W] of up to 4 dimensions, weight [W] of x's dtype -> like x,
-    contiguous. Half-precision results are rounded once, behind the weight (weight_first), or before it too. Gradients:
+    contiguous. Half-precision results are rounded once, after the weight (weight_first), or before it too. Gradients:
     of both."""
     return _rms_norm_rows(x, weight, eps, weight_first)
 
@@ -143,10 +143,10 @@ def norm_rotate_rows(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, q_weight: Tensor | None = None, k_weight: Tensor | None = None,
     eps: float = 1e-6, weight_first: bool = False,
 ) -> RotatedHeads:
-    """Rotate-half RoPE of queries and keys, each behind its RMS norm over D if it has a weight [D].
+    """Rotate-half RoPE of queries and keys, each after its RMS norm over D if it has a weight [D].
 
     q [S, H, T, D], k [S, K, T, D]; cos, sin [S or 1, 1, T, R], float32 (nothing is rounded before the rotation) or of
-    q's dtype; channels behind the first R (even) are copied. Gradients: of all tensors.
+    q's dtype; channels after the first R (even) are copied. Gradients: of all tensors.
     """
     return RotatedHeads(*_norm_rotate_rows(q, k, q_weight, k_weight, cos, sin, eps, weight_first))
 

@@ -26,7 +26,7 @@ class TokenTopK(NamedTuple):
 
 
 class PageBounds(NamedTuple):
-    max: Tensor  #: [S, K, P, D] dtype of the keys: the largest value of each channel; 0 in pages behind ext_len
+    max: Tensor  #: [S, K, P, D] dtype of the keys: the largest value of each channel; 0 in pages after ext_len
     min: Tensor  #: [S, K, P, D]: the least
 
 
@@ -70,7 +70,7 @@ _page_scores = operator("page_scores")
 
 def page_scores(q: Tensor, bounds: PageBounds, page_size: int, *, ext_len: Tensor | int | None = None) -> Tensor:
     """Upper bounds of the scores in a page, [S, K, P] float32: the mean over the G * T queries of a KV head of
-    sum_d max(q_d * max_d, q_d * min_d), not scaled; -inf in pages behind ext_len. q [S, H, T, D]; ext_len None: all
+    sum_d max(q_d * max_d, q_d * min_d), not scaled; -inf in pages after ext_len. q [S, H, T, D]; ext_len None: all
     pages count. No gradient: results are as if detached."""
     keys = bounds.max.shape[2] * page_size
     return _page_scores(q, bounds.max, bounds.min, lengths_of(ext_len, q.shape[0], keys), page_size)
