@@ -2,45 +2,27 @@
 
     planted.py check                            every fault still has its place in this tree (a test runs this)
     planted.py plant FOLDER                     a copy of the committed tree; build it like any other
-    planted.py run FOLDER [--all] [-o FILE] [N...]
-                                                each fault, or faults N..., against the tests of its room until one
-                                                fails; --all: then against every other test
+    planted.py run FOLDER [--seconds S] [N...]  each fault, or faults N..., against the tests that reach it until one
+                                                fails, the shortest first, up to S seconds of tests (600)
 
-One build has all faults: BLOCKSCOPE_FAULT=N switches on number N when a program runs. Results are kept in FILE
-(FOLDER/faults.json), and a second `run` goes on where the first one stopped. Exit code 1 if a fault survives."""
+One build has all faults: BLOCKSCOPE_FAULT=N switches on number N when a program runs. The first `run` runs all tests
+without a fault to learn which tests reach which faults. Results are kept in FOLDER/faults.json, and a second `run` goes
+on where the first one stopped. Exit code 1 if a fault survives."""
 
 import argparse
 import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
 from product_faults import FAULTS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SLOW = "^(kernels.mutations|cli.interrupts|python.notebooks|source\\..*)$"
-# The tests that judge a room, by the beginning of a file's path; the first that fits counts.
-NEAR = (
-    ("analysis/metrics/draft", "draft|round"),
-    ("analysis/metrics/router", "router|Results|SetMetric"),
-    ("analysis/calibration", "alibrat|reuse"),
-    ("analysis", "^(sets_oracle|analysis|report_page|cli.analyze|cli.backbone|python.analysis)|Metric|Recall|Result|Step|Set|Trace"
-                 "Comparison|Round|Trajectory|Decoding|Similarity"),
-    ("decode_record/interchange", "mport|round|reuse|interchange|klass"),
-    ("decode_record", "race|Frame|Index|Json|OutputFile|epack|ound|hostile|diff"),
-    ("command_line", "cli|ommand|ption"),
-    ("python", "^python"),
-    ("kernels", "kernel|perator|ttention|Merge|TopK|Page|Rows|Similarity|Statistic|Packed|Tile"),
-    ("viewer", "view|View|Calibration"),
-    ("probe/policies", "olic|selection|flashblock|verify|estimators"),
-    ("probe/caches", "ache|canvas|sub_blocks|Decode"),
-    ("probe/strategies", "trateg|Decode|trajector|wino|canvas|frequenc"),
-    ("probe/checkpoint", "heckpoint|Config|ope|afetensor|Hub|Family|family|logits"),
-    ("probe/text", "okeniz|emplate|rompt|metric"),
-    ("probe", "probe|Decode|ecord|erify|tud|rain|raft|anks|lan|ask|cli"),
-)
+SKIPPED = r"^(kernels\.mutations|cli\.interrupts|python\.notebooks|source\..*)$"
+GROUP_S = 30  # the reaching tests run in groups of at least this many seconds, the shortest tests first
 
 
 def places(root):
@@ -73,40 +55,67 @@ def plant(folder):
     print(f"{len(FAULTS)} faults in {folder}")
 
 
-def first_failure(folder, number, chosen):
-    """The first test of those chosen that fails under a fault and not without it, or None."""
-    build = folder / "build" / "release"
-    command = ["ctest", "--test-dir", build, "--stop-on-failure", "-j2", "-E", SLOW, *chosen]
-    passed_over = []
-    while True:
-        # What fails without any fault is left out of the next try.
-        left_out = [SLOW, *(f"^{re.escape(name)}$" for name in passed_over)]
-        command[command.index("-E") + 1] = "|".join(left_out)
-        environment = dict(os.environ, BLOCKSCOPE_FAULT=str(number), OMP_WAIT_POLICY="passive")
-        said = subprocess.run(command, env=environment, capture_output=True, text=True).stdout
+def ctest(folder, *options, **variables):
+    command = ["ctest", "--test-dir", folder / "build" / "release", "-E", SKIPPED, *options]
+    environment = dict(os.environ, OMP_WAIT_POLICY="passive", **variables)
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def reaching_tests(folder):
+    """{number of a fault: its tests [(seconds, name)], the shortest first}, by one run of all tests without a fault."""
+    reached = folder / "reached"
+    if not reached.exists():
+        unfinished = folder / "reached.unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        (folder / "without_fault.txt").write_text(ctest(folder, "-j2", BLOCKSCOPE_REACHED=str(unfinished)).stdout)
+        unfinished.rename(reached)
+    seconds = {}
+    for line in (folder / "without_fault.txt").read_text().splitlines():
+        passed = re.match(r"\s*\d+/\d+ Test\s+#\d+: (\S+) \.+\s+Passed\s+([\d.]+) sec", line)
+        if passed:
+            seconds[passed[1]] = float(passed[2])
+    by_command = {}
+    for test in json.loads(ctest(folder, "--show-only=json-v1").stdout)["tests"]:
+        for first in range(len(test.get("command", ()))):  # a script ends up as the interpreter that it starts
+            by_command.setdefault("\0".join(test["command"][first:]) + "\0", test["name"])
+    found = {}
+    for number in range(1, len(FAULTS) + 1):
+        file = reached / str(number)
+        commands = set(file.read_text().split("\n")) if file.exists() else set()
+        names = {by_command[command] for command in commands if command in by_command}
+        found[number] = sorted((seconds[name], name) for name in names if name in seconds)
+    return found
+
+
+def first_failure(folder, number, tests, most):
+    """The first test that fails under a fault, or None after all of them or `most` seconds of them."""
+    while tests and most > 0:
+        group, duration = [], 0.0
+        while tests and duration < GROUP_S:
+            duration += tests[0][0]
+            group.append(tests.pop(0)[1])
+        most -= duration
+        pattern = "^(" + "|".join(map(re.escape, group)) + ")$"
+        said = ctest(folder, "--stop-on-failure", "-j2", "-R", pattern, BLOCKSCOPE_FAULT=str(number)).stdout
         failed = re.search(r"^\s*\d+ - (\S+) \(.*\)", said, re.M)
-        if not failed:
-            return None
-        name = failed[1]
-        alone = subprocess.run(["ctest", "--test-dir", build, "-R", f"^{re.escape(name)}$"], capture_output=True)
-        if alone.returncode == 0:
-            return name
-        passed_over.append(name)
+        if failed:
+            return failed[1]
+    return None
 
 
-def run(folder, everything, output, numbers):
+def run(folder, most, output, numbers):
     results = json.loads(output.read_text()) if output.exists() else {}
+    tests = reaching_tests(folder)
     for number, (file, _, old, new) in enumerate(FAULTS, 1):
         before = results.get(str(number))
-        if numbers and number not in numbers or before and (before["by"] or before["all"] or not everything):
+        if numbers and number not in numbers or before and (before["by"] or before["seconds"] >= most):
             continue
-        near = next(pattern for start, pattern in NEAR if file.startswith(start))
-        by = first_failure(folder, number, ["-R", near])
-        if by is None and everything:
-            by = first_failure(folder, number, [])
-        results[str(number)] = {"file": file, "old": old, "new": new, "by": by, "all": everything}
+        reaching = len(tests[number])
+        by = first_failure(folder, number, list(tests[number]), most)
+        results[str(number)] = {"file": file, "old": old, "new": new, "by": by, "reaching": reaching, "seconds": most}
         output.write_text(json.dumps(results, indent=1))
-        print(f"{number} {file}: {by or 'SURVIVED'}", flush=True)
+        print(f"{number} {file}: {by or 'SURVIVED'} ({reaching} tests reach it)", flush=True)
     survived = [number for number, result in results.items() if not result["by"]]
     print(f"{len(results)} of {len(FAULTS)} faults run, {len(survived)} survived: {' '.join(survived)}")
     return 1 if survived else 0
@@ -117,8 +126,7 @@ def main():
     parser.add_argument("action", choices=("check", "plant", "run"))
     parser.add_argument("folder", nargs="?", type=pathlib.Path)
     parser.add_argument("numbers", nargs="*", type=int)
-    parser.add_argument("--all", action="store_true")
-    parser.add_argument("-o", "--output", type=pathlib.Path)
+    parser.add_argument("--seconds", type=float, default=600)
     given = parser.parse_args()
     if given.action == "check":
         places(ROOT)
@@ -129,7 +137,7 @@ def main():
     if given.action == "plant":
         plant(given.folder)
         return 0
-    return run(given.folder, given.all, given.output or given.folder / "faults.json", given.numbers)
+    return run(given.folder, given.seconds, given.folder / "faults.json", given.numbers)
 
 
 if __name__ == "__main__":
