@@ -38,6 +38,12 @@ if(LibTorch_INCLUDE_DIR)
   string(REGEX MATCHALL "[0-9]+" _torch_version "${_torch_version}")
   list(JOIN _torch_version "." LibTorch_VERSION)
 endif()
+# The CUDA that it was built for, as 12.8: version.py of a Python environment's torch has it.
+set(LibTorch_CUDA_VERSION "")
+if(EXISTS "${LIBTORCH_ROOT}/version.py")
+  file(STRINGS "${LIBTORCH_ROOT}/version.py" _torch_cuda REGEX "^cuda[^=]*= *'[0-9.]+'")
+  string(REGEX MATCH "[0-9]+\\.[0-9]+" LibTorch_CUDA_VERSION "${_torch_cuda}")
+endif()
 
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(LibTorch
@@ -45,11 +51,12 @@ find_package_handle_standard_args(LibTorch
   VERSION_VAR LibTorch_VERSION)
 
 if(LibTorch_FOUND AND NOT TARGET LibTorch::torch_cpu)
-  # libtorch_cpu.so needs libcudart and libcupti; the wheel's own RPATH finds them in the sibling
-  # folder nvidia/cu13/lib. A root elsewhere finds the CUDA toolkit's through the linker's path.
+  # libtorch_cpu.so needs libcudart and libcupti; the wheel's own RPATH finds them in sibling folders:
+  # CUDA 13's in one, CUDA 12's in one each. A root elsewhere finds them through the linker's path.
   get_filename_component(_torch_lib_dir "${LibTorch_CPU_LIBRARY}" DIRECTORY)
-  set(_torch_cuda_dirs "${LIBTORCH_ROOT}/../nvidia/cu13/lib" /usr/local/cuda/lib64
-    /usr/local/cuda/extras/CUPTI/lib64)
+  set(_torch_cuda_dirs "${LIBTORCH_ROOT}/../nvidia/cu13/lib"
+    "${LIBTORCH_ROOT}/../nvidia/cuda_runtime/lib" "${LIBTORCH_ROOT}/../nvidia/cuda_cupti/lib"
+    /usr/local/cuda/lib64 /usr/local/cuda/extras/CUPTI/lib64)
   add_library(LibTorch::c10 SHARED IMPORTED GLOBAL)
   set_target_properties(LibTorch::c10 PROPERTIES IMPORTED_LOCATION "${LibTorch_C10_LIBRARY}")
   # -idirafter, not -isystem: the folder also holds copies of fmt and other libraries, whose

@@ -11,7 +11,7 @@ Usage: scripts/setup.sh [--tests] [--viewer] [--cuda [--no-driver]] [--no-packag
                         [--preset NAME]
   --tests        also what the tests need: packages, Python environment
   --viewer       also what the viewer needs: packages, Dear ImGui sources
-  --cuda         for a GPU: checks its driver, finds or fetches LibTorch with CUDA and nvcc 13, and
+  --cuda         for a GPU: checks its driver, finds or fetches LibTorch with CUDA and nvcc, and
                  builds the preset cuda; needs root for the driver and Debian's packages only
   --no-driver    with --cuda: prepare and build on a machine without a GPU
   --no-packages  install no Debian packages: what is missing is built from source archives
