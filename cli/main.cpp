@@ -47,6 +47,9 @@ int run(CLI::App& app, int argc, char** argv) {
   if (const auto* in_module = blockscope::find_module_command(command); in_module != nullptr) {
     return blockscope::run_module_command(*in_module, argc, argv);
   }
+  if (command == blockscope::kBuildOps.name) {
+    blockscope::run_python_command(blockscope::kBuildOps, argc, argv);
+  }
   const bool is_option = command[0] == '-';
   if (is_option ? app.get_option_no_throw(command) == nullptr : !is_command(app, command)) {
     throw UsageError(fmt::format("unknown {} '{}'. HINT: blockscope --help lists them",
@@ -77,6 +80,8 @@ int main(int argc, char** argv) {
   for (const auto add_command : kAddCommand) {
     add_command(app);
   }
+  app.add_subcommand(std::string(blockscope::kBuildOps.name),
+                     std::string(blockscope::kBuildOps.description));
   const int exit_code = blockscope::exit_code_of(app, argc, argv, [&] {
     const int of_module = run(app, argc, argv);  // a module reports its own errors
     if (of_module != 0) throw CLI::RuntimeError(of_module);

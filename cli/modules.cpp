@@ -5,10 +5,14 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <malloc.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <system_error>
+#include <vector>
 
 #include "decode_record/base/error.h"
 
@@ -59,6 +63,21 @@ bool asks_for_help(int argc, char** argv) {
 const ModuleCommand* find_module_command(std::string_view name) {
   const auto found = std::ranges::find(kModuleCommands, name, &ModuleCommand::name);
   return found == kModuleCommands.end() ? nullptr : &*found;
+}
+
+void run_python_command(const PythonCommand& command, int argc, char** argv) {
+  std::error_code error;
+  const auto binary = std::filesystem::read_symlink("/proc/self/exe", error);
+  auto python = (binary.parent_path() / "python3").string();
+  if (error || !std::filesystem::exists(python, error)) python = "python3";  // of PATH
+  std::vector<std::string> words{python, "-m", std::string(command.module)};
+  words.insert(words.end(), argv + std::min(argc, 2), argv + argc);
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  execvp(arguments[0], arguments.data());
+  throw Error(fmt::format("{}: {}: {}. HINT: install the Python package: pip install .",
+                          command.name, python, std::generic_category().message(errno)));
 }
 
 std::filesystem::path module_path(const Module& module) {

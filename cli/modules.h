@@ -49,6 +49,19 @@ inline constexpr std::array<ModuleCommand, 10> kModuleCommands{{
     {"view", "Look at traces in a window, or make pictures of them", &kViewerModule},
 }};
 
+/// A command of the Python package; `python3 -m` runs it in the environment of this binary.
+struct PythonCommand {
+  std::string_view name;
+  std::string_view description;
+  std::string_view module;
+};
+inline constexpr PythonCommand kBuildOps{
+    "build-ops", "Compile the operators' library for the torch of this Python environment",
+    "blockscope.build_ops"};
+
+/// Becomes that command: returns only by throwing Error, where there is no Python.
+[[noreturn]] void run_python_command(const PythonCommand& command, int argc, char** argv);
+
 /// nullptr when no module has a command of this name.
 const ModuleCommand* find_module_command(std::string_view name);
 

@@ -27,7 +27,7 @@ App::App(const AppOptions& options)
       panels_(all_panels()),
       map_(Colormap(options.colormap.empty() ? appearance_.map : options.colormap)) {
   show_from_text(options.show, state_);
-  check_selection_text(options.select);  // a mistake is told before anything is drawn
+  check_selection_text(options.select);  // report a mistake before anything is drawn
   appearance_.map = map_->name();
   appearance_.dark = options.dark.value_or(appearance_.dark);
   styled_dark_ = !appearance_.dark;
@@ -66,7 +66,7 @@ void App::wait_and_draw() {
   constexpr double kMoving = 1.0 / 60.0;
   constexpr double kCursor = 0.3;  // blinks
   constexpr double kStill = 3600.0;
-  constexpr int kSettling = 3;  // ImGui places what is new over some frames
+  constexpr int kSettling = 3;  // frames; ImGui needs several to place new items
   if (model_.data().busy() || state_.playback.playing) frames_owed_ = kSettling;
   // The desktop's file dialog doesn't wake the window when it is done.
   const bool typing = ImGui::GetIO().WantTextInput || file_dialog_;
@@ -100,7 +100,7 @@ void App::frame(double seconds, Image* picture) {
   if (export_ && export_->frames > 0) export_->frames -= 1;
   if (save) save_export(picture);
   ask_before_loading();
-  ask_before_closing();  // behind the drawing: its keys and menus close, too
+  ask_before_closing();  // after drawing: its keys and menus can close the window, too
 }
 
 Image App::picture(double patience) {
@@ -119,8 +119,8 @@ Image App::picture(double patience) {
     quiet = opening || model_.data().busy() ? 0 : quiet + 1;
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
     if (passed.count() > patience) {
-      throw Error(fmt::format("view: not everything was loaded after {:.0f} s. HINT: --patience",
-                              patience));
+      throw Error(fmt::format(
+          "view: not everything was loaded after {:.0f} s. HINT: raise --patience", patience));
     }
   }
   menus_ = true;
@@ -180,7 +180,7 @@ void App::default_layout(unsigned dockspace) {
     ImGui::DockBuilderFinish(dockspace);
     return;
   }
-  // Two places below one, and a tall one beside them.
+  // Two places below one, and a tall one to the right of all three.
   ImGuiID left = dockspace;
   const ImGuiID right = ImGui::DockBuilderSplitNode(left, ImGuiDir_Right, 0.42F, nullptr, &left);
   const ImGuiID bottom = ImGui::DockBuilderSplitNode(left, ImGuiDir_Down, 0.52F, nullptr, &left);
@@ -200,15 +200,15 @@ void App::default_layout(unsigned dockspace) {
   kind_front_ = options_.reuse.empty();
 }
 
-/// Glyphs get their place in the font's texture when they are first drawn, and where they are shows
-/// in the last bit of a pixel: in a fixed order, pictures of one thing are equal.
+/// A glyph's place in the font's texture changes the last bit of its pixels, and the first drawing
+/// decides that place. Loading in a fixed order makes pictures of the same content equal.
 void App::load_letters() {
   if (letters_loaded_) return;
   letters_loaded_ = true;
   for (ImWchar letter = 0x20; letter < 0x7F; ++letter) ImGui::GetFontBaked()->FindGlyph(letter);
 }
 
-/// Of the tabs that share a place in the default layout; windows are docked in their first frame.
+/// Brings tabs of the default layout to the front; windows are docked in their first frame.
 void App::choose_front() {
   const auto of_kind = std::ranges::find_if(
       panels_, [&](const Panel& panel) { return panel.fits != nullptr && panel.fits(model_); });

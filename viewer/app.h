@@ -1,5 +1,5 @@
-// The viewer: one window with dockable panels over one ViewModel. The same object serves a person,
-// pictures made without one, and tests.
+// The viewer: one window with dockable panels over one ViewModel. The same object serves the
+// interactive window, `--screenshot` and the tests.
 #pragma once
 
 #include <functional>
@@ -20,12 +20,12 @@ struct AppOptions {
   std::vector<std::string> traces;
   WindowOptions window;
   std::vector<std::string> panels;  ///< shown; empty: all, in the default layout
-  /// "sequence=0,block=1,step=4,layer=3,head=2,token=5"; numbers as the model and trace have them.
+  /// "sequence=0,block=1,step=4,layer=3,head=2,token=5"; numbers of the model and trace, not slots.
   std::string select;
-  std::string show;             ///< as show_from_text takes it
+  std::string show;             ///< for show_from_text()
   std::string colormap;         ///< empty: as remembered
   std::optional<bool> dark;     ///< unset: as remembered
-  std::string reuse;            ///< calibration file to start with; empty: none
+  std::string reuse;            ///< calibration file to load at the start; empty: none
   std::string config_folder;    ///< where settings are kept; empty: nothing is remembered
   std::size_t cache_bytes = 0;  ///< 0: as remembered
 };
@@ -38,14 +38,14 @@ class App {
   App(const App&) = delete;
   App& operator=(const App&) = delete;
 
-  /// Until the window is closed.
+  /// Shows the window until it is closed.
   void run();
   /// Waits until there is something to show, then draws one frame.
   void wait_and_draw();
-  /// One frame; waits up to `seconds` for input first.
+  /// Waits up to `seconds` for input, then draws one frame.
   void frame(double seconds, Image* picture = nullptr);
-  /// Draws until everything shown is loaded, then returns the picture. Throws Error when a trace
-  /// can't be opened, or when loading takes longer than `patience` seconds.
+  /// Draws until everything shown is loaded, then returns the picture. Throws Error if a trace
+  /// can't be opened or if loading takes longer than `patience` seconds.
   Image picture(double patience);
 
   /// The numbers that a panel shows ("heads"); nullopt while it shows none.
@@ -63,7 +63,7 @@ class App {
  private:
   void draw();
   PanelContext context();
-  /// The active trace is one that the panel is about, or somebody asked for the panel by name.
+  /// True if the active trace has what the panel shows, or if the user named the panel.
   bool fits(const Panel& panel) const;
   void choose_front();
   void draw_menu();
@@ -78,15 +78,14 @@ class App {
   void draw_cache();
   void draw_panel_menu(const Panel& panel);
   void draw_export();
-  /// Runs `go`; first asks what to do with these calibrations (by digest) where they have changes
-  /// that no file has.
+  /// Asks what to do with unsaved changes of these calibrations (by digest), then runs `go`.
   void ask_before(const std::string& what, const std::vector<std::string>& digests,
                   std::function<void()> go);
-  void ask_before_closing();  ///< when the window is to be closed
-  void ask_before_loading();  ///< when a calibration file is to take the place of an edit
+  void ask_before_closing();  ///< before the window is closed
+  void ask_before_loading();  ///< before a calibration file replaces an edit
   void close_trace();         ///< the active one
   void draw_unsaved();
-  CalibrationEdit* unsaved();            ///< the first one that leaving_ waits for
+  CalibrationEdit* unsaved();            ///< the first calibration that leaving_ waits for
   void save_export(const Image* image);  ///< image: of the whole window, for a picture
   void default_layout(unsigned dockspace);
   void shortcuts();
@@ -110,28 +109,28 @@ class App {
   bool letters_loaded_ = false;
   int front_pending_ = 0;    // frames until the tabs in front are chosen
   bool kind_front_ = false;  // the first trace of a panel's kind puts that panel in front
-  int frames_owed_ = 0;      // until what input and news changed has settled
+  int frames_owed_ = 0;      // frames to draw until the last changes have settled
   bool help_ = false;
-  bool menus_ = true;  ///< of panels; pictures go without
+  bool menus_ = true;  ///< the panels have menus; false in pictures
   struct ExportRequest {
     const Panel* panel = nullptr;
     bool picture = true;
     std::string path;
     bool replace = false;
-    int frames = 0;       ///< until the picture is taken; 0: still asking for the path
-    std::string problem;  ///< with the last path
+    int frames = 0;       ///< left until the picture is taken; 0: still asking for the path
+    std::string problem;  ///< error with the last path
   };
   std::optional<ExportRequest> export_;
-  /// What waits for an answer about unsaved calibrations.
+  /// The action that waits for an answer about unsaved calibrations.
   struct Leaving {
     std::string what;                  ///< "quitting"
-    std::vector<std::string> digests;  ///< of the calibrations not asked for yet
+    std::vector<std::string> digests;  ///< calibrations still to ask about
     std::function<void()> go;
     bool replace = false;
-    std::string problem;  ///< with saving
+    std::string problem;  ///< error while saving
   };
   std::optional<Leaving> leaving_;
-  bool closing_ = false;  ///< everything was asked
+  bool closing_ = false;  ///< every question is answered
   bool open_asked_ = false;
   std::string open_path_, completed_path_;
   std::vector<std::string> completions_;  // of completed_path_

@@ -66,7 +66,7 @@ void App::save_export(const Image* image) {
     }
     export_.reset();
   } catch (const std::exception& error) {
-    wanted.problem = error.what();  // the popup stays, so that another path can be tried
+    wanted.problem = error.what();  // the popup stays open for another path
     wanted.frames = 0;
   }
 }
@@ -95,7 +95,7 @@ void App::draw_export() {
     export_.reset();
   } else if (save && wanted.picture) {
     wanted.frames = 2;  // the popup and the menus are gone from these frames
-    ImGui::GetCurrentContext()->DimBgRatio = 0.0F;  // else the popup's veil fades over the picture
+    ImGui::GetCurrentContext()->DimBgRatio = 0.0F;  // no veil of the popup over the picture
   } else if (save) {
     save_export(nullptr);
   }

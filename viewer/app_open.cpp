@@ -1,5 +1,5 @@
-// Opening traces: a path with completions (over SSH there is nothing else), the desktop's dialog,
-// recent files; and what is remembered from run to run.
+// Opening traces: a path with completions (the only way over SSH), the desktop's dialog, recent
+// files. Also what the viewer remembers from run to run.
 #include <fmt/format.h>
 #include <imgui.h>
 #include <misc/cpp/imgui_stdlib.h>
@@ -90,7 +90,7 @@ void App::note_opened() {
     remember();
   } catch (const std::exception& error) {
     model_.add_problem(error.what());
-    options_.config_folder.clear();  // told once
+    options_.config_folder.clear();  // report it once
   }
 }
 

@@ -1,5 +1,5 @@
-// Before a calibration is lost that no file has: Save, Discard or Cancel. Asked when the window is
-// closed, when the last trace of its model is closed, and when a file is loaded over it.
+// Asks Save, Discard or Cancel before an unsaved calibration is lost: when the window is closed,
+// when the last trace of its model is closed, and when a file is loaded over it.
 #include <fmt/format.h>
 #include <imgui.h>
 #include <misc/cpp/imgui_stdlib.h>
@@ -82,10 +82,10 @@ void App::close_trace() {
     const auto open = std::ranges::count_if(model_.documents(), [&](const OpenDocument& document) {
       return document.overview && digest_of(document) == digest;
     });
-    if (open == 1) digests.push_back(digest);  // another trace of the model keeps the edit in reach
+    if (open == 1) digests.push_back(digest);  // another trace of the model keeps the edit
   }
   ask_before("closing its last trace", digests, [this, active, digests] {
-    // Discarded with its trace: it must not be asked for again.
+    // The edit is discarded with its trace, so the window must not ask about it again.
     for (const std::string& digest : digests) state_.of<CalibrationState>().edits.erase(digest);
     model_.close(active);
   });
@@ -100,7 +100,7 @@ void App::draw_unsaved() {
   if (!ImGui::BeginPopupModal(kPopup, nullptr, ImGuiWindowFlags_NoSavedSettings)) return;
   CalibrationState& state = state_.of<CalibrationState>();
   if (state.path.empty()) state.path = "reuse.json";
-  ImGui::TextWrapped("This calibration is in no file, and %s would lose it:",
+  ImGui::TextWrapped("This calibration is not saved, and %s would lose it:",
                      leaving_->what.c_str());
   ImGui::TextWrapped("%s", describe(*edit).c_str());
   ImGui::Spacing();
@@ -129,7 +129,7 @@ void App::draw_unsaved() {
       state.saved_path = state.path;
       done = true;
     } catch (const Error& error) {
-      leaving_->problem = error.what();  // the popup stays, so that another path can be tried
+      leaving_->problem = error.what();  // the popup stays open for another path
     }
   }
   if (done || cancel) ImGui::CloseCurrentPopup();
@@ -138,7 +138,7 @@ void App::draw_unsaved() {
     leaving_.reset();
   } else if (done) {
     leaving_->problem.clear();
-    leaving_->digests.erase(leaving_->digests.begin());  // and draw_unsaved() goes on
+    leaving_->digests.erase(leaving_->digests.begin());  // draw_unsaved() asks about the next one
   }
 }
 

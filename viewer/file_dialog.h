@@ -1,4 +1,4 @@
-// The desktop's own file dialog (zenity, kdialog, ...), where there is one.
+// The desktop's own file dialog (zenity, kdialog, ...), if the machine has one.
 #pragma once
 
 #include <memory>
@@ -12,12 +12,12 @@ class FileDialog {
  public:
   /// Whether this machine has a program for it and a display.
   static bool available();
-  /// Shows the dialog; it runs beside the window.
+  /// Shows the dialog; the window keeps running meanwhile.
   FileDialog();
   ~FileDialog();
   FileDialog(const FileDialog&) = delete;
   FileDialog& operator=(const FileDialog&) = delete;
-  /// The files chosen, none when it was cancelled; nullopt while it is open. Never waits.
+  /// The chosen files; empty if the user cancelled, nullopt while the dialog is open. Never waits.
   std::optional<std::vector<std::string>> poll();
 
  private:

@@ -54,7 +54,7 @@ std::vector<FontChoice> find_fonts() {
     const Pattern font(FcFontMatch(nullptr, pattern.get(), &result), FcPatternDestroy);
     FcChar8* file = nullptr;
     if (!font || FcPatternGetString(font.get(), FC_FILE, 0, &file) != FcResultMatch) continue;
-    // fontconfig always answers with its nearest font: take it only if it has the script.
+    // fontconfig always returns its nearest font: take it only if it has the script.
     if (wish.language != nullptr && !supports(font.get(), wish.language)) continue;
     FontChoice choice{reinterpret_cast<const char*>(file), 0, wish.family};
     FcChar8* family = nullptr;
@@ -69,7 +69,7 @@ std::vector<FontChoice> find_fonts() {
   return fonts;
 }
 #else
-std::vector<FontChoice> find_fonts() { return {}; }  // ImGui's own font: Latin alone
+std::vector<FontChoice> find_fonts() { return {}; }  // ImGui's own font: Latin only
 #endif
 
 void load_fonts(const std::vector<FontChoice>& fonts, float size) {

@@ -1,5 +1,5 @@
-// Fonts of the system, found through fontconfig: one for the interface and fallbacks for scripts it
-// lacks, so that tokens in any script are readable when the system has a font for it.
+// Fonts of the system, found through fontconfig: one for the interface, and fallbacks that make
+// tokens in other scripts readable.
 #pragma once
 
 #include <string>

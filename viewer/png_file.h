@@ -8,8 +8,8 @@
 
 namespace blockscope {
 
-/// RGBA8 rows from the top, into a file that the caller commits. Throws Error naming the path when
-/// it can't be written.
+/// Writes RGBA8 rows from the top into a file that the caller commits. Throws Error with the path
+/// if that fails.
 void write_png(const OutputFile& file, int width, int height, std::span<const std::uint32_t> rgba);
 
 }  // namespace blockscope

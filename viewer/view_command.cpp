@@ -42,7 +42,7 @@ std::string table_text(const ViewFlags& flags, App& app) {
   const auto table = app.table(flags.panels.front());
   if (!table) {
     throw Error(fmt::format(
-        "{}: panel {} shows no numbers of this trace (--csv). HINT: --screenshot shows why",
+        "{}: panel {} shows no numbers for this trace (--csv). HINT: --screenshot shows why",
         flags.traces.front(), flags.panels.front()));
   }
   return table->text();
@@ -56,14 +56,15 @@ void check_size(const ViewFlags& flags) {
   if (pixels <= kMostPixels) return;
   throw UsageError(fmt::format(
       "--width, --height: expected at most {} pixels (8192 x 4096), got {} x {} = {}: the "
-      "window alone would take {:.1f} GB. HINT: a smaller size, or fewer panels",
+      "window alone would take {:.1f} GB. HINT: choose a smaller size or fewer panels",
       kMostPixels, flags.width, flags.height, pixels, static_cast<double>(pixels) * 17.0 / 1e9));
 }
 
 void run_view(const ViewFlags& flags, const std::string& config_folder) {
   check_size(flags);
   const bool picture = !flags.screenshot.empty() || !flags.csv.empty();
-  // A window ends at once on a signal and loses nothing; a picture must not leave its file behind.
+  // On a signal, a window ends at once and loses nothing. A picture must first remove its partial
+  // file.
   std::optional<InterruptGuard> guard;
   if (picture) guard.emplace();
   CommandFiles files;
@@ -73,19 +74,20 @@ void run_view(const ViewFlags& flags, const std::string& config_folder) {
   std::optional<TextOutput> csv;
   if (!flags.screenshot.empty()) screenshot = files.open(flags.screenshot, flags.force);
   if (!flags.csv.empty()) csv.emplace(files, flags.csv, flags.force);
-  if (picture && flags.traces.empty()) throw UsageError("--screenshot, --csv: which trace?");
-  // As in every other command: a window is no place to learn that a name was mistyped.
+  if (picture && flags.traces.empty())
+    throw UsageError("--screenshot, --csv: expected a trace file, got none");
+  // Opens every trace before the window, so the command line reports a mistyped name.
   for (const std::string& trace : flags.traces) {
     const TraceReader reader(trace);
     if (picture && reader.info().num_rows == 0) {
       throw Error(fmt::format(
           "{}: no row is committed yet, so there is nothing to show. HINT: wait for the run's "
-          "first step, or ask `blockscope info` what the trace holds",
+          "first step, or run `blockscope info` to see what the trace holds",
           trace));
     }
   }
   if (!flags.csv.empty() && flags.panels.size() != 1) {
-    throw UsageError(fmt::format("--csv: of which panel? HINT: --panel with one of {}",
+    throw UsageError(fmt::format("--csv: expected one panel. HINT: add --panel with one of {}",
                                  CLI::detail::join(panel_names(), ", ")));
   }
   AppOptions options;
@@ -136,30 +138,33 @@ void add_view_command(CLI::App& app, const std::string& config_folder) {
           "--panel", flags->panels,
           fmt::format("Panels to show ({}); default: all", CLI::detail::join(panel_names(), ", ")))
       ->delimiter(',');
-  command->add_option("--select", flags->select,
-                      "What to show, such as sequence=0,block=1,step=4,layer=3,head=2");
+  command->add_option(
+      "--select", flags->select,
+      "Select a step, head or token, such as sequence=0,block=1,step=4,layer=3,head=2");
   command->add_option("--reuse", flags->reuse,
-                      "Calibration file to start the calibration panel with");
+                      "Load this calibration file into the calibration panel");
   command->add_option("--show", flags->show, "What the panels show: " + show_text_help());
-  command->add_option("--colormap", flags->colormap,
-                      "viridis, magma, inferno, cividis or coolwarm; with _r: reversed");
-  auto* light = command->add_flag("--light", flags->light, "Light instead of dark");
-  command->add_flag("--dark", flags->dark, "Dark instead of light")->excludes(light);
+  command->add_option(
+      "--colormap", flags->colormap,
+      "Colour map: viridis, magma, inferno, cividis or coolwarm; append _r to reverse it");
+  auto* light = command->add_flag("--light", flags->light, "Use light colours");
+  command->add_flag("--dark", flags->dark, "Use dark colours")->excludes(light);
   command->add_flag("--force", flags->force, "Replace existing files");
   command
       ->add_option("--width", flags->width,
-                   "Of the window in pixels; width x height at most 33554432 (8192 x 4096)")
+                   "Window width in pixels; width x height is at most 33554432 (8192 x 4096)")
       ->check(whole_number(320, 16384))
       ->capture_default_str();
-  command->add_option("--height", flags->height, "Of the window in pixels")
+  command->add_option("--height", flags->height, "Window height in pixels")
       ->check(whole_number(240, 16384))
       ->capture_default_str();
-  command->add_option("--scale", flags->scale, "Of texts; default: the monitor's")
+  command->add_option("--scale", flags->scale, "Text scale (default: from the monitor)")
       ->check(real_number(0.5, 8.0));
-  command->add_option("--patience", flags->patience, "Seconds to wait for a picture's data")
+  command
+      ->add_option("--patience", flags->patience, "Longest wait for a picture's data, in seconds")
       ->check(real_number(0.0, kAnyReal, false))
       ->capture_default_str();
-  command->add_option("--cache", flags->cache_mib, "MiB of results to keep")
+  command->add_option("--cache", flags->cache_mib, "Memory for computed results, in MiB")
       ->check(whole_number(16, 65536));
   command->footer(
       "Examples:\n  blockscope view run.h5\n"

@@ -1,4 +1,4 @@
-// `blockscope view`: parses its own flags, opens the window or makes a picture.
+// `blockscope view`: parses its own options, then opens the window or makes a picture.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -7,7 +7,7 @@
 
 namespace blockscope {
 
-/// `config_folder`: where the layout is kept from run to run; empty: nowhere.
+/// `config_folder`: keeps the layout from run to run; empty: the layout is not kept.
 void add_view_command(CLI::App& app, const std::string& config_folder);
 
 }  // namespace blockscope

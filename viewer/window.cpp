@@ -26,7 +26,7 @@ std::string glfw_problem() {
   return text == nullptr ? "unknown" : text;
 }
 
-/// What ImGuiStyle::ScaleAllSizes does, for plots.
+/// Like ImGuiStyle::ScaleAllSizes, for plots.
 void scale_plots(float scale) {
   ImPlotStyle& style = ImPlot::GetStyle();
   style.PlotBorderSize *= scale;
@@ -72,8 +72,8 @@ Window::Window(const WindowOptions& options) : ini_file_(options.ini_file) {
     const std::string problem = glfw_problem();
     glfwTerminate();
     throw Error(fmt::format(
-        "view: no OpenGL 3.3 window: {}. HINT: without a graphics driver Mesa's software renderer "
-        "does: install libgl1-mesa-dri and set LIBGL_ALWAYS_SOFTWARE=1",
+        "view: no OpenGL 3.3 window: {}. HINT: without a graphics driver, use Mesa's software "
+        "renderer: install libgl1-mesa-dri and set LIBGL_ALWAYS_SOFTWARE=1",
         problem));
   }
   glfwMakeContextCurrent(window_);
@@ -150,7 +150,7 @@ Image Window::read_pixels() const {
   image.rgba.resize(width * height);
   glPixelStorei(GL_PACK_ALIGNMENT, 4);
   glReadPixels(0, 0, image.width, image.height, GL_RGBA, GL_UNSIGNED_BYTE, image.rgba.data());
-  // OpenGL's rows run upwards; a window is opaque.
+  // OpenGL's rows go from bottom to top; a window is opaque.
   for (std::size_t y = 0; y < height / 2; ++y) {
     std::swap_ranges(image.rgba.begin() + static_cast<std::ptrdiff_t>(y * width),
                      image.rgba.begin() + static_cast<std::ptrdiff_t>((y + 1) * width),

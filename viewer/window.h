@@ -1,4 +1,4 @@
-// The GLFW window with its OpenGL 3.3 context and Dear ImGui's context, visible or not.
+// The GLFW window, visible or hidden, with its OpenGL 3.3 context and Dear ImGui's context.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@ namespace blockscope {
 struct WindowOptions {
   int width = 1440;
   int height = 900;
-  float scale = 0.0F;    ///< of texts and distances; 0: the monitor's
+  float scale = 0.0F;    ///< scale of text and distances; 0: the monitor's
   bool visible = true;   ///< false: for pictures and tests
-  std::string ini_file;  ///< where the layout is kept; empty: nowhere
+  std::string ini_file;  ///< keeps the layout; empty: the layout is not kept
 };
 
 struct Image {
@@ -24,12 +24,12 @@ struct Image {
   std::vector<std::uint32_t> rgba;  ///< rows from the top
 };
 
-/// The part of an image, in pixels from the top left; what lies outside is cut off.
+/// A part of an image, in pixels from the top left. Parts outside the image are cut off.
 Image cropped(const Image& image, float left, float top, float width, float height);
 
 class Window {
  public:
-  /// Throws Error when there is no display or no OpenGL 3.3, saying how to go on over SSH.
+  /// Throws Error without a display or OpenGL 3.3; the message says what to do over SSH.
   explicit Window(const WindowOptions& options);
   ~Window();
   Window(const Window&) = delete;
@@ -37,9 +37,9 @@ class Window {
 
   bool should_close() const;
   void close();
-  void keep_open();  ///< takes a close() of a person or of the window system back
+  void keep_open();  ///< undoes a close() by the user or the window system
   float scale() const { return scale_; }
-  /// Takes input in, waiting up to `seconds` for some; false when none came in that time.
+  /// Waits up to `seconds` for input and processes it; false if no input came.
   bool wait(double seconds);
   /// Draws one frame through `draw` and shows it. With `picture`, also stores what was drawn.
   void frame(const std::function<void()>& draw, Image* picture = nullptr);
@@ -47,7 +47,7 @@ class Window {
   void set_clipboard(const std::string& text);
   /// Files dropped onto the window since the last call.
   std::vector<std::string> take_dropped_files();
-  /// Ends a wait(), as input does; from any thread.
+  /// Ends a wait(), like input does. Any thread may call it.
   static void wake();
   std::string gl_version() const;
 

@@ -1,4 +1,4 @@
-// The choice: a pure function of CalibrationSums. The pass that fills them is calibration_pass.cpp.
+// The choice, a pure function of CalibrationSums. calibration_pass.cpp fills the sums.
 #include "analysis/calibration/calibration.h"
 
 #include <fmt/format.h>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// What a head's similarity is compared as: NaN (not measured) never reuses.
+/// The key that is compared with gamma. A head with NaN (not measured) never reuses.
 double key_of(double similarity) { return std::isnan(similarity) ? -kInfinity : similarity; }
 
 /// The decimal with the fewest digits in [low, high), which is not empty.
@@ -38,8 +38,8 @@ void check_pin(const CalibrationSums& sums, const ReusePin& pin) {
       sums.similarity[static_cast<std::size_t>(pin.layer)][static_cast<std::size_t>(pin.head)];
   if (pin.reuse && std::isnan(similarity)) {
     throw UsageError(fmt::format(
-        "pins: layer {}, head {} is to reuse, but these traces did not record it: what that costs "
-        "is not known. HINT: capture it, or take the pin away",
+        "pins: layer {}, head {} shall reuse, but these traces did not record it, so the error is "
+        "unknown. HINT: record this head, or remove the pin",
         pin.layer, pin.head));
   }
 }
@@ -155,10 +155,10 @@ ReusePrediction ReusePredictor::predict(double gamma, std::int64_t tau) const {
   return prediction;
 }
 
-/// Heads reuse iff key > gamma: the same heads for all gamma in [levels[i - 1], levels[i]).
+/// Heads reuse iff key > gamma, so all gammas in [levels[i - 1], levels[i]) give the same heads.
 double ReusePredictor::gamma_of_interval(std::size_t interval) const {
   if (levels_.empty() || interval == levels_.size()) {
-    // No head: the smallest round gamma at or above the largest similarity.
+    // No head reuses: take the smallest round gamma at or above the largest similarity.
     if (levels_.empty()) return 1.0;
     const double top = levels_.back();
     return top >= 1.0 ? 1.0 : shortest_in(top, std::nextafter(1.0, 2.0));
@@ -168,7 +168,7 @@ double ReusePredictor::gamma_of_interval(std::size_t interval) const {
 }
 
 std::vector<double> ReusePredictor::gammas(std::size_t most) const {
-  // Nothing is above a similarity of -1 and at most gamma: that first interval is empty.
+  // If the lowest level is -1, the first interval holds no gamma in [-1, 1].
   const std::size_t first = !levels_.empty() && levels_.front() <= -1.0 ? 1 : 0;
   const std::size_t count = num_intervals() - first;
   const std::size_t points = std::min(std::max<std::size_t>(most, 2), count);
@@ -188,7 +188,7 @@ ReuseCurve ReusePredictor::curve(std::int64_t tau, std::size_t most) const {
 
 std::optional<double> ReusePredictor::gamma_for_saving(double saving, std::int64_t tau) const {
   std::optional<double> largest;
-  for (const double gamma : gammas(num_intervals())) {  // by rising gamma, savings fall
+  for (const double gamma : gammas(num_intervals())) {  // savings fall as gamma rises
     if (at(gamma, tau).byte_saving < saving) break;
     largest = gamma;
   }

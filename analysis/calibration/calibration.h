@@ -1,5 +1,5 @@
-// Calibration of head-wise reuse (FlashBlock, arXiv 2602.05305, section 4.2): from traces to the
-// heads whose external attention may be reused, and what that should save and cost.
+// Calibration of head-wise reuse (FlashBlock, arXiv 2602.05305, section 4.2). From traces, it
+// chooses the heads that may reuse their external attention, and predicts the savings and errors.
 //
 //   CalibrationSums sums = accumulate_calibration(traces, {});      // one pass over the traces
 //   ReusePredictor predictor(sums, ReuseGranularity::head);         // microseconds
@@ -12,11 +12,11 @@
 // blocks and sequences weighted by positions; standard deviation, 5th percentile and count are over
 // the pairs.
 //
-// Savings are of denoising steps with a prefix (prefill and commit passes are exact under every
-// policy). At a step with 1 < step and M < tau: a KV head's N keys and values are not read iff all
-// G of its query heads reuse; a query head that reuses spares 4 B N D FLOPs.
+// Savings count denoising steps with a prefix, because prefill and commit passes are exact under
+// every policy. Reuse needs a step > 1 with M < tau. A KV head's N keys and values are not read iff
+// all G of its query heads reuse. A query head that reuses saves 4 B N D FLOPs.
 //
-// Two errors, see ReusePoint: "where reused" (what --max-error bounds) and "over all heads".
+// ReusePoint has two errors: "where reused" (bounded by --max-error) and "over all heads".
 #pragma once
 
 #include <cstdint>
@@ -31,13 +31,13 @@
 
 namespace blockscope {
 
-/// Everything the traces say about one tau.
+/// Sums over the traces for one tau.
 struct TauSums {
   std::int64_t tau = 0;
-  std::int64_t reusing_steps = 0;  ///< of CalibrationSums::steps: step > 1 and M < tau
+  std::int64_t reusing_steps = 0;  ///< those of CalibrationSums::steps with step > 1 and M < tau
   double reusing_keys = 0.0;       ///< sum of N over them
   double reusing_flops = 0.0;      ///< sum of B N over them
-  /// [layers * heads] of the model; all zero where a head was not recorded.
+  /// [layers * heads] of the model; all zero for a head that was not recorded.
   std::vector<ReuseErrorSums> reused, recomputed;
   bool errors_known = true;  ///< false: /summary has no such tau
 };
@@ -57,45 +57,45 @@ struct CalibrationSums {
   std::string computed_from;                     ///< datasets
   std::map<std::string, std::int64_t> left_out;  ///< terms by reason, as in MetricResult
 
-  /// Throws UsageError when this tau was not accumulated.
+  /// Throws UsageError if this tau was not accumulated.
   const TauSums& at(std::int64_t tau) const;
 };
 
 struct CalibrationOptions {
   std::vector<std::int64_t> taus{1, 2, 3, 4};  ///< each >= 1
-  bool from_summary = false;                   ///< read /summary even where the arrays are there
+  bool from_summary = false;                   ///< read /summary even if the trace has the arrays
   PassOptions pass;
 };
 
-/// Throws what run_pass throws; TraceError when no head has a single step pair.
+/// Throws what run_pass throws, and TraceError if no head has a step pair.
 CalibrationSums accumulate_calibration(const TraceGroup& traces, const CalibrationOptions& options);
 
-/// What any (gamma, tau) saves and costs. Keeps a reference to the sums.
+/// Predicts the savings and errors of any (gamma, tau). Keeps a reference to the sums.
 class ReusePredictor {
  public:
-  /// Pins hold at every gamma. Throws UsageError for a pin of a head that doesn't exist, or that is
-  /// to reuse and was not measured.
+  /// Pins hold at every gamma. Throws UsageError for a pin of a head that doesn't exist, and for a
+  /// pin to reuse of a head that was not measured.
   ReusePredictor(const CalibrationSums& sums, ReuseGranularity granularity,
                  const std::vector<ReusePin>& pins = {});
 
   ReusePoint at(double gamma, std::int64_t tau) const;
   ReusePrediction predict(double gamma, std::int64_t tau) const;
-  /// One gamma, as short a decimal as there is, for every set of heads that some gamma makes, by
-  /// rising gamma, thinned evenly to `most`. The first lets every head reuse, the last none
-  /// (but for pins).
+  /// For every possible set of reusing heads, the gamma with the fewest decimals. Ascending, and
+  /// thinned evenly to `most`. The first gamma lets every head reuse, the last none, except pins.
   std::vector<double> gammas(std::size_t most = 200) const;
   ReuseCurve curve(std::int64_t tau, std::size_t most = 200) const;
-  /// The largest gamma with byte_saving >= saving; the smallest with relative_l2_reused <= error
-  /// (heads that reuse, so not monotonic: larger gammas may be above it). nullopt: out of reach.
+  /// The largest gamma with byte_saving >= saving; nullopt if no gamma reaches it.
   std::optional<double> gamma_for_saving(double saving, std::int64_t tau) const;
+  /// The smallest gamma with relative_l2_reused <= error; nullopt if no gamma reaches it. The error
+  /// is not monotonic in gamma, so a larger gamma may exceed it again.
   std::optional<double> gamma_for_error(double error, std::int64_t tau) const;
 
  private:
   struct Prefix {
-    /// Where the rule lets reuse, of the first i heads by falling key, [heads + 1].
+    /// Sums over the steps that may reuse, for the first i heads by falling key: [heads + 1].
     std::vector<double> squared{0.0}, absolute{0.0}, reference{0.0};
     std::vector<std::int64_t> terms{0};
-    double reference_all = 0.0;  ///< of all heads at all steps
+    double reference_all = 0.0;  ///< sum over all heads and steps
   };
   const CalibrationSums& sums_;
   std::vector<double> keys_;        ///< a head reuses iff its key > gamma; falling; pinned: +-inf
@@ -107,7 +107,7 @@ class ReusePredictor {
   std::size_t num_intervals() const { return levels_.size() + 1; }
 };
 
-/// Exactly one of the three.
+/// Set exactly one of gamma, saving and max_error.
 struct CalibrationRequest {
   std::optional<double> gamma;      ///< in [-1, 1]
   std::optional<double> saving;     ///< of prefix bytes, in (0, 1]
@@ -117,13 +117,13 @@ struct CalibrationRequest {
   std::vector<ReusePin> pins{};  ///< by rising (layer, head)
 };
 
-/// Throws UsageError, naming the flag.
+/// Throws UsageError with the name of the flag.
 void check_request(const CalibrationRequest& request);
 
 /// How far the sample can be trusted.
 struct SampleTrust {
   std::int64_t measured = 0;   ///< heads with a similarity
-  std::int64_t undecided = 0;  ///< of them, not pinned: gamma within 2 standard errors, or one pair
+  std::int64_t undecided = 0;  ///< of them, unpinned: gamma within 2 standard errors, or one pair
   double largest_error = 0.0;  ///< largest standard error; NaN: no head has two pairs
   std::int64_t fewest_pairs = 0;
 };
@@ -138,13 +138,13 @@ struct Calibration {
   SampleTrust trust;
 };
 
-/// Throws UsageError for a request that makes no sense or is out of reach, saying what is in reach.
+/// Throws UsageError for a senseless request, and for one out of reach, with the values in reach.
 Calibration choose(const CalibrationSums& sums, const CalibrationRequest& request);
 
-/// What a person must know before using it: one sentence each, without a final full stop.
+/// What a user must know before using it: one sentence each, without a final full stop.
 std::vector<std::string> warnings_of(const Calibration& calibration);
 
-/// The file's content, with a curve for every accumulated tau.
+/// The content of the file, with a curve for every accumulated tau.
 ReuseFile to_reuse_file(const CalibrationSums& sums, const Calibration& calibration);
 
 }  // namespace blockscope

@@ -10,7 +10,7 @@
 namespace blockscope {
 namespace {
 
-/// To six digits, so that what is printed is not less than what is meant.
+/// Rounds up to six digits, so that the printed value is not below the true one.
 double rounded_up(double value) {
   const double unit = std::pow(10.0, std::floor(std::log10(std::max(value, 1e-300))) - 5.0);
   return std::ceil(value / unit) * unit;
@@ -18,7 +18,7 @@ double rounded_up(double value) {
 
 std::string percent(double share) { return fmt::format("{:.2f} %", 100.0 * share); }
 
-/// What each tau could save with every head reusing.
+/// The saving of each tau if every head reuses.
 std::string savings_in_reach(const CalibrationSums& sums, const ReusePredictor& predictor) {
   std::string list;
   for (const TauSums& tau : sums.taus) {
@@ -33,10 +33,9 @@ double gamma_for_saving(const CalibrationSums& sums, const ReusePredictor& predi
   if (const auto gamma = predictor.gamma_for_saving(saving, tau)) return *gamma;
   const TauSums& at = sums.at(tau);
   throw UsageError(fmt::format(
-      "--saving: {} of the prefix bytes can't be saved with tau {}: {} of {} denoising steps "
-      "change "
-      "fewer than {} tokens, and with every measured head reusing at most {} is saved. HINT: in "
-      "reach are {}",
+      "--saving: {} of the prefix bytes can't be saved with tau {}. Only {} of {} denoising steps "
+      "change fewer than {} tokens, and reuse in every measured head saves at most {}. HINT: "
+      "possible savings are {}",
       percent(saving), tau, at.reusing_steps, sums.steps, tau,
       percent(predictor.at(-1.0, tau).byte_saving), savings_in_reach(sums, predictor)));
 }
@@ -46,14 +45,14 @@ double gamma_for_error(const CalibrationSums& sums, const ReusePredictor& predic
   const TauSums& at = sums.at(tau);
   if (!at.errors_known) {
     throw UsageError(fmt::format(
-        "--max-error: these traces don't know the error at tau {}; summaries have tau 2, 3 and 4. "
+        "--max-error: these traces don't have the error at tau {}; summaries have tau 2, 3 and 4. "
         "HINT: capture with `--record outputs`",
         tau));
   }
   if (predictor.at(-1.0, tau).terms == 0) {
     throw UsageError(fmt::format(
         "--max-error: no recorded step changes fewer than {} tokens, so tau {} never reuses and "
-        "there is no error to bound. HINT: a larger --tau",
+        "there is no error to bound. HINT: choose a larger --tau",
         tau, tau));
   }
   if (const auto gamma = predictor.gamma_for_error(error, tau)) return *gamma;
@@ -67,14 +66,15 @@ double gamma_for_error(const CalibrationSums& sums, const ReusePredictor& predic
     }
   }
   if (std::isinf(least)) {
-    throw UsageError(fmt::format(
-        "--max-error: of no head with a similarity is the error at tau {} known. HINT: --gamma",
-        tau));
+    throw UsageError(
+        fmt::format("--max-error: the error at tau {} is unknown for every head with a similarity. "
+                    "HINT: use --gamma",
+                    tau));
   }
   throw UsageError(fmt::format(
-      "--max-error: a relative L2 error of {} where reused can't be kept with tau {} by any gamma "
-      "that lets a head reuse; the smallest is {:.6g}, at --gamma {}. HINT: a smaller --tau, or "
-      "that error",
+      "--max-error: with tau {1}, no gamma that lets a head reuse keeps the relative L2 error "
+      "where reused within {0}. The smallest error is {2:.6g}, at --gamma {3}. HINT: choose a "
+      "smaller --tau, or that error",
       error, tau, rounded_up(least), at_gamma));
 }
 
@@ -93,7 +93,7 @@ SampleTrust trust_of(const CalibrationSums& sums, double gamma, const std::vecto
       const bool pinned = std::ranges::any_of(pins, [&](const ReusePin& pin) {
         return std::cmp_equal(pin.layer, layer) && std::cmp_equal(pin.head, head);
       });
-      // `!(a >= b)`: also true for a single pair, which has no standard error.
+      // `!(a >= b)` is also true for a single pair, which has no standard error.
       if (!pinned && !(std::fabs(similarity - gamma) >= 2.0 * error)) ++trust.undecided;
     }
   }
@@ -151,8 +151,8 @@ std::vector<std::string> warnings_of(const Calibration& chosen) {
   if (trust.undecided > 0) {
     warnings.push_back(fmt::format(
         "gamma {:.6g} lies within 2 standard errors of the similarity of {} of {} heads (largest "
-        "standard error {}, fewest step pairs {}): another sample may decide otherwise. HINT: "
-        "more prompts, or a gamma further away",
+        "standard error {}, fewest step pairs {}), so another sample may decide differently. HINT: "
+        "use more prompts, or a gamma with more distance",
         chosen.gamma, trust.undecided, trust.measured,
         std::isnan(trust.largest_error) ? "-" : fmt::format("{:.3g}", trust.largest_error),
         trust.fewest_pairs));
@@ -165,7 +165,7 @@ std::vector<std::string> warnings_of(const Calibration& chosen) {
              predicted.reusing_steps > 0) {
     warnings.push_back(
         fmt::format("no KV head has all of its query heads above gamma{}: every prefix byte is "
-                    "still read. HINT: --saving, or a smaller gamma",
+                    "still read. HINT: use --saving, or a smaller gamma",
                     pins));
   } else if (predicted.reusing_steps == 0) {
     warnings.push_back(

@@ -1,5 +1,5 @@
-// Fills CalibrationSums: what the columns of /steps say about M and N, and one pass over arrays or
-// summaries for similarities and reuse errors.
+// Fills CalibrationSums: M and N from the columns of /steps, and similarities and reuse errors from
+// one pass over arrays or summaries.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -98,7 +98,7 @@ class CalibrationMetric : public StepMetric {
   }
   void add(const StepView& step) override;
   MetricResult finish() override;
-  /// Everything but the savings, into sums of this shape.
+  /// Writes everything except the savings into `sums`.
   void write(CalibrationSums& sums) const;
 
  private:
@@ -246,7 +246,7 @@ void CalibrationMetric::write(CalibrationSums& sums) const {
 
 void CalibrationMetric::write_left_out(CalibrationSums& sums) const {
   sums.left_out = left_out_;
-  // Every layer sees the same steps, so the largest count is that of steps.
+  // Every layer sees the same steps, so the largest count is the number of steps.
   const auto steps = [&](std::size_t t, auto counts) {
     std::int64_t most = 0;
     for (const Layer& layer : layers_) most = std::max(most, (layer.*counts)[t]);
@@ -267,7 +267,7 @@ void CalibrationMetric::write_left_out(CalibrationSums& sums) const {
   sums.left_out = without_zeros(sums.left_out);
 }
 
-// Of a whole model, as the calibration file takes it; more comes from a damaged file.
+// The limits of the calibration file for a whole model; only a damaged file exceeds them.
 constexpr std::int64_t kMostPerAxis = 10'000;
 constexpr std::int64_t kMostHeads = 1 << 20;
 
@@ -329,11 +329,12 @@ CalibrationSums accumulate_calibration(const TraceGroup& traces,
     for (const auto& [reason, count] : sums.left_out) {
       reasons += "; " + reason + ": " + std::to_string(count);
     }
-    throw TraceError(traces.trace(0).info().path +
-                     ": calibration needs two recorded steps of one block with a prefix, and there "
-                     "are none in " +
-                     std::to_string(sums.steps) + " denoising steps" + reasons +
-                     ". HINT: capture more steps (--denoising-steps), or without --steps filters");
+    throw TraceError(
+        traces.trace(0).info().path +
+        ": calibration needs two recorded steps of one block with a prefix, and there "
+        "are none in " +
+        std::to_string(sums.steps) + " denoising steps" + reasons +
+        ". HINT: capture more steps (--denoising-steps), or leave out the --steps filter");
   }
   return sums;
 }

@@ -1,4 +1,4 @@
-// Bars beside each other, from 0: the length of a bar is its value.
+// Bar charts. Bars start at 0, so the length of a bar is its value.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ struct BarChart {
   double y_upper = 1.0;
   std::vector<std::string> groups = {};  ///< plain text below each group of bars
   std::vector<BarSeries> series = {};
-  std::size_t most_labels = 24;  ///< of groups; where there are more, every n-th has one
+  std::size_t most_labels = 24;  ///< of the groups; with more groups, every n-th has a label
 };
 
 /// Commands of one plot; the data file is `file`, a line per group.

@@ -18,10 +18,9 @@ std::optional<ReportTable> cache_means(const MetricResult& result) {
   part.name = "cache-means";
   part.title = "What a pass computed";
   part.caption =
-      "Means over layers and denoising passes. Saved: share of a pass over the whole canvas whose "
-      "queries, attention and FFN were not computed. Cosines: against a pass over the whole canvas "
-      "with the same input and no cache, of the entries that were kept and of the attention "
-      "outputs that were computed.";
+      "Means over layers and denoising passes. Saved: share of the canvas whose queries, attention "
+      "and FFN were not computed. Cosines compare kept entries and computed attention outputs "
+      "with those of a pass over the whole canvas, with the same input and no cache.";
   part.table.header = {"", "mean", "n"};
   for (std::size_t i = 0; i < means.values.size(); ++i) {
     part.table.rows.push_back(
@@ -58,8 +57,8 @@ std::optional<ReportFigure> cache_rows_map(const MetricResult& result) {
   part.figure = {.name = "cache-rows",
                  .title = "Positions computed, layer by layer",
                  .caption = fmt::format(
-                     "Positions whose query, attention and FFN a pass computed at each layer of "
-                     "the model and step of a block, mean over the blocks. n = {} passes.",
+                     "Number of positions whose query, attention and FFN a pass computed, per "
+                     "layer and step of a block. Mean over the blocks. n = {} passes.",
                      count_text(total_terms(rows) / static_cast<std::int64_t>(layers))),
                  .width = panels.width(),
                  .height = panels.height(),
@@ -87,7 +86,7 @@ std::optional<ReportFigure> cache_rows_over_steps(const MetricResult& result) {
   part.figure.name = "cache-steps";
   part.figure.title = "Rows computed and entries written, step by step";
   part.figure.caption = fmt::format(
-      "Positions of the canvas, mean over layers and blocks. n = {} passes times layers.",
+      "Number of positions of the canvas, mean over layers and blocks. n = {} passes times layers.",
       count_text(total_terms(result.array("rows"))));
   draw_chart(chart, part.figure);
   part.numbers = curve_numbers("step", chart.curves);
@@ -106,7 +105,7 @@ std::optional<ReportFigure> cache_staleness(const MetricResult& result) {
     const ResultArray* array = result.find(name);
     if (array == nullptr) return std::nullopt;
     const ResultArray mean = mean_over_others(*array, {"step"});
-    if (range_of(mean).empty()) continue;  // nothing was kept
+    if (range_of(mean).empty()) continue;  // the cache kept nothing
     least = std::min(least, range_of(mean).least);
     terms += total_terms(mean);
     chart.curves.push_back(curves_of(mean, "step", "", "").front());
@@ -118,9 +117,10 @@ std::optional<ReportFigure> cache_staleness(const MetricResult& result) {
   part.figure.name = "cache-staleness";
   part.figure.title = "How stale the cache is";
   part.figure.caption = fmt::format(
-      "Against a pass over the whole canvas with the same input and no cache: entries that the "
-      "pass did not write, and attention outputs of the block's rows that it computed. Heads "
-      "concatenated; means over positions, layers and blocks. n = {} cosines' means.",
+      "Cosine to a pass over the whole canvas with the same input and no cache. It compares the "
+      "entries that the pass did not write, and the attention outputs of the block's rows that it "
+      "computed. Heads are concatenated. Means over positions, layers and blocks. n = {} means of "
+      "cosines.",
       count_text(terms));
   draw_chart(chart, part.figure);
   part.numbers = curve_numbers("step", chart.curves);

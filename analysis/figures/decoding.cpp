@@ -18,8 +18,8 @@ std::optional<ReportTable> decoding_means(const MetricResult& result) {
   part.name = "decoding-means";
   part.title = "Decoding in numbers";
   part.caption =
-      "M: positions of the block whose input token differs from the step before; reuse with \u03c4 "
-      "happens at steps with M < \u03c4 that are not a block's first.";
+      "M: number of block positions whose input token differs from the previous step's. Heads can "
+      "reuse at steps with M < \u03c4, except at a block's first step.";
   part.table.header = {"quantity", "mean", "n"};
   for (std::size_t i = 0; i < means.axes[0].size(); ++i) {
     if (!std::isfinite(means.values[i])) continue;
@@ -51,8 +51,8 @@ std::optional<ReportFigure> decoding_over_steps(const MetricResult& result) {
   part.figure = {
       .name = "decoding-steps",
       .title = "Tokens and confidence over the steps of a block",
-      .caption = fmt::format("Left: tokens decided in a step, mean over blocks (n = {}). "
-                             "Right: confidence of the tokens decided (n = {}).",
+      .caption = fmt::format("Left: tokens decided at a step, mean over blocks (n = {}). "
+                             "Right: confidence of the decided tokens (n = {}).",
                              counted(total_terms(tokens), "step", "steps"),
                              counted(total_terms(confidence), "token", "tokens")),
       .width = panels.width(),
@@ -87,9 +87,9 @@ std::optional<ReportFigure> settled_map(const MetricResult& result) {
   ReportFigure part;
   part.figure = {
       .name = "settled",
-      .title = "When each position of a block settled",
-      .caption = fmt::format("Number of blocks in which the position's token was last decided in "
-                             "the step. A diagonal is reading order. n = {} positions.",
+      .title = "When each position of a block was decided",
+      .caption = fmt::format("Number of blocks in which the position got its final token at the "
+                             "step. Decoding in reading order gives a diagonal. n = {} positions.",
                              count_text(std::llround([&] {
                                double sum = 0.0;
                                for (const double value : settled.values) sum += value;

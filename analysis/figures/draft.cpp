@@ -1,5 +1,5 @@
-// Drafted traces: how much of a draft its target accepts, why, and what other block lengths would
-// be worth.
+// Figures of drafted traces: how many drafted tokens the target accepts, when, and what other block
+// lengths would gain.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -22,10 +22,10 @@ constexpr std::size_t kMostTasks = 24;
 struct Reason {
   BarChart chart;
   ResultArray array;
-  std::string name;  ///< of the first column of its numbers
+  std::string name;  ///< name of the first column of its numbers
 };
 
-/// Groups are named by the bins' lower ends: ranges would not fit below the bars.
+/// A group's label is the lower end of its bin, because ranges would not fit below the bars.
 Reason reason_of(const ResultArray& array, const std::string& axis, std::string name,
                  std::string x_label, std::string y_label = "share accepted") {
   Reason reason{{.x_label = std::move(x_label), .y_label = std::move(y_label)},
@@ -69,11 +69,10 @@ std::optional<ReportTable> draft_means(const MetricResult& result) {
   part.name = "draft-means";
   part.title = "Drafts in numbers";
   part.caption =
-      "Tokens a round: the accepted ones and the target\u2019s own, what lies behind the "
-      "answer\u2019s "
-      "end left out. Acceptance: of the positions before which everything was accepted. Entropies "
-      "in "
-      "nats, at those positions. A task is a sequence\u2019s name without the numbers at its end.";
+      "Tokens a round: the accepted ones and the target\u2019s own one, without tokens after the "
+      "end of the answer. Acceptance and entropies (in nats): at positions before which every "
+      "drafted token was accepted. A task is a sequence\u2019s name without the numbers at its "
+      "end.";
   part.table.header = {"quantity", "mean", "n"};
   const auto add = [&](const std::string& name, const ResultArray& array, std::size_t i) {
     if (!std::isfinite(array.values[i])) return;
@@ -87,7 +86,7 @@ std::optional<ReportTable> draft_means(const MetricResult& result) {
   const ResultArray* accepted = result.find("mass_accepted");
   if (accepted != nullptr) {
     add("external mass, accepted", mean_over_others(*accepted, {}), 0);
-    add("external mass, refused", mean_over_others(result.array("mass_refused"), {}), 0);
+    add("external mass, rejected", mean_over_others(result.array("mass_refused"), {}), 0);
   }
   if (part.table.empty()) return std::nullopt;
   return part;
@@ -114,7 +113,7 @@ std::optional<ReportFigure> draft_lengths(const MetricResult& result) {
   part.figure.name = "draft-lengths";
   part.figure.title = "How many tokens a round added";
   part.figure.caption = fmt::format(
-      "Accepted tokens and the target\u2019s own one; {} on average, of {} at most. n = {} rounds.",
+      "Accepted tokens and the target\u2019s own one: {} on average, at most {}. n = {} rounds.",
       report_number(result.array("means").values[0], 2), lengths.values.size(),
       count_text(std::llround(rounds)));
   draw_bars(chart, part.figure);
@@ -133,7 +132,7 @@ std::optional<ReportFigure> draft_positions(const MetricResult& result) {
   part.figure.name = "draft-positions";
   part.figure.title = "How far into the block acceptance reaches";
   part.figure.caption = fmt::format(
-      "A position is reached when everything drafted before it was accepted. n = {} rounds, {} "
+      "A position is reached if every drafted token before it was accepted. n = {} rounds, {} "
       "reached positions.",
       count_text(survival.terms.front()), count_text(total_terms(acceptance)));
   draw_chart(chart, part.figure);
@@ -169,15 +168,14 @@ std::optional<ReportFigure> draft_reasons(const MetricResult& result) {
   part.figure.name = "draft-reasons";
   part.figure.title = "When drafts are accepted";
   part.figure.caption = fmt::format(
-      "Share of reached positions that were accepted, by the entropies of both models there, by "
-      "the keys before the block{}; and the share whose target\u2019s token is among so many best "
-      "ones of the draft. Bars of few positions say little: the numbers have n. n = {} reached "
-      "positions.",
+      "Share of reached positions that were accepted, by the entropies of both models and by the "
+      "number of keys before the block{}. Also: share of positions where the target\u2019s token "
+      "is among that many best tokens of the draft. Bars with few positions are uncertain; the "
+      "numbers below have their n. n = {} reached positions.",
       result.find("by_external_mass") == nullptr
           ? ""
           : ", and by the share of the draft\u2019s attention that goes to the context\u2019s "
-            "features "
-            "(mean over heads, layers together)",
+            "features (mean over heads, layers together)",
       count_text(std::llround(reached_positions(result))));
   part.figure.width = panels.width();
   part.figure.height = panels.height();
@@ -191,7 +189,7 @@ std::optional<ReportFigure> draft_speedup(const MetricResult& result) {
   const ResultAxis& lengths = speedup->axes.front();
   const auto best =
       static_cast<std::size_t>(std::ranges::max_element(speedup->values) - speedup->values.begin());
-  LineChart left{.x_label = "block length", .y_label = "tokens/s over the target alone"};
+  LineChart left{.x_label = "block length", .y_label = "tokens/s relative to the target alone"};
   left.curves = curves_of(*speedup, "block_length", "", "");
   left.curves.push_back(
       {"", {lengths.index.front(), lengths.index.back()}, {1.0, 1.0}, "#8C8C8C", 0.0});
@@ -208,17 +206,17 @@ std::optional<ReportFigure> draft_speedup(const MetricResult& result) {
   panels.top = 34;
   ReportFigure part;
   part.figure.name = "draft-speedup";
-  part.figure.title = "What blocks of other lengths would be worth";
+  part.figure.title = "What other block lengths would gain";
   const std::string verdict =
-      best == 0 ? "No block length would be faster than the target alone (grey)."
+      best == 0 ? "No block length is faster than the target alone (grey)."
                 : fmt::format(
-                      "Best: blocks of {} with {} times the tokens/s of the target alone "
-                      "(marked; grey: the target alone).",
+                      "Best (marked): blocks of {}, with {} times the tokens/s of the target "
+                      "alone (grey).",
                       lengths.label(best), report_number(speedup->values[best], 2));
   part.figure.caption = fmt::format(
-      "Predicted from this run alone: tokens a round with its drafts cut to b positions, and times "
-      "of passes measured in the run. {} It takes for granted that a shorter block drafts what the "
-      "longer one drafted at its front. n = {} rounds.",
+      "Predicted from this run alone: the tokens a round if its drafts are cut to b positions, and "
+      "the measured times of its passes. {} The prediction assumes that a shorter block drafts the "
+      "same tokens as the beginning of a longer one. n = {} rounds.",
       verdict, count_text(speedup->terms.front()));
   part.figure.width = panels.width();
   part.figure.height = panels.height();

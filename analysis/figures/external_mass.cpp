@@ -11,7 +11,7 @@
 namespace blockscope {
 namespace {
 
-constexpr std::size_t kMaxWrittenColumns = 16;  ///< more heads: colours only
+constexpr std::size_t kMaxWrittenColumns = 16;  ///< with more heads, only colours
 
 std::string cells_text(const ResultArray& mass) {
   std::string text;
@@ -52,9 +52,9 @@ std::optional<ReportFigure> external_mass_map(const MetricResult& result) {
   part.figure = {.name = "external-mass",
                  .title = "External mass per head",
                  .caption = fmt::format(
-                     "Share of the softmax weight that falls on the prefix (keys outside the "
-                     "block), exp(L_out) / (exp(L_in) + exp(L_out)), mean over positions and "
-                     "denoising steps. 0: the head looks only inside the block; 1: only at the "
+                     "Share of the softmax weight on the prefix (keys outside the block): "
+                     "exp(L_out) / (exp(L_in) + exp(L_out)), mean over positions and denoising "
+                     "steps. At 0, the head attends only inside the block; at 1, only to the "
                      "prefix. n = {} terms over all layers and heads.",
                      count_text(total_terms(mass))),
                  .width = panels.width(),

@@ -1,6 +1,6 @@
-// The report's figures, one file each: from results to a drawing, its caption and its numbers. None
-// of them computes a metric; what they take together, they take together with mean_over_others().
-// Every figure skips what its result has no terms for, and says so.
+// The report's figures. Each turns results into a drawing, its caption and its numbers. No figure
+// computes a metric; means over axes come from mean_over_others(). Every figure skips the parts
+// that its result has no terms for.
 #pragma once
 
 #include <cstdint>
@@ -15,24 +15,24 @@
 
 namespace blockscope {
 
-/// FlashBlock (arXiv 2602.05305), Fig. 1: token x token similarity of adjacent steps, A_out above
-/// A_in, one column per pair of steps.
+/// The layer, head and pairs of steps that heatmaps show.
 struct HeatmapChoice {
   std::int64_t layer_slot = 0;            ///< recorded slot
   std::optional<std::int64_t> head_slot;  ///< unset: heads concatenated, as in the paper
   std::size_t pairs = 6;                  ///< at most; spread evenly over the block's steps
 };
-/// nullopt when the block has no two adjacent recorded steps.
+/// FlashBlock (arXiv 2602.05305), Fig. 1: token x token similarity of adjacent steps, A_out above
+/// A_in, one column per pair of steps. nullopt if the block has no two adjacent recorded steps.
 std::optional<ReportFigure> token_heatmaps(const TraceReader& trace, const BlockSteps& block,
                                            const HeatmapChoice& choice);
-/// Every step of the block against every other, A_out beside A_in.
+/// Similarity of every two steps of the block, A_out left and A_in right.
 std::optional<ReportFigure> step_heatmaps(const TraceReader& trace, const BlockSteps& block,
                                           const HeatmapChoice& choice);
 
-/// FlashBlock, Fig. 5: a plot per layer, per head A_in (orange) beside A_out (blue). `result`:
-/// metric `similarity`. Several figures when there are more than 12 layers.
+/// FlashBlock, Fig. 5: a plot per layer with A_in (orange) and A_out (blue) of each head. `result`:
+/// metric `similarity`. More than 12 layers give several figures.
 std::vector<ReportFigure> head_similarity(const MetricResult& result);
-/// The same over the steps of a block, all layers and heads together.
+/// The same similarity over the steps of a block, for all layers and heads together.
 std::optional<ReportFigure> similarity_over_steps(const MetricResult& result);
 
 /// Share of the attention that goes to the prefix, layer x head. `result`: `external_mass`.
@@ -52,9 +52,9 @@ std::optional<ReportFigure> estimation_accuracy(const MetricResult& result);
 /// MAGE, Table 2. `result`: `query_statistics`, or `query_comparison` with the backbone's rows.
 std::optional<ReportTable> query_stages(const MetricResult& result);
 
-/// What a sparse policy's sets held at every step, and its error. `result`: `selection`.
+/// What a sparse policy's sets contained at every step, and its error. `result`: `selection`.
 std::optional<ReportFigure> selection_over_steps(const MetricResult& result);
-/// The same per layer.
+/// The same values per layer.
 std::optional<ReportTable> selection_by_layer(const MetricResult& result);
 
 /// What a cache computed, layer by layer and step by step, and how stale it was. `result`: `cache`.
@@ -62,8 +62,8 @@ std::optional<ReportTable> cache_means(const MetricResult& result);
 std::optional<ReportFigure> cache_rows_map(const MetricResult& result);
 std::optional<ReportFigure> cache_rows_over_steps(const MetricResult& result);
 std::optional<ReportFigure> cache_staleness(const MetricResult& result);
-/// Fast-dLLM (arXiv 2505.22618), Fig. 3: every step of the block against every other, keys beside
-/// values. Needs level full.
+/// Fast-dLLM (arXiv 2505.22618), Fig. 3: similarity of every two steps of the block, keys left and
+/// values right. Needs level full.
 std::optional<ReportFigure> kv_step_heatmaps(const TraceReader& trace, const BlockSteps& block,
                                              const HeatmapChoice& choice);
 
@@ -72,12 +72,13 @@ std::optional<ReportFigure> router_usage_map(const MetricResult& result);
 std::optional<ReportTable> router_by_layer(const MetricResult& result);
 std::optional<ReportFigure> router_agreement(const MetricResult& result);
 
-/// What of a draft its target accepted, and what other block lengths would be worth. `result`:
+/// The drafted tokens that the target accepted, and the gain of other block lengths. `result`:
 /// `draft`.
 std::optional<ReportTable> draft_means(const MetricResult& result);
 std::optional<ReportFigure> draft_lengths(const MetricResult& result);
 std::optional<ReportFigure> draft_positions(const MetricResult& result);
-/// Acceptance by entropies, external mass and depth, and what more candidates would have held.
+/// Acceptance by entropies, external mass and depth, and how often more candidates would contain
+/// the target's token.
 std::optional<ReportFigure> draft_reasons(const MetricResult& result);
 /// Needs /draft/cost.
 std::optional<ReportFigure> draft_speedup(const MetricResult& result);

@@ -76,7 +76,7 @@ std::string format_script(const std::string& terminal, const std::string& output
       terminal, output);
 }
 
-/// One process draws all formats: starting it costs as much as a small figure.
+/// One process draws all formats, because a start costs as much as a small figure.
 std::string main_script(const Figure& figure, const FigureFormats& formats) {
   std::string script;
   const std::string size = fmt::format("{},{}", figure.width, figure.height);
@@ -101,8 +101,8 @@ std::string main_script(const Figure& figure, const FigureFormats& formats) {
   return script;
 }
 
-/// What a machine without fonts or a home folder makes libraries say, and NaN, which stands for a
-/// value that nothing was measured for: the figure is not affected.
+/// Harmless messages: those of libraries on a machine without fonts or a home folder, and those
+/// about NaN, which marks a value without measurements.
 bool is_noise(std::string_view line) {
   return line.find_first_not_of(" \t\r") == std::string_view::npos ||
          line.starts_with("Fontconfig ") || line.find("Pango-WARNING") != std::string_view::npos ||
@@ -135,7 +135,8 @@ class FileActions {
   posix_spawn_file_actions_t actions_{};
 };
 
-/// A process group of its own: Ctrl-C reaches this process alone, which decides when to stop.
+/// The child gets its own process group, so Ctrl-C reaches only this process, which decides when to
+/// stop.
 class OwnGroup {
  public:
   OwnGroup() {
@@ -151,7 +152,7 @@ class OwnGroup {
   posix_spawnattr_t attributes_{};
 };
 
-/// Starts `program main.gp` in `folder`, with a bare environment: a user's locale, ~/.gnuplot or
+/// Starts `program main.gp` in `folder`, with a minimal environment. A user's locale, ~/.gnuplot or
 /// GNUTERM can't change a figure.
 pid_t start(const std::string& program, const fs::path& folder) {
   FileActions actions;
@@ -162,7 +163,7 @@ pid_t start(const std::string& program, const fs::path& folder) {
   posix_spawn_file_actions_addopen(actions.get(), STDERR_FILENO, "stderr.txt",
                                    O_WRONLY | O_CREAT | O_TRUNC, 0600);
   std::array<std::string, 3> arguments{program, "-d", "main.gp"};
-  // cairo takes the PDF's date from SOURCE_DATE_EPOCH where it knows it.
+  // Versions of cairo that know SOURCE_DATE_EPOCH take the PDF's date from it.
   std::array<std::string, 4> environment{"LC_ALL=C.UTF-8", "PATH=/usr/bin:/bin",
                                          "HOME=" + folder.string(), "SOURCE_DATE_EPOCH=0"};
   std::array<char*, 4> argv{arguments[0].data(), arguments[1].data(), arguments[2].data(), nullptr};
@@ -177,7 +178,7 @@ pid_t start(const std::string& program, const fs::path& folder) {
   return child;
 }
 
-/// Exit status of `child` as waitpid gives it, or -1 when it had to be killed after `timeout`.
+/// Exit status of `child` from waitpid, or -1 if it had to be killed after `timeout`.
 int wait_for(pid_t child, std::chrono::milliseconds timeout) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   auto pause = std::chrono::milliseconds(1);
@@ -214,7 +215,8 @@ void check_outcome(const Figure& figure, int status, const fs::path& errors,
                           said.empty() ? "it said nothing" : said));
 }
 
-/// cairo 1.16 writes the time of day; a date of the same length keeps the file's offsets.
+/// Replaces the time of day that cairo 1.16 writes. A date of the same length keeps the file's
+/// offsets.
 std::string without_date(std::string pdf) {
   constexpr std::string_view kDate = "/CreationDate (D:";
   constexpr std::string_view kEpoch = "19700101000000";
@@ -252,7 +254,7 @@ std::string find_program(const GnuplotPlace& place) {
     }
   }
   throw Error(
-      fmt::format("{}: there is no such program, and figures need gnuplot. HINT: install "
+      fmt::format("{}: program not found, and figures need gnuplot. HINT: install "
                   "Debian's package gnuplot-nox (scripts/setup.sh does), or set "
                   "BLOCKSCOPE_GNUPLOT to the program",
                   name));

@@ -34,8 +34,8 @@ CodePoint decode(std::string_view text) {
   return {value, length};
 }
 
-/// C1 controls, U+FFFE/U+FFFF (forbidden in XML), and what turns the direction of the text around
-/// it: embeddings, overrides and isolates.
+/// C1 controls, U+FFFE/U+FFFF (forbidden in XML), and embeddings, overrides and isolates, which
+/// change the direction of the text around them.
 bool is_forbidden(char32_t c) {
   return (c >= 0x7F && c <= 0x9F) || (c & 0xFFFEU) == 0xFFFEU || (c >= 0x202A && c <= 0x202E) ||
          (c >= 0x2066 && c <= 0x2069) || c == 0x2028 || c == 0x2029;
@@ -66,7 +66,7 @@ std::string printable_utf8(std::string_view text) {
 }
 
 std::string gnuplot_text(std::string_view text) {
-  // The empty groups keep quotes apart: gnuplot 5.4 misreads three or four quotes in a row.
+  // Empty groups separate quotes, because gnuplot 5.4 misreads three or four quotes in a row.
   std::string literal = "'{}";
   for (const char c : printable_utf8(text)) {
     if (c == '\'') {

@@ -12,11 +12,11 @@ namespace blockscope {
 namespace {
 
 constexpr std::size_t kLayersPerFigure = 12;
-constexpr std::size_t kFewHeads = 16;  ///< three plots a row up to here, two above
+constexpr std::size_t kFewHeads = 16;  ///< up to this, three plots a row; above, two
 
 struct Means {
   ResultArray external, internal;  ///< [layer, head]
-  double lower = 0.0;              ///< of the y axis
+  double lower = 0.0;              ///< end of the y axis
 };
 
 /// One block of lines per layer, two empty lines between: slot, A_in, A_out.
@@ -100,18 +100,18 @@ std::vector<ReportFigure> head_similarity(const MetricResult& result) {
     const std::size_t last = std::min(layers, first + kLayersPerFigure);
     Panels panels{.count = last - first, .columns = heads <= kFewHeads ? 3U : 2U};
     panels.columns = std::min(panels.columns, panels.count);
-    panels.top = 58;  // the key stands above the last column's title
+    panels.top = 58;  // room for the key above the last column's title
     panels.plot_width = panels.columns == 3 ? 270 : panels.columns == 2 ? 420 : 640;
     ReportFigure part_of;
     part_of.figure.name =
         parts == 1 ? "head-similarity" : fmt::format("head-similarity-{}", part + 1);
     part_of.figure.title = "Cross-step similarity per layer and head";
     part_of.figure.caption = fmt::format(
-        "Mean cosine between adjacent denoising steps of A_out (blue: attention to the prefix) and "
-        "A_in (orange: attention inside the block), per query head; the grey line joins the two of "
-        "a head. The y axis starts at {:g}, not at 0. Layers {}\u2013{} of {}. n = {} "
-        "step-to-step comparisons of a position for A_out, {} for A_in, over all layers and heads. "
-        "As FlashBlock (arXiv 2602.05305), Fig. 5.",
+        "Mean cosine between adjacent denoising steps, per query head. Blue: A_out, attention to "
+        "the prefix. Orange: A_in, attention inside the block. A grey line joins the two of a "
+        "head. The y axis starts at {:g}, not at 0. Layers {}\u2013{} of {}. n = {} step-to-step "
+        "comparisons of a position for A_out, {} for A_in, over all layers and heads. As "
+        "FlashBlock (arXiv 2602.05305), Fig. 5.",
         means.lower, means.external.axes[0].label(first), means.external.axes[0].label(last - 1),
         layers, count_text(total_terms(means.external)), count_text(total_terms(means.internal)));
     part_of.figure.width = panels.width();

@@ -36,7 +36,7 @@ std::string matrix_cells(const SimilarityMatrix& matrix, double first) {
                         static_cast<double>(matrix.values[x * matrix.columns + y]));
     }
   }
-  // A plot without a single line is an error to gnuplot; NaN is not drawn.
+  // gnuplot takes an empty plot as an error. NaN is not drawn.
   return text.empty() ? data_row({0.0, 0.0, std::nan("")}) : text;
 }
 

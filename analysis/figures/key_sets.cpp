@@ -1,4 +1,4 @@
-// Top-k sets (MAGE): the union of the tokens' sets, and how well a block's set serves its tokens.
+// Top-k sets (MAGE): the union of the tokens' sets, and how much of them a block's set contains.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ double sum_of(const std::vector<double>& values) {
   return sum;
 }
 
-/// "median 2.31, 95 % of them at most 4.5, at most 6.2".
+/// "p5 1.02, p50 2.31, p95 4.50, max 6.20".
 std::string quantile_text(const ResultArray& quantiles, std::size_t steps) {
   std::string text;
   for (std::size_t i = 0; i < quantiles.axes[1].size(); ++i) {
@@ -59,7 +59,7 @@ std::optional<ReportFigure> union_sizes(const MetricResult& result) {
   double tallest = 0.0;
   std::string spread;
   const std::size_t bins = histogram.axes[2].size();
-  std::size_t used = 1;  // bins up to the last one that holds something
+  std::size_t used = 1;  // number of bins up to the last non-empty one
   for (std::size_t step = 0; step < counts.size(); ++step) {
     const double terms = sum_of(counts[step]);
     if (terms <= 0.0) continue;
@@ -87,11 +87,10 @@ std::optional<ReportFigure> union_sizes(const MetricResult& result) {
   }
   chart.y_upper = round_up_to(tallest);
   part.figure.name = "union-size";
-  part.figure.title = "How many times k keys the tokens of a block want together";
+  part.figure.title = "How many keys the tokens of a block want together, in units of k";
   part.figure.caption = fmt::format(
-      "Distribution of the size of the union of the tokens' top-k sets, in units of k: 1 means "
-      "that "
-      "all tokens of the block want the same keys.{} As MAGE, Fig. 1a.",
+      "Distribution of the size of the union of the tokens' top-k sets, divided by k. At 1, all "
+      "tokens of the block want the same keys.{} As MAGE, Fig. 1a.",
       spread);
   draw_bars(chart, part.figure);
   return part;
@@ -123,11 +122,10 @@ std::optional<ReportFigure> estimation_accuracy(const MetricResult& result) {
     part.numbers.rows.push_back(std::move(row));
   }
   part.figure.name = "estimation-accuracy";
-  part.figure.title = "How well a set shared by the block serves each token";
+  part.figure.title = "How much of each token's set a shared set of the block contains";
   part.figure.caption = fmt::format(
-      "EstAcc: share of a token's own top-k keys that the block's set holds, steps after the "
-      "first. "
-      "Block oracle: the set of the same step, the ceiling of any shared set; first-step oracle: "
+      "EstAcc: share of a token's own top-k keys that the block's set contains, at steps after the "
+      "first. Block oracle: the set of the same step, the best shared set. First-step oracle: "
       "step 1's set, which MAGE uses.{} As MAGE, eq. 1 and Fig. 3.",
       means);
   draw_bars(chart, part.figure);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kMaxTicLabels = 24;
 
-/// With a margin, so that markers at the ends are whole.
+/// Adds a margin, so that markers at the ends are not cut off.
 std::string x_range(const LineChart& chart) {
   const std::vector<Curve>& curves = chart.curves;
   double first = 0.0;
@@ -43,7 +43,7 @@ std::string chart_commands(const LineChart& chart, const std::string& file) {
     const Curve& curve = chart.curves[i];
     const std::string_view color =
         curve.color.empty() ? kLineColors[i % kLineColors.size()] : std::string_view(curve.color);
-    // More curves than colours: the second round is dashed.
+    // With more curves than colours, the next ones are dashed.
     const int dash = i < kLineColors.size() ? 1 : 2;
     const std::string markers =
         curve.point_size > 0.0 ? fmt::format(" pointtype 7 pointsize {}", curve.point_size) : "";

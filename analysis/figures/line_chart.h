@@ -38,8 +38,8 @@ void draw_chart(const LineChart& chart, Figure& figure);
 std::vector<Curve> curves_of(const ResultArray& array, const std::string& x,
                              const std::string& curves, const std::string& title_prefix);
 
-/// Curves with the same points become one: "\u03c4 = 2", "\u03c4 = 3" -> "\u03c4 = 2, 3". `prefix`
-/// is what all titles begin with.
+/// Merges curves with equal points: "\u03c4 = 2", "\u03c4 = 3" -> "\u03c4 = 2, 3". `prefix`: the
+/// common beginning of all titles.
 std::vector<Curve> merge_equal(const std::vector<Curve>& curves, const std::string& prefix);
 
 /// Rows x, columns curves: the values, and the terms of the first array cell of each row.

@@ -7,7 +7,7 @@
 namespace blockscope {
 namespace {
 
-/// `number` null: each cell's own.
+/// `number`: null for each cell's own.
 void add_row(const std::vector<TableCell>& cells, std::string TableCell::*name, NumberText number,
              NumberTable& table) {
   std::vector<std::string>& row = table.rows.emplace_back();

@@ -1,5 +1,5 @@
-// Colours of all pictures: Okabe and Ito's eight (distinct under every common colour blindness) for
-// lines and bars, viridis for values. Used on light and on dark grounds.
+// Colours of all pictures, on light and dark backgrounds. Lines and bars have Okabe and Ito's eight
+// colours, which people with any common colour blindness can tell apart. Values have viridis.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// Several plots beside each other in one drawing, with margins in pixels so that axes line up.
+// A grid of plots in one drawing, with margins in pixels so that axes line up.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ struct Panels {
   std::size_t rows() const { return (count + columns - 1) / columns; }
   std::size_t row(std::size_t i) const { return i / columns; }
   std::size_t column(std::size_t i) const { return i % columns; }
-  /// Nothing is below plot i: it carries the x label.
+  /// Plot i has no plot below it, so it has the x label.
   bool is_lowest(std::size_t i) const { return i + columns >= count; }
   int width() const;
   int height() const;
@@ -33,11 +33,11 @@ struct Panels {
   std::string at(int x, int y) const;
 };
 
-/// A lower end for an axis that ends at `upper`, at or below `smallest`, on a round number.
+/// The lower end of an axis that ends at `upper`: a round number at or below `smallest`.
 double round_down_to(double smallest, double upper);
 
-/// `set xtics` (axis "x", "y" or "cb") with `labels` at 0, 1, ...; every n-th when there are more
-/// than `shown`.
+/// `set xtics` (axis "x", "y" or "cb") with `labels` at 0, 1, ...; only every n-th if there are
+/// more than `shown`.
 std::string slot_tics(const std::string& axis, const std::vector<std::string>& labels,
                       std::size_t shown);
 

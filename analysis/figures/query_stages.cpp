@@ -8,7 +8,7 @@
 namespace blockscope {
 namespace {
 
-/// What better looks like: predictions, states and queries closer to step 1, recall higher.
+/// The arrow shows the better direction: S1 to S4 lower (closer to step 1), recall higher.
 std::string stage_title(const ResultAxis& stages, std::size_t i) {
   return stages.label(i) + (i + 1 == stages.size() ? " \u2191" : " \u2193");
 }
@@ -55,18 +55,18 @@ std::optional<ReportTable> query_stages(const MetricResult& result) {
   ReportTable part;
   part.name = "query-stages";
   const bool compared = stages.axes.size() == 2;
-  part.title = compared ? "Five stages, trained model beside its backbone"
+  part.title = compared ? "Five stages, trained model and its backbone"
                         : "Five stages from predictions to key sets";
   part.table = compared ? two_models(stages, result.find("relative_change")) : one_model(stages);
   part.caption =
-      "What changes between step 1, all masks, and later steps: S1 KL divergence of the "
-      "predictions "
-      "at masked positions (nats); S2 L2 gap of unit-normalised hidden states; S3 the same of "
-      "queries, per position; S4 of the block's mean query; S5 recall of step 1's top-k set. "
-      "Arrows: "
-      "the direction that makes step 1 a better stand-in. As MAGE, Table 2.";
+      "Differences between step 1 (all masks) and later steps. S1: KL divergence of the "
+      "predictions at masked positions, in nats. S2: L2 gap of unit-normalised hidden states. S3: "
+      "L2 gap of queries, per position. S4: L2 gap of the block's mean query. S5: recall of step "
+      "1's top-k set. The arrows show the direction in which step 1 predicts later steps better. "
+      "As MAGE, Table 2.";
   if (compared) {
-    part.caption += " Both under the same frames (--replay); change is relative to the backbone.";
+    part.caption +=
+        " Both models saw the same frames (--replay). The change is relative to the backbone.";
   }
   return part;
 }

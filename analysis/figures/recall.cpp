@@ -19,11 +19,11 @@ std::optional<ReportFigure> recall_over_steps(const MetricResult& result) {
   });
   ReportFigure part;
   part.figure.name = "recall";
-  part.figure.title = "How much of step 1's key set later steps still want";
+  part.figure.title = "How much of step 1's key set later steps still choose";
   part.figure.caption = fmt::format(
-      "r(t) = |S*(1) \u2229 S*(t)| / k: share of a block's top-k prefix positions at step 1 that "
-      "are in its top-k at step t, mean over layers, KV heads and blocks. n = {} terms. As MAGE, "
-      "Fig. 2.",
+      "r(t) = |S*(1) \u2229 S*(t)| / k: the share of a block's top-k prefix positions at step 1 "
+      "that are also in its top-k at step t. Mean over layers, KV heads and blocks. n = {} terms. "
+      "As MAGE, Fig. 2.",
       count_text(total_terms(recall)));
   draw_chart(chart, part.figure);
   part.numbers = curve_numbers("step", chart.curves);

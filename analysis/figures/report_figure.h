@@ -11,12 +11,12 @@ namespace blockscope {
 /// A drawing with the numbers it shows.
 struct ReportFigure {
   Figure figure;
-  NumberTable numbers;  ///< folded away below the drawing; may be empty
+  NumberTable numbers;  ///< hidden below the drawing until a click; may be empty
 };
 
-/// A captioned table that stands where a figure would.
+/// A table with a caption, in place of a figure.
 struct ReportTable {
-  std::string name;  ///< as Figure::name
+  std::string name;  ///< like Figure::name
   std::string title;
   std::string caption;
   NumberTable table;

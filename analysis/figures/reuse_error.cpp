@@ -25,7 +25,7 @@ double largest_of(const std::vector<Curve>& curves) {
   return largest;
 }
 
-/// A round number below the gamma from which on not every head reuses: to its left nothing changes.
+/// A round number below the smallest gamma at which a head stops reusing. Below it nothing changes.
 std::optional<double> where_heads_differ(const std::vector<ReuseCurve>& curves) {
   double first = 1.0;
   for (const ReuseCurve& curve : curves) {
@@ -35,7 +35,7 @@ std::optional<double> where_heads_differ(const std::vector<ReuseCurve>& curves) 
   return round_down_to(first - 0.1 * (1.0 - first), 1.0);
 }
 
-/// Both charts side by side; `terms`: of the errors, at most.
+/// Both charts side by side. `terms`: the largest number of terms of an error.
 Figure gamma_figure(const LineChart& saving, const LineChart& error, std::int64_t terms) {
   Panels panels{.count = 2, .columns = 2, .plot_width = 350, .plot_height = 220};
   panels.gap_x = 84;
@@ -48,13 +48,12 @@ Figure gamma_figure(const LineChart& saving, const LineChart& error, std::int64_
       .name = "gamma-curve",
       .title = "What \u03b3 saves and costs",
       .caption = fmt::format(
-          "Left: share of the prefix's key and value bytes that would not be read; a KV head's "
-          "bytes are saved only if all its query heads reuse. Right: the error where reused, the "
-          "one-step relative L2 error of the attention output of the heads that reuse, at the "
-          "steps that "
-          "reuse; the numbers below also have the error over all heads and steps. Heads reuse when "
+          "Left: share of the prefix's key and value bytes that would not be read. A KV head's "
+          "bytes are saved only if all its query heads reuse. Right: error where reused, which is "
+          "the one-step relative L2 error of the attention output over the heads and steps that "
+          "reuse. The numbers below also have the error over all heads and steps. Heads reuse if "
           "their calibrated similarity is above \u03b3 (left of the axis: all of them), at steps "
-          "where fewer than \u03c4 tokens changed. Predicted from this trace alone, n = up to {} "
+          "where fewer than \u03c4 tokens changed. Predicted from this trace alone. n = up to {} "
           "terms.",
           count_text(terms)),
       .width = panels.width(),
@@ -81,10 +80,10 @@ std::optional<ReportFigure> reuse_error_by_layer(const MetricResult& result) {
   part.figure.name = "reuse-error";
   part.figure.title = "One-step reuse error per layer";
   part.figure.caption = fmt::format(
-      "Relative L2 error of the attention output if every head took A_out from the last step that "
-      "the rule \u201cread the prefix again when at least \u03c4 tokens changed\u201d read: "
-      "sqrt(\u03a3e\u00b2 / \u03a3ref\u00b2) over a layer's heads and the steps that the rule lets "
-      "reuse. One step: errors are not propagated to later layers or steps. n = {} terms.",
+      "Relative L2 error of the attention output if every head reused A_out. A step with at least "
+      "\u03c4 changed tokens reads the prefix again; the steps after it reuse its A_out. The error "
+      "is sqrt(\u03a3e\u00b2 / \u03a3ref\u00b2) over a layer's heads and the steps that may reuse. "
+      "It is one-step: it does not propagate to later layers or steps. n = {} terms.",
       count_text(total_terms(error)));
   part.numbers = curve_numbers("layer", chart.curves);
   chart.curves = merge_equal(chart.curves, "\u03c4 = ");

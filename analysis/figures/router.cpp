@@ -53,7 +53,7 @@ std::optional<ReportFigure> router_usage_map(const MetricResult& result) {
   part.figure = {.name = "router-usage",
                  .title = "Which experts are used",
                  .caption = fmt::format(
-                     "Share of the rows (positions of denoising steps) of a layer that chose each "
+                     "Share of a layer's rows (positions of denoising steps) that chose each "
                      "expert. Layers without experts are left out. n = {} choices.",
                      count_text(total_terms(usage))),
                  .width = panels.width(),
@@ -69,12 +69,11 @@ std::optional<ReportTable> router_by_layer(const MetricResult& result) {
   const ResultArray agreement = mean_over_others(result.array("agreement"), {"layer"});
   ReportTable part;
   part.name = "router-layers";
-  part.title = "How evenly, and how steadily";
+  part.title = "How evenly and how steadily experts are used";
   part.caption = fmt::format(
-      "Entropy of the usage in nats (ln {} = {} when all experts are used alike), the share of "
-      "rows "
-      "of the expert used most, experts that no row chose, and the share of a position's experts "
-      "that it had chosen at the step before.",
+      "Entropy of the usage in nats (ln {} = {} if all experts are used equally). Most used: share "
+      "of rows of the most used expert. Never used: number of experts that no row chose. "
+      "Agreement: share of a position's experts that it also chose at the previous step.",
       usage.axes[1].size(), report_number(std::log(static_cast<double>(usage.axes[1].size()))));
   part.table.header = {"layer", "entropy", "most used", "never used", "agreement", "rows"};
   for (const std::size_t layer : layers_with_terms(entropy)) {
@@ -104,8 +103,8 @@ std::optional<ReportFigure> router_agreement(const MetricResult& result) {
   part.figure.name = "router-agreement";
   part.figure.title = "How many experts are chosen again at the next step";
   part.figure.caption = fmt::format(
-      "|C(t) \u2229 C(t-1)| / k: share of a position's k experts that it had chosen at the step "
-      "before, mean over layers, positions and blocks. n = {} pairs.",
+      "|C(t) \u2229 C(t-1)| / k: share of a position's k experts that it also chose at the "
+      "previous step. Mean over layers, positions and blocks. n = {} pairs.",
       count_text(total_terms(mean)));
   draw_chart(chart, part.figure);
   part.numbers = curve_numbers("step", chart.curves);

@@ -41,12 +41,12 @@ std::optional<ReportFigure> selection_over_steps(const MetricResult& result) {
   if (chart.curves.empty()) return std::nullopt;
   ReportFigure part;
   part.figure.name = "selection";
-  part.figure.title = "What the sparse policy read of what mattered";
+  part.figure.title = "How many of the important keys the sparse policy read";
   part.figure.caption = fmt::format(
-      "Share of the exact top-k sets of each step that the policy read (MAGE, eq. 1, with the "
-      "block's set and with each token's), share of the prefix's probability on the keys it read, "
-      "and error of the attention output against exact attention of the same queries. Steps that "
-      "read the whole prefix are left out. Means over layers, heads and blocks, n = {} errors.",
+      "Share of each step's exact top-k sets that the policy read (MAGE, eq. 1, for the block's "
+      "set and for each token's). Share of the prefix's probability on the keys it read. Error of "
+      "the attention output against exact attention of the same queries. Steps that read the whole "
+      "prefix are left out. Means over layers, heads and blocks. n = {} errors.",
       count_text(rows));
   draw_chart(chart, part.figure);
   part.numbers = curve_numbers("step", chart.curves);
@@ -56,7 +56,7 @@ std::optional<ReportFigure> selection_over_steps(const MetricResult& result) {
 std::optional<ReportTable> selection_by_layer(const MetricResult& result) {
   ReportTable part;
   part.name = "selection-layers";
-  part.title = "The same, layer by layer";
+  part.title = "The same values, layer by layer";
   part.caption = "Means over heads, steps and blocks.";
   part.table.header = {"layer"};
   std::vector<ResultArray> means;

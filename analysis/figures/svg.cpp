@@ -14,7 +14,7 @@
 namespace blockscope {
 namespace {
 
-/// Groups of at least this many cells are heatmaps and colour bars; their cells don't overlap.
+/// Groups with at least so many cells are heatmaps and colour bars, in which cells don't overlap.
 constexpr std::size_t kHeatmapCells = 64;
 
 void replace_all(std::string& text, std::string_view from, std::string_view to) {
@@ -25,7 +25,7 @@ void replace_all(std::string& text, std::string_view from, std::string_view to) 
   }
 }
 
-/// What lies between `open` and `close` from `at` on; nullopt when there is no such thing.
+/// The text between `open` and `close`, searched from `at`; nullopt if it is not found.
 std::optional<std::string_view> between(std::string_view text, std::string_view open,
                                         std::string_view close) {
   const std::size_t first = text.find(open);
@@ -172,7 +172,7 @@ std::string inline_svg(std::string_view svg, std::string_view prefix) {
   const std::size_t body = svg.find("<g id=\"gnuplot_canvas\">");
   if (!width || !view_box || !title || body == std::string_view::npos) {
     throw Error(
-        "svg: expected a drawing by gnuplot's svg terminal, got something else. HINT: "
+        "svg: expected a drawing by gnuplot's svg terminal, got another format. HINT: "
         "check that `gnuplot --version` says 5.4 or newer");
   }
   std::string part(svg.substr(body));
@@ -192,7 +192,7 @@ std::string inline_svg(std::string_view svg, std::string_view prefix) {
     replace_all(part, fmt::format("href={}#", quote), fmt::format("href={}#{}-", quote, prefix));
   }
   replace_all(part, "url(#", fmt::format("url(#{}-", prefix));
-  // xlink:href needs a namespace that HTML pages don't have to declare; href is SVG 2.
+  // xlink:href needs a namespace that HTML pages need not declare; href is SVG 2.
   replace_all(part, "xlink:href", "href");
   return fmt::format(
       "<svg class=\"drawing\" role=\"img\" aria-label=\"{}\" viewBox=\"{}\" "

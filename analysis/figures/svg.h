@@ -1,4 +1,4 @@
-// What gnuplot's SVG needs before people see it: a file of its own, or a part of an HTML page.
+// Turns gnuplot's SVG into a file of its own, or into a part of an HTML page.
 #pragma once
 
 #include <string>
@@ -6,13 +6,13 @@
 
 namespace blockscope {
 
-/// The file for papers: gnuplot's title and description replaced by ours, its tool tips and empty
-/// groups removed, the cells of heatmaps gathered into one path per colour.
+/// The file for papers. Our title and description replace gnuplot's. Its tool tips and empty groups
+/// are removed. The cells of heatmaps become one path per colour.
 std::string tidy_svg(std::string_view svg, std::string_view title, std::string_view description);
 
-/// A tidied SVG as a part of an HTML page: no XML declaration, every id with `prefix` in front (ids
-/// are shared by the whole page), scaled to the page's width, black drawn in the page's text colour
-/// and no background, so that it reads in light and dark.
+/// A tidied SVG as a part of an HTML page, scaled to the page's width and without an XML
+/// declaration. Every id gets `prefix`, because ids must be unique in the page. Black becomes the
+/// page's text colour and the background is removed, for light and dark pages.
 std::string inline_svg(std::string_view svg, std::string_view prefix);
 
 /// & < > " ' as entities, after printable_utf8(): text and attribute values of HTML, SVG and XML.

@@ -10,9 +10,9 @@
 namespace blockscope {
 
 std::vector<std::string> labels_of(const ResultAxis& axis);
-/// Sum of the terms of all cells; the number of finite values when there are none.
+/// Sum of the terms of all cells; the number of finite values if the array has no terms.
 std::int64_t total_terms(const ResultArray& array);
-/// "1,234", or "" when the array has no terms.
+/// "1,234", or "" if the array has no terms.
 std::string terms_text(const ResultArray& array, const std::vector<std::size_t>& indices);
 /// Smallest and largest finite value; NaN without one.
 struct ValueRange {

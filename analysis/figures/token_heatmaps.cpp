@@ -28,7 +28,7 @@ std::vector<StepPair> adjacent_pairs(const BlockSteps& block) {
   return pairs;
 }
 
-/// `count` of them, evenly spread, with the first and the last.
+/// `count` of them, evenly spread, including the first and the last.
 std::vector<StepPair> spread_pairs(const std::vector<StepPair>& pairs, std::size_t count) {
   if (pairs.size() <= count || count < 2) return pairs;
   std::vector<StepPair> chosen;
@@ -104,8 +104,8 @@ std::optional<ReportFigure> token_heatmaps(const TraceReader& trace, const Block
   part.figure.name = "token-similarity";
   part.figure.title = "Token \u00d7 token similarity of adjacent steps";
   part.figure.caption = fmt::format(
-      "Cosine of each token's attention output at step s (x) with each token's at step s+1 (y); "
-      "the diagonal is the same token. Above: A_out, attention to the prefix; below: A_in, "
+      "Cosine of each token's attention output at step s (x) with each token's at step s+1 (y). On "
+      "the diagonal, both are the same token. Above: A_out, attention to the prefix. Below: A_in, "
       "attention inside the block. One colour scale, from {:g} to 1. {}; {} of {} pairs of "
       "adjacent steps, n = {} comparisons each. As FlashBlock (arXiv 2602.05305), Fig. 1.",
       range.lower, where_text(trace, block, choice), pairs.size(), all.size(),

@@ -48,7 +48,7 @@ bool in_range(const RowProducts& row) {
   return fits(row.square_a) && fits(row.square_b);
 }
 
-/// NaN: a value is not finite; infinity: a vector has no length.
+/// NaN: a value is not finite; infinity: a vector has length 0.
 template <typename Element>
 double cosine_in_double(const Element* a, const Element* b, std::size_t dim) {
   double dot = 0.0;
@@ -135,7 +135,7 @@ std::vector<double> concatenated(const Element* values, std::size_t i, std::size
   return row;
 }
 
-/// Squared lengths of the concatenated rows of both.
+/// Squared lengths of the concatenated rows of both arrays.
 template <typename Element>
 void sum_squares(const Element* a, const Element* b, std::size_t rows, std::size_t dim,
                  std::size_t columns, std::vector<float>& square_a, std::vector<float>& square_b) {

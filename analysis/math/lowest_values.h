@@ -1,5 +1,5 @@
-// A low percentile of a stream, exact as numpy's, without keeping the stream: only the smallest
-// values are kept, as many as the percentile of an expected number of values can ask for.
+// A low percentile of a stream, with numpy's exact result. It keeps only the smallest values: as
+// many as the percentile of the expected number of values can need.
 #pragma once
 
 #include <algorithm>

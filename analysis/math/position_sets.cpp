@@ -13,10 +13,9 @@ namespace {
 // -1 (padding) becomes 0; anything below becomes too large.
 std::uint32_t shifted(std::int32_t position) { return static_cast<std::uint32_t>(position) + 1U; }
 
-/// At least the largest position + 1 and at most twice that; 0 for padding alone. Checks every
-/// entry.
+/// Between the largest position + 1 and twice that value; 0 if all is padding. Checks every entry.
 std::size_t checked_extent(std::span<const std::int32_t> set) {
-  // The bits of all, which costs a third of the largest.
+  // OR all bits together, which costs a third of finding the largest.
   const std::uint32_t bits = best_set_loops().bits(set.data(), set.size());
   constexpr auto kLimit = static_cast<std::uint32_t>(RankTable::kMaxPosition) + 1U;
   if (bits < kLimit) return bits;
@@ -54,7 +53,7 @@ void RankTable::assign(std::span<const std::int32_t> set) {
     base_ = 1;
     size_ = 0;
   }
-  base_ += size_;  // entries below belong to sets before: nothing has to be cleared
+  base_ += size_;  // smaller entries belong to earlier sets, so nothing must be cleared
   size_ = size;
   std::int32_t entry = base_;
   for (const std::int32_t p : set) {
@@ -90,7 +89,7 @@ std::size_t SetChecker::check(std::span<const std::int32_t> set) {
   }
   const std::uint8_t round = ++round_;
   std::uint8_t* const last = last_.data();
-  bool repeated = false;  // which one is looked for only then: a branch costs more than the rest
+  bool repeated = false;  // searched for only if needed: a branch costs more than the rest
   const std::size_t length = set_length(set);
   for (const std::int32_t p : set.first(length)) {
     std::uint8_t& at = last[shifted(p)];
@@ -111,7 +110,7 @@ std::size_t SetChecker::check(std::span<const std::int32_t> set) {
 std::int64_t UnionCounter::count(std::span<const std::int32_t> sets) {
   const std::size_t extent = checked_extent(sets) + 1;
   if (seen_.size() < extent) seen_.resize(extent, 0);
-  // Stores without reading back, then one sweep over the table: faster than counting on the way,
+  // Store without reading back, then sweep the table once. That is faster than counting on the way,
   // unless the table is much longer than the list.
   std::uint8_t* seen = seen_.data();
   for (const std::int32_t p : sets) seen[shifted(p)] = 1;

@@ -1,4 +1,4 @@
-// Chooses the row products at run time from what the processor offers.
+// Chooses the row products at run time by the instruction sets of the processor.
 #include "analysis/math/row_products.h"
 
 #include "kernels/simd/loop_variants.h"

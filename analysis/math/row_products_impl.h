@@ -7,8 +7,9 @@
 namespace blockscope {
 namespace {
 
-// All pairs: a panel of b is widened and transposed once, so that one load of it serves several
-// rows of a, whose channels are broadcast; no sum over lanes is left. Panels stay in the L1 cache.
+// All pairs: a panel of b is widened and transposed once. One load of it then serves several rows
+// of a, with their channels broadcast, and no sum over lanes is needed. Panels stay in the L1
+// cache.
 
 constexpr size_t kPanelRows = 2 * kLanes;  // of b
 constexpr size_t kPanelDepth = 128;        // channels
@@ -41,8 +42,9 @@ inline void transpose(Words* block) {
   }
 }
 
-/// Channels [0, depth) of up to kLanes rows, transposed: to[d * kPanelRows + row]; rows that are
-/// not there become 0. A word is one float or two bfloat16 channels.
+/// Transposes channels [0, depth) of up to kLanes rows: to[d * kPanelRows + row]. Missing rows
+/// become
+/// 0. A word is one float or two bfloat16 channels.
 inline void transpose_rows(const float* from, size_t rows, size_t dim, size_t depth, float* to) {
   size_t d = 0;
   for (; d + kLanes <= depth; d += kLanes) {
@@ -104,7 +106,7 @@ void cross_tile(const Element* a, size_t dim, const float* panel, size_t depth, 
   }
 }
 
-/// Rows [0, rows) of a with a panel of b.
+/// Multiplies rows [0, rows) of a with a panel of b.
 template <typename Element>
 void cross_panel(const Element* a, size_t rows, size_t dim, const float* panel, size_t depth,
                  float* out) {
@@ -116,10 +118,10 @@ void cross_panel(const Element* a, size_t rows, size_t dim, const float* panel, 
   for (; i < rows; ++i) cross_tile<1>(a + i * dim, dim, panel, depth, out + i * kPanelRows);
 }
 
-/// Rows of a in one go: their sums stay in the L1 cache.
+/// Rows of a per round. Their sums stay in the L1 cache.
 constexpr size_t kBandRows = 64;
 
-/// Up to kBandRows rows of a with up to kPanelRows rows of b.
+/// Multiplies up to kBandRows rows of a with up to kPanelRows rows of b.
 template <typename Element>
 void cross_band(const Element* a, size_t rows_a, const Element* b, size_t rows_b, size_t dim,
                 size_t segments, size_t stride, float* out, size_t out_stride) {
@@ -172,7 +174,7 @@ MergeError merge_error(const MergedRow& row, size_t dim) {
     sums.add(row, load<Floats>(row.external + d), load<Floats>(row.internal + d),
              load<Floats>(row.source + d));
   }
-  if (d < dim) {  // zeros add nothing
+  if (d < dim) {  // pad with zeros, which add nothing
     Floats rest[3] = {};
     __builtin_memcpy(&rest[0], row.external + d, (dim - d) * sizeof(float));
     __builtin_memcpy(&rest[1], row.internal + d, (dim - d) * sizeof(float));

@@ -1,7 +1,6 @@
-// Row products and cosines of row_products.h, written with the compiler's vector types for the
-// width that the including file is compiled for. Part of row_products_impl.h; everything has
-// internal linkage. Long, because all of it must be compiled once per instruction set without
-// another header.
+// Row products and cosines of row_products.h, in the compiler's vector types for the width that the
+// including file is compiled for. Part of row_products_impl.h; everything has internal linkage. The
+// file is long because all of it is compiled once per instruction set without another header.
 #pragma once
 
 #include "analysis/math/row_products.h"
@@ -33,7 +32,7 @@ inline Floats as_floats(Words words) { return reinterpret_cast<Floats>(words); }
 typedef float Quad __attribute__((vector_size(16)));
 typedef int QuadIndex __attribute__((vector_size(16)));
 
-/// The lanes added up to four.
+/// Adds the lanes up to four.
 inline Quad quarter(Floats values) {
   constexpr size_t kQuads = kLanes / 4;
   Quad quads[kQuads];
@@ -63,8 +62,8 @@ struct Sums {
   }
 };
 
-/// One load of bfloat16 pairs gives two vectors of floats: a word of two elements shifted left is
-/// the first of them, with its lower half cleared the second.
+/// One load of bfloat16 pairs gives two vectors of floats. A word holds two elements: shifted left
+/// it is the first one, with its lower half cleared the second one.
 template <bool SquareA>
 inline void add_pairs(const uint16_t* a, const uint16_t* b, Sums& even, Sums& odd) {
   const Words x = load<Words>(a);
@@ -79,8 +78,8 @@ inline void add_pairs(const float* a, const float* b, Sums& even, Sums& odd) {
   odd.add<SquareA>(load<Floats>(a + kLanes), load<Floats>(b + kLanes));
 }
 
-/// The sums over the lanes, of all three at once: one by one they would take longer than a row of
-/// 128 channels.
+/// The sums over the lanes of all three vectors at once. One by one, they would take longer than a
+/// row of 128 channels.
 inline RowProducts totals(const Sums& sums) {
   const Quad dot = quarter(sums.dot);
   const Quad a = quarter(sums.square_a);
@@ -93,7 +92,7 @@ inline RowProducts totals(const Sums& sums) {
   return RowProducts{all[0], all[1], all[2]};
 }
 
-/// Over as many channels as whole vectors hold; without SquareA the squares of a stay 0.
+/// Sums over the channels in whole vectors. Without SquareA, the squares of a stay 0.
 template <bool SquareA, typename Element>
 [[gnu::always_inline]] inline Sums row_sums(const Element* a, const Element* b, size_t dim) {
   Sums even;
@@ -107,7 +106,7 @@ template <bool SquareA, typename Element>
   return even;
 }
 
-/// The channels that row_sums leaves.
+/// The remaining channels after row_sums.
 template <typename Element>
 inline void add_rest(const Element* a, const Element* b, size_t dim, float& dot, float& square_a,
                      float& square_b) {
@@ -127,15 +126,15 @@ RowProducts one_row(const Element* a, const Element* b, size_t dim) {
   return row;
 }
 
-// Of kLanes rows at a time the lanes are added up together, in the order of totals(): a third of
-// the instructions. Bit for bit the same.
+// The lanes of kLanes rows are added up together, in the order of totals(). This takes a third of
+// the instructions and gives the same bits.
 
 /// Sums of kLanes rows, by row.
 struct GroupSums {
   float dot[kLanes], square_a[kLanes], square_b[kLanes];
 };
 
-/// Groups of `Lanes` lanes: every second one of x, then of y, from number `First` on.
+/// Every second group of `Lanes` lanes of x, then of y, starting with group `First`.
 template <size_t Lanes, size_t First>
 inline Floats every_second(Floats x, Floats y) {
   Words index = {};
@@ -146,7 +145,7 @@ inline Floats every_second(Floats x, Floats y) {
   return __builtin_shuffle(x, y, index);
 }
 
-/// Of kLanes / 4 rows: the four lanes that quarter() leaves of each.
+/// The four lanes that quarter() leaves of each of kLanes / 4 rows.
 inline Floats quarters(const Floats* rows) {
   if constexpr (kLanes == 16) {
     const auto halves = [](Floats x, Floats y) {
@@ -173,8 +172,8 @@ inline Floats two_of_four(Floats x, Floats y) {
   return __builtin_shuffle(x, y, index);
 }
 
-/// quads[g] has four lanes of each of kLanes / 4 rows from g * kLanes / 4 on; out: their sums by
-/// row.
+/// quads[g] has four lanes of each of kLanes / 4 rows, starting at row g * kLanes / 4. out: their
+/// sums by row.
 inline void add_up(const Floats* quads, float* out) {
   const Floats low = two_of_four<0, 1>(quads[0], quads[1]) + two_of_four<2, 3>(quads[0], quads[1]);
   const Floats high = two_of_four<0, 1>(quads[2], quads[3]) + two_of_four<2, 3>(quads[2], quads[3]);
@@ -218,7 +217,7 @@ template <bool SquareA, typename Element>
   }
 }
 
-/// The last of `rows` rows, fewer than a group.
+/// The remaining rows of `rows`, fewer than a group.
 template <typename Element>
 inline void last_sums(const Element* a, const Element* b, size_t rows, size_t dim, GroupSums& out) {
   for (size_t r = 0; r < rows; ++r) {
@@ -229,8 +228,8 @@ inline void last_sums(const Element* a, const Element* b, size_t rows, size_t di
   }
 }
 
-/// Calls `use` with the sums of up to kLanes rows, the first of them and how many they are. Without
-/// SquareA the squares of a have no meaning.
+/// Calls `use` with the sums of up to kLanes rows, the first row and their number. Without SquareA,
+/// the squares of a have no meaning.
 template <bool SquareA, typename Element, typename Use>
 [[gnu::always_inline]] inline void each_group(const Element* a, const Element* b, size_t rows,
                                               size_t dim, const Use& use) {
@@ -245,7 +244,7 @@ template <bool SquareA, typename Element, typename Use>
   use(sums, first, rows - first);
 }
 
-/// The same; heads of 128 channels, which most models have, with unrolled loops.
+/// The same, with unrolled loops for heads of 128 channels, which most models have.
 template <bool SquareA, typename Element, typename Use>
 inline void all_groups(const Element* a, const Element* b, size_t rows, size_t dim,
                        const Use& use) {

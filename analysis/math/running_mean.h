@@ -1,4 +1,4 @@
-// Sums behind the means of a metric. NaN and infinite values are counted and never averaged in.
+// Running means of a metric. NaN and infinite values are counted but never averaged.
 #pragma once
 
 #include <cstdint>
@@ -9,21 +9,21 @@
 
 namespace blockscope {
 
-/// Weighted mean and standard deviation of what was added (West 1979, so that a small spread around
-/// a large mean survives). Not thread-safe.
+/// Weighted mean and standard deviation of the added values. West (1979) keeps a small spread
+/// around a large mean. Not thread-safe.
 class RunningMean {
  public:
-  /// A value that stands for `terms` terms (a block's mean over its positions, say). Values that
-  /// are not finite, and terms <= 0, are counted in non_finite() and left out.
+  /// Adds a value for `terms` terms, such as a block's mean over its positions. Values that are not
+  /// finite, and terms <= 0, are left out and counted in non_finite().
   void add(double value, std::int64_t terms = 1);
   void merge(const RunningMean& other);
 
   std::int64_t terms() const { return terms_; }
-  std::int64_t values() const { return values_; }  ///< calls of add() that counted
+  std::int64_t values() const { return values_; }  ///< calls of add() with a counted value
   std::int64_t non_finite() const { return non_finite_; }
   double mean() const;                ///< NaN without terms
   double standard_deviation() const;  ///< over the values, weighted, n - 1; NaN below two values
-  /// Of the mean: standard_deviation / sqrt(values).
+  /// Standard error of the mean: standard_deviation / sqrt(values).
   double standard_error() const;
 
  private:
@@ -34,9 +34,9 @@ class RunningMean {
   double squares_ = 0.0;  ///< sum of terms * (value - mean)^2
 };
 
-/// RunningMean per (layer slot, column, step); columns are heads, KV heads or anything else fixed.
-/// The step axis grows as steps are met. Different layers may be fed from different threads at the
-/// same time; one layer only from one.
+/// A RunningMean per (layer slot, column, step). Columns are heads, KV heads or any other fixed
+/// axis. The step axis grows with the steps. Different threads may add to different layers at the
+/// same time, but only one thread to one layer.
 class StepGrid {
  public:
   StepGrid() = default;
@@ -45,7 +45,7 @@ class StepGrid {
   /// step >= 1.
   void add(std::size_t layer, std::size_t column, std::int64_t step, double value,
            std::int64_t terms = 1);
-  std::int64_t num_steps() const;  ///< largest step met
+  std::int64_t num_steps() const;  ///< largest step so far
   std::int64_t non_finite() const;
   const RunningMean& cell(std::size_t layer, std::size_t column, std::int64_t step) const;
   /// All steps of one (layer, column) together.
@@ -53,8 +53,8 @@ class StepGrid {
 
   /// "step" from 1 to num_steps().
   ResultAxis step_axis() const;
-  /// Appends means and terms [step, column] of the columns from `first_column` on; steps that were
-  /// not met are NaN.
+  /// Appends means and terms [step, column] of `columns` columns from `first_column` on. Steps
+  /// without values are NaN.
   void append_steps(ResultArray& array, std::size_t layer, std::size_t first_column,
                     std::size_t columns, std::int64_t steps) const;
 

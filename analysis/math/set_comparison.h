@@ -1,4 +1,4 @@
-// Two sets of keys of one KV head, key by key: what a step's choice and the exact set share.
+// Compares two sets of keys of one KV head, key by key: a step's chosen set and the exact set.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,14 @@ namespace blockscope {
 
 enum class KeyMark : std::uint8_t {
   both,        ///< chosen, and among the exact set's first k' keys: a hit
-  exact_only,  ///< among these, and not chosen: a miss
-  chosen_only  ///< chosen, and not among these: extra
+  exact_only,  ///< among those k' keys, but not chosen: a miss
+  chosen_only  ///< chosen, but not among those k' keys: extra
 };
 
 struct ComparedKey {
   std::int32_t position = 0;
   std::int32_t chosen_rank = -1;  ///< from 0; -1: not in the chosen set
-  std::int32_t exact_rank = -1;  ///< in the whole exact set, so it may be k' or more; -1: not there
+  std::int32_t exact_rank = -1;   ///< in the whole exact set, so it may be >= k'; -1: not in it
   KeyMark mark = KeyMark::both;
   bool operator==(const ComparedKey&) const = default;
 };
@@ -30,8 +30,8 @@ struct SetComparison {
   double accuracy() const;
 };
 
-/// Both sets by falling score; padding (-1) is ignored. k' = `compared`, at most |exact|. Throws
-/// Error for positions below -1, beyond RankTable::kMaxPosition, or twice in a set.
+/// Both sets are by falling score; padding (-1) is ignored. k' = `compared`, but at most |exact|.
+/// Throws Error for positions below -1, above RankTable::kMaxPosition, or twice in a set.
 SetComparison compare_sets(std::span<const std::int32_t> chosen,
                            std::span<const std::int32_t> exact, std::size_t compared);
 

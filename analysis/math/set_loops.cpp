@@ -1,4 +1,4 @@
-// Chooses the set loops at run time from what the processor offers.
+// Chooses the set loops at run time by the instruction sets of the processor.
 #include "analysis/math/set_loops.h"
 
 #include "kernels/simd/loop_variants.h"

@@ -1,5 +1,5 @@
-// The inner loops behind the set metrics, compiled once per instruction set as row_products.h is;
-// no library header here for the same reason.
+// The inner loops of the set metrics. As in row_products.h, they are compiled once per instruction
+// set and include no library header.
 #pragma once
 
 #include <stddef.h>
@@ -11,16 +11,16 @@ namespace blockscope {
 struct SetLoops {
   const char* instruction_set;
 
-  /// The bits that are set in any position + 1.
+  /// The bitwise OR of all positions + 1.
   uint32_t (*bits)(const int32_t* positions, size_t count);
-  /// Entries equal to -1.
+  /// Number of entries equal to -1.
   size_t (*padding)(const int32_t* positions, size_t count);
   /// out[i] = table[positions[i] + 1] - base.
   void (*ranks)(const int32_t* table, int32_t base, const int32_t* positions, size_t count,
                 int32_t* out);
-  /// Ranks in [0, limit).
+  /// Number of ranks in [0, limit).
   size_t (*count_below)(const int32_t* ranks, size_t count, int32_t limit);
-  /// Sum of the values whose rank is in [0, limit); the others may be NaN.
+  /// Sum of the values with a rank in [0, limit). The others may be NaN.
   double (*sum_below)(const float* values, const int32_t* ranks, size_t count, int32_t limit);
   double (*sum)(const float* values, size_t count);
 };
@@ -29,10 +29,10 @@ extern const SetLoops kSetLoopsBaseline;
 extern const SetLoops kSetLoopsAvx2;
 extern const SetLoops kSetLoopsAvx512;
 
-/// The fastest that this processor can run.
+/// The fastest variant that this processor can run.
 const SetLoops& best_set_loops();
 
-/// What this processor can run, the fastest first; `count` of them, at least one.
+/// The variants that this processor can run, fastest first. `count`: their number, at least one.
 const SetLoops* const* available_set_loops(size_t* count);
 
 }  // namespace blockscope

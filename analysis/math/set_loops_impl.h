@@ -63,7 +63,7 @@ double sum_ranks(const float* values, const int32_t* ranks, size_t count, int32_
     Ints rank;
     __builtin_memcpy(&value, values + i, sizeof(value));
     __builtin_memcpy(&rank, ranks + i, sizeof(rank));
-    // Cleared by bits, not multiplied by 0, because a value that does not count may be NaN.
+    // Clear the bits instead of multiplying by 0, because a value that does not count may be NaN.
     const Ints chosen = reinterpret_cast<Ints>(value) & (rank >= 0) & (rank < limit);
     lanes += __builtin_convertvector(reinterpret_cast<Floats>(chosen), Doubles);
   }

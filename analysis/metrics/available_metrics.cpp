@@ -10,7 +10,7 @@
 namespace blockscope {
 namespace {
 
-/// Empty when the level of every trace has the metric.
+/// Empty if the level of every trace has the metric.
 std::string level_reason(const TraceGroup& traces, const MetricInfo& metric) {
   const RecordLevel needed = parse_record_level(metric.level);
   for (std::size_t i = 0; i < traces.size(); ++i) {
@@ -22,7 +22,7 @@ std::string level_reason(const TraceGroup& traces, const MetricInfo& metric) {
   return "";
 }
 
-/// Empty when the metric accepts every trace.
+/// Empty if the metric accepts every trace.
 std::string refusal(const TraceGroup& traces, const MetricInfo& metric,
                     const MetricOptions& options) {
   try {

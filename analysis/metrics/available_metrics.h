@@ -1,4 +1,4 @@
-// Which metrics a group of traces can give, and why not the others.
+// Finds the metrics that can be computed from a group of traces, and why others can't.
 #pragma once
 
 #include <cstddef>
@@ -14,15 +14,15 @@ struct MetricChoice {
   std::vector<UnavailableMetric> unavailable;
 };
 
-/// Whether every trace of the group has the dataset that the metric is about.
+/// Whether every trace of the group has the dataset that the metric describes.
 bool applies(const MetricInfo& metric, const TraceGroup& traces);
 
-/// The metrics that are on by default and that every trace of the group has the data for.
+/// The default metrics that every trace of the group has the data for.
 MetricChoice available_metrics(const TraceGroup& traces, const MetricOptions& options);
 
-/// Throws TraceError, as the pass would, when a trace lacks what one of the metrics needs. Returns
-/// the bytes that a recorded row of the first trace costs to read for all of them, with
-/// `num_layers` of the recorded layers.
+/// Throws TraceError, like the pass, if a trace lacks what one of the metrics needs. Returns the
+/// bytes to read for all of them per recorded row of the first trace, with `num_layers` of the
+/// recorded layers.
 std::size_t check_metrics(const TraceGroup& traces, const std::vector<const MetricInfo*>& metrics,
                           const MetricOptions& options, std::size_t num_layers);
 

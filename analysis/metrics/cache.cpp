@@ -23,11 +23,12 @@ struct StaleField {
   const char* description;
 };
 constexpr std::array kStale{
-    StaleField{Field::shadow_key_cosine, "key_cosine", "kept keys against those of a whole pass"},
+    StaleField{Field::shadow_key_cosine, "key_cosine",
+               "kept keys compared with those of a whole pass"},
     StaleField{Field::shadow_value_cosine, "value_cosine",
-               "kept values against those of a whole pass"},
+               "kept values compared with those of a whole pass"},
     StaleField{Field::shadow_attention_cosine, "attention_cosine",
-               "attention output of computed rows against that of a whole pass"}};
+               "attention output of computed rows compared with that of a whole pass"}};
 
 std::int64_t positions_in(const std::vector<PositionRange>& ranges) {
   std::int64_t count = 0;
@@ -68,13 +69,13 @@ class CacheMetric final : public StepMetric {
         "rows: mean C(l, s); saved: 1 - sum C / sum L; staleness: mean cos(cached, whole pass)";
     result.source = "Fast-dLLM, arXiv 2505.22618, Fig. 3; dLLM-Cache; d2Cache";
     result.computed_from = "/cache, /frames";
-    result.arrays = {means(),
-                     by_step(rows_, "rows", "positions", "positions computed by a pass"),
-                     by_step(saved_, "saved", "share",
-                             "share of a pass over the whole canvas that was not computed"),
-                     by_step(keys_, "keys", "positions", "key entries written by a pass"),
-                     by_step(values_, "values", "positions", "value entries written by a pass"),
-                     rows_by_block()};
+    result.arrays = {
+        means(),
+        by_step(rows_, "rows", "positions", "positions computed by a pass"),
+        by_step(saved_, "saved", "share", "share of the whole canvas that a pass did not compute"),
+        by_step(keys_, "keys", "positions", "key entries written by a pass"),
+        by_step(values_, "values", "positions", "value entries written by a pass"),
+        rows_by_block()};
     for (std::size_t i = 0; i < kStale.size(); ++i) {
       if (!has_staleness_) break;
       if (i == 0) result.computed_from += ", /shadow/*_cosine";
@@ -123,7 +124,7 @@ class CacheMetric final : public StepMetric {
     for (std::size_t i = 0; i < kStale.size(); ++i) {
       const std::vector<float> values = trace_->read_floats(kStale[i].field, step.row, 1);
       for (std::size_t slot = 0; slot < values.size(); ++slot) {
-        if (std::isnan(values[slot])) continue;  // nothing to compare: all written, none computed
+        if (std::isnan(values[slot])) continue;  // all entries were written, or no row computed
         stale_[i].add(static_cast<std::size_t>(recorded_[slot]), 0, step.step,
                       static_cast<double>(values[slot]));
       }
@@ -191,8 +192,8 @@ class CacheMetric final : public StepMetric {
   }
 
   const TraceReader* trace_ = nullptr;
-  ResultAxis layers_;                                        // of the model
-  std::vector<std::int64_t> recorded_;                       // model layer of each slot
+  ResultAxis layers_;                                        // layers of the model
+  std::vector<std::int64_t> recorded_;                       // model layer of each recorded slot
   StepGrid rows_, saved_, keys_, values_;                    // one column
   std::array<StepGrid, kStale.size()> stale_;                // likewise
   std::map<std::int32_t, std::vector<RunningMean>> blocks_;  // [step - 1]

@@ -1,7 +1,7 @@
-// How a run decoded: tokens per step, steps per block, confidence when a token is transferred, when
-// each position of a block settled, and M per step with how often M < tau, which is how often
-// FlashBlock (arXiv 2602.05305, section 4.2) reuses. From /steps, /frames and /sequences alone, so
-// every trace has it.
+// How a run decoded: tokens per step, steps per block, confidence of decided tokens, the step of
+// each position's final token, M per step, and how often M < tau (FlashBlock, arXiv 2602.05305,
+// section 4.2, can reuse at these steps). Needs only /steps, /frames and /sequences, which every
+// trace has.
 #pragma once
 
 #include <string>
@@ -11,19 +11,19 @@
 
 namespace blockscope {
 
-/// Sums over blocks; also behind the curves of decoding_curves.h.
+/// Sums over blocks. decoding_curves.h uses them, too.
 class DecodingTotals {
  public:
   explicit DecodingTotals(std::vector<double> taus = {});
 
-  /// One block of the trace, with all its steps. Reads its deltas.
+  /// Adds one block of the trace with all its steps. Reads its deltas.
   void add(const TraceReader& trace, const BlockSteps& block, bool autoregressive);
 
   RunningMean tokens_per_step() const { return tokens_; }
   RunningMean steps_per_block() const { return steps_; }
   RunningMean confidence() const { return confidence_; }
   RunningMean changed() const { return changed_; }
-  /// Over sequences that ended and have a score.
+  /// Mean over sequences that ended and have a score.
   RunningMean accuracy() const { return accuracy_; }
 
   /// Mean [step].
@@ -32,9 +32,9 @@ class DecodingTotals {
   ResultArray changed_by_step() const;
   /// Share [tau] of the denoising steps after a block's first that have M < tau.
   ResultArray share_below_tau() const;
-  /// Counts [steps]: blocks that took this many.
+  /// Counts [steps]: blocks that took this many steps.
   ResultArray blocks_by_steps() const;
-  /// Counts [step, position]: positions of the block whose token was last decided in this step.
+  /// Counts [step, position]: blocks in which this position got its final token at this step.
   ResultArray settled(std::int64_t block_length) const;
   std::map<std::string, std::int64_t> left_out() const { return left_out_; }
 
@@ -57,10 +57,10 @@ class DecodingTotals {
   std::map<std::string, std::int64_t> left_out_;
   std::map<std::int64_t, std::int64_t> prompt_length_;  // by sequence of the current trace
   std::map<std::int64_t, FinishReason> finish_reason_;
-  const TraceReader* trace_ = nullptr;  // whose sequences the maps hold
+  const TraceReader* trace_ = nullptr;  // the trace of the maps' sequences
 };
 
-/// True when the trace says that it was decoded token by token, not in blocks.
+/// True if the trace says that it was decoded token by token, not in blocks.
 bool is_autoregressive(const TraceReader& trace);
 
 /// Arrays: means [quantity]; tokens_by_step, confidence_by_step, changed_by_step [step];

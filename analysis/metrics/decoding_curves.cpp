@@ -39,8 +39,9 @@ RunParameter run_parameter(const TraceReader& trace) {
                                  ? json.value("replay", nlohmann::json("")).get<std::string>()
                                  : "";
   if (!replay.empty()) {
-    throw UsageError(trace.info().path + ": replays " + replay +
-                     ", so its decisions are not its own. HINT: give traces of free runs");
+    throw UsageError(
+        trace.info().path + ": replays " + replay +
+        ", so its decisions are not its own. HINT: use traces of runs without --replay");
   }
   const auto strategy = json.find("strategy");
   if (strategy == json.end() || !strategy->is_string()) {
@@ -55,7 +56,7 @@ RunParameter run_parameter(const TraceReader& trace) {
     throw TraceError(where + "expected a number \"" + found->second + "\", the parameter of " +
                      found->first);
   }
-  // Two runs of one strategy that differ in more than its parameter are no points of one curve.
+  // Runs of one strategy that differ in more than its parameter belong to different curves.
   const auto text = json.find("strategy_text");
   const bool told = text != json.end() && text->is_string();
   RunParameter result{told ? text->get<std::string>() : found->first, found->second,

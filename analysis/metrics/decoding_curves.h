@@ -1,5 +1,5 @@
-// Fast-dLLM's threshold and factor curves: accuracy and tokens per step of several runs of one
-// strategy that differ in its parameter.
+// Fast-dLLM's threshold and factor curves: accuracy and tokens per step of runs of one strategy
+// with different values of its parameter.
 #pragma once
 
 #include <vector>
@@ -11,13 +11,13 @@ namespace blockscope {
 
 /// One result per strategy in the group, with arrays over [parameter], ascending: tokens_per_step
 /// (terms: denoising steps), accuracy (terms: scored sequences) and steps_per_block (terms:
-/// blocks). Traces of the same strategy and parameter are one point. The parameter is threshold
-/// (`threshold`, `low_confidence_dynamic`, `prefix_ordered`, `klass`), factor, eb_threshold
-/// (`entropy_bounded`) or, for `sequential`, `low_confidence_static` and `pc_sampler`,
-/// denoising_steps with 0 standing for the block length. A strategy ranked by something else, or
-/// with another quota, is another curve (/run/json: strategy_text).
-/// Throws TraceError when /run/json doesn't say how a trace was decoded. A replayed run shows the
-/// decisions of another and is refused with UsageError.
+/// blocks). Traces with the same strategy and parameter are one point. The parameter is threshold
+/// (`threshold`, `low_confidence_dynamic`, `prefix_ordered`, `klass`), factor, or eb_threshold
+/// (`entropy_bounded`). For `sequential`, `low_confidence_static` and `pc_sampler` it is
+/// denoising_steps, where 0 means the block length. A strategy with a different ranking or quota is
+/// a separate curve (/run/json: strategy_text). Throws TraceError if /run/json doesn't say how a
+/// trace was decoded. Throws UsageError for a replayed run, which shows the decisions of another
+/// run.
 std::vector<MetricResult> decoding_curves(const TraceGroup& traces);
 
 }  // namespace blockscope

@@ -32,8 +32,8 @@ RunningMean& DecodingTotals::at_step(Means& means, std::int64_t step) {
   return means[index];
 }
 
-/// Whether all steps of the block are in the trace: it decided its last mask, or decoding went on
-/// or ended after it.
+/// Whether all steps of the block are in the trace: its last mask was decided, or decoding went on
+/// or ended after the block.
 bool DecodingTotals::ended(const TraceReader& trace, const BlockSteps& block,
                            FinishReason reason) const {
   if (reason == FinishReason::length || reason == FinishReason::stop ||
@@ -65,7 +65,7 @@ void DecodingTotals::add(const TraceReader& trace, const BlockSteps& block, bool
     }
   }
   if (block.steps.empty()) return;
-  // Autoregressive: the pass over position p decides position p + 1.
+  // Token by token, the pass over position p decides position p + 1.
   const std::int64_t origin =
       block.steps.front().block_start + (autoregressive ? 1 : 0) - prompt_length_[block.sequence];
   const auto length = static_cast<std::size_t>(trace.info().meta.block_length);
@@ -149,17 +149,17 @@ ResultArray DecodingTotals::by_step(const Means& means, std::string name, std::s
 }
 
 ResultArray DecodingTotals::tokens_by_step() const {
-  return by_step(tokens_by_step_, "tokens_by_step", "tokens", "tokens decided in a step");
+  return by_step(tokens_by_step_, "tokens_by_step", "tokens", "tokens decided at a step");
 }
 
 ResultArray DecodingTotals::confidence_by_step() const {
   return by_step(confidence_by_step_, "confidence_by_step", "probability",
-                 "confidence of the tokens decided in a step");
+                 "confidence of the tokens decided at a step");
 }
 
 ResultArray DecodingTotals::changed_by_step() const {
   return by_step(changed_by_step_, "changed_by_step", "tokens",
-                 "M: inputs of the block that differ from the step before");
+                 "M: inputs of the block that differ from the previous step");
 }
 
 ResultArray DecodingTotals::share_below_tau() const {

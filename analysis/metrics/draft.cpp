@@ -42,17 +42,17 @@ void append(ResultArray& array, const RunningMean& mean) {
   array.terms.push_back(mean.terms());
 }
 
-/// A value of the positions that were accepted, and of the reached ones that were not.
+/// Means of a value over accepted positions, and over reached positions that were not accepted.
 struct TwoMeans {
   RunningMean accepted, refused;
   void add(double value, bool was_accepted) { (was_accepted ? accepted : refused).add(value); }
 };
 
-/// Of one recorded layer, from one thread at a time.
+/// Sums of one recorded layer. Only one thread at a time uses them.
 struct LayerMass {
   BinnedShares by_mass{mass_bins()};
   std::vector<TwoMeans> heads;
-  std::vector<double> mean;  // over heads, of the current row's positions
+  std::vector<double> mean;  // over heads, for the current row's positions
 };
 
 class DraftMetric final : public StepMetric {
@@ -75,8 +75,9 @@ class DraftMetric final : public StepMetric {
     first_sequence_ += sequences_of_last_;
     sequences_of_last_ = trace.info().num_sequences;
     captured_ = knows_model_shape(trace.info().meta);
-    has_mass_ = has_mass_ && trace.has(Field::attention_lse_internal) &&
-                !is_of_target(trace.info().meta);  // whose attention says nothing of the draft
+    has_mass_ =
+        has_mass_ && trace.has(Field::attention_lse_internal) &&
+        !is_of_target(trace.info().meta);  // whose attention is not the draft's
     if (!has_mass_) return {};
     return Needs{{Field::attention_lse_external, Field::attention_lse_internal}, false, false, {}};
   }
@@ -130,7 +131,7 @@ class DraftMetric final : public StepMetric {
   std::optional<DraftRounds> rounds_;  // of the current trace
   std::int64_t vocab_size_ = 0;
   std::vector<std::int64_t> lengths_;           // [length - 1] rounds
-  std::vector<std::int64_t> lengths_of_trace_;  // likewise, of the current one
+  std::vector<std::int64_t> lengths_of_trace_;  // likewise, for the current trace
   std::vector<AcceptedShare> positions_;        // [position - 1]
   TwoMeans draft_entropy_, target_entropy_;
   BinnedShares by_draft_entropy_{entropy_bins()}, by_target_entropy_{entropy_bins()};
@@ -142,7 +143,7 @@ class DraftMetric final : public StepMetric {
   std::int64_t first_sequence_ = 0, sequences_of_last_ = 0;
   DraftSpeedup speedup_;
   bool captured_ = true;  // the current trace, by us: a rank of -1 is that of a token without one
-  bool has_mass_ = true;  // all traces have
+  bool has_mass_ = true;  // true if all traces have it
   std::unordered_map<std::int64_t, Reached> reached_;  // by row of the current trace
   std::vector<LayerMass> layers_;
   LayerCounts counts_;
@@ -188,7 +189,7 @@ void DraftMetric::add_round(std::int64_t sequence, const StepRef& step) {
   if (has_mass_) reached_[step.row] = {reached, round.accepted};
 }
 
-/// Before another trace, and at the end.
+/// Called before another trace, and at the end.
 void DraftMetric::finish_trace() {
   if (trace_ == nullptr) return;
   const std::vector<DraftCost>& costs = trace_->info().meta.draft_cost;
@@ -206,7 +207,7 @@ void DraftMetric::finish_trace() {
 ResultArray DraftMetric::means() const {
   ResultArray array =
       array_of("means", "tokens, share, nats, nats, nats, nats",
-               "means over rounds, and over the positions that were reached",
+               "means over rounds, and over reached positions",
                {"quantity",
                 {},
                 {"tokens a round", "acceptance", "draft entropy, accepted",
@@ -233,14 +234,14 @@ ResultArray DraftMetric::means() const {
 }
 
 std::vector<ResultArray> DraftMetric::by_position() const {
-  ResultArray lengths =
-      array_of("lengths", "count", "rounds by the tokens they added, the target's own with them",
-               counted_axis("length", lengths_.size()));
+  ResultArray lengths = array_of(
+      "lengths", "count", "rounds by the number of tokens they added, including the target's own",
+      counted_axis("length", lengths_.size()));
   lengths.values.assign(lengths_.begin(), lengths_.end());
   const ResultAxis axis = counted_axis("position", positions_.size());
   ResultArray survival = array_of("survival", "share", "rounds that accepted the position", axis);
-  ResultArray acceptance = array_of(
-      "acceptance", "share", "positions accepted, of those with everything before accepted", axis);
+  ResultArray acceptance =
+      array_of("acceptance", "share", "accepted positions, as a share of reached ones", axis);
   std::int64_t rounds = 0;
   for (const std::int64_t count : lengths_) rounds += count;
   std::int64_t beyond = rounds;
@@ -252,8 +253,8 @@ std::vector<ResultArray> DraftMetric::by_position() const {
   return {lengths, survival, acceptance};
 }
 
-/// Bins of ranks begin at powers of two, so their sums are those of the best 1, 2, 4, ...; up to
-/// the whole vocabulary, whatever the rounds need, so that results of several traces add up.
+/// Rank bins begin at powers of two, so their sums count the best 1, 2, 4, ... tokens. They go up
+/// to the whole vocabulary, so that results of several traces can be added.
 ResultArray DraftMetric::within_best() const {
   ResultArray array = array_of("within_best", "share",
                                "reached positions whose target's token is among the draft's best",
@@ -263,7 +264,7 @@ ResultArray DraftMetric::within_best() const {
   std::int64_t reached = 0;
   for (const AcceptedShare& bin : bins) reached += bin.reached;
   std::int64_t within = 0;
-  for (std::size_t i = 1; i + 1 < bins.size(); ++i) {  // the first one: not in its vocabulary
+  for (std::size_t i = 1; i + 1 < bins.size(); ++i) {  // bin 0: not in the draft's vocabulary
     within += bins[i].reached;
     array.axes[0].index.push_back(edges[i + 1]);
     append(array, AcceptedShare{within, reached});
@@ -273,10 +274,10 @@ ResultArray DraftMetric::within_best() const {
 }
 
 std::vector<ResultArray> DraftMetric::by_depth() const {
-  ResultArray shares =
-      by_depth_.array("by_depth", "acceptance by the keys before the block", "context_length");
+  ResultArray shares = by_depth_.array(
+      "by_depth", "acceptance by the number of keys before the block", "context_length");
   ResultArray lengths =
-      array_of("length_by_depth", "tokens", "tokens a round by the keys before the block",
+      array_of("length_by_depth", "tokens", "tokens a round by the number of keys before the block",
                {"context_length", {}, {}});
   const ResultAxis bins = by_depth_.edges().axis("context_length");
   for (std::size_t i = 0; i < length_by_depth_.size(); ++i) {
@@ -315,13 +316,13 @@ std::vector<ResultArray> DraftMetric::by_mass() const {
                      {}};
   ResultArray accepted{"mass_accepted",
                        "share",
-                       "external mass of positions that were accepted",
+                       "external mass of accepted positions",
                        {shape_.layer_axis(), shape_.head_axis()},
                        {},
                        {}};
   ResultArray refused = accepted;
   refused.name = "mass_refused";
-  refused.description = "external mass of reached positions that were refused";
+  refused.description = "external mass of reached positions that were rejected";
   for (const LayerMass& layer : layers_) {
     for (const AcceptedShare& bin : layer.by_mass.shares()) append(shares, bin);
     for (const TwoMeans& head : layer.heads) {
@@ -347,9 +348,9 @@ MetricResult DraftMetric::finish() {
   };
   add({means()});
   add(by_position());
-  add({by_draft_entropy_.array("by_draft_entropy", "acceptance by the draft's entropy there",
+  add({by_draft_entropy_.array("by_draft_entropy", "acceptance by the draft's entropy",
                                "draft_entropy"),
-       by_target_entropy_.array("by_target_entropy", "acceptance by the target's entropy there",
+       by_target_entropy_.array("by_target_entropy", "acceptance by the target's entropy",
                                 "target_entropy"),
        by_drafted_rank_under_target_.array(
            "by_drafted_rank_under_target",

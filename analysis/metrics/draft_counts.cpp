@@ -10,7 +10,7 @@
 namespace blockscope {
 namespace {
 
-constexpr double kLargestWhole = 1 << 24;  // positions and tokens of a vocabulary
+constexpr double kLargestWhole = 1 << 24;  // above every position and token id
 
 BinEdges powers_of_two(std::vector<double> edges) {
   for (double edge = edges.back() * 2.0; edge <= kLargestWhole; edge *= 2.0) edges.push_back(edge);

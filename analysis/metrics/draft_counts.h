@@ -1,5 +1,5 @@
-// How many of the positions that a target reached it accepted, by something they have. Internal to
-// the metric `draft`.
+// The share of reached positions that the target accepted, by a property of the position. Internal
+// to the metric `draft`.
 #pragma once
 
 #include <cstdint>
@@ -18,37 +18,37 @@ struct AcceptedShare {
     accepted += was_accepted ? 1 : 0;
     ++reached;
   }
-  double share() const;  ///< NaN without any
+  double share() const;  ///< NaN without reached positions
 };
 
 /// Values in bins [edge i, edge i + 1), the last one without an upper end.
 struct BinEdges {
-  std::vector<double> edges;  ///< ascending, from the least value there can be
+  std::vector<double> edges;  ///< ascending, from the smallest possible value
   bool whole = false;         ///< values are whole numbers: "3-4" rather than "3-5"
 
-  /// -1: below all.
+  /// The bin of a value; -1: below all bins.
   std::ptrdiff_t bin(double value) const;
-  /// Index: lower ends; labels: "0.1-0.3", "6+"; "none" for -1.
+  /// Indices are the lower ends; labels are "0.1-0.3", "6+", or "none" for -1.
   ResultAxis axis(std::string name) const;
 };
 
-/// Of whole numbers: 0, 1, 2, 4, 8, ...; ranks also -1, of what has none.
+/// Whole numbers from 0, 1, 2, 4, 8, ... Ranks also have -1 for a token without a rank.
 BinEdges rank_bins();
 BinEdges depth_bins();
 /// Nats.
 BinEdges entropy_bins();
-/// Tenths of 0 to 1, which belongs to the last.
+/// Ten bins from 0 to 1; 1 belongs to the last.
 BinEdges mass_bins();
 
 class BinnedShares {
  public:
   explicit BinnedShares(BinEdges edges) : edges_(std::move(edges)), shares_(edges_.edges.size()) {}
 
-  /// False: not a number, or below all bins.
+  /// False if the value is not a number or below all bins.
   bool add(double value, bool was_accepted);
   const std::vector<AcceptedShare>& shares() const { return shares_; }  ///< [bin]
   const BinEdges& edges() const { return edges_; }
-  /// Without the empty bins before the first one with terms and behind the last.
+  /// The shares, without empty bins at the beginning and the end.
   ResultArray array(std::string name, std::string description, std::string axis) const;
 
  private:

@@ -44,7 +44,7 @@ DraftRound DraftRounds::at(const StepRef& step) {
   if (step.row < first_ || step.row >= first_ + count_) load(step.row);
   const auto i = static_cast<std::size_t>(step.row - first_);
   const std::size_t from = i * block_length_;
-  DraftRound round;  // of another engine it may be shorter than a block
+  DraftRound round;  // from another engine, it may be shorter than a block
   while (std::cmp_less(round.drafted + 1, block_length_) &&
          valid_[from + static_cast<std::size_t>(round.drafted) + 1] != 0) {
     ++round.drafted;

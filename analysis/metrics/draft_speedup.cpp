@@ -68,11 +68,11 @@ std::vector<ResultArray> DraftSpeedup::arrays() const {
   const auto rounds = static_cast<double>(rounds_);
   return {array("tokens_per_round", "tokens", "mean length of the rounds, cut to the block",
                 [&](std::size_t i) { return tokens_[i] / rounds; }),
-          array("draft_time", "ms", "what the draft adds to a round",
+          array("draft_time", "ms", "time that the draft adds to a round",
                 [&](std::size_t i) { return draft_ns_[i] / rounds / kNsPerMs; }),
-          array("target_time", "ms", "the target's pass over a block",
+          array("target_time", "ms", "time of the target's pass over a block",
                 [&](std::size_t i) { return target_ns_[i] / rounds / kNsPerMs; }),
-          array("speedup", "1", "predicted tokens/s over those of the target alone",
+          array("speedup", "1", "predicted tokens/s relative to the target alone",
                 [&](std::size_t i) { return alone_ns_[i] / (draft_ns_[i] + target_ns_[i]); })};
 }
 

@@ -1,4 +1,4 @@
-// What blocks of other lengths would be worth, from the rounds of one run and its /draft/cost.
+// Predicted speed-up of other block lengths, from the rounds of one run and its /draft/cost.
 // Internal to the metric `draft`.
 #pragma once
 
@@ -10,19 +10,19 @@
 
 namespace blockscope {
 
-/// Times of one trace for every block length, linear between those that were measured.
+/// Times of one trace for every block length, linear between the measured lengths.
 struct RoundTimes {
-  std::vector<double> draft_ns, target_ns;  ///< [B]: entry b - 1 of blocks of b positions
+  std::vector<double> draft_ns, target_ns;  ///< [B]: entry b - 1 is for blocks of b positions
 };
-/// `costs`: as check_meta() wants them, not empty.
+/// `costs`: valid for check_meta(), not empty.
 RoundTimes round_times(const std::vector<DraftCost>& costs);
 
-/// Sums over traces: of several, each round counts with the times of its own trace.
+/// Sums over traces. Each round counts with the times of its own trace.
 class DraftSpeedup {
  public:
-  /// There will be rounds with times, so arrays() has something to be about.
+  /// Announces rounds with times, so that arrays() has the block lengths.
   void expect(std::int64_t block_length);
-  /// rounds_of_length[l - 1]: rounds of a trace that added l tokens, [B] as expected.
+  /// rounds_of_length[l - 1]: number of rounds of a trace that added l tokens, [B].
   void add(const std::vector<std::int64_t>& rounds_of_length, const std::vector<DraftCost>& costs);
   bool empty() const { return tokens_.empty(); }
   /// tokens_per_round, draft_time, target_time, speedup [block_length]; terms: rounds.

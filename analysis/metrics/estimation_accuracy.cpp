@@ -86,7 +86,7 @@ ResultArray EstimationAccuracyMetric::by_step() const {
   ResultArray array;
   array.name = "est_acc";
   array.unit = "share";
-  array.description = "share of a token's top-k set that the block's set holds";
+  array.description = "share of a token's top-k set that the block's set contains";
   ResultAxis estimators{"estimator", {}, {kEstimators.begin(), kEstimators.end()}};
   array.axes = {estimators, shape_.layer_axis(), shape_.kv_head_axis(), accuracy_[0].step_axis()};
   for (const StepGrid& grid : accuracy_) {
@@ -103,7 +103,7 @@ ResultArray EstimationAccuracyMetric::later() const {
   ResultArray array;
   array.name = "est_acc_later";
   array.unit = "share";
-  array.description = "the same over steps t > 1, where the two estimators differ";
+  array.description = "the same share over steps t > 1, where the two estimators differ";
   array.axes = {{"estimator", {}, {kEstimators.begin(), kEstimators.end()}}, shape_.layer_axis()};
   for (const std::vector<RunningMean>& layers : later_) {
     for (const RunningMean& mean : layers) {

@@ -1,11 +1,11 @@
 // Estimation accuracy of a block's set for each of its tokens (MAGE, eq. 1):
 //   EstAcc = |S n S*_token| / k, mean over the block's tokens,
-// for S = the oracle set of the same step's block ("block oracle": the ceiling of any set that the
-// block shares) and S = the oracle set of step 1 ("first-step oracle": what MAGE uses). From
-// /sets/topk and the per-token sets /sets/topk_token (level full). In step 1 the two are the same,
-// so est_acc_later compares them over the same rows with t > 1 only.
+// "block oracle": S is the block's exact set of the same step, the best set that the block can
+// share. "first-step oracle": S is the block's exact set of step 1, which MAGE uses. From
+// /sets/topk and the per-token sets /sets/topk_token (level full). At step 1 the two are equal, so
+// est_acc_later compares them over the rows with t > 1.
 //
-// Rows with N <= k are trivial: counted in left_out, never averaged.
+// Rows with N <= k are trivial, so they are left out and counted in left_out.
 #pragma once
 
 #include <array>

@@ -104,7 +104,7 @@ class ExternalMassMetric final : public StepMetric {
 
 }  // namespace
 
-/// Never overflows: the exponent is that of a difference, and 1 / (1 + inf) is 0.
+/// Never overflows: it takes the exponential of a difference, and 1 / (1 + inf) is 0.
 double external_mass_of(float lse_external, float lse_internal) {
   const bool empty = lse_external == -std::numeric_limits<float>::infinity();
   if ((!empty && !std::isfinite(lse_external)) || !std::isfinite(lse_internal)) {

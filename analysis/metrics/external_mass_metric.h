@@ -8,13 +8,13 @@
 
 namespace blockscope {
 
-/// Of one query. L_out = -inf where there are keys would mean that none can be seen: mass 0. NaN
-/// otherwise where a value is not finite.
+/// External mass of one query. L_out = -inf (no visible external key) gives 0. Any other value that
+/// is not finite gives NaN.
 double external_mass_of(float lse_external, float lse_internal);
 
-/// `external_mass` [layer, head, step], mean over valid positions, of exact values. Rows with N = 0
-/// have no mass to speak of and are counted apart. From the LSEs (level summary and above), or from
-/// /summary/external_mass when options ask for it.
+/// `external_mass` [layer, head, step]: mean over valid positions, from exact values. Rows with N =
+/// 0 have no external mass, so they are left out and counted. Reads the LSEs (level summary and
+/// above), or /summary/external_mass with MetricOptions::from_summary.
 std::unique_ptr<StepMetric> make_external_mass_metric(const MetricOptions& options);
 
 }  // namespace blockscope

@@ -1,5 +1,5 @@
-// What a metric left out, counted per layer without locks from StepMetric::add; names of reasons
-// are those of left_out.h where one fits.
+// Counts the terms that a metric left out, per layer and without locks, in StepMetric::add. Reasons
+// have the names of left_out.h if one fits.
 #pragma once
 
 #include <cstddef>
@@ -19,13 +19,13 @@ class LayerCounts {
   LayerCounts() = default;
   explicit LayerCounts(std::size_t layers) : layers_(layers) {}
 
-  /// A whole row. Every layer sees the same rows, so each counts once, not once per layer.
+  /// Counts a whole row. Every layer sees the same rows, so a row counts once, not once per layer.
   void row(std::size_t layer, std::string_view reason) { bump(layers_[layer].rows, reason, 1); }
-  /// Single values of one layer.
+  /// Counts single values of one layer.
   void values(std::size_t layer, std::string_view reason, std::int64_t count = 1) {
     bump(layers_[layer].values, reason, count);
   }
-  /// Adds the counts to MetricResult::left_out; reasons that never occurred don't appear.
+  /// Adds the counts to MetricResult::left_out, without reasons that never occurred.
   void add_to(LeftOut& left_out) const;
 
  private:

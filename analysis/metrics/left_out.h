@@ -1,5 +1,5 @@
-// Terms that are not in the means, by reason: the names every metric uses, and the counts that
-// follow from the steps of a block alone.
+// Terms that are not in the means, by reason: the common names of reasons, and the counts that need
+// only the steps of a block.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,10 @@ inline constexpr const char* kZeroVector = "vectors of length 0";
 
 using LeftOut = std::map<std::string, std::int64_t>;
 
-/// Adds to `counts` what a metric over adjacent recorded steps leaves out of a block: kBehindGap
-/// (recorded steps whose step before was not) and kOneStep.
+/// Counts what a metric over adjacent recorded steps leaves out of a block: kBehindGap (recorded
+/// steps after a step that was not recorded) and kOneStep.
 void count_missing_pairs(const BlockSteps& block, LeftOut& counts);
-/// Adds kNoPrefix: recorded steps with N = 0.
+/// Counts kNoPrefix: recorded steps with N = 0.
 void count_rows_without_prefix(const BlockSteps& block, LeftOut& counts);
 
 /// The counts that are not zero.

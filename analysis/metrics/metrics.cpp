@@ -48,13 +48,13 @@ const std::vector<MetricInfo>& all_metrics() {
        {kFromSummary},
        [](const MetricOptions& options) { return std::make_unique<UnionSizeMetric>(options); }},
       {"est_acc",
-       "share of each token's top-k set that the block's set holds",
+       "share of each token's top-k set that the block's set contains",
        "full",
        true,
        {},
        [](const MetricOptions&) { return std::make_unique<EstimationAccuracyMetric>(); }},
       {"selection",
-       "what the sets of a sparse policy hold of the exact ones, and its error",
+       "share of the exact sets that a sparse policy read, and its error",
        "summary",
        true,
        {},
@@ -68,21 +68,21 @@ const std::vector<MetricInfo>& all_metrics() {
        [](const MetricOptions&) { return make_router_metric(); },
        Field::router_expert},
       {"cache",
-       "positions that a cache computed and kept, what it saved, how stale it was",
+       "positions that a cache computed and kept, its saving and staleness",
        "trajectory",
        true,
        {},
        [](const MetricOptions&) { return make_cache_metric(); },
        Field::query_end},
       {"draft",
-       "what of a draft its target accepted, why, and the speed-up of every block length",
+       "drafted tokens that the target accepted, and the speed-up of each block length",
        "trajectory",
        true,
        {},
        [](const MetricOptions&) { return make_draft_metric(); },
        Field::draft_accepted},
       {"query_statistics",
-       "five stages from predictions to top-k sets, against step 1",
+       "five stages from predictions to top-k sets, compared with step 1",
        "summary",
        true,
        {kFromSummary},
@@ -90,13 +90,13 @@ const std::vector<MetricInfo>& all_metrics() {
          return std::make_unique<QueryStatisticsMetric>(options);
        }},
       {"decoding",
-       "tokens per step, confidence, when positions settle, M, accuracy",
+       "tokens per step, confidence, steps of final tokens, M, accuracy",
        "trajectory",
        true,
        {kTaus},
        [](const MetricOptions& options) { return std::make_unique<DecodingMetric>(options); }},
       {"similarity_states",
-       "the same of queries, keys, values and hidden states",
+       "cosine of queries, keys, values and hidden states between adjacent steps",
        "outputs",
        false,
        {},
@@ -130,8 +130,7 @@ const MetricInfo& metric_by_name(const std::string& name) {
   for (const MetricInfo& metric : all_metrics()) {
     names += (names.empty() ? "" : ", ") + metric.name;
   }
-  throw UsageError(
-      fmt::format("metric `{}`: there is none of this name; there are {}", name, names));
+  throw UsageError(fmt::format("metric `{}`: no such metric; expected one of {}", name, names));
 }
 
 }  // namespace blockscope

@@ -1,5 +1,5 @@
-// All metrics by name: what `analyze --metric` lists and what reports and the viewer ask for. To
-// add one: a file with its StepMetric and its formula, a line in metrics.cpp.
+// All metrics by name, for `analyze --metric`, reports and the viewer. To add a metric, write a
+// file with its StepMetric and its formula, and add a line to metrics.cpp.
 #pragma once
 
 #include <functional>
@@ -15,9 +15,9 @@ namespace blockscope {
 
 struct MetricOptions {
   std::vector<std::int64_t>
-      set_sizes;  ///< k of recall, covered probability; empty: powers of 2 to k
-  std::vector<double> taus{1.0, 2.0, 3.0, 4.0};  ///< of reuse error
-  bool from_summary = false;                     ///< read /summary even where the arrays are there
+      set_sizes;  ///< k of recall and covered probability; empty: powers of 2 up to k
+  std::vector<double> taus{1.0, 2.0, 3.0, 4.0};  ///< tau of the reuse error
+  bool from_summary = false;                     ///< read /summary even if the trace has the arrays
 };
 
 struct MetricInfo {
@@ -25,15 +25,15 @@ struct MetricInfo {
   std::string description;  ///< one line
   std::string level;        ///< lowest --record level: "summary", "sets", "outputs", "full"
   bool by_default = true;   ///< in `analyze` without --metric, if the trace has the level
-  std::vector<std::string_view> reads;  ///< flags of `analyze` whose MetricOptions it looks at
+  std::vector<std::string_view> reads;  ///< flags of `analyze` with MetricOptions that it uses
   std::function<std::unique_ptr<StepMetric>(const MetricOptions&)> make;
-  /// Traces without this dataset have nothing that the metric could be about: by default it is
-  /// neither run nor mentioned there. Unset: every trace has.
+  /// The dataset that the metric describes; unset: all traces have it. By default, the metric is
+  /// neither run nor mentioned for traces without this dataset.
   std::optional<Field> only_with = std::nullopt;
 };
 
 const std::vector<MetricInfo>& all_metrics();
-/// Throws UsageError listing the names.
+/// Throws UsageError with all names.
 const MetricInfo& metric_by_name(const std::string& name);
 
 }  // namespace blockscope

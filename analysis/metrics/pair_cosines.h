@@ -11,16 +11,17 @@
 
 namespace blockscope {
 
-/// The same rules as StepMetric: layers side by side, one layer from one thread.
+/// Follows the rules of StepMetric: several layers at the same time, one layer from one thread.
 class PairCosines {
  public:
   PairCosines() = default;
   PairCosines(std::size_t layers, std::size_t columns)
       : grid_(layers, columns), left_(layers), last_(layers) {}
 
-  /// The pair (previous, now) of a field [columns, B, dim], the same one for all steps of a trace.
+  /// Adds the pair (previous, now) of a field [columns, B, dim]. All steps of a trace use the same
+  /// field.
   void add(const StepView& step, Field field, std::size_t columns);
-  /// The pair's mean per column, as /summary has it.
+  /// Adds the pair's mean per column, from /summary.
   void add_means(const StepView& step, Field field);
 
   const StepGrid& grid() const { return grid_; }
@@ -33,7 +34,7 @@ class PairCosines {
   };
   StepGrid grid_;
   std::vector<LeftOutOfLayer> left_;  // [layer]
-  /// The step that was `now` last, and the squares of its rows: it may be `previous` next.
+  /// The last `now` and the squares of its rows, because it may be the next `previous`.
   struct Last {
     const StepRef* step = nullptr;
     KeptSquares squares;

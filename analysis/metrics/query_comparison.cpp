@@ -53,8 +53,8 @@ MetricResult statistics_of(const TraceGroup& group, const MetricOptions& options
 
 ResultAxis model_axis() { return {"model", {}, {"trained", "backbone"}}; }
 
-/// The two arrays [step or layer] one after the other under a model axis. Steps that only one side
-/// has a value for become NaN without terms on the other.
+/// Joins two arrays [step or layer] along a model axis. If only one side has a step, the other side
+/// gets NaN without terms.
 ResultArray side_by_side(ResultArray a, ResultArray b) {
   const std::size_t size = std::max(a.values.size(), b.values.size());
   for (ResultArray* array : {&a, &b}) {
@@ -108,7 +108,7 @@ MetricResult compare_query_statistics(const TraceGroup& trained, const TraceGrou
   const MetricResult b = statistics_of(backbone, same, pass, std::move(pairs.second));
   MetricResult result = a;
   result.metric = "query_comparison";
-  result.title = "Query statistics, trained model beside its backbone";
+  result.title = "Query statistics, trained model and its backbone";
   result.arrays = {stages_by_model(a.array("stages"), b.array("stages")),
                    relative_change(a.array("stages"), b.array("stages")),
                    side_by_side(mean_over_others(a.array("kl"), {"step"}),

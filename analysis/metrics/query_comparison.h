@@ -1,6 +1,7 @@
-// The five stages of a trained model beside its autoregressive backbone (MAGE, Table 2: "relative
-// change from backbone to trained"), over the steps that both traces have: the backbone is captured
-// with --replay of the trained model's trace, so both saw the same prefixes and the same masks.
+// Compares the five stages of a trained model with those of its autoregressive backbone (MAGE,
+// Table 2: "relative change from backbone to trained"), over the steps that both traces have. The
+// backbone is captured with --replay of the trained model's trace, so both saw the same prefixes
+// and masks.
 #pragma once
 
 #include "analysis/metrics/metrics.h"
@@ -12,9 +13,9 @@ namespace blockscope {
 ///   stages [stage, model], relative_change [stage] = (trained - backbone) / |backbone|,
 ///   kl [model, step], hidden_gap [model, layer], query_gap and query_block_gap [model, layer],
 ///   recall [model, layer].
-/// S2-S4 come from the same kind of dataset on both sides: from /summary when either lacks arrays.
-/// Throws UsageError when the traces don't pair (see pair_rows) or differ in recorded layers,
-/// heads, block length or k.
+/// S2-S4 come from the same kind of dataset on both sides: from /summary if one side lacks the
+/// arrays. Throws UsageError if the traces don't pair (see pair_rows), or if recorded layers,
+/// heads, block length or k differ.
 MetricResult compare_query_statistics(const TraceGroup& trained, const TraceGroup& backbone,
                                       const MetricOptions& options = {},
                                       const PassOptions& pass = {});

@@ -7,24 +7,24 @@
 namespace blockscope {
 namespace {
 
-// float32 rounding of two sums of B terms, and of the division by B.
+// The float32 rounding of two sums of B terms and of the division by B.
 constexpr double kRelativeRounding = 1e-5;
 constexpr double kAbsoluteRounding = 1e-6;
 
 constexpr const char* kNotRecorded = "values that were not recorded";
 
-/// Sets of exact attention that a policy did not change.
+/// Whether the sets are those of exact attention, unchanged by a policy.
 bool has_exact_sets(const TraceReader& trace) {
   if (!trace.has(Field::set_topk)) return false;
   try {
     exact_fields(trace);
     return true;
   } catch (const TraceError&) {
-    return false;  // S1-S4 compare what was used with what was used, and stand
+    return false;  // S1-S4 compare values that the run used, so they stay valid
   }
 }
 
-/// Positions that this step and the block's first computed.
+/// Positions that both this step and the block's first step computed.
 std::vector<std::uint8_t> in_both(const StepView& step) {
   std::vector<std::uint8_t> both(step.valid().begin(), step.valid().end());
   for (std::size_t i = 0; i < both.size(); ++i) both[i] &= step.first_valid()[i];
@@ -257,7 +257,7 @@ MetricResult QueryStatisticsMetric::finish() {
   result.arrays.push_back(query_.means("query_gap", "1", "S3: mean gap of unit-normalised queries",
                                        layers, shape_.head_axis()));
   result.arrays.push_back(block_query_.means("query_block_gap", "1",
-                                             "S4: gap of the block average of those queries",
+                                             "S4: gap of the block average of these queries",
                                              layers, shape_.head_axis()));
   result.arrays.push_back(recall_.means("recall", "share", "S5: recall of step 1's set at k",
                                         layers, shape_.kv_head_axis()));

@@ -19,7 +19,7 @@ std::string trivial(std::int64_t size) {
   return "rows with N <= k (k = " + std::to_string(size) + ")";
 }
 
-/// Runs `body`; what it throws about a set says where the set is.
+/// Runs `body`, and adds the place of the set to its errors.
 template <class Body>
 void at_set(const std::string& path, const StepView& step, std::size_t kv_head, const Body& body) {
   try {
@@ -85,7 +85,7 @@ Needs RecallMetric::begin_trace(const TraceReader& trace, const TraceShape& shap
     normaliser_ = normaliser_of(trace);
   } else if (normaliser_ != normaliser_of(trace)) {
     throw UsageError(trace.info().path + ": set_normaliser is " + normaliser_of(trace) +
-                     ", that of the traces before is " + normaliser_ +
+                     ", that of the previous traces is " + normaliser_ +
                      ". HINT: analyse them one by one");
   }
   path_ = trace.info().path;
@@ -160,7 +160,7 @@ void RecallMetric::add_head(const StepView& step, std::size_t kv_head) {
   first.table.ranks_of(now, scratch.ranks);
   for (std::size_t i = 0; i < sizes_.size(); ++i) {
     const auto size = static_cast<std::size_t>(sizes_[i]);
-    if (step.now().context_length <= sizes_[i]) break;  // larger ones are trivial as well
+    if (step.now().context_length <= sizes_[i]) break;  // larger sizes are trivial, too
     if (size > length) {
       left_out_.values(step.layer(), "sets with fewer than k members although N > k");
       break;

@@ -1,20 +1,22 @@
-// Recall of the first step's top-k set (MAGE, Fig. 2): how much of what step 1 selected a later
-// step still selects,
+// Recall of the first step's top-k set (MAGE, Fig. 2): the share of step 1's set that a later step
+// still selects,
 //   r(t) = |S*(1) n S*(t)| / k,  t > 1,
-// from /sets/topk: sets by falling score, so the first k' entries are the set of every k' <= k.
+// from /sets/topk. Sets are by falling score, so the first k' entries are the set for every k' <=
+// k.
 //
-// Beside it the probability that step 1's set covers at step t. The trace has the step's own k
-// largest probabilities only, so it is known between bounds:
-//   covered          sum of p_t over S*(1)[:k'] n S*(t)[:k]: a lower bound, and the whole of it but
-//                    for positions that fell out of the step's top k;
-//   covered_at_most  the same, plus the k-th largest probability for each position that fell out;
-//   covered_by_own   sum of p_t over S*(t)[:k']: what the best set of this size covers.
+// Also the probability that step 1's set covers at step t. The trace has only the step's own k
+// largest probabilities, so there are bounds:
+//   covered          sum of p_t over S*(1)[:k'] n S*(t)[:k]: a lower bound, which lacks only the
+//                    positions that left the step's top k;
+//   covered_at_most  the same, plus the k-th largest probability for each position that left;
+//   covered_by_own   sum of p_t over S*(t)[:k']: the probability that the best set of this size
+//                    covers.
 // p_t is /sets/probability: the mean over the G * B queries of a KV head, normalised over the keys
 // that the trace's set_normaliser names.
 //
-// Rows with N <= k' keep every key, whatever the model does: counted in left_out, never averaged.
-// From summaries (MetricOptions::from_summary): /sets/recall and, as covered_by_own,
-// /sets/covered, at k only.
+// Rows with N <= k' always keep every key, so they are left out and counted in left_out. From
+// summaries (MetricOptions::from_summary): /sets/recall, and /sets/covered as covered_by_own, only
+// at k.
 #pragma once
 
 #include <array>
@@ -27,8 +29,8 @@
 
 namespace blockscope {
 
-/// Set sizes to report, ascending: the wanted ones, or powers of 2 up to `set_size` and itself.
-/// Throws UsageError for sizes below 1 or above `set_size`.
+/// Set sizes to report, ascending: the wanted ones, or the powers of 2 below `set_size` and
+/// `set_size` itself. Throws UsageError for sizes below 1 or above `set_size`.
 std::vector<std::int64_t> resolve_set_sizes(const std::vector<std::int64_t>& wanted,
                                             std::int64_t set_size);
 
@@ -43,21 +45,21 @@ class RecallMetric : public StepMetric {
   MetricResult finish() override;
 
  private:
-  /// Step 1's set of one KV head, kept while steps of the same block and layer follow.
+  /// Step 1's set of one KV head, kept for the next steps of the same block and layer.
   struct FirstSet {
     RankTable table;
     std::size_t length = 0;
     std::array<std::int64_t, 3> of{};  // trace, row, layer; traces count from 1
   };
-  /// Of one thread.
+  /// Buffers of one thread.
   struct Scratch {
     std::vector<FirstSet> first;  // by KV head
     SetChecker checker;
-    std::vector<std::int32_t> ranks;  // [k] of this step's members in step 1's set
+    std::vector<std::int32_t> ranks;  // [k] ranks in step 1's set of this step's members
   };
   FirstSet& first_set(const StepView& step, std::size_t kv_head, Scratch& scratch) const;
   void begin_shape(const TraceShape& shape);
-  /// Throws CorruptTrace for a set of step 1, which later steps only look up, that is none.
+  /// Throws CorruptTrace if step 1's entries are not a set; later steps only look them up.
   void check_sets(const StepView& step) const;
   void add_stored(const StepView& step);
   void add_head(const StepView& step, std::size_t kv_head);
@@ -67,8 +69,8 @@ class RecallMetric : public StepMetric {
 
   MetricOptions options_;
   TraceShape shape_;
-  std::string path_;        // of the current trace, for errors
-  std::int64_t trace_ = 0;  // the current trace's number, of all that this process looked at
+  std::string path_;        // path of the current trace, for errors
+  std::int64_t trace_ = 0;  // number of the current trace among all that this process read
   std::string normaliser_;  // of all traces
   std::vector<std::int64_t> sizes_;
   StepGrid recall_, covered_, at_most_, own_;  // columns: kv_head * sizes + size
@@ -76,11 +78,11 @@ class RecallMetric : public StepMetric {
   std::int64_t short_blocks_ = 0;
 };
 
-/// |first n now| / k for the whole stored set of every KV head; the fifth stage of the query
-/// statistics. Not thread-safe.
+/// |first n now| / k over the whole stored sets: the fifth stage of the query statistics. Not
+/// thread-safe.
 class SetRecall {
  public:
-  /// NaN where either set has fewer than k members. Throws Error as RankTable::assign does.
+  /// NaN if a set has fewer than k members. Throws Error like RankTable::assign.
   double of(std::span<const std::int32_t> first, std::span<const std::int32_t> now);
 
  private:

@@ -14,15 +14,15 @@
 namespace blockscope {
 namespace {
 
-/// Weight of the external side in the merge; exact where that side is empty (L_out = -inf). No
-/// attention has an LSE of +inf: NaN, so that it is counted.
+/// Weight of the external side in the merge, exactly 0 if that side is empty (L_out = -inf). No
+/// attention has an LSE of +inf, so +inf gives NaN, which is counted.
 double external_weight(float lse_external, float lse_internal) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   if (lse_external == kInfinity || lse_internal == kInfinity) return kNaN;
   return 1.0 / (1.0 + std::exp(static_cast<double>(lse_internal) - lse_external));
 }
 
-/// Floats over the channels of one position; over positions they add up in double.
+/// Sums over the channels of one position in float. Sums over positions are in double.
 ReuseErrorSums position_sums(const MergedRow& row, std::size_t channels) {
   static const RowProductKernels& kernels = best_row_products();
   const MergeError sums = kernels.merge_error(row, channels);
@@ -118,7 +118,7 @@ void ReuseErrorReader::read_stored(const StepView& step, Layer& layer) const {
   const auto stored = step.now(Field::reuse_error).floats();  // [4, H, 4]
   for (std::size_t t = 0; t < taus_.size(); ++t) {
     Tau& tau = layer.taus[t];
-    // A recomputed step has the same sums under every tau: no error, and the output.
+    // A recomputed step has the same sums for every tau: no error, only the output.
     const std::ptrdiff_t index = tau.rule == Rule::recomputed ? 0 : summary_index(taus_[t]);
     if (index < 0) {
       tau.rule = Rule::unknown;
@@ -162,7 +162,7 @@ void ReuseErrorReader::read_arrays(const StepView& step, Layer& layer) const {
       tau.rule = Rule::hidden;
       continue;
     }
-    // Neighbouring taus mostly have the same source.
+    // Neighbouring taus mostly have the same source, so reuse its sums.
     const auto same = std::ranges::find(layer.sources, layer.sources[t]);
     const auto first = static_cast<std::size_t>(same - layer.sources.begin());
     tau.heads = first < t ? layer.taus[first].heads : error_sums(step, scratch, taus_[t]);

@@ -1,14 +1,14 @@
-// One-step reuse error (FlashBlock, arXiv 2602.05305, section 4.2, eq. 9), from a trace alone: what
-// the attention output would be off by if step s took its external pair from an earlier step,
+// One-step reuse error (FlashBlock, arXiv 2602.05305, section 4.2, eq. 9), from a trace alone: the
+// error of the attention output if step s took its external pair from an earlier step,
 //   e = merge(A_out^src, L_out^src, A_in^s, L_in^s) - merge(A_out^s, L_out^s, A_in^s, L_in^s),
-// src = the last step of the block that the rule "recompute iff M >= tau" recomputed. One step, not
-// propagated: the inputs of step s are those of the recorded run. gamma only masks heads, so the
-// sums per head of one tau serve every gamma.
+// src = the last step of the block that the rule "recompute iff M >= tau" recomputes. The error is
+// one-step and not propagated: step s has the inputs of the recorded run. gamma only masks heads,
+// so the sums per head of one tau serve every gamma.
 //
 // From the arrays of level `outputs` for any tau >= 1, or from /summary/reuse_error, which has tau
 // 2, 3, 4 and inf. A step that the rule recomputes adds no error, only its output to the reference.
-// Rows without a prefix have nothing to reuse and are left out; so are steps whose source a gap
-// hides, and heads with values that are not finite: all counted.
+// Left out and counted are rows without a prefix, steps with a source hidden by a gap, and heads
+// with values that are not finite.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@
 
 namespace blockscope {
 
-/// Sums over positions and channels of one head; ref is the true output.
+/// Sums over positions and channels of one head. ref is the exact output.
 struct ReuseErrorSums {
   double squared = 0.0;    ///< sum e^2
   double absolute = 0.0;   ///< sum |e|
@@ -35,7 +35,7 @@ struct ReuseErrorSums {
   bool finite() const;
   double relative_l2() const;                   ///< sqrt(sum e^2 / sum ref^2); NaN without terms
   double mean_l1(std::int64_t channels) const;  ///< per channel
-  double cosine() const;                        ///< of merged and ref as one long vector
+  double cosine() const;                        ///< cosine of merged and ref as long vectors
 };
 
 /// The sums of one step in one layer under every tau, from arrays or summaries.
@@ -44,36 +44,36 @@ class ReuseErrorReader {
   /// taus >= 1.
   ReuseErrorReader(std::vector<double> taus, bool from_summary);
 
-  /// Needs of this trace. `metric` stands in the errors: TraceError when the trace has neither
+  /// Needs of this trace. Throws TraceError, with the name `metric`, if the trace has neither
   /// arrays nor summaries, or no exact values.
   Needs begin_trace(const TraceReader& trace, const TraceShape& shape, const std::string& metric);
   const std::vector<double>& taus() const { return taus_; }
-  bool reads_summary() const { return reads_summary_; }  ///< of the current trace
+  bool reads_summary() const { return reads_summary_; }  ///< for the current trace
   std::string computed_from() const;                     ///< datasets of the current trace
 
   enum class Rule : std::uint8_t {
-    recomputed,  ///< by the rule: no error
+    recomputed,  ///< recomputed by the rule: no error
     reused,
-    hidden,  ///< reused, and a gap hides the source: no sums
-    unknown  ///< reused, and /summary has no such tau: no sums
+    hidden,  ///< reused, but a gap hides the source: no sums
+    unknown  ///< reused, but /summary has no such tau: no sums
   };
   struct Tau {
     Rule rule = Rule::recomputed;
     std::vector<ReuseErrorSums> heads;  ///< [recorded heads]; empty: no sums
   };
-  /// [taus]; valid until the next call for this layer. The step must have a prefix.
+  /// [taus]. Valid until the next call for this layer. The step must have a prefix.
   const std::vector<Tau>& read(const StepView& step);
 
  private:
-  /// Of one layer, which one thread feeds at a time.
+  /// Data of one layer. Only one thread at a time uses it.
   struct Layer {
     std::vector<Tau> taus;
     std::vector<const StepRef*> sources;  // [taus]
   };
-  /// Of one thread.
+  /// Buffers of one thread.
   struct Scratch {
     std::vector<float> external, internal, source;  // [H, B, D]
-    std::vector<double> weight;                     // [H, B] of the external side
+    std::vector<double> weight;                     // [H, B] weight of the external side
   };
   void read_arrays(const StepView& step, Layer& layer) const;
   void read_stored(const StepView& step, Layer& layer) const;
@@ -89,9 +89,9 @@ class ReuseErrorReader {
   std::vector<Layer> layers_;
 };
 
-/// Arrays relative_l2, mean_l1, cosine [tau, layer, head, step] over the steps that the rule lets
-/// reuse; per head over its steps relative_l2_head, mean_l1_head, cosine_head [tau, layer, head];
-/// over all heads relative_l2_tau, relative_l2_all_steps [tau], the latter with recomputed steps.
+/// Arrays over the steps that the rule lets reuse: relative_l2, mean_l1, cosine [tau, layer, head,
+/// step]; relative_l2_head, mean_l1_head, cosine_head [tau, layer, head]; relative_l2_tau [tau],
+/// over all heads. relative_l2_all_steps [tau] also includes recomputed steps.
 std::unique_ptr<StepMetric> make_reuse_error(const MetricOptions& options);
 
 }  // namespace blockscope

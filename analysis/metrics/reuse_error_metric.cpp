@@ -1,4 +1,4 @@
-// The sums of ReuseErrorReader, added up over a trace.
+// Adds up the sums of ReuseErrorReader over a trace.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -33,7 +33,7 @@ class ReuseErrorMetric : public StepMetric {
   MetricResult finish() override;
 
  private:
-  /// What the rule reused and recomputed of one (tau, head, step).
+  /// Reused and recomputed sums of one (tau, head, step).
   struct Cell {
     ReuseErrorSums reused, recomputed;
   };
@@ -160,7 +160,7 @@ void ReuseErrorMetric::add_arrays(MetricResult& result, const std::string& suffi
   ResultArray l2{"relative_l2" + suffix, "1", "sqrt(sum e^2 / sum ref^2), " + where, axes, {}, {}};
   ResultArray l1{"mean_l1" + suffix, "1", "mean |e| per channel, " + where, axes, {}, {}};
   ResultArray cosine{
-      "cosine" + suffix, "cosine", "of merged and true output, " + where, axes, {}, {}};
+      "cosine" + suffix, "cosine", "of merged and exact output, " + where, axes, {}, {}};
   for (const ReuseErrorSums& sums : cells) {
     l2.values.push_back(sums.relative_l2());
     l1.values.push_back(sums.mean_l1(shape_.head_dim));
@@ -203,7 +203,7 @@ void ReuseErrorMetric::count_left_out(MetricResult& result) const {
   result.left_out = left_out_;
   for (std::size_t t = 0; t < reader_.taus().size(); ++t) {
     const std::string tau = tau_axis().label(t);
-    // Every layer sees the same steps: a step counts once.
+    // Every layer sees the same steps, so a step counts once.
     result.left_out["steps whose source for tau " + tau + " is behind a gap"] =
         most([t](const Layer& layer) { return layer.left_out[t].hidden; });
     result.left_out["steps whose error at tau " + tau + " is not in the summary"] =

@@ -14,7 +14,7 @@ std::string in_both(std::string_view what, std::int64_t a, std::int64_t b) {
   return fmt::format("{}: {} in A, {} in B", what, a, b);
 }
 
-/// The first element that both know and that differs; -1: none.
+/// The first element that both have and that differs; -1 if there is none.
 std::int64_t first_apart(const std::vector<std::int64_t>& a, const std::vector<std::int64_t>& b) {
   for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
     if (a[i] != kUnknown && b[i] != kUnknown && a[i] != b[i]) return static_cast<std::int64_t>(i);
@@ -22,7 +22,7 @@ std::int64_t first_apart(const std::vector<std::int64_t>& a, const std::vector<s
   return -1;
 }
 
-/// What is different in a round of both; empty: nothing that both know.
+/// Differences of a round in the values that both have; empty if there are none.
 std::vector<std::string> reasons_of(const RoundRecord& a, const RoundRecord& b) {
   std::vector<std::string> reasons;
   const auto number = [&](const char* what, std::int64_t in_a, std::int64_t in_b) {
@@ -47,7 +47,7 @@ std::vector<std::string> reasons_of(const RoundRecord& a, const RoundRecord& b) 
   return reasons;
 }
 
-/// The rounds of one sequence, by where in the answer they begin.
+/// The rounds of one sequence, by their start positions in the answer.
 class Walk {
  public:
   explicit Walk(const DraftedSequence& sequence)
@@ -84,7 +84,7 @@ RoundPairs pair_rounds(const DraftedSequence& a, const DraftedSequence& b) {
       reasons = reasons_of(in_a.round(), in_b.round());
       if (reasons.empty()) ++result.equal;
     } else {
-      reasons = {has_a ? "B has no round there" : "A has no round there"};
+      reasons = {has_a ? "B has no round at this position" : "A has no round at this position"};
     }
     if (result.same() && !reasons.empty()) {
       result.position = position;

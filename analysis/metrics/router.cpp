@@ -108,7 +108,7 @@ class RouterMetric final : public StepMetric {
   ResultArray entropy() const {
     ResultArray array{"entropy",
                       "nats",
-                      fmt::format("entropy of the usage, ln {} at most", num_experts_),
+                      fmt::format("entropy of the usage, at most ln {}", num_experts_),
                       {shape_.layer_axis()},
                       {},
                       {}};
@@ -128,7 +128,7 @@ class RouterMetric final : public StepMetric {
   ResultArray agreement() const {
     ResultArray array{"agreement",
                       "share",
-                      "share of a position's experts that it chose at the step before",
+                      "share of a position's experts that it also chose at the previous step",
                       {shape_.layer_axis(), agreement_.step_axis()},
                       {},
                       {}};

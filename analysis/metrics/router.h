@@ -1,10 +1,10 @@
-// How a mixture of experts spreads its rows, from what --record-router kept (/router/expert). A row
-// is one position of one denoising step; k experts are chosen for each.
-//   usage      share of a layer's rows that chose an expert; k in sum over the experts;
-//   entropy    -sum p ln p of p = usage / k: how evenly a layer uses its experts, ln E at most;
-//   agreement  |C(s) n C(s-1)| / k, mean over positions: how many of the experts chosen at the step
-//              before are chosen again.
-// Layers without experts (-1 throughout) have no terms and are not counted as left out.
+// How a mixture of experts distributes its rows, from /router/expert (--record-router). A row is
+// one position of one denoising step. The router chooses k experts for each row.
+//   usage      share of a layer's rows that chose an expert; the sum over the experts is k;
+//   entropy    -sum p ln p of p = usage / k: how evenly a layer uses its experts; at most ln E;
+//   agreement  |C(s) n C(s-1)| / k, mean over positions: share of the previous step's experts that
+//              are chosen again.
+// Layers without experts (all values -1) have no terms and do not count as left out.
 #pragma once
 
 #include <memory>

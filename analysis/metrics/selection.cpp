@@ -20,7 +20,7 @@ CoveredShare covered_share(std::span<const float> used, std::span<const float> e
   CoveredShare share;
   for (std::size_t i = 0; i < valid.size(); ++i) {
     if (valid[i] == 0) continue;
-    // -inf: no key of the set can be seen. Rounding may leave a little more than all.
+    // -inf: no key of the set is visible. Rounding may give a little more than 1.
     share.sum += std::min(1.0, std::exp(double{used[i]} - double{exact[i]}));
     share.terms += 1;
   }
@@ -72,8 +72,8 @@ void SelectionMetric::add(const StepView& step) {
   add_heads(step);
 }
 
-/// No key selected, as in a dense step, but no key read either: SparseD's set of the run, taken
-/// when there was no prefix yet.
+/// No key is selected, as at a step that reads everything, but no key was read. SparseD has such
+/// steps: its set was taken when the run had no prefix yet.
 bool SelectionMetric::reads_nothing(const StepView& step) const {
   const auto used = step.now(Field::attention_lse_external).floats();
   return std::ranges::all_of(
@@ -133,7 +133,7 @@ void SelectionMetric::add_heads(const StepView& step) {
 MetricResult SelectionMetric::finish() {
   MetricResult result;
   result.metric = kSelectionMetric;
-  result.title = "What a sparse policy's sets hold";
+  result.title = "What a sparse policy's sets contain";
   result.formula = "|S n S*(t)| / k; mean of exp(L_S - L_out); |out - out*| / |out*|";
   result.source = "MAGE, eq. 1; FlashBlock, Table 3";
   result.computed_from =
@@ -153,10 +153,11 @@ MetricResult SelectionMetric::finish() {
   result.arrays.push_back(covered_.means("covered", "share",
                                          "share of the prefix's probability on the keys read",
                                          shape_.layer_axis(), shape_.head_axis()));
-  result.arrays.push_back(error_.means("output_error", "relative L2",
-                                       "attention output against exact attention of the same "
-                                       "queries",
-                                       shape_.layer_axis(), shape_.head_axis()));
+  result.arrays.push_back(
+      error_.means("output_error", "relative L2",
+                   "error of the attention output against exact attention of the same "
+                   "queries",
+                   shape_.layer_axis(), shape_.head_axis()));
   left_out_.add_to(result.left_out);
   std::int64_t non_finite = 0;
   for (const StepGrid* grid : {&covered_, &error_}) non_finite += grid->non_finite();

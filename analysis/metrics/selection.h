@@ -1,19 +1,17 @@
-// How well a sparse policy's sets served, step by step, beside the exact attention that --shadow
-// computed. For each KV head with the set S that it read (/attention/selected) and k' the smaller
-// of |S| and the trace's set_size:
-//   block_accuracy  |S n S*(t)[:k']| / k', S*(t) the step's own set of the block (/sets/topk):
-//   MAGE,
-//                   eq. 1 with the block's oracle in place of a token's;
+// How well a sparse policy's sets match the exact attention that --shadow computed, step by step. A
+// KV head read the set S (/attention/selected). k' is the smaller of |S| and the trace's set_size.
+// For each KV head:
+//   block_accuracy  |S n S*(t)[:k']| / k', with S*(t) the block's exact set at this step
+//                   (/sets/topk): MAGE, eq. 1, with the block's set in place of a token's;
 //   token_accuracy  the mean over tokens of |S n S*_token(t)[:k']| / k': eq. 1 itself (level full).
 // For each query head:
-//   covered         mean over queries of exp(L_S - L_out): the share of the prefix's probability
-//                   that lies on S; L_S is /attention/lse_external, L_out /shadow/lse_external;
-//   output_error    relative L2 of the attention output, over the block (/shadow/output_error);
-//   what
-//                   a residual adds back is in it, and not in `covered`.
-// Rows whose step read the whole prefix (selected is -1 throughout and L_S is finite), and rows
-// with N <= |S|, where every key is in the set, are counted in left_out, never averaged. A step
-// that read no key although there are some counts: nothing covered, and its error.
+//   covered         mean over queries of exp(L_S - L_out): the share of the prefix's probability on
+//                   S; L_S is /attention/lse_external, L_out is /shadow/lse_external;
+//   output_error    relative L2 of the attention output over the block (/shadow/output_error). A
+//                   residual changes this error, but not `covered`.
+// Two kinds of rows are left out and counted in left_out: steps that read the whole prefix
+// (selected is all -1 and L_S is finite), and rows with N <= |S|, where every key is in the set. A
+// step that read none of its keys counts: it covers nothing, and has an error.
 #pragma once
 
 #include <cstdint>
@@ -28,16 +26,16 @@
 
 namespace blockscope {
 
-/// Sum of exp(L_S - L_out) over the queries that exist, at most 1 each, and their number.
+/// Sum of exp(L_S - L_out) over the valid queries, each at most 1, and their number.
 struct CoveredShare {
   double sum = 0.0;
   std::int64_t terms = 0;
 };
-/// Of one head: L_S (/attention/lse_external), L_out (exact), valid, all [B].
+/// Covered share of one head. used: L_S (/attention/lse_external); exact: L_out; all are [B].
 CoveredShare covered_share(std::span<const float> used, std::span<const float> exact,
                            std::span<const std::uint8_t> valid);
 
-/// Arrays: block_accuracy, token_accuracy [layer, kv_head, step] as far as the trace has sets;
+/// Arrays: block_accuracy, token_accuracy [layer, kv_head, step], if the trace has the sets;
 /// covered, output_error [layer, head, step]. Terms are rows (token_accuracy: tokens; covered:
 /// queries).
 class SelectionMetric : public StepMetric {
@@ -53,8 +51,8 @@ class SelectionMetric : public StepMetric {
 
   TraceShape shape_;
   std::string path_;
-  std::size_t selected_size_ = 0;                 // of the current trace
-  bool has_sets_ = true, has_token_sets_ = true;  // all traces do
+  std::size_t selected_size_ = 0;                 // k of the current trace
+  bool has_sets_ = true, has_token_sets_ = true;  // true if all traces have them
   std::vector<OverlapCounter> counters_;          // [layer]
   StepGrid block_accuracy_, token_accuracy_;      // columns: KV heads
   StepGrid covered_, error_;                      // columns: heads

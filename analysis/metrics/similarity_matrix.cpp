@@ -32,7 +32,7 @@ Field field_of(const TraceReader& trace, const MatrixRequest& request) {
   return field;
 }
 
-/// Position of the model's index among the recorded ones.
+/// Recorded slot of the model's index.
 std::size_t slot_of(const std::vector<std::int64_t>& recorded, std::int64_t index,
                     const std::string& word) {
   const auto found = std::ranges::find(recorded, index);
@@ -62,7 +62,7 @@ const StepRef* recorded_step(const BlockSteps& block, std::int64_t step) {
   return found == block.steps.end() || !found->recorded ? nullptr : &*found;
 }
 
-/// The first block of the selection with these steps recorded; without steps, with any two.
+/// The first block of the selection that recorded these steps; without steps, any two.
 BlockSteps choose_block(const TraceReader& trace, const MatrixRequest& request,
                         const std::vector<std::int64_t>& steps) {
   const auto blocks = list_blocks(trace, request.rows);
@@ -99,7 +99,7 @@ struct Rows {
   std::string text;
 };
 
-/// The rows that were asked for, or those of two steps of one block.
+/// The requested rows, or the rows of two steps of one block.
 Rows choose_rows(const TraceReader& trace, const MatrixRequest& request) {
   if (request.row_pair) {
     const auto [a, b] = *request.row_pair;
@@ -115,7 +115,7 @@ Rows choose_rows(const TraceReader& trace, const MatrixRequest& request) {
   if (steps.size() == 1) steps.push_back(steps[0] + 1);
   if (steps.size() > 2) {
     throw UsageError(
-        fmt::format("{}: a token matrix takes two steps, or one and the step after it; got {}",
+        fmt::format("{}: a token matrix takes two steps, or one step and its next one; got {}",
                     request.words.step, steps.size()));
   }
   const BlockSteps block = choose_block(trace, request, steps);

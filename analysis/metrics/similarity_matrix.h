@@ -1,6 +1,6 @@
-// One token x token or step x step matrix of a trace as a result like any other: which rows, layer
-// and head it is of, and what it is called (FlashBlock, arXiv 2602.05305, Fig. 1). The cosines are
-// token_similarity.h's.
+// One token x token or step x step matrix of a trace as a MetricResult, with its rows, layer and
+// head in the title (FlashBlock, arXiv 2602.05305, Fig. 1). token_similarity.h computes the
+// cosines.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace blockscope {
 
-/// What messages call the choices: those of the command line unless said otherwise.
+/// Names of the choices in error messages; default: the options of the command line.
 struct MatrixWords {
   std::string matrix = "--matrix", layer = "--layer", head = "--head", step = "--step";
   std::string row_a = "--row-a", row_b = "--row-b";
@@ -26,17 +26,17 @@ struct MatrixRequest {
   enum class Kind { token, step };
   Kind kind = Kind::token;
   std::string field = "external";     ///< internal, query, hidden, key, value
-  std::optional<std::int64_t> layer;  ///< the model's index; unset: the first that was recorded
+  std::optional<std::int64_t> layer;  ///< the model's index; unset: the first recorded layer
   std::optional<std::int64_t> head;   ///< unset: heads concatenated (token), their mean (step)
-  RowSelection rows;                  ///< the first block of these that has the steps
-  /// Of a token matrix: two, or one and the step after it; empty: the first two that were recorded.
+  RowSelection rows;                  ///< uses the first of these blocks that has the steps
+  /// For a token matrix: two steps, or one and its next step; empty: the first two recorded steps.
   std::vector<std::int64_t> steps;
   std::optional<std::pair<std::int64_t, std::int64_t>> row_pair;  ///< instead of steps
   MatrixWords words;
 };
 
-/// One array [position_a, position_b] or [step_a, step_b] of cosines. Throws UsageError when the
-/// request matches nothing or more than one element, TraceError when the trace lacks the field.
+/// One array [position_a, position_b] or [step_a, step_b] of cosines. Throws UsageError if the
+/// request matches nothing or more than one element, and TraceError if the trace lacks the field.
 MetricResult similarity_matrix(const TraceGroup& traces, const MatrixRequest& request);
 
 }  // namespace blockscope

@@ -1,4 +1,4 @@
-// Adjacent-step similarity of what goes into attention; see similarity_metric.h.
+// Adjacent-step similarity of the inputs of attention; see similarity_metric.h.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -30,7 +30,7 @@ constexpr std::array<State, 4> kStates{
 class StateSimilarityMetric final : public StepMetric {
  public:
   Needs begin_trace(const TraceReader& trace, const TraceShape& shape) override {
-    // Queries are there from level outputs on, the rest from level full on.
+    // Level outputs has queries; the others need level full.
     require_field(trace, Field::query, kStatesMetric);
     if (shape_.layers.empty()) {
       shape_ = shape;

@@ -103,7 +103,7 @@ class TokenMatrixMetric final : public StepMetric {
     for (std::size_t layer = 0; layer < matrices.sums.size(); ++layer) {
       for (std::size_t cell = 0; cell < matrices.sums[layer].size(); ++cell) {
         const std::int64_t terms = matrices.terms[layer][cell];
-        // Without terms 0 / 0 is the NaN that stands for an empty cell.
+        // Without terms, 0 / 0 gives NaN, which means an empty cell.
         array.values.push_back(matrices.sums[layer][cell] / static_cast<double>(terms));
         array.terms.push_back(terms);
       }

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kMemoryForSteps = std::size_t{64} << 20U;
 
-/// One layer of a row as it lies in the file, [heads, B, dim].
+/// One layer of a row in the layout of the file, [heads, B, dim].
 struct LayerOfRow {
   std::vector<std::byte> bytes;
   std::vector<std::uint8_t> valid;  // [B]
@@ -24,7 +24,7 @@ struct LayerOfRow {
 
 class LayerReader {
  public:
-  /// Throws UsageError unless the field has vectors per block position and the head is there.
+  /// Throws UsageError unless the field has vectors per block position and the head exists.
   LayerReader(const TraceReader& trace, Field field, std::size_t layer,
               std::optional<std::size_t> head)
       : trace_(trace), field_(field), layer_(layer), head_(head) {
@@ -60,7 +60,7 @@ class LayerReader {
     return values;
   }
 
-  /// The head asked for, or all.
+  /// The requested head, or all.
   ArrayView view(const LayerOfRow& values) const {
     const ArrayView all{values.bytes.data(), elements_, bf16_ ? ViewType::bf16 : ViewType::f32};
     const std::size_t size = elements_ / heads_;
@@ -76,7 +76,7 @@ class LayerReader {
   bool bf16_ = true;
 };
 
-/// Mean cosine over positions, then over heads that have one.
+/// Mean cosine over positions, then over the heads that have a value.
 float mean_cosine(const LayerReader& reader, const LayerOfRow& a, const LayerOfRow& b) {
   std::vector<CosineSum> sums;
   sum_cosines(reader.view(a), reader.view(b), reader.columns(), a.valid, b.valid, sums);
@@ -108,7 +108,7 @@ SimilarityMatrix step_similarity(const TraceReader& trace, Field field, const Bl
   const LayerReader reader(trace, field, layer, head);
   const std::size_t steps = block.steps.size();
   SimilarityMatrix result{steps, steps, std::vector<float>(steps * steps, kNaN)};
-  // As many steps as memory holds against all later ones, so that any block will do.
+  // Compare as many steps as fit in memory with all later ones, so a block of any length works.
   const std::size_t at_once =
       std::max<std::size_t>(kMemoryForSteps / std::max<std::size_t>(reader.bytes_of_row(), 1), 1);
   const auto read = [&](std::size_t s) {

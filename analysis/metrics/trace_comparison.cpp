@@ -34,7 +34,7 @@ std::vector<Named> list_named(const TraceReader& trace) {
   return result;
 }
 
-/// Index of the only element with each name; names that occur twice lead nowhere.
+/// Index of the only element with each name; a name that occurs twice has no index.
 std::map<std::string, std::size_t> unique_names(const std::vector<Named>& list) {
   std::map<std::string, std::size_t> result;
   std::set<std::string> twice;
@@ -46,7 +46,7 @@ std::map<std::string, std::size_t> unique_names(const std::vector<Named>& list) 
   return result;
 }
 
-/// Takes the pairs that `partner` finds out of both lists.
+/// Removes the pairs that `partner` finds from both lists.
 template <typename Partner>
 void take_pairs(std::vector<Named>& a, std::vector<Named>& b, const Partner& partner,
                 bool same_prompt, std::vector<SequenceMatch>& pairs) {
@@ -75,7 +75,7 @@ std::vector<std::int64_t> indices_of(const std::vector<Named>& list) {
   return result;
 }
 
-/// For each element of `a`, its place in `b`; nullopt: not there.
+/// For each element of `a`, its place in `b`; nullopt if `b` lacks it.
 std::vector<std::optional<std::size_t>> places(const ResultAxis& a, const ResultAxis& b) {
   std::map<std::string, std::size_t> in_b;
   for (std::size_t j = 0; j < b.size(); ++j) in_b.emplace(b.label(j), j);
@@ -94,9 +94,8 @@ class TokenEquality {
         a.info().meta.vocab_size == b.info().meta.vocab_size && a.num_pieces() == b.num_pieces();
     if (!by_id_ && (a.num_pieces() == 0 || b.num_pieces() == 0)) {
       throw UsageError(fmt::format(
-          "{} has a vocabulary of {} and {} one of {}, and not both hold their pieces: their "
-          "tokens "
-          "can't be compared. HINT: compare traces of models with one tokenizer",
+          "{} has a vocabulary of {} and {} one of {}, and at least one trace lacks the pieces, so "
+          "their tokens can't be compared. HINT: compare traces of models with one tokenizer",
           a.info().path, a.info().meta.vocab_size, b.info().path, b.info().meta.vocab_size));
     }
   }
@@ -161,7 +160,7 @@ SequenceMatches match_sequences(const TraceReader& a, const TraceReader& b) {
   SequenceMatches result;
   std::vector<Named> list_a = list_named(a);
   std::vector<Named> list_b = list_named(b);
-  std::map<PromptHash, std::vector<std::size_t>> of_prompt;  // in list_b, last first
+  std::map<PromptHash, std::vector<std::size_t>> of_prompt;  // indices in list_b, last first
   for (std::size_t i = list_b.size(); i-- > 0;) of_prompt[list_b[i].hash].push_back(i);
   const auto by_prompt = [&](const Named& one) -> std::optional<std::size_t> {
     const auto found = of_prompt.find(one.hash);
@@ -207,7 +206,7 @@ std::vector<std::string> shape_differences(const TraceMeta& a, const TraceMeta& 
   number("vocabulary", a.vocab_size, b.vocab_size);
   number("block length", a.block_length, b.block_length);
   number("k of the top-k sets", a.set_size, b.set_size);
-  if (same_architecture(a, b)) {  // else the lists differ anyway
+  if (same_architecture(a, b)) {  // else the lists always differ
     list("recorded layers", a.layers, b.layers);
     list("recorded heads", a.heads, b.heads);
   }
@@ -221,12 +220,12 @@ ResultArray difference(const ResultArray& b, const ResultArray& a) {
     return result;
   };
   if (names(a) != names(b) || a.unit != b.unit) {
-    throw UsageError(
-        fmt::format("difference: {} [{}] in {} and {} [{}] in {} don't belong together", b.name,
-                    fmt::join(names(b), ", "), b.unit, a.name, fmt::join(names(a), ", "), a.unit));
+    throw UsageError(fmt::format("difference: {} [{}] in {} and {} [{}] in {} can't be subtracted",
+                                 b.name, fmt::join(names(b), ", "), b.unit, a.name,
+                                 fmt::join(names(a), ", "), a.unit));
   }
   ResultArray result{a.name, a.unit, "B - A: " + a.description, {}, {}, {}};
-  // Of each axis of the result, where its elements are in a and b.
+  // For each axis of the result, the places of its elements in a and b.
   std::vector<std::vector<std::size_t>> in_a(a.axes.size());
   std::vector<std::vector<std::size_t>> in_b(a.axes.size());
   std::size_t cells = 1;

@@ -15,11 +15,11 @@ const std::vector<double> kQuantiles{0.05, 0.5, 0.95, 1.0};
 ResultAxis steps_axis() { return {"steps", {}, {"all", "step 1"}}; }
 ResultAxis quantile_axis() { return {"quantile", kQuantiles, {"p5", "p50", "p95", "max"}}; }
 
-/// Smallest value such that at least this share of the counts is not above it; NaN without counts.
+/// Smallest value that at least this share of the counts does not exceed; NaN without counts.
 double quantile(const std::vector<std::int64_t>& counts, double share) {
   const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
   if (total == 0) return kNaN;
-  // The epsilon keeps 0.95 * 20, which is 19 only up to rounding, from asking for the 20th.
+  // 0.95 * 20 is 19 only up to rounding. Without the epsilon, it would select the 20th value.
   const auto needed = std::max<std::int64_t>(
       1, static_cast<std::int64_t>(std::ceil(share * static_cast<double>(total) - 1e-9)));
   std::int64_t below = 0;
@@ -87,7 +87,7 @@ void UnionSizeMetric::add(const StepView& step) {
                          ", layer slot " + std::to_string(slot) + ", KV head slot " +
                          std::to_string(kv_head) + ": " + error.what());
     }
-    // Beyond its limits the value was not written (-1, or sets of padding), or is no union.
+    // A value outside its limits was not written (-1, or sets of padding), or is not a union.
     if (size < shape_.set_size || size >= static_cast<std::int64_t>(layer.all.size())) {
       left_out_.values(slot, "unions below k or above k * B, or not recorded");
       continue;

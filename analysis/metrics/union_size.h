@@ -1,10 +1,10 @@
-// How much larger than one token's top-k set the union over the block is (MAGE, Fig. 1a):
+// Size of the union of the tokens' top-k sets over a block, divided by k (MAGE, Fig. 1a):
 //   |U_i Top-k(i)| / k,  i over the block's positions,
-// between 1 (all tokens want the same keys) and B. From /sets/topk_token (level full), otherwise
-// from /sets/union_size. The union is a whole number of keys, so the distribution is kept as exact
-// counts: histogram and quantiles of merged traces are those of all their rows together.
+// between 1 (all tokens want the same keys) and B. From /sets/topk_token (level full), else from
+// /sets/union_size. A union is a whole number of keys, so exact counts are kept: histogram and
+// quantiles of merged traces are those of all their rows together.
 //
-// Rows with N <= k have every key in every set: counted in left_out, never averaged.
+// Rows with N <= k have every key in every set, so they are left out and counted in left_out.
 #pragma once
 
 #include <string>
@@ -20,10 +20,10 @@ namespace blockscope {
 /// one holds B.
 inline constexpr double kUnionBinWidth = 0.5;
 
-/// Arrays: union_size [layer, kv_head, step], the mean of |U| / k; union_histogram
-/// [layer, steps, bin], rows x KV heads per bin; union_quantiles [layer, steps, quantile] and
-/// union_quantiles_all [steps, quantile]. steps: "all", "step 1" (the papers' figure). quantile:
-/// p5, p50, p95 (the smallest value that at least this share does not exceed) and max.
+/// Arrays: union_size [layer, kv_head, step], the mean of |U| / k; union_histogram [layer, steps,
+/// bin], rows x KV heads per bin; union_quantiles [layer, steps, quantile] and union_quantiles_all
+/// [steps, quantile]. steps: "all", and "step 1" as in the paper's figure. quantile: p5, p50, p95
+/// and max. p5 is the smallest value that at least 5 % of the rows do not exceed.
 class UnionSizeMetric : public StepMetric {
  public:
   explicit UnionSizeMetric(const MetricOptions& options) : options_(options) {}

@@ -15,14 +15,15 @@ UnitGaps unit_gaps(std::span<const float> a, std::span<const float> b, std::size
   Eigen::VectorXd sum = Eigen::VectorXd::Zero(width);
   double gaps = 0.0;
   std::int64_t positions = 0;
-  // Only keeps a zero vector zero; the norms of real states are far above it.
+  // Only keeps a zero vector at zero, because the norms of real states are far larger.
   constexpr float kSmallestNorm = 1e-30F;
   for (std::size_t i = 0; i < valid.size(); ++i) {
     if (valid[i] == 0) continue;
     const Row u(a.data() + i * channels, width);
     const Row v(b.data() + i * channels, width);
     difference = u / std::max(u.norm(), kSmallestNorm) - v / std::max(v.norm(), kSmallestNorm);
-    // A NaN or infinite channel makes the norm, and with it the gap, NaN: seen, never averaged in.
+    // A NaN or infinite channel makes the norm and the gap NaN, so the value is counted and not
+    // averaged.
     gaps += static_cast<double>(difference.norm());
     sum += difference.cast<double>();
     ++positions;

@@ -24,7 +24,7 @@ std::size_t element_bytes(ViewType type) {
 template <typename Element>
 std::span<const Element> typed(const ArrayView& view, ViewType wanted) {
   if (!view.empty() && view.type != wanted) {
-    throw std::logic_error("ArrayView: asked for another element type than the dataset has");
+    throw std::logic_error("ArrayView: the dataset has a different element type");
   }
   return {reinterpret_cast<const Element*>(view.data), view.size};
 }

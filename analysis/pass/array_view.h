@@ -1,5 +1,5 @@
-// Values of one dataset for one row, and one recorded layer where the dataset has layers, as they
-// lie in the file: bfloat16 or float32 words, 32-bit integers or bytes.
+// Values of one dataset for one row, and for one recorded layer if the dataset has layers. They
+// have the types of the file: bfloat16 or float32 words, 32-bit integers or bytes.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace blockscope {
 
 enum class ViewType : std::uint8_t { bf16, f32, i32, u8 };
 
-/// Not owning; empty when the row has no such values (not recorded, no earlier step).
+/// Does not own the values. Empty if the row has no such values (not recorded, no earlier step).
 struct ArrayView {
   const std::byte* data = nullptr;
   std::size_t size = 0;  ///< elements
@@ -19,7 +19,7 @@ struct ArrayView {
 
   bool empty() const { return data == nullptr; }
   explicit operator bool() const { return !empty(); }
-  /// Elements [first, first + count); unchecked beyond an assert.
+  /// Elements [first, first + count). Only an assert checks the range.
   ArrayView slice(std::size_t first, std::size_t count) const;
   /// For f32 only (LSEs, summaries, probabilities).
   std::span<const float> floats() const;

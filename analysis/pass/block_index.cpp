@@ -36,8 +36,8 @@ StepRef step_at(const StepColumns& columns, std::size_t i) {
                                  trace.info().path, row, what));
 }
 
-/// Step numbers size the tables of the metrics, so they must be sane: there are at most as many as
-/// rows.
+/// Step numbers determine the size of tables, so they are checked: there are at most as many steps
+/// as rows.
 void check_step(const TraceReader& trace, const StepRef& step, const BlockSteps& block) {
   const std::int64_t last = block.steps.empty() ? 0 : block.steps.back().step;
   if (step.step <= last || step.step > trace.info().num_rows) {

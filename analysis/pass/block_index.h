@@ -1,6 +1,5 @@
-// The denoising steps of a trace, grouped by block: what every metric iterates over. Prefill and
-// commit rows are left out; nothing crosses a block's border (DESIGN: steps are denoising steps of
-// one block).
+// The denoising steps of a trace, grouped by block, for all metrics. Prefill and commit rows are
+// left out. Steps are the denoising steps of one block, so nothing compares rows of two blocks.
 #pragma once
 
 #include <cstdint>
@@ -20,28 +19,29 @@ struct StepRef {
   std::int32_t block_start = 0;     ///< absolute position of the block's first token
   std::int32_t step = 0;            ///< from 1
   std::int32_t context_length = 0;  ///< N, external keys
-  std::int32_t changed = 0;         ///< M, inputs that differ from the step before
+  std::int32_t changed = 0;         ///< M, inputs that differ from the previous step
   std::int32_t masks_left = 0;      ///< masks in the block's input
-  bool recorded = false;            ///< has arrays; false: filtered out by the recorder
+  bool recorded = false;            ///< has arrays; false: the recorder left them out
 };
 
-/// Steps of one block, ascending by step, recorded or not. Steps may be missing at the end (a cut
-/// trace) and, in `recorded` terms, anywhere.
+/// Steps of one block, ascending, recorded or not. Steps may be missing at the end of a cut trace.
+/// Steps that were not recorded may be anywhere.
 struct BlockSteps {
   std::int64_t sequence = -1;
   std::int32_t block = -1;
   std::vector<StepRef> steps;
 };
 
-/// Which sequences and blocks a metric looks at; unset: all. Indices as in the trace.
+/// The sequences and blocks that a metric uses, by their indices in the trace; unset: all.
 struct RowSelection {
   std::optional<std::vector<std::int64_t>> sequences;
   std::optional<std::vector<std::int64_t>> blocks;
   bool contains(std::int64_t sequence, std::int64_t block) const;
 };
 
-/// Blocks in the order of their first row. Sequences marked `aborted` are left out: they were
-/// decoded again under another index. Reads the columns of /steps in pieces; 48 bytes a step stay.
+/// Blocks in the order of their first row. Sequences marked `aborted` are left out, because they
+/// were decoded again under another index. Reads the columns of /steps in pieces and keeps 48 bytes
+/// a step.
 std::vector<BlockSteps> list_blocks(const TraceReader& trace, const RowSelection& selection = {});
 
 }  // namespace blockscope

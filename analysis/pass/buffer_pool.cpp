@@ -27,7 +27,7 @@ class BufferPool::Impl {
     {
       const std::scoped_lock lock(mutex_);
       std::vector<std::byte*>& list = free_[size];
-      if (!list.empty()) {  // the one used last is still in the CPU's cache
+      if (!list.empty()) {  // the last used one is still in the CPU's cache
         std::byte* data = list.back();
         list.pop_back();
         return data;

@@ -1,5 +1,5 @@
-// Buffers for arrays on their way from the file to the metrics. They are recycled: fresh memory
-// costs a page fault per 4 KiB, as much as reading the bytes. Internal to analysis.
+// Buffers for arrays between the file and the metrics. They are reused, because fresh memory costs
+// a page fault per 4 KiB, as much as reading the bytes. Internal to analysis.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,7 @@
 
 namespace blockscope {
 
-/// Uninitialised bytes, aligned for every instruction set; shared, back in the pool when the last
-/// owner lets go.
+/// Uninitialised bytes, aligned for every instruction set. The last owner returns them to the pool.
 struct PooledBytes {
   std::shared_ptr<std::byte> data;
   std::size_t size = 0;
@@ -19,7 +18,7 @@ struct PooledBytes {
 class BufferPool {
  public:
   BufferPool();
-  /// Thread-safe, as is letting go. Buffers may outlive the pool.
+  /// Taking and releasing are thread-safe. Buffers may outlive the pool.
   PooledBytes take(std::size_t size);
 
  private:

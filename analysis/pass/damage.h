@@ -1,5 +1,5 @@
-// What a damaged trace makes a computation throw, said with the trace's name. Readers and metrics
-// check what they use; this is for the value that nobody thought of.
+// Adds the trace's name to exceptions that a damaged trace causes. Readers and metrics check the
+// values that they use; this catches the remaining cases.
 #pragma once
 
 #include <exception>
@@ -11,8 +11,9 @@
 
 namespace blockscope {
 
-/// Runs `work` over the trace at `path`. What is no TraceError, UsageError or InterruptedError and
-/// does not name the trace comes out as CorruptTrace that does; exceptions of other kinds pass.
+/// Runs `work` over the trace at `path`. Errors that damage can cause, and that do not name the
+/// trace, become a CorruptTrace that names it. TraceError, UsageError, InterruptedError and other
+/// exceptions pass unchanged.
 template <typename Work>
 auto naming_damage(const std::string& path, const Work& work) {
   const auto damaged = [&path](const std::string& what) {
@@ -31,16 +32,16 @@ auto naming_damage(const std::string& path, const Work& work) {
     if (std::string(error.what()).find(path) != std::string::npos) throw;
     throw damaged(error.what());
   } catch (const std::bad_alloc&) {
-    throw damaged("more memory is asked for than there is");
+    throw damaged("they need more memory than the machine has");
   } catch (const std::out_of_range&) {
     throw damaged("an index is out of range");
   } catch (const std::length_error&) {
     throw damaged("a length is out of range");
-  } catch (const std::logic_error&) {  // ours, and no damage
+  } catch (const std::logic_error&) {  // our own error, not damage
     throw;
-  } catch (const std::runtime_error&) {  // the machine's
+  } catch (const std::runtime_error&) {  // an error of the machine
     throw;
-  } catch (const std::exception& error) {  // JSON of another shape than ours
+  } catch (const std::exception& error) {  // such as unexpected JSON
     throw damaged(error.what());
   }
 }

@@ -8,7 +8,7 @@
 namespace blockscope {
 namespace {
 
-/// The policy the run names; empty when it doesn't.
+/// The policy that the run names; empty if it names none.
 std::string policy_of(const TraceInfo& trace) {
   const auto run = nlohmann::json::parse(trace.meta.run_json, nullptr, false);
   if (!run.is_object()) return {};
@@ -16,7 +16,7 @@ std::string policy_of(const TraceInfo& trace) {
   return policy != run.end() && policy->is_string() ? policy->get<std::string>() : "";
 }
 
-/// What to capture with so that the dataset exists, behind `--record`.
+/// The text after `--record` for a capture that writes the dataset.
 std::string_view level_of(Exists exists) {
   switch (exists) {
     case Exists::always:
@@ -64,11 +64,11 @@ ExactFields exact_fields(const TraceInfo& trace) {
   if (trace.meta.has_shadow) {
     return ExactFields{Field::shadow_external, Field::shadow_lse_external};
   }
-  throw TraceError(
-      fmt::format("{}: expected exact attention values, got those of policy `{}`, which may be of "
-                  "an earlier step or of some keys only. HINT: capture with `--policy exact`, or "
-                  "with `--shadow` to store the exact values beside the policy.",
-                  trace.path, policy));
+  throw TraceError(fmt::format(
+      "{}: expected exact attention values, got those of policy `{}`, which may be from "
+      "an earlier step or from only some keys. HINT: capture with `--policy exact`, or "
+      "with `--shadow`, which also stores the exact values.",
+      trace.path, policy));
 }
 
 void require_field(const TraceReader& trace, Field field, const std::string& metric) {

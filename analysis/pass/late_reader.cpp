@@ -5,7 +5,7 @@
 namespace blockscope {
 namespace {
 
-// Enough for a disk with many requests at a time; far more made it slower.
+// Enough for a disk with many parallel requests. Many more made it slower.
 constexpr std::size_t kBytesAhead = std::size_t{16} << 20U;
 
 }  // namespace
@@ -34,7 +34,7 @@ void LateReader::read(LateArray& array) {
 std::vector<LocatedValues> LateReader::next(std::size_t bytes) {
   std::vector<LocatedValues> ask;
   const std::scoped_lock lock(mutex_);
-  if (!from_disk_) {  // its place among the expected ones, or that of another one read by now
+  if (!from_disk_) {  // remove its entry, or the entry of another one that has been read
     if (!expected_.empty()) expected_.pop_front();
     return ask;
   }

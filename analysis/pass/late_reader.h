@@ -1,6 +1,6 @@
-// Reads the arrays whose places the reading thread has looked up, in the thread that computes with
-// them: an array is still in that core's cache then, and threads read side by side. Internal to
-// analysis.
+// Reads late arrays in the thread that computes with them; the reading thread has only found their
+// places. The array is then in that core's cache, and several threads read at the same time.
+// Internal to analysis.
 #pragma once
 
 #include <atomic>
@@ -18,22 +18,22 @@ class LateReader {
  public:
   explicit LateReader(BufferPool& pool) : pool_(pool) {}
 
-  /// Late arrays among these will be read, in the order of the calls or nearly so.
+  /// Announces late arrays that will be read, roughly in the order of the calls.
   void expect(const std::vector<OwnedView>& values);
-  /// Reads the late ones. As soon as one had to come from the disk, the system is asked for those
-  /// that follow. Throws as LocatedValues::read.
+  /// Reads the late ones. After the first one that comes from the disk, it also asks the system to
+  /// load the next ones. Throws like LocatedValues::read.
   void read(const std::vector<OwnedView>& values);
 
  private:
   void read(LateArray& array);
-  /// What to ask for now that an array of so many bytes has its turn.
+  /// The arrays to request from the system when an array of so many bytes is read.
   std::vector<LocatedValues> next(std::size_t bytes);
 
   BufferPool& pool_;
   std::atomic<bool> from_disk_ = false;
   std::mutex mutex_;
-  std::deque<LocatedValues> expected_;  // that nobody has asked the system for
-  std::size_t bytes_ahead_ = 0;         // asked for and not read
+  std::deque<LocatedValues> expected_;  // not yet requested from the system
+  std::size_t bytes_ahead_ = 0;         // requested but not yet read
 };
 
 }  // namespace blockscope

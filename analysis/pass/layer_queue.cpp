@@ -7,10 +7,10 @@ namespace blockscope {
 namespace {
 
 constexpr std::size_t kMaxTasks = 4096;  // of small arrays
-// That tasks will read. Enough for the workers while more places are looked up; far more would only
-// let the reading thread, which counts the progress, run ahead.
+// Bytes that queued tasks will read. Enough for the workers while more places are looked up. With
+// many more, the reading thread, which counts the progress, would run too far ahead.
 constexpr std::size_t kMaxLateBytes = std::size_t{64} << 20U;
-// What a worker takes of a layer with one lock: little, so that room comes free soon.
+// Bytes that a worker takes from a layer with one lock: few, so that room is free soon.
 constexpr std::size_t kTasksAtOnce = 64;
 constexpr std::size_t kBytesAtOnce = std::size_t{512} << 10U;
 
@@ -115,13 +115,13 @@ void LayerQueue::run_some(std::unique_lock<std::mutex>& lock) {
     for (Run& run : batch) {
       for (StepTask& task : run) {
         run_(task);
-        task = StepTask();  // the next one reads into what this one looked back at
+        task = StepTask();  // release its arrays for the next task
       }
     }
   } catch (...) {
     error = std::current_exception();
   }
-  batch.clear();  // buffers go back before the reader looks for room
+  batch.clear();  // return the buffers before the reader looks for room
   lock.lock();
   if (error && !error_) error_ = error;
   bytes_ -= bytes;

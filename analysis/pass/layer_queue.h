@@ -1,6 +1,6 @@
-// Tasks of the layers on their way to the workers: tasks of one layer run in the order they were
-// pushed, one at a time; layers run side by side. Bounded in bytes, so that a slow metric slows the
-// reader and memory stays flat. Internal to analysis.
+// A queue of tasks for the workers. Tasks of one layer run one at a time, in the order of push();
+// different layers run at the same time. The size in bytes is limited: a slow metric slows the
+// reader, and memory does not grow. Internal to analysis.
 #pragma once
 
 #include <condition_variable>
@@ -18,33 +18,33 @@ namespace blockscope {
 
 class LayerQueue {
  public:
-  /// `run` is called from threads - 1 workers and, whenever the thread that pushes would have to
-  /// wait, from that one: a busy machine wakes nobody up soon.
+  /// threads - 1 workers call `run`. The pushing thread also calls it instead of waiting, because a
+  /// busy machine wakes threads late.
   LayerQueue(std::size_t layers, std::size_t threads, std::size_t max_bytes,
              std::function<void(const StepTask&)> run);
   LayerQueue(const LayerQueue&) = delete;
   LayerQueue& operator=(const LayerQueue&) = delete;
-  /// Drops what is queued and waits for the workers.
+  /// Drops the queued tasks and waits for the workers.
   ~LayerQueue();
 
-  /// Tasks of one layer that one thread shall run, one after the other.
+  /// Tasks of one layer for one thread, one after the other.
   using Run = std::vector<StepTask>;
-  /// Waits for room. Throws what a worker threw. Many at a time wake a worker once.
+  /// Waits for room. Throws what a worker threw. Many runs in one call wake a worker only once.
   void push(std::vector<Run> runs);
-  /// Waits until everything pushed has run. Throws what a worker threw.
+  /// Waits until all pushed tasks have run. Throws what a worker threw.
   void drain();
 
  private:
   struct Layer {
     std::deque<Run> runs;
-    bool busy = false;  // waits for a worker or is with one
+    bool busy = false;  // queued for a worker or being run
   };
 
   void work();
-  /// Takes some runs of the layer that is first in turn and runs them. With the mutex held, which
-  /// is free meanwhile; some layer must be ready.
+  /// Takes some runs of the first ready layer and runs them. Call it with the mutex held; the mutex
+  /// is released while they run. A layer must be ready.
   void run_some(std::unique_lock<std::mutex>& lock);
-  /// Runs tasks until `done`; throws what a task threw. With the mutex held.
+  /// Runs tasks until `done`. Throws what a task threw. Call it with the mutex held.
   template <typename Done>
   void help_until(std::unique_lock<std::mutex>& lock, Done done);
 

@@ -7,13 +7,13 @@
 namespace blockscope {
 namespace {
 
-/// All denoising steps of one sequence, in order, with where they are.
+/// All denoising steps of one sequence, in order, with their places.
 struct Sequence {
   std::size_t trace = 0;
   std::vector<StepRef> steps;
 };
 
-using SequenceKey = std::pair<PromptHash, std::size_t>;  // prompt, how many times it came before
+using SequenceKey = std::pair<PromptHash, std::size_t>;  // prompt, and how often it occurred before
 
 std::map<SequenceKey, Sequence> list_sequences(const TraceGroup& group) {
   std::map<SequenceKey, Sequence> result;
@@ -64,7 +64,7 @@ class SequencePair {
     same("N (context_length)", a.context_length, b.context_length, a, b);
     same("M (changed)", a.changed, b.changed, a, b);
     same("masks_left", a.masks_left, b.masks_left, a, b);
-    if (diverged_) fail("a step before decided other tokens or other positions", a, b);
+    if (diverged_) fail("an earlier step decided other tokens or other positions", a, b);
     diverged_ = decided(first_, a.row) != decided(second_, b.row);
   }
 
@@ -86,7 +86,7 @@ class SequencePair {
 
   const TraceReader& first_;
   const TraceReader& second_;
-  bool diverged_ = false;  // a step before decided something else
+  bool diverged_ = false;  // an earlier step decided something else
 };
 
 std::vector<std::vector<bool>> no_rows(const TraceGroup& group) {
@@ -117,7 +117,7 @@ RowPairs pair_rows(const TraceGroup& first, const TraceGroup& second) {
     if (found == sequences_b.end()) continue;
     const Sequence& b = found->second;
     SequencePair pair(first.trace(a.trace), second.trace(b.trace));
-    // Beyond the shorter one lie steps that only one trace has: a cut file.
+    // If one sequence is shorter (a cut file), only the other trace has the remaining steps.
     for (std::size_t i = 0; i < std::min(a.steps.size(), b.steps.size()); ++i) {
       pair.check(a.steps[i], b.steps[i]);
       if (!a.steps[i].recorded || !b.steps[i].recorded) continue;
@@ -131,7 +131,7 @@ RowPairs pair_rows(const TraceGroup& first, const TraceGroup& second) {
   if (result.pairs == 0) {
     throw UsageError(first.trace(0).info().path + " and " + second.trace(0).info().path +
                      ": no step of the same prompt is recorded in both. HINT: capture the second "
-                     "with --replay of the first, and the same filters");
+                     "with --replay of the first, and with the same filters");
   }
   return result;
 }

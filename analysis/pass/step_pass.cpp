@@ -18,22 +18,22 @@
 namespace blockscope {
 namespace {
 
-// Enough to keep all workers busy; more would only push what was read out of the CPU's cache.
+// Enough to keep all workers busy. More would only push arrays out of the CPU's cache.
 constexpr std::size_t kQueueBytes = std::size_t{8} << 20U;
-// Arrays of layers handed over at a time, because waking a worker isn't free; what all layers of
-// the steps in a run share; and tasks.
+// Limits of one hand-over, because waking a worker costs time: bytes of layers' arrays, bytes that
+// all layers of the steps in a run share, and tasks.
 constexpr std::size_t kBatchBytes = std::size_t{1} << 20U;
 constexpr std::size_t kRunSharedBytes = std::size_t{4} << 20U;
 constexpr std::size_t kRunTasks = 2048;
-// What the system is asked to read before it is needed: enough for a disk with many requests at a
-// time; far more made it slower.
+// Bytes that the system is asked to read in advance. Enough for a disk with many parallel requests;
+// many more made it slower.
 constexpr std::size_t kStepBytesAhead = std::size_t{16} << 20U;
 constexpr std::size_t kMostStepsAhead = 64;
 constexpr auto kProgressInterval = std::chrono::milliseconds(50);
 
 using Metrics = std::vector<std::unique_ptr<StepMetric>>;
 
-/// The values of some fields only: what a later step looks back at.
+/// The values of only those fields that a later step needs.
 LayerValues keep(const LayerValues& values, const std::vector<bool>& slots) {
   if (std::ranges::find(slots, true) == slots.end()) return nullptr;
   if (std::ranges::find(slots, false) == slots.end()) return values;
@@ -96,7 +96,7 @@ class TracePass {
         kStepBytesAhead / std::max<std::size_t>(shared_bytes_, 1), 1, kMostStepsAhead);
   }
 
-  /// All recorded steps of a block, as many layers at a time as memory holds.
+  /// All recorded steps of a block, with as many layers at a time as fit in memory.
   void run(const BlockSteps& block, LayerQueue& queue) {
     for (std::size_t first = 0; first < layers_.size(); first += group_) {
       run_group(block, std::span(layers_).subspan(first, std::min(group_, layers_.size() - first)),
@@ -105,14 +105,14 @@ class TracePass {
   }
 
  private:
-  /// What a layer keeps of earlier steps of the block.
+  /// The values that a layer keeps from earlier steps of the block.
   struct History {
     LayerValues previous, first;
     ValidPositions previous_valid, first_valid;
     std::vector<LayerValues> sources;
     std::vector<ValidPositions> source_valid;
   };
-  /// The steps those are of.
+  /// The steps of those values.
   struct Steps {
     const StepRef* previous = nullptr;
     const StepRef* first = nullptr;
@@ -149,7 +149,7 @@ class TracePass {
     hand_over(queue);
   }
 
-  /// The recorded steps of a block, one after the other.
+  /// Iterates over the recorded steps of a block.
   class Ahead {
    public:
     explicit Ahead(const std::vector<StepRef>& steps) : at_(steps.begin()), end_(steps.end()) {}
@@ -162,7 +162,7 @@ class TracePass {
     std::vector<StepRef>::const_iterator at_, end_;
   };
 
-  /// A step without arrays: nothing is the step before, and what it recomputed is unknown.
+  /// After a step without arrays, there is no previous step, and its recomputed values are unknown.
   template <typename Recomputes>
   static void forget(Steps& steps, std::vector<History>& history, Recomputes recomputes) {
     steps.previous = nullptr;
@@ -210,8 +210,7 @@ class TracePass {
     if (pending_.shared_bytes >= kRunSharedBytes || pending_.tasks >= kRunTasks) hand_over(queue);
   }
 
-  /// Layer by layer, so that the steps of one come one after the other: a step is compared with
-  /// the one before while both are in the cache.
+  /// Layer by layer: a step is compared with the previous one while both are in the CPU's cache.
   void hand_over(LayerQueue& queue) {
     for (const LayerQueue::Run& run : pending_.runs) {
       for (const StepTask& task : run) late_.expect(*task.now);
@@ -253,7 +252,7 @@ class TracePass {
     return task;
   }
 
-  std::shared_ptr<const FieldPlan> plan_owner_;  // tasks may outlive this after an error
+  std::shared_ptr<const FieldPlan> plan_owner_;  // tasks may outlive this pass after an error
   const FieldPlan& plan_;
   StepReader reader_;
   LateReader& late_;
@@ -262,10 +261,10 @@ class TracePass {
   std::size_t shared_bytes_ = 0;
   std::size_t group_ = 1;
   std::size_t steps_ahead_ = 1;
-  /// Tasks that were not handed over.
+  /// Tasks that were not handed over yet.
   struct Pending {
-    std::vector<LayerQueue::Run> runs;  // of each layer
-    std::size_t bytes = 0;              // of arrays of layers that were read
+    std::vector<LayerQueue::Run> runs;  // per layer
+    std::size_t bytes = 0;              // bytes of the read arrays of layers
     std::size_t shared_bytes = 0;
     std::size_t tasks = 0;
   };
@@ -280,7 +279,7 @@ std::vector<std::size_t> layer_slots(const TraceShape& shape, const PassOptions&
   for (const std::int64_t layer : *options.layers) {
     const auto found = std::ranges::find(shape.layers, layer);
     if (found == shape.layers.end()) {
-      throw UsageError(fmt::format("layer {} was not recorded; there are {}", layer,
+      throw UsageError(fmt::format("layer {} was not recorded; the trace has {}", layer,
                                    fmt::join(shape.layers, ", ")));
     }
     slots.push_back(static_cast<std::size_t>(found - shape.layers.begin()));

@@ -1,6 +1,6 @@
-// Reads the planned fields of a row, layer by layer, without converting or copying more than HDF5
-// does: large arrays come one layer at a time, whole rows once for all layers, and narrow columns
-// in windows of many rows. Used by the reading thread only. Internal to analysis.
+// Reads the planned fields of a row, layer by layer, and adds no conversion or copy to those of
+// HDF5. It reads large arrays one layer at a time, whole rows once for all layers, and narrow
+// columns in windows of many rows. Only the reading thread uses it. Internal to analysis.
 #pragma once
 
 #include <cstdint>
@@ -19,20 +19,20 @@ class StepReader {
   /// Throws std::logic_error for a field without a row axis or of 64-bit integers.
   StepReader(const TraceReader& trace, const FieldPlan& plan, BufferPool& pool);
 
-  /// Bytes that one layer of a row takes in memory, fields without a layer axis left out.
+  /// Bytes in memory of one layer of a row, without the fields that have no layer axis.
   std::size_t layer_bytes(const std::vector<bool>& slots) const;
   /// Bytes of a row that all layers share.
   std::size_t shared_bytes(const std::vector<bool>& slots) const;
 
-  /// Has the system read the large arrays of a row that will be sought, as far as all layers share
-  /// them.
+  /// Asks the system to load the large arrays that all layers share, for a later seek() to this
+  /// row.
   void prefetch(std::int64_t row) const;
-  /// Goes to a row; what all layers share is read.
+  /// Goes to a row, and reads the values that all layers share.
   void seek(std::int64_t row);
-  /// The planned fields of this row in one recorded layer; arrays with a chunk of their own as late
-  /// ones, where they lie in the file as they are.
+  /// The planned fields of this row in one recorded layer. An array with its own chunk, stored
+  /// unchanged in the file, becomes a late one.
   LayerValues layer(std::size_t slot);
-  /// 1: the row computed the position at this recorded layer (everywhere, without /cache).
+  /// 1: the row computed the position at this recorded layer (without /cache: at every layer).
   ValidPositions valid(std::size_t slot) const;
 
  private:
@@ -40,7 +40,7 @@ class StepReader {
     std::int64_t first_row = 0;
     PooledBytes bytes;
   };
-  /// How a field lies in the file and where its layers are in a row.
+  /// Layout of a field in the file, and the places of its layers in a row.
   struct Source {
     Field field = Field::count;
     ViewType type = ViewType::f32;
@@ -53,7 +53,7 @@ class StepReader {
     std::size_t part_bytes = 0;    // of one layer within one outer index
     std::int64_t window_rows = 0;  // > 0: read in windows
     std::list<Window> windows;     // most recent first
-    OwnedView row;                 // of the row sought
+    OwnedView row;                 // of the current row
   };
 
   Source make_source(Field field) const;
@@ -66,8 +66,8 @@ class StepReader {
   std::vector<Source> sources_;  // [slot], then /steps/valid
   std::size_t max_windows_bytes_ = 0;
   std::int64_t row_ = -1;
-  ValidPositions valid_;            // of the row, /steps/valid
-  std::vector<LayerRanges> cache_;  // of the row by model layer; empty without /cache
+  ValidPositions valid_;            // /steps/valid of the row
+  std::vector<LayerRanges> cache_;  // /cache of the row, by model layer; empty without /cache
   std::int64_t block_start_ = 0;
 };
 

@@ -1,5 +1,5 @@
-// What travels from the reading thread to the workers: one denoising step in one layer with the
-// arrays that the metrics asked for. Internal to analysis.
+// Data that the reading thread passes to the workers: one denoising step in one layer, with the
+// arrays that the metrics need. Internal to analysis.
 #pragma once
 
 #include <array>
@@ -14,14 +14,14 @@
 
 namespace blockscope {
 
-/// An array of which only the place was looked up: whoever gets its step reads it (LateReader).
+/// An array whose place in the file is known. The thread that gets its step reads it (LateReader).
 struct LateArray {
   LocatedValues place;
   ViewType type = ViewType::f32;
   PooledBytes bytes;  ///< none until it was read
 };
 
-/// An array and what keeps it alive.
+/// An array and the owner that keeps it alive.
 struct OwnedView {
   std::shared_ptr<const void> owner;
   ArrayView view;
@@ -31,8 +31,8 @@ struct OwnedView {
   ArrayView get() const;
 };
 
-/// The arrays of one step in one layer, by slot of FieldPlan; null: no such step. What a later step
-/// looks back at shares its late arrays.
+/// The arrays of one step in one layer, by slot of FieldPlan; null: no such step. Copies for later
+/// steps share the late arrays.
 using LayerValues = std::shared_ptr<const std::vector<OwnedView>>;
 
 /// The union of what all metrics need.
@@ -42,12 +42,12 @@ struct FieldPlan {
   std::vector<bool> first;                        ///< [slot] kept for the whole block
   std::vector<bool> source;                       ///< [slot] kept for the taus
   std::vector<double> taus;                       ///< ascending
-  std::array<std::int8_t, kNumFields> slot_of{};  ///< -1: nobody asked
+  std::array<std::int8_t, kNumFields> slot_of{};  ///< -1: no metric needs it
 
   explicit FieldPlan(const std::vector<Needs>& needs);
 };
 
-/// What all layers of a step share.
+/// Data that all layers of a step share.
 struct StepContext {
   std::shared_ptr<const FieldPlan> plan;
   const StepRef* now = nullptr;
@@ -56,8 +56,8 @@ struct StepContext {
   std::vector<const StepRef*> sources;  ///< [taus]
 };
 
-/// Which positions of a block a row computed: [B]; the same object for all layers where no cache
-/// left some out at single layers.
+/// The positions of a block that a row computed: [B]. All layers share one object, unless a cache
+/// left positions out at single layers.
 using ValidPositions = std::shared_ptr<const std::vector<std::uint8_t>>;
 
 /// One call of every metric.
@@ -68,8 +68,8 @@ struct StepTask {
   ValidPositions valid, previous_valid, first_valid;  ///< null: no such step
   std::vector<LayerValues> sources;                   ///< [taus]
   std::vector<ValidPositions> source_valid;           ///< [taus]
-  std::size_t bytes = 0;       ///< held until the task has run, for the bound of the queue
-  std::size_t late_bytes = 0;  ///< that will be read for `now`
+  std::size_t bytes = 0;       ///< in memory until the task has run; limits the queue
+  std::size_t late_bytes = 0;  ///< still to be read for `now`
 };
 
 }  // namespace blockscope

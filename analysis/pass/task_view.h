@@ -1,4 +1,4 @@
-// A task of the pass as a metric sees it. Internal to analysis.
+// The StepView of one task. Internal to analysis.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 
 namespace blockscope {
 
-/// Lives as long as the task, which it refers to. Asked for what no metric listed in its needs it
-/// throws std::logic_error.
+/// Refers to the task, which must outlive it. Throws std::logic_error for values that no metric
+/// listed in its Needs.
 class TaskView final : public StepView {
  public:
   explicit TaskView(const StepTask& task) : task_(task), context_(*task.context) {}

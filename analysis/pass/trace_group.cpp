@@ -1,4 +1,4 @@
-// What traces of one analysis must have in common.
+// Checks the properties that traces of one analysis must share.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -21,7 +21,7 @@ std::string digest_of(const TraceMeta& meta) {
   return digest != model.end() && digest->is_string() ? digest->get<std::string>() : "";
 }
 
-/// Opening an array compares its axes with the attributes; what metrics allocate follows these.
+/// Opening an array compares its axes with the attributes, which determine what metrics allocate.
 void check_arrays(const TraceReader& trace) {
   if (trace.info().num_rows == 0) return;
   for (const Field field :

@@ -41,7 +41,7 @@ std::string decoding_text(const json& run) {
 
 std::string state_text(const TraceInfo& info) {
   if (info.complete) return "";
-  return info.partial ? " (unfinished: still written, or cut off)" : " (cut off)";
+  return info.partial ? " (unfinished: still being written, or cut off)" : " (cut off)";
 }
 
 std::string trace_list(const TraceGroup& traces) {
@@ -82,9 +82,9 @@ std::string similarity_finding(const MetricResult& result) {
   const ResultArray in = mean_over_others(result.array("similarity_internal"), {});
   const bool shows = out.values.at(0) > in.values.at(0) && 2 * count.steadier > count.compared;
   return fmt::format(
-      "{} A_out is steadier than A_in in {} of {} heads: from one step to the next, attention to "
-      "the prefix keeps a mean cosine of {}, attention inside the block {} (n = {}).",
-      shows ? "Attention to the prefix barely moves."
+      "{} A_out is steadier than A_in in {} of {} heads. The mean cosine of adjacent steps is {} "
+      "for A_out, attention to the prefix, and {} for A_in, attention inside the block (n = {}).",
+      shows ? "Attention to the prefix changes less than attention inside the block."
             : "FlashBlock\u2019s observation does not hold on this trace.",
       count.steadier, count.compared, report_number(out.values.at(0)),
       report_number(in.values.at(0)), count_text(total_terms(out)));
@@ -96,8 +96,8 @@ std::string mass_finding(const MetricResult& result) {
   if (range.empty()) return "";
   const ResultArray all = mean_over_others(result.array("external_mass"), {});
   return fmt::format(
-      "The prefix draws {:.0f} % of the attention on average, from {:.0f} % in the head that cares "
-      "least to {:.0f} % in the one that cares most (n = {}).",
+      "On average, {:.0f} % of the attention goes to the prefix: {:.0f} % in the head with the "
+      "least, {:.0f} % in the head with the most (n = {}).",
       100.0 * all.values.at(0), 100.0 * range.least, 100.0 * range.greatest,
       count_text(total_terms(all)));
 }
@@ -106,17 +106,17 @@ std::string draft_finding(const MetricResult& result) {
   const ResultArray& means = result.array("means");
   if (!std::isfinite(means.values[0])) return "";
   std::string text = fmt::format(
-      "A round adds {} tokens: the target accepts {:.0f} % of the drafted positions that it "
-      "reaches "
-      "(n = {} rounds).",
+      "A round adds {} tokens on average. The target accepts {:.0f} % of the drafted positions "
+      "that it reaches (n = {} rounds).",
       report_number(means.values[0], 2), 100.0 * means.values[1], count_text(means.terms[0]));
   const ResultArray* speedup = result.find("speedup");
   if (speedup == nullptr || range_of(*speedup).empty()) return text;
   const auto best = std::ranges::max_element(speedup->values) - speedup->values.begin();
-  if (best == 0) return text + " No block length would be faster than the target alone.";
-  return text + fmt::format(" Blocks of {} would give {} times the target\u2019s own tokens/s.",
-                            speedup->axes[0].label(static_cast<std::size_t>(best)),
-                            report_number(speedup->values[static_cast<std::size_t>(best)], 2));
+  if (best == 0) return text + " By prediction, no block length is faster than the target alone.";
+  return text +
+         fmt::format(" By prediction, blocks of {} give {} times the tokens/s of the target alone.",
+                     speedup->axes[0].label(static_cast<std::size_t>(best)),
+                     report_number(speedup->values[static_cast<std::size_t>(best)], 2));
 }
 
 }  // namespace
@@ -140,7 +140,7 @@ std::string model_name(const TraceGroup& traces) {
   std::string name = text_of(model, "requested");
   while (name.size() > 1 && name.back() == '/') name.pop_back();
   const std::size_t slash = name.rfind('/');
-  // A local folder is known by its last part; a hub id such as "JetLM/SDAR-1.7B" has one slash.
+  // Name a local folder by its last part. A hub id such as "JetLM/SDAR-1.7B" has one slash.
   if (name.starts_with('/') || name.starts_with('.')) name = name.substr(slash + 1);
   return name.empty() ? "a block-diffusion model" : name;
 }

@@ -1,4 +1,4 @@
-// What ran, in words: the page's head.
+// Text at the top of the page: what ran, and the main findings.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace blockscope {
 
-/// How much there is in all traces together.
+/// Counts over all traces together.
 struct TraceCounts {
   std::int64_t sequences = 0;  ///< without those marked aborted
   std::int64_t blocks = 0;
@@ -24,7 +24,7 @@ std::string model_name(const TraceGroup& traces);
 std::vector<std::pair<std::string, std::string>> run_facts(const TraceGroup& traces,
                                                            const TraceCounts& counts,
                                                            const std::string& backbone);
-/// Up to three sentences, true either way the numbers fall.
+/// The main findings, at most one per metric. Each is worded to fit the numbers.
 std::vector<std::string> find_findings(const ReportMetrics& metrics);
 
 }  // namespace blockscope

@@ -1,4 +1,4 @@
-// The few pieces of HTML that the report is made of. Texts are plain and escaped here.
+// The pieces of HTML in the report. These functions take plain text and escape it.
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 namespace blockscope {
 
 std::string html_table(const NumberTable& table, std::string_view css_class = "numbers");
-/// Folded away until a click; left out in print.
+/// Hidden until a click on the summary; left out in print.
 std::string html_details(std::string_view summary, const std::string& html);
-/// Prose, escaped; "A_out", "A_in", "L_out" and "L_in" with their subscripts.
+/// Escaped prose, with subscripts in "A_out", "A_in", "L_out" and "L_in".
 std::string html_prose(std::string_view text);
 std::string html_paragraph(std::string_view text, std::string_view css_class = "");
 

@@ -1,5 +1,5 @@
-// The report as one HTML file: style, figures and tables inside, nothing loaded from elsewhere and
-// no script, so that it opens on any machine, prints, and reads in light and dark.
+// The report as one HTML file with style, figures and tables inside. It loads no other file and
+// runs no script, so it opens on any machine, prints, and has light and dark colours.
 #pragma once
 
 #include <string>
@@ -20,7 +20,7 @@ using ReportPart = std::variant<ReportFigure, ReportTable, ReportHtml>;
 struct ReportSection {
   std::string id;
   std::string title;
-  std::string lead;  ///< one or two sentences, plain text: what there is to see
+  std::string lead;  ///< one to three sentences of plain text: what the section shows
   std::vector<ReportPart> parts;
 };
 
@@ -28,15 +28,15 @@ struct ReportPage {
   std::string title;
   std::string subtitle;
   std::vector<std::string> findings;                       ///< plain sentences
-  std::vector<std::pair<std::string, std::string>> facts;  ///< what ran: name, value
+  std::vector<std::pair<std::string, std::string>> facts;  ///< what ran: names and values
   std::vector<ReportSection> sections;
   std::string footer;
 };
 
-/// All figures of the page, in order; rendered[i] belongs to the i-th.
+/// All figures of the page, in order. In page_html(), rendered[i] belongs to the i-th.
 std::vector<Figure> figures_of(const ReportPage& page);
 
-/// The whole file. `rendered`: figures_of(page), with SVG.
+/// The whole file. `rendered`: figures_of(page), rendered as SVG.
 std::string page_html(const ReportPage& page, const std::vector<RenderedFigure>& rendered);
 
 }  // namespace blockscope

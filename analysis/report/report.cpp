@@ -30,7 +30,8 @@ std::int64_t slot_of(const std::vector<std::int64_t>& values, std::int64_t wante
                      const char* flag) {
   const auto at = std::ranges::find(values, wanted);
   if (at == values.end()) {
-    throw UsageError(fmt::format("{} {}: the trace recorded {}", flag, wanted, list_text(values)));
+    throw UsageError(
+        fmt::format("{} {}: expected one that the trace has: {}", flag, wanted, list_text(values)));
   }
   return at - values.begin();
 }
@@ -44,7 +45,7 @@ std::vector<std::int64_t> sequences_of(const std::vector<BlockSteps>& blocks) {
   return sequences;
 }
 
-/// Distinct tokens that the block decided: few in padding after the end of a text.
+/// Number of distinct tokens that the block decided. Padding after the end of a text has few.
 std::size_t distinct_tokens(const TraceReader& trace, const BlockSteps& block) {
   std::set<std::int64_t> tokens;
   for (const StepRef& step : block.steps) {
@@ -55,7 +56,8 @@ std::size_t distinct_tokens(const TraceReader& trace, const BlockSteps& block) {
   return tokens.size();
 }
 
-/// The most recorded steps; of equals the most distinct tokens, then the one nearest the middle.
+/// The block with the most recorded steps. A tie is decided by the most distinct tokens, then by
+/// the place nearest the middle.
 std::size_t richest_block(const TraceReader& trace, const std::vector<BlockSteps>& blocks) {
   const auto recorded = [](const BlockSteps& block) {
     return std::ranges::count_if(block.steps, &StepRef::recorded);
@@ -137,7 +139,7 @@ ReportPage build_page(const TraceGroup& traces, const ReportOptions& options) {
     page.sections.push_back(draft_section(metrics));
   }
   page.sections.push_back(stability_section(traces, choice, metrics));
-  // A draft's block has one step: there is none to take A_out of.
+  // A draft's block has one step, so there is no earlier step with an A_out to reuse.
   if (!traces.trace(0).info().meta.has_draft) {
     page.sections.push_back(reuse_section(metrics, reuse));
   }
@@ -153,7 +155,7 @@ ReportPage build_page(const TraceGroup& traces, const ReportOptions& options) {
   }
   page.sections.push_back(decoding_section(metrics));
   page.sections.push_back(methods_section(metrics));
-  page.footer = "Made by blockscope report. Nothing on this page is loaded from elsewhere.";
+  page.footer = "Made by blockscope report. This page loads nothing from other files or sites.";
   return page;
 }
 

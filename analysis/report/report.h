@@ -1,5 +1,5 @@
-// The report's contents: what `blockscope report` puts on the page, from one or more traces of one
-// model. All numbers come from the metrics of analysis/; nothing here computes one.
+// The contents of the page of `blockscope report`, from one or more traces of one model. All
+// numbers come from the metrics of analysis/; nothing here computes one.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +14,18 @@ namespace blockscope {
 
 struct ReportOptions {
   std::string title;  ///< empty: "What <model> did, step by step"
-  /// What the pictures of one block show, as the model and the trace number them; unset: the middle
-  /// recorded layer, all heads together, and the block of the first trace with the most steps; of
-  /// equals the one with the most distinct tokens, nearest the middle.
+  /// What the pictures of one block show, in the numbers of the model and the trace. Unset: the
+  /// middle recorded layer, all heads together, and the block of the first trace with the most
+  /// steps. A tie is decided by the most distinct tokens, then by the place nearest the middle.
   std::optional<std::int64_t> layer, head, sequence, block;
   std::string backbone;     ///< trace of the backbone, captured with --replay; empty: none
   std::size_t threads = 0;  ///< 0: one per core
-  /// Called with rows read and rows in all; false stops with InterruptedError.
+  /// Called with the rows read and all rows. Returning false stops with InterruptedError.
   std::function<bool(std::int64_t, std::int64_t)> progress;
 };
 
-/// Throws UsageError for a layer, head, sequence or block that the trace does not have, listing
-/// what it has; TraceError for traces that can't be read.
+/// Throws UsageError for a layer, head, sequence or block that the trace does not have, and lists
+/// those that it has. Throws TraceError for traces that can't be read.
 ReportPage make_report(const TraceGroup& traces, const ReportOptions& options);
 
 }  // namespace blockscope

@@ -12,12 +12,12 @@
 namespace blockscope {
 namespace {
 
-/// What the page shows; other metrics would only cost time.
+/// The metrics of the page. Others would only cost time.
 constexpr std::array kShown{
     "similarity",       "external_mass", "reuse_error", "recall", "union_size", "est_acc",
     "query_statistics", "decoding",      "selection",   "router", "cache",      "draft"};
 
-/// Why the metric can't be computed from these traces; empty: it can.
+/// Why the metric can't be computed from these traces; empty if it can.
 std::string obstacle(const MetricInfo& metric, const TraceGroup& traces) {
   const RecordLevel level = lowest_level(traces);
   if (level < parse_record_level(metric.level)) {
@@ -28,7 +28,7 @@ std::string obstacle(const MetricInfo& metric, const TraceGroup& traces) {
   }
   for (std::size_t i = 0; i < traces.size(); ++i) {
     try {
-      // On a throw-away instance: a metric that refuses one trace would end the whole pass.
+      // Try a temporary instance first: a metric that refuses one trace would end the whole pass.
       metric.make({})->begin_trace(traces.trace(i), traces.shape());
     } catch (const TraceError& error) {
       return error.what();
@@ -55,7 +55,7 @@ RecordLevel lowest_level(const TraceGroup& traces) {
 ReportMetrics measure(const TraceGroup& traces, const std::string& backbone,
                       const PassOptions& options) {
   ReportMetrics results;
-  if (!backbone.empty()) {  // first: a backbone that doesn't pair is refused at once
+  if (!backbone.empty()) {  // first, to refuse a backbone that doesn't pair at once
     const TraceGroup other({backbone});
     MetricResult compared = compare_query_statistics(traces, other, {}, options);
     results.found.emplace(compared.metric, std::move(compared));
@@ -63,7 +63,7 @@ ReportMetrics measure(const TraceGroup& traces, const std::string& backbone,
   std::vector<std::unique_ptr<StepMetric>> metrics;
   for (const MetricInfo& metric : all_metrics()) {
     if (std::ranges::find(kShown, metric.name) == kShown.end()) continue;
-    if (metric.name == std::string("query_statistics") && !backbone.empty()) continue;  // in there
+    if (metric.name == std::string("query_statistics") && !backbone.empty()) continue;  // included
     if (!applies(metric, traces)) continue;
     const std::string reason = obstacle(metric, traces);
     if (reason.empty()) {

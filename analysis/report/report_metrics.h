@@ -1,4 +1,4 @@
-// The results a report shows, from one pass over the traces, and why others are missing.
+// The results that a report shows, from one pass over the traces, and why others are missing.
 #pragma once
 
 #include <functional>
@@ -12,15 +12,15 @@ namespace blockscope {
 
 struct ReportMetrics {
   std::map<std::string, MetricResult> found;
-  std::map<std::string, std::string> missing;  ///< metric: a sentence for people
+  std::map<std::string, std::string> missing;  ///< by metric: a sentence for the reader
 
   const MetricResult* find(const std::string& metric) const;
 };
 
-/// Every metric of the page that the traces have the data for, in one pass. With a `backbone` (a
-/// trace captured with --replay of these; empty: none) `query_comparison` stands for
-/// `query_statistics`, in two passes before it. Throws UsageError when the backbone's trace doesn't
-/// pair with the others.
+/// Computes every metric of the page that the traces have the data for, in one pass. `backbone`: a
+/// trace captured with --replay of these; empty: none. With a backbone, `query_comparison` replaces
+/// `query_statistics` and takes two more passes first. Throws UsageError if the backbone's trace
+/// doesn't pair with the others.
 ReportMetrics measure(const TraceGroup& traces, const std::string& backbone,
                       const PassOptions& options);
 

@@ -10,8 +10,8 @@
 namespace blockscope {
 namespace {
 
-constexpr std::int64_t kDefaultTau = 2;  ///< of `blockscope calibrate`
-constexpr double kSaving = 0.5;          ///< share of the prefix bytes that the finding asks for
+constexpr std::int64_t kDefaultTau = 2;  ///< default of `blockscope calibrate`
+constexpr double kSaving = 0.5;  ///< share of the prefix bytes that the finding aims to save
 constexpr std::size_t kPointsPerCurve = 60;  ///< finer than the picture
 
 std::string percent(double share) { return fmt::format("{:.0f} %", 100.0 * share); }
@@ -20,27 +20,27 @@ std::string finding_text(const CalibrationSums& sums, const ReusePredictor& pred
   const std::string steps = counted(sums.steps, "step", "steps");
   if (sums.at(kDefaultTau).reusing_steps == 0) {
     return fmt::format(
-        "Nothing to reuse at \u03c4 = {}: every step changes at least {} tokens "
+        "No step can reuse A_out at \u03c4 = {}: at least {} tokens changed at every step "
         "(n = {}).",
         kDefaultTau, kDefaultTau, steps);
   }
   const ReusePoint all = predictor.at(-1.0, kDefaultTau);
-  const std::string whole =
-      fmt::format("reusing it in every head would save {} at an error where reused of {}",
-                  percent(all.byte_saving), report_number(all.relative_l2_reused, 3));
+  const std::string whole = fmt::format(
+      "reuse in every head would save {} of the prefix\u2019s bytes at an error where reused of {}",
+      percent(all.byte_saving), report_number(all.relative_l2_reused, 3));
   const auto gamma = predictor.gamma_for_saving(kSaving, kDefaultTau);
   if (!gamma) {
     return fmt::format(
-        "Predicted for reuse of A_out at \u03c4 = {}: {} (relative L2 of the "
-        "attention output, one step; n = {}).",
+        "Predicted for reuse of A_out at \u03c4 = {}: {}. Errors are relative L2 of the attention "
+        "output, one step ahead (n = {}).",
         kDefaultTau, whole, steps);
   }
   const ReusePoint point = predictor.at(*gamma, kDefaultTau);
   return fmt::format(
-      "Predicted: reusing A_out in the {} with a similarity above \u03b3 = {:g} at \u03c4 = {} "
-      "leaves {} of the prefix\u2019s bytes unread and moves the attention output by {} where it "
-      "is "
-      "reused, by {} over all heads and steps (relative L2, one step); {} (n = {}).",
+      "Predicted for reuse of A_out in the {} with a similarity above \u03b3 = {:g}, at \u03c4 = "
+      "{}: it would save {} of the prefix\u2019s bytes. The error of the attention output would be "
+      "{} where reused, and {} over all heads and steps (relative L2, one step ahead). In "
+      "comparison, {} (n = {}).",
       counted(point.heads, "head", "heads"), *gamma, kDefaultTau, percent(point.byte_saving),
       report_number(point.relative_l2_reused, 3), report_number(point.relative_l2_all_steps, 3),
       whole, steps);
@@ -52,8 +52,8 @@ ReuseResults predict_reuse(const TraceGroup& traces, const PassOptions& options)
   ReuseResults results;
   if (lowest_level(traces) < RecordLevel::summary) {
     results.missing = fmt::format(
-        "The \u03b3 curve is not here: this trace was recorded with "
-        "--record {}; it needs --record summary.",
+        "The \u03b3 curve is missing. It needs --record summary, and this trace was recorded with "
+        "--record {}.",
         to_string(lowest_level(traces)));
     return results;
   }

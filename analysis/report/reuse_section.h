@@ -1,5 +1,5 @@
-// The report's section on reuse: what FlashBlock's two thresholds would save on these traces, and
-// at what error.
+// The data of the report's section on reuse: predicted savings and errors of FlashBlock's two
+// thresholds on these traces.
 #pragma once
 
 #include <optional>
@@ -13,11 +13,12 @@ namespace blockscope {
 
 struct ReuseResults {
   std::vector<ReuseCurve> curves;  ///< tau 2, 3, 4
-  std::string finding;             ///< one sentence; empty: nothing to say
-  std::string missing;             ///< why there is none; empty: there is
+  std::string finding;             ///< one finding; empty if there is none
+  std::string missing;             ///< why there are no curves; empty if there are
 };
 
-/// One more pass over the traces. Never throws for a trace that lacks what calibration needs.
+/// Takes one more pass over the traces. Sets `missing`, and never throws, for a trace that lacks
+/// what calibration needs.
 ReuseResults predict_reuse(const TraceGroup& traces, const PassOptions& options);
 
 }  // namespace blockscope

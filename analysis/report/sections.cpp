@@ -27,14 +27,14 @@ class SectionBuilder {
   void note(const std::string& text) {
     section_.parts.emplace_back(ReportHtml{html_paragraph(text, "note")});
   }
-  /// `draw` with the metric's result, or the reason why there is none.
+  /// Adds draw() of the metric's result, or a note why there is no result.
   template <typename Draw>
   void add_from(const std::string& metric, Draw draw) {
     if (const MetricResult* result = metrics_.find(metric)) {
       const std::size_t before = section_.parts.size();
       add(draw(*result));
       if (section_.parts.size() == before) {
-        note(fmt::format("{}: the trace has no terms for it.", result->title));
+        note(fmt::format("{}: the trace has no values for this.", result->title));
       }
     } else if (const auto reason = metrics_.missing.find(metric);
                reason != metrics_.missing.end()) {
@@ -48,13 +48,13 @@ class SectionBuilder {
   ReportSection section_;
 };
 
-/// Heatmaps of one block, or what level they need.
+/// Adds heatmaps of one block, or a note about the level that they need.
 void add_heatmaps(SectionBuilder& section, const TraceGroup& traces, const PictureChoice& choice) {
   const RecordLevel level = lowest_level(traces);
   if (level < RecordLevel::outputs) {
     section.note(
-        fmt::format("Token \u00d7 token and step \u00d7 step heatmaps are not here: this "
-                    "trace was recorded with --record {}; they need --record outputs.",
+        fmt::format("Token \u00d7 token and step \u00d7 step heatmaps are missing. They need "
+                    "--record outputs, and this trace was recorded with --record {}.",
                     to_string(level)));
     return;
   }
@@ -62,29 +62,31 @@ void add_heatmaps(SectionBuilder& section, const TraceGroup& traces, const Pictu
   const BlockSteps& block = choice.blocks[choice.block];
   try {
     auto tokens = token_heatmaps(traces.trace(0), block, choice.heatmap);
-    if (!tokens) section.note("Heatmaps: the block has no two adjacent recorded steps.");
+    if (!tokens) section.note("Heatmaps are missing: no two adjacent steps of the block have data.");
     section.add(std::move(tokens));
     section.add(step_heatmaps(traces.trace(0), block, choice.heatmap));
   } catch (const TraceError& error) {
-    section.note(error.what());  // captured under a policy without exact values
+    section.note(error.what());  // captured with a policy that leaves no exact values
   }
 }
 
 }  // namespace
 
 ReportSection trajectory_section(const TraceGroup& traces, const PictureChoice& choice) {
-  return {"trajectory",
-          "How a text appears",
-          "One row per position, one column per denoising step. A dot is a mask; a token stands "
-          "where it was decided, coloured by its confidence, and stays.",
-          {ReportHtml{trajectory_html(traces.trace(0), choice.blocks, choice.block)}}};
+  return {
+      "trajectory",
+      "How a text appears",
+      "Each row is a position, each column a denoising step, and each dot a mask. A token appears "
+      "at the step that decided it. Its colour is its confidence.",
+      {ReportHtml{trajectory_html(traces.trace(0), choice.blocks, choice.block)}}};
 }
 
 ReportSection stability_section(const TraceGroup& traces, const PictureChoice& choice,
                                 const ReportMetrics& metrics) {
   SectionBuilder section(metrics, "stability", "What stays and what moves",
-                         "From one denoising step to the next: A_out, attention to the prefix, "
-                         "beside A_in, attention inside the block.");
+                         "How the attention output changes from one denoising step to the next: "
+                         "A_out, attention to the prefix, compared with A_in, attention "
+                         "inside the block.");
   add_heatmaps(section, traces, choice);
   section.add_from("similarity", head_similarity);
   section.add_from("similarity", similarity_over_steps);
@@ -95,9 +97,9 @@ ReportSection stability_section(const TraceGroup& traces, const PictureChoice& c
 ReportSection reuse_section(const ReportMetrics& metrics, const ReuseResults& reuse) {
   SectionBuilder section(
       metrics, "reuse", "What reuse would save",
-      "FlashBlock takes A_out of an earlier step where a head is steady enough "
-      "(\u03b3) and few tokens changed (\u03c4). Predicted from the trace alone; "
-      "blockscope verify measures it.");
+      "FlashBlock reuses A_out of an earlier step in heads with a similarity above \u03b3, at "
+      "steps where fewer than \u03c4 tokens changed. These numbers are predicted from the trace "
+      "alone. blockscope verify measures them.");
   if (reuse.missing.empty()) {
     section.add(gamma_curves(reuse.curves));
   } else {
@@ -110,8 +112,8 @@ ReportSection reuse_section(const ReportMetrics& metrics, const ReuseResults& re
 ReportSection sets_section(const ReportMetrics& metrics) {
   SectionBuilder section(
       metrics, "sets", "Which keys matter",
-      "The k prefix positions that a block attends to most: do later steps still "
-      "want those of step 1, and can the tokens of a block share them?");
+      "The k prefix positions that a block attends to most. Do later steps want the same positions "
+      "as step 1? Can the tokens of a block share one set?");
   section.add_from("recall", recall_over_steps);
   section.add_from("union_size", union_sizes);
   section.add_from("est_acc", estimation_accuracy);
@@ -126,8 +128,8 @@ ReportSection sets_section(const ReportMetrics& metrics) {
 ReportSection selection_section(const ReportMetrics& metrics) {
   SectionBuilder section(
       metrics, "selection", "What the sparse policy read",
-      "The run read some keys of the prefix only. How many of the ones that mattered were among "
-      "them, and what the others would have added.");
+      "This run read only some keys of the prefix. The figures show how many of the most important "
+      "keys it read, and the error that the other keys cause.");
   section.add_from("selection", selection_over_steps);
   section.add_from("selection", selection_by_layer);
   return section.take();
@@ -136,8 +138,9 @@ ReportSection selection_section(const ReportMetrics& metrics) {
 ReportSection cache_section(const TraceGroup& traces, const PictureChoice& choice,
                             const ReportMetrics& metrics) {
   SectionBuilder section(metrics, "cache", "What the cache kept",
-                         "A pass need not compute every position of the canvas again: which ones "
-                         "it did, and how far what it kept is from the truth.");
+                         "A pass does not compute every position of the canvas again. The "
+                         "figures show which positions it computed, and how far the kept "
+                         "values are from those of a pass without a cache.");
   section.add_from("cache", cache_means);
   section.add_from("cache", cache_rows_over_steps);
   section.add_from("cache", cache_rows_map);
@@ -145,21 +148,21 @@ ReportSection cache_section(const TraceGroup& traces, const PictureChoice& choic
   if (first.has(Field::shadow_key_cosine)) {
     section.add_from("cache", cache_staleness);
   } else {
-    section.note("Staleness is not here: it needs capture --shadow and --record summary.");
+    section.note("Staleness is missing: it needs capture --shadow and --record summary.");
   }
   if (!choice.blocks.empty() && first.has(Field::block_key)) {
     section.add(kv_step_heatmaps(first, choice.blocks[choice.block], choice.heatmap));
   } else {
-    section.note("Step \u00d7 step maps of keys and values need --record full.");
+    section.note("Step \u00d7 step maps of keys and values are missing: they need --record full.");
   }
   return section.take();
 }
 
 ReportSection router_section(const ReportMetrics& metrics) {
   SectionBuilder section(metrics, "router", "Which experts are chosen",
-                         "A router sends each position to a few of a layer's experts. Whether all "
-                         "are used, and whether a position keeps its experts while its block is "
-                         "denoised.");
+                         "A router sends each position to a few of a layer's experts. The figures "
+                         "show whether all experts are used, and whether a position keeps its "
+                         "experts while its block is denoised.");
   section.add_from("router", router_usage_map);
   section.add_from("router", router_by_layer);
   section.add_from("router", router_agreement);
@@ -168,9 +171,10 @@ ReportSection router_section(const ReportMetrics& metrics) {
 
 ReportSection draft_section(const ReportMetrics& metrics) {
   SectionBuilder section(metrics, "draft", "What the target accepted",
-                         "The model of this trace drafts blocks for another one, which keeps the "
-                         "longest front of each that it would have chosen itself. How much that "
-                         "is, when it is more, and which block length would pay best.");
+                         "The model of this trace drafts blocks for a target model. The target "
+                         "keeps the longest beginning of each block that it would have chosen "
+                         "itself. The figures show how much it keeps, when it keeps more, and "
+                         "which block length would pay best.");
   section.add_from("draft", draft_means);
   section.add_from("draft", draft_lengths);
   section.add_from("draft", draft_positions);
@@ -180,16 +184,16 @@ ReportSection draft_section(const ReportMetrics& metrics) {
     section.add_from("draft", draft_speedup);
   } else {
     section.note(
-        "No speed-up is predicted: the trace has no /draft/cost, which a run without "
-        "--no-draft-cost measures.");
+        "No speed-up is predicted, because the trace has no /draft/cost. A run without "
+        "--no-draft-cost measures it.");
   }
   return section.take();
 }
 
 ReportSection decoding_section(const ReportMetrics& metrics) {
   SectionBuilder section(metrics, "decoding", "How it decoded",
-                         "Tokens decided per step, how sure the model was, and when each position "
-                         "of a block was settled.");
+                         "Tokens decided per step, the model's confidence in them, and the step "
+                         "at which each position of a block got its final token.");
   section.add_from("decoding", decoding_means);
   section.add_from("decoding", decoding_over_steps);
   section.add_from("decoding", settled_map);
@@ -199,10 +203,10 @@ ReportSection decoding_section(const ReportMetrics& metrics) {
 ReportSection methods_section(const ReportMetrics& metrics) {
   ReportSection section{"methods",
                         "How the numbers were made",
-                        "Denoising steps only: prefill and commit passes never enter a mean. Means "
-                        "are weighted by their number of terms.",
+                        "Means are over denoising steps only, without prefill and commit passes. "
+                        "They are weighted by their number of terms.",
                         {}};
-  NumberTable table{{"metric", "definition", "source", "from", "left out"}, {}};
+  NumberTable table{{"metric", "definition", "source", "computed from", "left out"}, {}};
   for (const auto& [name, result] : metrics.found) {
     std::string left_out;
     for (const auto& [reason, count] : result.left_out) {

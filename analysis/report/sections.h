@@ -1,5 +1,5 @@
-// The report's sections, in the order of the page: which figures stand where, and one line in place
-// of each that these traces have no data for.
+// The report's sections with their figures, in the order of the page. A line of text replaces each
+// figure that these traces have no data for.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace blockscope {
 
 /// The block that pictures show.
 struct PictureChoice {
-  std::vector<BlockSteps> blocks;  ///< of its sequence
+  std::vector<BlockSteps> blocks;  ///< all blocks of the sequence
   std::size_t block = 0;           ///< index into blocks
   HeatmapChoice heatmap;
 };
@@ -28,16 +28,16 @@ ReportSection stability_section(const TraceGroup& traces, const PictureChoice& c
                                 const ReportMetrics& metrics);
 /// What reuse would save and cost.
 ReportSection reuse_section(const ReportMetrics& metrics, const ReuseResults& reuse);
-/// MAGE's: key sets and query statistics.
+/// MAGE's observations: key sets and query statistics.
 ReportSection sets_section(const ReportMetrics& metrics);
-/// What a sparse policy's sets held, for traces of one.
+/// Keys that a sparse policy read, for traces of sparse policies.
 ReportSection selection_section(const ReportMetrics& metrics);
-/// What a bidirectional model's cache computed and kept, for traces that say so.
+/// What a bidirectional model's cache computed and kept, for traces that recorded it.
 ReportSection cache_section(const TraceGroup& traces, const PictureChoice& choice,
                             const ReportMetrics& metrics);
 /// Which experts the routers chose, for traces that recorded it.
 ReportSection router_section(const ReportMetrics& metrics);
-/// What of a draft its target accepted, for drafted traces.
+/// Drafted tokens that the target accepted, for drafted traces.
 ReportSection draft_section(const ReportMetrics& metrics);
 ReportSection decoding_section(const ReportMetrics& metrics);
 /// Definitions, sources and what was left out, for every metric on the page.

@@ -16,7 +16,7 @@ namespace {
       fmt::format("{}: row {}: {}. HINT: the file is damaged.", trace.info().path, row, what));
 }
 
-/// Existing positions of the block and what is in them before the first step.
+/// Adds the existing positions of the block and their tokens before the first step.
 void add_initial_positions(const TraceReader& trace, const StepRef& first, TrajectoryBlock& block) {
   const Frame frame = trace.frame_before(first.row);
   if (frame.prompts.empty()) corrupt(trace, first.row, "expected a prompt, got none");
@@ -77,7 +77,7 @@ void add_step(const TraceReader& trace, const StepRef& step, std::int64_t prompt
   }
 }
 
-/// Length in bytes of the UTF-8 sequence that a lead byte announces; 0: not a lead byte.
+/// Length in bytes of the UTF-8 sequence that starts with this byte; 0 if none does.
 std::size_t announced_length(unsigned char lead) {
   if (lead >= 0xF0) return 4;
   if (lead >= 0xE0) return 3;

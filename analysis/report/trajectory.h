@@ -1,5 +1,5 @@
-// How a sequence was decoded, as a picture made of HTML: per block a row for every position and a
-// column for every denoising step; a token appears in the step that decided it.
+// A picture in HTML of how a sequence was decoded. A block has a row for every position and a
+// column for every denoising step. A token appears at the step that decided it.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace blockscope {
 struct TrajectoryPosition {
   std::int64_t position = 0;  ///< absolute: prompt and generated tokens together
   std::int64_t token = -1;    ///< -1: still a mask after the last step
-  std::int32_t step = -1;     ///< that decided it; 0: known before step 1; -1: never
+  std::int32_t step = -1;     ///< the step that decided it; 0: known before step 1; -1: never
   float confidence = std::numeric_limits<float>::quiet_NaN();
 };
 
@@ -27,27 +27,27 @@ struct TrajectoryBlock {
   std::vector<TrajectoryPosition> positions;
 };
 
-/// Positions that exist in the block's first pass. Throws TraceError for a strategy that inserts or
-/// deletes positions: a table with fixed positions can't show those.
+/// Trajectory of the positions in the block's first pass. Throws TraceError for a strategy that
+/// inserts or deletes positions, because the table has fixed positions.
 TrajectoryBlock trajectory_of(const TraceReader& trace, const BlockSteps& block);
 
-/// Token text for people: leading and inner spaces as open boxes, line breaks as arrows, "#17"
-/// where the trace has no vocabulary, U+FFFD for bytes that are not text.
+/// Readable text of a token: spaces as open boxes, line breaks and tabs as arrows, U+FFFD for bytes
+/// that are not text. "#17" if the trace has no vocabulary.
 std::string token_text(const TraceReader& trace, std::int64_t token);
 
 struct TrajectoryLimits {
-  std::size_t blocks = 4;          ///< pictured
-  std::size_t positions = 64;      ///< of a block
-  std::int32_t steps = 64;         ///< of a block
-  std::size_t prompt_tokens = 60;  ///< the end of the prompt
+  std::size_t blocks = 4;          ///< drawn
+  std::size_t positions = 64;      ///< per block
+  std::int32_t steps = 64;         ///< per block
+  std::size_t prompt_tokens = 60;  ///< shown from the end of the prompt
 };
 
-/// `blocks`: the sequence's, in order; `shown` is where the pictures start. Says what it leaves
-/// out.
+/// `blocks`: all blocks of the sequence, in order. `shown`: the first block to draw. The text says
+/// what is left out.
 std::string trajectory_html(const TraceReader& trace, const std::vector<BlockSteps>& blocks,
                             std::size_t shown, const TrajectoryLimits& limits = {});
 
-/// Style rules of the table, among them the ten colours of confidence.
+/// Style rules of the table, including the ten colours of confidence.
 std::string trajectory_css();
 
 }  // namespace blockscope

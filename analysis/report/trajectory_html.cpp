@@ -31,7 +31,7 @@ std::string chip(const TraceReader& trace, const TrajectoryPosition& item) {
                      report_number(static_cast<double>(item.confidence), 3), text);
 }
 
-/// Cells of neighbouring steps that look alike are one cell.
+/// One cell for neighbouring steps that look the same.
 std::string run_of_cells(std::string_view css_class, std::int32_t count) {
   if (count <= 0) return "";
   return fmt::format("<td class=\"{}\" colspan=\"{}\"></td>", css_class, count);
@@ -75,7 +75,7 @@ std::string block_table(const TraceReader& trace, const TrajectoryBlock& block,
   return html + "</tbody></table>\n";
 }
 
-/// The last tokens of the prompt as one text, with an ellipsis for what is left out.
+/// The last tokens of the prompt as one text, with an ellipsis for the others.
 std::string prompt_end(const TraceReader& trace, const SequenceInfo& sequence,
                        std::size_t num_tokens) {
   const std::size_t size = sequence.prompt.size();
@@ -119,7 +119,7 @@ std::string legend() {
   return html + "<span class=\"known\">prompt</span><span class=\"dots\">mask</span></p>\n";
 }
 
-/// Linear in sRGB between viridis' stops; the steps are far finer than the eye needs here.
+/// Interpolates viridis linearly in sRGB, which is fine enough for ten colours.
 std::array<int, 3> viridis_at(double share) {
   const double place = share * static_cast<double>(kViridis.size() - 1);
   const auto low = std::min(static_cast<std::size_t>(place), kViridis.size() - 2);
@@ -141,7 +141,7 @@ std::string trajectory_html(const TraceReader& trace, const std::vector<BlockSte
                             std::size_t shown, const TrajectoryLimits& limits) {
   if (blocks.empty()) return html_paragraph("The trace has no denoising steps.", "note");
   const SequenceInfo sequence = trace.sequence(blocks.front().sequence);
-  // The window of blocks that holds the chosen one; from its start where the rest fits.
+  // Start at the chosen block, or earlier if fewer blocks than the limit follow it.
   const std::size_t latest = blocks.size() - std::min(blocks.size(), limits.blocks);
   const std::size_t first = std::min(shown, latest);
   const std::size_t last = std::min(blocks.size(), first + limits.blocks);
@@ -153,7 +153,7 @@ std::string trajectory_html(const TraceReader& trace, const std::vector<BlockSte
   html += "</div>\n";
   if (last - first < blocks.size()) {
     html += html_paragraph(
-        fmt::format("Shown: {} of the sequence's {}; --sequence and --block choose others.",
+        fmt::format("Shown: {} of the sequence's {}. --sequence and --block choose others.",
                     counted(static_cast<std::int64_t>(last - first), "block", "blocks"),
                     blocks.size()),
         "note");

@@ -8,7 +8,7 @@
 namespace blockscope {
 namespace {
 
-/// Names of all axes, in the order in which they are met.
+/// Names of all axes, in the order of their first occurrence.
 std::vector<std::string> axis_columns(const AnalysisDocument& document) {
   std::vector<std::string> columns;
   for (const MetricResult& result : document.results) {
@@ -21,7 +21,7 @@ std::vector<std::string> axis_columns(const AnalysisDocument& document) {
   return columns;
 }
 
-/// The axis of the array that belongs to each column; -1: none.
+/// For each column, the axis of the array that belongs to it; -1 if there is none.
 std::vector<std::ptrdiff_t> axes_of_columns(const ResultArray& array,
                                             const std::vector<std::string>& columns) {
   std::vector<std::ptrdiff_t> axes;

@@ -1,6 +1,6 @@
-// Results as CSV in long form, one row per cell, for pandas, R and spreadsheets: metric, array,
-// unit, one column per axis that any of the arrays has (empty where an array hasn't), value, terms.
-// A cell without terms has an empty value. Quoting as in RFC 4180, lines end with "\n".
+// Results as CSV in long form, for pandas, R and spreadsheets. Each cell is a row: metric, array,
+// unit, one column per axis of any array (empty for an array without that axis), value, terms. A
+// cell without terms has an empty value. Quotes follow RFC 4180; lines end with "\n".
 #pragma once
 
 #include <ostream>
@@ -10,7 +10,7 @@
 
 namespace blockscope {
 
-/// A field as RFC 4180 wants it: in quotes where it holds a comma, a quote or a line break.
+/// A field by RFC 4180: in quotes if it holds a comma, a quote or a line break.
 std::string csv_field(const std::string& text);
 
 void write_csv(const AnalysisDocument& document, std::ostream& out);

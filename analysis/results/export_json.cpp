@@ -14,7 +14,7 @@ ordered_json value_json(double value) {
   return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr);
 }
 
-/// Coordinates such as tau = inf have no JSON number: their text.
+/// A coordinate without a JSON number, such as tau = inf, becomes text.
 ordered_json coordinate_json(double value) {
   return std::isfinite(value) ? ordered_json(value) : ordered_json(number_text(value));
 }

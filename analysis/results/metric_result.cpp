@@ -87,8 +87,8 @@ ResultArray mean_over_others(const ResultArray& array, const std::vector<std::st
   ResultArray result = without_values(array, std::move(axes));
   result.terms.assign(result.values.size(), 0);
   std::vector<double> sums(result.values.size(), 0.0);
-  // How far one step along each axis of `array` goes in the result; 0: averaged over. The viewer
-  // does this between two frames, so no index is taken apart for each element.
+  // Stride in the result of each axis of `array`; 0 for an axis that is averaged. The viewer runs
+  // this between two frames, so it must not decompose an index for each element.
   std::vector<std::size_t> stride(array.axes.size(), 0);
   for (std::size_t k = kept.size(), size = 1; k-- > 0; size *= result.axes[k].size()) {
     stride[kept[k]] = size;
@@ -124,7 +124,7 @@ ResultArray select(const ResultArray& array, const std::string& axis,
     for (std::size_t i = 0; i < all.index.size(); ++i) {
       there += (i == 0 ? "" : ", ") + ResultAxis{"", {all.index[i]}, {}}.label(0);
     }
-    throw UsageError(fmt::format("{}: {} {} is not there; there are {}", array.name, axis,
+    throw UsageError(fmt::format("{}: {} {} does not exist; expected one of {}", array.name, axis,
                                  ResultAxis{"", {value}, {}}.label(0), there));
   }
   std::vector<std::size_t> chosen;

@@ -1,6 +1,6 @@
-// What every metric returns: labelled arrays of means with the number of terms behind each, and how
-// many terms were left out and why. Tables, CSV, JSON, HDF5, figures and the viewer all read this
-// one form; none of them computes a metric.
+// The result of every metric: labelled arrays of means with their numbers of terms, and how many
+// terms were left out and why. Tables, CSV, JSON, HDF5, figures and the viewer all read this one
+// form. None of them computes a metric.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace blockscope {
 
-/// An axis with a coordinate per element. `index` holds what a person calls the element: the
-/// model's layer or head, the step in its block from 1, k of a set. `labels` is empty, or names the
-/// elements where a number doesn't ("A_out", "inf").
+/// An axis with a coordinate per element. `index` has the user's numbers: the model's layer or
+/// head, the step in its block from 1, k of a set. `labels` is empty, or names elements that have
+/// no number ("A_out", "inf").
 struct ResultAxis {
   std::string name;  ///< "layer", "head", "kv_head", "step", "tau", "k", "position", ...
   std::vector<double> index;
@@ -32,14 +32,14 @@ struct ResultArray {
   std::vector<double> values;
   std::vector<std::int64_t> terms;  ///< [axes...]; empty: values are counts or have no terms
 
-  std::size_t axis(const std::string& name) const;  ///< throws Error when there is none
+  std::size_t axis(const std::string& name) const;  ///< throws Error if there is none
   bool has_axis(const std::string& name) const;
   double at(const std::vector<std::size_t>& indices) const;
 };
 
 struct MetricResult {
   std::string metric;         ///< name on the command line, "similarity"
-  std::string title;          ///< for people, "Cross-step similarity"
+  std::string title;          ///< for the user, "Cross-step similarity"
   std::string formula;        ///< one line, plain text
   std::string source;         ///< paper and equation or figure
   std::string computed_from;  ///< datasets read, "/attention/external"
@@ -48,16 +48,16 @@ struct MetricResult {
   /// "blocks with one step", "rows with N <= k", "values that are NaN or infinite".
   std::map<std::string, std::int64_t> left_out;
 
-  const ResultArray& array(const std::string& name) const;  ///< throws Error when there is none
+  const ResultArray& array(const std::string& name) const;  ///< throws Error if there is none
   const ResultArray* find(const std::string& name) const;
 };
 
-/// Mean over all axes but `keep` (in this order), weighted by terms; terms add up. NaN cells and
-/// cells without terms count nothing.
+/// Mean over all axes except `keep` (in this order), weighted by terms. Terms add up. NaN cells and
+/// cells without terms are left out.
 ResultArray mean_over_others(const ResultArray& array, const std::vector<std::string>& keep);
 
-/// The elements of `axis` whose index is in `wanted`, in the array's order. Throws UsageError that
-/// lists what there is when one of `wanted` is missing.
+/// The elements of `axis` with an index in `wanted`, in the array's order. Throws UsageError if one
+/// of `wanted` is missing; the message lists the existing elements.
 ResultArray select(const ResultArray& array, const std::string& axis,
                    const std::vector<double>& wanted);
 

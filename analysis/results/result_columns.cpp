@@ -14,7 +14,7 @@ std::string range_text(const std::vector<std::int64_t>& counts) {
   return low == high ? std::to_string(low) : fmt::format("{}..{}", low, high);
 }
 
-/// One row: label, values, and the terms behind them ("12", or "8..12" where they differ).
+/// One row: label, values, and their numbers of terms ("12", or "8..12" if they differ).
 class RowCells {
  public:
   explicit RowCells(std::string label) : cells_{std::move(label)} {}

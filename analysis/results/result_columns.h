@@ -1,5 +1,5 @@
-// Columns of a result's table: means of one array over what the table doesn't show. Internal to
-// result_table.cpp.
+// Columns of a result's table: means of one array over the axes that the table doesn't show.
+// Internal to result_table.cpp.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace blockscope {
 
-/// What stands under one heading.
+/// The values below one heading.
 struct Column {
   std::string title;
   std::vector<double> values;       // [row]
@@ -19,14 +19,14 @@ struct Column {
   std::int64_t total_terms = 0;
 };
 
-/// Means along `row`, weighted by terms. An array without terms must have no other axis: there is
-/// nothing to weight by.
+/// Means along `row`, weighted by terms. An array without terms must have no other axis, because it
+/// has no weights.
 Column make_column(const std::string& title, const ResultArray& array, const std::string& row);
 
-/// The array at element `i` of an axis, without the axis.
+/// The array at element `i` of an axis, without that axis.
 ResultArray slice(const ResultArray& array, const std::string& axis, std::size_t i);
 
-/// At most `max_rows` rows, and a last one over all of them when `totals`.
+/// A table of at most `max_rows` rows. With `totals`, a last row has the values over all rows.
 TextTable make_table(const ResultAxis& axis, const std::vector<Column>& columns,
                      std::size_t max_rows, bool totals);
 

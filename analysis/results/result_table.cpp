@@ -15,18 +15,18 @@ namespace {
 
 constexpr std::array<std::string_view, 7> kPlaces{"layer",    "head",  "kv_head", "step",
                                                   "sequence", "block", "position"};
-constexpr std::size_t kProfileRows = 9;  // of the course over the steps
+constexpr std::size_t kProfileRows = 9;  // rows of the table over the steps
 constexpr std::size_t kMaxPages = 4;     // tables of one array
 
 /// How one array becomes a table.
 struct Layout {
   std::string row;                 // axis of the rows
   std::string column;              // axis of the columns; empty: the array is one column
-  std::vector<std::string> pages;  // further axes without a mean over them: a table per element
+  std::vector<std::string> pages;  // other axes that are not averaged: a table per element
 };
 
-/// Layers; without them the first place, and a parameter only where there is nothing else: means
-/// are taken over places alone.
+/// The axis of the rows: the layers, else the first place. A parameter only if the array has no
+/// place, because only places can be averaged.
 std::string default_row(const ResultArray& array) {
   if (array.has_axis("layer")) return "layer";
   const auto place =
@@ -41,7 +41,7 @@ Layout choose_layout(const ResultArray& array, const std::vector<std::string>& b
   if (by.size() > 1) layout.column = by[1];
   for (const ResultAxis& axis : array.axes) {
     if (axis.name == layout.row || axis.name == layout.column) continue;
-    if (is_place(axis.name) && !array.terms.empty()) continue;  // means over these
+    if (is_place(axis.name) && !array.terms.empty()) continue;  // averaged
     if (layout.column.empty()) {
       layout.column = axis.name;
     } else {
@@ -55,7 +55,7 @@ bool same_elements(const ResultAxis& a, const ResultAxis& b) {
   return a.name == b.name && a.index == b.index && a.labels == b.labels;
 }
 
-/// Arrays that share a table: a column each, or one array with a column per element of an axis.
+/// A table: several arrays with a column each, or one array with a column per element of an axis.
 struct Section {
   std::string title;
   std::vector<const ResultArray*> arrays;
@@ -72,7 +72,7 @@ std::string note(std::size_t shown, std::size_t all, const std::string& what,
                       : fmt::format("  {} of {} values of {} shown{}\n", shown, all, what, hint);
 }
 
-/// A column per array, in as many tables as the width asks for.
+/// A column per array, in as many tables as the width requires.
 std::string arrays_table(const Section& section, const std::string& row, std::size_t max_rows,
                          const TableOptions& options) {
   std::vector<Column> columns;
@@ -102,7 +102,7 @@ std::string elements_table(const Section& section, const std::string& row, std::
   const auto make = [&](std::size_t count) {
     std::vector<Column> columns;
     for (const std::size_t i : spread(axis.size(), count)) {
-      // Long names stand in the title only.
+      // Only the title has long names.
       const std::string sign = axis.labels.empty() && axis.name.size() <= 5 ? axis.name + "=" : "";
       columns.push_back(make_column(sign + axis.label(i), slice(array, section.column, i), row));
     }
@@ -116,7 +116,7 @@ std::string elements_table(const Section& section, const std::string& row, std::
          note(max_rows, section.row_axis(row).size(), row, "; --by " + row + " shows more");
 }
 
-/// `with_course`: also the course over the steps.
+/// `with_course`: also adds the table over the steps.
 std::string section_text(const Section& section, const TableOptions& options, bool with_course) {
   const auto table = [&](const std::string& row, std::size_t max_rows) {
     return section.column.empty() ? arrays_table(section, row, max_rows, options)
@@ -147,7 +147,7 @@ class Sections {
 
   std::string text() const {
     std::string text;
-    bool course = options_.by.empty();  // once: of the result's first arrays, its main ones
+    bool course = options_.by.empty();  // once, for the result's first (main) arrays
     for (const Section& section : sections_) {
       const bool now = course && has_course(section);
       text += "\n" + section_text(section, options_, now);
@@ -199,7 +199,7 @@ class Sections {
     sections_.push_back({"", {&array}, row, ""});
   }
 
-  /// A table per element of the last axis that is left over.
+  /// A table per element of the last remaining axis.
   void add_pages(const ResultArray& array, Layout layout) {
     const std::string page = layout.pages.back();
     const ResultAxis axis = array.axes.at(array.axis(page));
@@ -241,7 +241,7 @@ std::string heading(const MetricResult& result) {
 std::string left_out_text(const MetricResult& result) {
   std::vector<std::string> parts;
   for (const auto& [reason, count] : result.left_out) {
-    // The count behind the words: they are written for many, and it may be one.
+    // The count comes after the reason, because the reason's plural must also fit a count of one.
     if (count != 0) parts.push_back(fmt::format("{} ({})", reason, count));
   }
   return parts.empty() ? "" : fmt::format("  left out: {}\n", fmt::join(parts, "; "));

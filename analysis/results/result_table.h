@@ -1,7 +1,7 @@
-// A MetricResult for a terminal. By default a row per layer, means over everything else weighted by
-// the number of terms, a column per array or per element of an axis that is not part of the model
-// (k, tau, ...); below the first one the course over the steps. Says how many terms there are and
-// what was left out. What is folded away is named, with the way to get it.
+// A MetricResult as text for a terminal. By default, it has a row per layer, with means over all
+// other axes weighted by the number of terms. It has a column per array, or per element of an axis
+// that is not part of the model (k, tau, ...). The first table is followed by one over the steps.
+// The text says how many terms there are, what was left out, what is not shown, and how to show it.
 #pragma once
 
 #include <string>
@@ -15,11 +15,11 @@ struct TableOptions {
   /// One or two axes: rows, columns. Empty: chosen for each array.
   std::vector<std::string> by;
   std::size_t width = 100;    ///< columns of the terminal
-  std::size_t max_rows = 48;  ///< of one table; further rows are folded
+  std::size_t max_rows = 48;  ///< largest number of rows of one table
 };
 
-/// Axes of the model and of the run (layer, head, step, ...), which means are taken over; every
-/// other axis is a parameter of the metric (k, tau, ...), whose elements are never averaged.
+/// True for axes of the model and of the run (layer, head, step, ...), which can be averaged. Every
+/// other axis is a parameter of the metric (k, tau, ...), and its elements are never averaged.
 bool is_place(const std::string& axis);
 
 /// Arrays without the axes of `by` are left out.

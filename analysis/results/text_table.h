@@ -6,23 +6,23 @@
 
 namespace blockscope {
 
-/// A value as a person reads it: four decimals where they say something, "-" for NaN (no terms). A
-/// count is a whole number and has none.
+/// A readable value: four decimals, or fewer for large values, and "-" for NaN (no terms). A count
+/// has no decimals.
 std::string value_text(double value, bool is_count = false);
 
-/// `count` indices of [0, size) evenly spread, ascending, with the first and the last; all of them
-/// when there are no more than `count`.
+/// `count` indices of [0, size), evenly spread and ascending, including the first and the last. All
+/// of them if there are at most `count`.
 std::vector<std::size_t> spread(std::size_t size, std::size_t count);
 
 class TextTable {
  public:
   explicit TextTable(std::vector<std::string> header) : header_(std::move(header)) {}
-  /// As many cells as the header has.
+  /// `cells` must have as many cells as the header.
   void add_row(std::vector<std::string> cells);
-  /// A line between the rows before and the rows to come.
+  /// Adds a line between the previous rows and the next ones.
   void add_rule() { rules_.push_back(rows_.size()); }
   std::size_t width() const;
-  /// Lines that end with "\n", columns right-aligned, two spaces in front of each.
+  /// Lines that end with "\n", with right-aligned columns and two spaces before each.
   std::string text() const;
 
  private:

@@ -1,5 +1,5 @@
-// Merging of attention states over disjoint key sets, on plain rows: the one implementation behind
-// merge_attention, the chunks of a long prefix, and the `out` of split and reuse attention.
+// Merges attention states over disjoint key sets, on plain rows. merge_attention, the chunks of a long
+// prefix, and the `out` of split and reuse attention all use this one implementation.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace blockscope {
 
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
-// One side of a merge: `output` [dim] is to be divided by `sum`, which is relative to exp(max). A
+// One side of a merge. The attention output is output / sum, and `sum` is relative to exp(max). A
 // finished (output, lse) pair has sum 1 and max = lse.
 struct AttentionPart {
   const float* output = nullptr;
@@ -19,9 +19,9 @@ struct AttentionPart {
   float sum = 1.0f;
 };
 
-// Writes the merged output [dim] and returns its lse. Parts with max -inf hold no key and are
-// skipped; with one finished part left the result is that part, bit for bit. The largest maximum is
-// subtracted before exp, so lse of +-1e4 neither overflow nor vanish.
+// Writes the merged output [dim] and returns its lse. Parts with max -inf hold no key and are skipped.
+// If only one finished part is left, the result is that part, bit for bit. The largest maximum is
+// subtracted before exp, so an lse of +-1e4 neither overflows nor vanishes.
 inline float merge_parts(const AttentionPart* parts, int64_t num_parts, int64_t dim, float* out) {
   float largest = kNegativeInfinity;
   int64_t live = 0;

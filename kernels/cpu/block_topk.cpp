@@ -1,5 +1,5 @@
-// block_topk: scores are recomputed tile by tile and turned into probabilities with the given lse,
-// so nothing of size T * N is stored; the keys are split over tasks, and one mean per key is kept.
+// block_topk recomputes scores tile by tile and turns them into probabilities with the given lse, so it
+// stores nothing of size T * N. Tasks share the keys, and one mean per key is kept.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -72,7 +72,7 @@ TopK block_topk(const at::Tensor& q, const at::Tensor& k_ext, const at::Tensor& 
 
 namespace {
 
-// Arguments of block_topk and its kin, checked.
+// Checked arguments of block_topk and related operators.
 struct TopKProblem {
   const char* op;
   const DeviceQueue& queue;
@@ -106,13 +106,13 @@ TopKProblem check_topk_problem(const char* op, const DeviceQueue& queue, const a
           scale};
 }
 
-// Tokens whose mean probabilities are held at a time: 64 MiB of them, or one token's.
+// Number of tokens with mean probabilities in memory at a time: at most 64 MiB, or one token's.
 int64_t tokens_at_once(const TopKProblem& problem, int64_t sequences, int64_t keys) {
   const int64_t bytes = sequences * problem.sizes.kv_heads * std::max<int64_t>(keys, 1) * 4;
   return std::clamp<int64_t>((int64_t{64} << 20) / bytes, 1, problem.sizes.queries);
 }
 
-// The sets of all tokens together, [S, K, k], or of each, [S, K, T, k].
+// The sets of all tokens together, [S, K, k], or of each token, [S, K, T, k].
 void select_sets(const TopKProblem& problem, bool per_token, const at::Tensor& index,
                  const at::Tensor& probability) {
   const AttentionSizes& sizes = problem.sizes;

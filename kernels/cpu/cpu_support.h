@@ -1,4 +1,4 @@
-// What the CPU operators share on top of ATen: raw views of tensors, rounding, task scheduling.
+// Shared parts of the CPU operators in addition to ATen: raw views of tensors, rounding, tasks.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -48,8 +48,8 @@ inline void store_rounded(const float* values, int64_t dim, Element element, voi
 // Whether a SerialScope lives on this thread.
 bool runs_serially();
 
-// Runs task(i) for i in [0, num_tasks) on the threads of ATen. Threads take the next task when they
-// are free, because tasks differ in size; each task writes its own memory, so the order is free.
+// Runs task(i) for i in [0, num_tasks) on the threads of ATen. A free thread takes the next task, because
+// tasks differ in size. The order doesn't matter: each task writes its own memory.
 template <class Task>
 void parallel_tasks(int64_t num_tasks, const Task& task) {
   if (runs_serially()) {

@@ -1,4 +1,4 @@
-// cross_step_similarity: one cosine per row of D elements, in double (FlashBlock Fig. 5).
+// cross_step_similarity: one cosine per row of D elements, in double (FlashBlock, Fig. 5).
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>

@@ -1,5 +1,5 @@
-// gather_attention and unselected_attention: sets of positions, checked and sorted, for the CPU
-// path of split_attention.
+// gather_attention and unselected_attention. They check and sort sets of positions for the CPU path of
+// split_attention.
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
@@ -48,7 +48,7 @@ SetArguments check_sets(const char* op, const AttentionSizes& sizes, const at::T
   return arguments;
 }
 
-// The positions whose bit is `wanted`, ascending, of the first `length`.
+// The positions below `length` with the bit `wanted`, ascending.
 std::vector<int32_t> positions_of(const std::vector<uint64_t>& bits, int64_t length, bool wanted) {
   std::vector<int32_t> positions;
   for (size_t word = 0; word < bits.size(); ++word) {
@@ -63,8 +63,7 @@ std::vector<int32_t> positions_of(const std::vector<uint64_t>& bits, int64_t len
   return positions;
 }
 
-// One set per KV head: the selected positions, or the others. A bitmap sorts them and finds a
-// position that comes twice.
+// One set per KV head: the selected positions, or the others. A bitmap sorts them and finds duplicates.
 std::vector<KeySet> make_sets(const char* op, const AttentionSizes& sizes,
                               const SetArguments& arguments, bool selected) {
   std::vector<KeySet> sets(static_cast<size_t>(sizes.sequences * sizes.kv_heads));

@@ -20,7 +20,7 @@ HugePages::HugePages(std::size_t bytes)
     : size_(std::max<std::size_t>((bytes + kHugePage - 1) / kHugePage, 1) * kHugePage),
       data_(static_cast<char*>(std::aligned_alloc(kHugePage, size_))) {
   if (data_ == nullptr) throw std::bad_alloc();
-  madvise(data_.get(), size_, MADV_HUGEPAGE);  // a hint: without it, pages are small
+  madvise(data_.get(), size_, MADV_HUGEPAGE);  // only a hint; without it, pages are small
 }
 
 at::Tensor empty_on_huge_pages(at::IntArrayRef sizes, at::ScalarType dtype) {

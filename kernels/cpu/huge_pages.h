@@ -1,5 +1,5 @@
-// Memory that is read from one end to the other, on huge pages where the system gives them: fewer
-// page walks, and prefetchers that stop at the end of a page run on.
+// Memory that is read from start to end, on huge pages if the system has them. They need fewer page
+// walks, and prefetchers, which stop at the end of a page, stop less often.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,8 +9,8 @@
 
 namespace blockscope {
 
-/// At least `bytes` of memory, a whole number of huge pages, not initialised. std::bad_alloc where
-/// there is none.
+/// At least `bytes` of uninitialised memory, in whole huge pages. Throws std::bad_alloc if memory is
+/// short.
 class HugePages {
  public:
   explicit HugePages(std::size_t bytes);

@@ -17,7 +17,7 @@
 namespace blockscope {
 namespace {
 
-/// Memory for weights that are streamed: chunks of huge pages that neighbours share.
+/// Memory for streamed weights: chunks of huge pages that neighbouring matrices share.
 class StreamedMemory {
  public:
   at::Tensor take(std::vector<int64_t> shape) {
@@ -43,7 +43,7 @@ class StreamedMemory {
   size_t used_ = 0;
 };
 
-/// Rows [N, in] as 4-byte units [panels, columns, steps], zeros behind the last row.
+/// Rows [N, in] as 4-byte units [panels, columns, steps], with zeros after the last row.
 at::Tensor units(const at::Tensor& rows, int64_t columns) {
   const at::Tensor plain = rows.detach().contiguous().view(at::kInt);
   const int64_t panels = (plain.size(0) + columns - 1) / columns;
@@ -62,7 +62,7 @@ void check_weight(const char* name, const at::Tensor& weight) {
               ": expected a tensor of 2 dimensions");
   TORCH_CHECK(PackedMatrix::fits(weight), "packed_matrix: ", name,
               ": no kernel of this CPU for dtype ", weight.scalar_type(), " and ", weight.size(1),
-              " inputs. HINT: ask PackedMatrix::fits first");
+              " inputs. HINT: call PackedMatrix::fits first");
 }
 
 }  // namespace
@@ -72,7 +72,7 @@ struct PackedProducts {
   const LinearKernels& kernels;
   const at::Tensor& x;  // [R, in]
 
-  /// Rows of x times a matrix -> the same rows of `out`, from their first.
+  /// Multiplies rows of x with a matrix and writes the same rows of `out`.
   struct Part {
     const PackedMatrix* matrix;
     int64_t row, rows;
@@ -83,11 +83,11 @@ struct PackedProducts {
     int64_t first_panel, end_panel;
   };
 
-  // What a core does in a microsecond, by order of magnitude, and what starting threads is worth.
+  // Orders of magnitude: the work of a core in a microsecond, and the work that pays for starting threads.
   static constexpr double kBytesPerUs = 2e4, kProductsPerUs = 5e4;
   static constexpr double kWorthThreadsUs = 8.0;
   static constexpr int64_t kTasksPerThread = 8;
-  // Of x, between two panels: what a second-level cache keeps beside them.
+  // The part of x that stays in a second-level cache together with two panels.
   static constexpr int64_t kRowBytesAtOnce = int64_t{1} << 19;
 
   void run(const std::vector<Part>& parts) const {
@@ -150,7 +150,7 @@ struct PackedProducts {
     return {*available_linear_kernels(element_of(x), &count)[0], x};
   }
 
-  /// Matrices of one shape, times rows one behind the other.
+  /// Matrices of one shape, times consecutive rows.
   static at::Tensor by_rows(const at::Tensor& x, std::span<const MatrixRows> matrices) {
     const PackedMatrix& first = *matrices.front().matrix;
     const PackedProducts products = checked(x, first);

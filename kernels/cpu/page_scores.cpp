@@ -1,4 +1,4 @@
-// Quest's pages: channel-wise bounds of groups of keys, and the bound on a score that they give.
+// Quest's pages: channel-wise bounds of groups of keys, and the bound of a score from them.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -26,7 +26,7 @@ void check_page_size(const char* op, int64_t page_size) {
   TORCH_CHECK(page_size > 0, op, ": page_size: expected at least 1, got ", page_size);
 }
 
-// Mean over `rows` queries of their positive and of their negative part.
+// Means over `rows` queries of their positive parts and of their negative parts.
 struct SignedParts {
   std::vector<float> positive, negative;  // [D]
 };
@@ -41,7 +41,7 @@ void add_parts(const char* query, int64_t dim, SignedParts& parts) {
   }
 }
 
-// Bits instead of c10's conversion: the loops below are then vectorised.
+// Bit operations instead of c10's conversion, so the compiler vectorises the loops below.
 inline float to_float(float value) { return value; }
 inline float to_float(at::Half value) { return static_cast<float>(value); }
 inline float to_float(at::BFloat16 value) {
@@ -50,7 +50,7 @@ inline float to_float(at::BFloat16 value) {
 
 template <class Scalar>
 float page_score(const SignedParts& parts, const Scalar* max, const Scalar* min, int64_t dim) {
-  constexpr int64_t kLanes = 16;  // partial sums: the order is fixed and the loop has no chain
+  constexpr int64_t kLanes = 16;  // partial sums: a fixed order, without a dependency chain in the loop
   float sums[kLanes] = {};
   int64_t d = 0;
   for (; d + kLanes <= dim; d += kLanes) {
@@ -68,7 +68,7 @@ float page_score(const SignedParts& parts, const Scalar* max, const Scalar* min,
   return total;
 }
 
-// Calls `work` with a value of the C++ type; check_query has refused all others.
+// Calls `work` with a value of the C++ type. check_query has refused other types.
 template <class Work>
 void with_type(at::ScalarType type, const Work& work) {
   if (type == at::kFloat) {
@@ -80,7 +80,7 @@ void with_type(at::ScalarType type, const Work& work) {
   }
 }
 
-// Scores of `num_sets` groups of tokens per KV head: one of all T tokens, or T of one.
+// Scores of `num_sets` groups of tokens per KV head: one group of T tokens, or T groups of one.
 at::Tensor scores_of(const char* op, const at::Tensor& q, const PageBounds& bounds,
                      const at::Tensor& ext_len, int64_t page_size, bool per_token) {
   check_page_size(op, page_size);
@@ -132,7 +132,7 @@ void bound_page(const RawView& keys, int64_t sequence, int64_t kv_head, int64_t 
       continue;
     }
     for (int64_t d = 0; d < dim; ++d) {
-      // Compared so that NaN stays: a page that holds one has no bound.
+      // The comparison keeps NaN: a page with a NaN has no bound.
       const float value = to_float(row[d]);
       most[d] = value <= most[d] || most[d] != most[d] ? most[d] : value;
       least[d] = value >= least[d] || least[d] != least[d] ? least[d] : value;

@@ -1,5 +1,5 @@
-// What block_topk and topk_sets share: their arguments, checked, and the probabilities of the keys
-// of one KV head, tile by tile, recomputed from the scores with the given lse. Internal to kernels.
+// Shared parts of block_topk and topk_sets: checked arguments, and the probabilities of the keys of one
+// KV head, tile by tile, recomputed from the scores with the given lse. Internal to kernels.
 #pragma once
 
 #include <array>
@@ -41,7 +41,7 @@ class ProbabilityRows {
       const int64_t t = row / sizes.group;
       tile_.set_query(row - begin, arguments.queries.at(sequence, head, t));
       const float lse = all_lse[(sequence * sizes.heads + head) * sizes.queries + t];
-      // lse -inf: all scores are -inf, and the row gives nothing instead of NaN.
+      // lse -inf: all scores are -inf. The row then gives probability 0 instead of NaN.
       lse_[static_cast<size_t>(row - begin)] = lse == kNegativeInfinity ? -lse : lse;
     }
   }
@@ -58,7 +58,7 @@ class ProbabilityRows {
     return sums_;
   }
 
-  // The same for num_tokens tokens of G rows from row 0: see TileKernels::token_probabilities.
+  // The same for num_tokens tokens of G rows each, from row 0. See TileKernels::token_probabilities.
   void token_means(int64_t num_tokens, int64_t stride, float* means, float* totals) {
     best_tile_kernels().token_probabilities(scores_, lse_.data(), num_tokens,
                                             arguments_.sizes.group, count_, arguments_.scale,

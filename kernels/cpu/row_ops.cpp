@@ -64,7 +64,7 @@ namespace {
 
 constexpr const char* kRotate = "rotate_rows";
 
-/// What turns the rows of one tensor, after their norm.
+/// The rotation of the rows of one tensor, after their norm.
 class Rotation {
  public:
   Rotation(const HeadsToRotate& heads, const at::Tensor& cos, const at::Tensor& sin)
@@ -169,10 +169,10 @@ at::Tensor silu_multiply(const at::Tensor& gate, const at::Tensor& up) {
 
 namespace {
 
-/// Size of the dimension that is the n-th from the end, from 1; of one that is missing 1.
+/// Size of the n-th dimension from the end (n from 1); 1 if it is missing.
 int64_t size_at(const at::Tensor& x, int64_t n) { return n <= x.dim() ? x.size(-n) : 1; }
 
-/// A tensor of up to 4 dimensions as [S, heads, tokens, W], without the operators of a view.
+/// A tensor of up to 4 dimensions as [S, heads, tokens, W], without calling view operators.
 DeviceRows as_heads(const at::Tensor& x) {
   const auto stride = [&](int64_t n) { return size_at(x, n) > 1 ? x.stride(-n) : 0; };
   return {x.const_data_ptr(), stride(4), stride(3), stride(2)};
@@ -186,7 +186,7 @@ bool starts_aligned(const at::Tensor& x) {
          (rows.sequence % chunk | rows.head % chunk | rows.row % chunk) == 0;
 }
 
-/// Whether the rows of all of them, `widths` long in all their parts, are whole pieces of 16 bytes.
+/// Whether all parts of all rows, with lengths `widths`, are whole pieces of 16 bytes.
 bool are_aligned(std::initializer_list<const at::Tensor*> tensors,
                  std::initializer_list<int64_t> widths) {
   const int64_t chunk = 16 / (*tensors.begin())->element_size();
@@ -196,7 +196,7 @@ bool are_aligned(std::initializer_list<const at::Tensor*> tensors,
                      [&](int64_t width) { return width % chunk == 0; });
 }
 
-/// The members of a call that say how many rows there are.
+/// Fills in the members of a call with the numbers of rows.
 template <class Call>
 void set_rows(const char* op, Call& call, const at::Tensor& x) {
   call.type = device_float(x);
@@ -313,7 +313,7 @@ at::Tensor silu_multiply_on(const DeviceQueue& queue, const at::Tensor& gate,
   return out;
 }
 
-// A fallback's result (fallback_operators.h) may lie as its argument does.
+// A fallback's result (fallback_operators.h) may have the strides of its argument.
 TORCH_LIBRARY_FRAGMENT(blockscope, m) {
   define_operator(
       m, "rms_norm_rows(Tensor x, Tensor weight, float eps, bool weight_first) -> Tensor",

@@ -1,8 +1,8 @@
-// One pass over the keys. A task is up to kMaxRows query rows of one KV head (the query heads that
-// need the prefix, times the query tokens) and one chunk of external keys, and leaves an unfinished
-// state per row; other tasks do the internal keys with accumulators of their own. The thread that
-// ends the last task of a KV head merges its chunk states, in order of the keys, into the external
-// pair, and that with the internal pair into `out`.
+// One pass over the keys. A task has up to kMaxRows query rows of one KV head (the query heads that need
+// the prefix, times the query tokens) and one chunk of external keys. It leaves an unfinished state per
+// row. Other tasks do the internal keys with their own accumulators. The thread that ends the last task
+// of a KV head merges its chunk states, in the order of the keys, into the external pair. It then merges
+// the external and internal pairs into `out`.
 #include "kernels/cpu/split_attention_cpu.h"
 
 #include <ATen/ops/empty.h>
@@ -18,7 +18,7 @@
 namespace blockscope {
 namespace {
 
-// Partial states are kept for so many sequences at a time that they stay below this.
+// Limits the partial states: only as many sequences run at a time as stay below it.
 constexpr int64_t kMaxPartialFloats = int64_t{1} << 24;
 
 // The prefix work of one KV head of one sequence.
@@ -27,7 +27,7 @@ struct PrefixJob {
   int64_t kv_head = 0;
   std::vector<int64_t> heads;          // query heads that read the prefix
   int64_t num_rows = 0;                // heads.size() * T, row = position in heads * T + t
-  int64_t length = 0;                  // external keys it reads
+  int64_t length = 0;                  // number of external keys that it reads
   const int32_t* positions = nullptr;  // [length], ascending; null: keys 0 .. length - 1
   int64_t chunk = 0;                   // keys per chunk
   int64_t num_chunks = 0;
@@ -87,7 +87,7 @@ class SplitAttentionRun {
         add_tasks(j, jobs[j].num_rows, chunk);
       }
     }
-    // The short ones last: threads that end at different times are apart by no more than one.
+    // Short jobs last, so the end times of the threads differ by at most one short job.
     for (size_t j = 0; j < jobs.size(); ++j) add_tasks(j, sizes_.group * sizes_.queries, -1);
     parallel_tasks(static_cast<int64_t>(tasks.size()), [&](int64_t i) {
       const SplitTask& task = tasks[static_cast<size_t>(i)];
@@ -140,8 +140,8 @@ class SplitAttentionRun {
     }
   }
 
-  // The same tiles as over a whole range of `count` keys, so that a set of neighbours gives its
-  // range's result bit for bit.
+  // Uses the same tiles as a whole range of `count` keys, so a set of neighbouring keys gives the same
+  // bits as their range.
   void attend_gathered(RowTile& tile, const KeyRange& keys, const int32_t* positions,
                        int64_t count) {
     const int64_t row_bytes = sizes_.dim * element_bytes(element_);
@@ -151,7 +151,7 @@ class SplitAttentionRun {
     for (int64_t first = 0; first < count; first += kTileKeys) {
       const int32_t* at = positions + first;
       const int64_t num = std::min(kTileKeys, count - first);
-      if (at[num - 1] - at[0] == num - 1) {  // neighbours, as a page's keys: no copy
+      if (at[num - 1] - at[0] == num - 1) {  // neighbouring keys, such as a page's: no copy
         tile.attend(keys, at[0], at[0] + num, scale_);
         continue;
       }
@@ -203,7 +203,7 @@ class SplitAttentionRun {
                                 {internal_ + target * dim, lse_internal_[target], 1.0f}};
       if (residual_ != nullptr) parts[2] = {residual_ + target * dim, lse_residual_[target], 1.0f};
       merge_parts(parts, residual_ != nullptr ? 3 : 2, dim, merged.data());
-      // [S, T, H, D]: the output projection takes a token's heads together.
+      // [S, T, H, D], because the output projection takes a token's heads together.
       const int64_t row = (job.sequence * sizes_.queries + t) * sizes_.heads + head;
       store_rounded(merged.data(), dim, element_, out_, row * dim);
     }
@@ -229,7 +229,7 @@ class SplitAttentionRun {
   float* lse_external_;
   float* internal_;
   float* lse_internal_;
-  at::Tensor partial_;               // owner of the next three
+  at::Tensor partial_;               // owns the memory of the next three
   float* partial_output_ = nullptr;  // [slot, D], unnormalised
   float* partial_max_ = nullptr;     // [slot]
   float* partial_sum_ = nullptr;     // [slot]

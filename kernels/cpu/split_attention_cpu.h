@@ -1,4 +1,4 @@
-// The CPU path behind split_attention, reuse_attention and gather_attention. Arguments are already
+// The CPU path of split_attention, reuse_attention and gather_attention. The arguments are already
 // checked.
 #pragma once
 
@@ -17,13 +17,13 @@ struct KeySet {
   std::vector<int32_t> positions;  // ascending; used unless `all`
 };
 
-// Where the external pair comes from.
+// The source of the external pair.
 struct ExternalSource {
-  std::vector<bool> reuse;     // [S * H]: heads that take the cached pair; empty: none does
+  std::vector<bool> reuse;     // [S * H]: heads that take the cached pair; empty: no head does
   at::Tensor cached_external;  // [S, H, T, D] float32 contiguous; undefined if no head reuses
   at::Tensor cached_lse;       // [S, H, T]
   std::vector<KeySet> sets;    // [S * K]; empty: every KV head reads its whole prefix
-  at::Tensor residual;         // [S, H, T, D] float32 contiguous: a third part of `out`, of keys
+  at::Tensor residual;         // [S, H, T, D] float32 contiguous: a third part of `out`, for keys
   at::Tensor lse_residual;     // [S, H, T]    that are in no set; undefined: there is none
 };
 

@@ -18,7 +18,7 @@
 namespace blockscope {
 namespace {
 
-// Bytes of weights that a walk may leave: beyond the caches of a CPU a second walk is as fast.
+// Most bytes of kept weights. If they do not fit in the CPU's caches, a second walk is as fast.
 constexpr int64_t kMostWeights = int64_t{64} << 20;
 
 using Tensors2 = std::tuple<at::Tensor, at::Tensor>;
@@ -37,7 +37,7 @@ void check_row(const char* op, const at::Tensor& x, int64_t row) {
               x.dim() == 4 ? x.size(0) : 0, " sequences of [S, H, B, D], got ", row);
 }
 
-/// Sequence `row` of outputs shaped like `like` and their lses.
+/// Sequence `row` of outputs with the shape of `like`, and of their lses.
 HeadAttention pair_of(const char* op, const char* name, const at::Tensor& output,
                       const at::Tensor& lse, const at::Tensor& like, int64_t row) {
   check_tensor(op, name, output, at::kFloat, at::kCPU);
@@ -47,7 +47,7 @@ HeadAttention pair_of(const char* op, const char* name, const at::Tensor& output
   return {output, lse, row};
 }
 
-/// Logits [R, V] of the CPU.
+/// Logits [R, V] on the CPU.
 void check_logits(const char* op, const char* name, const at::Tensor& x, at::ScalarType dtype) {
   check_operand(op, name, x, dtype);
   check_shape(op, name, x, {-1, -1});
@@ -99,7 +99,7 @@ Tensors4 step_statistics(const std::optional<at::Tensor>& external,
   LayerStep step;
   step.internal = pair("internal", internal, lse_internal);
   if (external) step.external = pair("external", *external, *lse_external);
-  // Only the outputs of the last step are looked at.
+  // Only the outputs of the last step are used.
   if (last_external) step.last_external = pair("last_external", *last_external, lse_internal);
   if (last_internal) step.last_internal = pair("last_internal", *last_internal, lse_internal);
   TORCH_CHECK(external || sources.empty(), kOp, ": sources: expected none without external");

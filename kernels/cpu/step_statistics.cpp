@@ -15,7 +15,7 @@
 namespace blockscope {
 namespace {
 
-/// Mean of `value(row)` over the rows of a head; those that are NaN left out.
+/// Mean of `value(row)` over the rows of a head, without NaN values.
 template <typename Value>
 float mean_over_block(const HeadShape& shape, int64_t head, Value value) {
   double sum = 0.0;
@@ -26,7 +26,7 @@ float mean_over_block(const HeadShape& shape, int64_t head, Value value) {
     sum += term;
     ++rows;
   }
-  return static_cast<float>(sum / static_cast<double>(rows));  // 0 / 0 of none is NaN
+  return static_cast<float>(sum / static_cast<double>(rows));  // no rows: 0 / 0 is NaN
 }
 
 /// mean_i cos(a_i, b_i) over the block.
@@ -38,7 +38,7 @@ float mean_similarity(const HeadAttention& a, const HeadAttention& b, const Head
   });
 }
 
-/// The external side's share of each row of a head in a merge with the internal side: [B].
+/// The weight of the external side in the merge with the internal side, for each row of a head: [B].
 std::vector<float> external_weights(const HeadAttention& external, const LayerStep& step,
                                     const HeadShape& shape, int64_t head) {
   std::vector<float> weight(static_cast<size_t>(shape.block));
@@ -61,11 +61,11 @@ ErrorSums reuse_error(const HeadAttention& source, const LayerStep& step,
 /// Sums of the gaps between unit vectors of some rows of a head.
 struct GapSums {
   double gap = 0.0;
-  int64_t rows = 0;               // that are there in both
+  int64_t rows = 0;               // rows that both have
   std::vector<float> difference;  // [D]
 };
 
-/// x[row] beside the first step's rows.
+/// x[row], compared with the first step's rows.
 class GapRows {
  public:
   GapRows(const at::Tensor& x, int64_t row, const FirstRows& first)
@@ -102,7 +102,7 @@ class GapRows {
 void put_gaps(const GapSums& sums, size_t head, RowGaps& gaps) {
   double squares = 0.0;
   for (const float d : sums.difference) squares += static_cast<double>(d) * static_cast<double>(d);
-  const auto rows = static_cast<double>(sums.rows);  // 0 / 0 of no rows is NaN
+  const auto rows = static_cast<double>(sums.rows);  // no rows: 0 / 0 is NaN
   gaps.gap[head] = static_cast<float>(sums.gap / rows);
   gaps.block_gap[head] = static_cast<float>(std::sqrt(squares) / rows);
 }
@@ -146,7 +146,7 @@ LayerStatistics layer_statistics(const LayerStep& step, const HeadShape& shape) 
           mean_similarity(step.external, step.last_external, shape, head);
     }
     for (size_t t = 0; t < step.source.size(); ++t) {
-      // Most rules hold the same pair most of the time.
+      // Most rules usually have the same pair.
       const bool as_before = t > 0 && step.source[t].output == step.source[t - 1].output;
       result.reuse_error[t][h] = as_before ? result.reuse_error[t - 1][h]
                                            : reuse_error(step.source[t], step, weight, shape, head);
@@ -213,7 +213,7 @@ PredictionRows::PredictionRows(const at::Tensor& rows, const std::vector<bool>& 
   for (const bool there : predicted) row.push_back(there ? next++ : -1);
 }
 
-// A copy: a view would keep the logits of the whole batch.
+// A copy, because a view would keep the logits of the whole batch alive.
 FirstPrediction::FirstPrediction(const PredictionRows& predicted) : rows(predicted) {
   rows.logits = rows.logits.clone(at::MemoryFormat::Contiguous);
   lse.resize(static_cast<size_t>(rows.logits.size(0)));
@@ -230,7 +230,7 @@ std::vector<float> masked_kl(const FirstPrediction& first, const PredictionRows&
                              const std::vector<bool>& masked) {
   const at::Tensor logits = predicted.logits.contiguous();
   const int64_t vocab = logits.size(-1);
-  // Only the rows that are asked for: a large vocabulary's softmax is the cost of this statistic.
+  // Only the requested rows, because the softmax over a large vocabulary is expensive.
   std::vector<size_t> positions;
   for (size_t p = 0; p < masked.size(); ++p) {
     if (masked[p] && first.rows.row[p] >= 0 && predicted.row[p] >= 0) positions.push_back(p);

@@ -1,4 +1,4 @@
-// best_tokens and token_odds: what a decoder asks of the rows of its logits.
+// best_tokens and token_odds: the values that a decoder needs from the rows of its logits.
 #include <ATen/ATen.h>
 
 #include "kernels/cpu/rows.h"
@@ -9,7 +9,7 @@
 namespace blockscope {
 namespace {
 
-/// On a device other than the CPU; one copy back.
+/// Computes on a device other than the CPU, with one copy back.
 BestTokens best_tokens_by_chain(const at::Tensor& logits) {
   const at::Tensor rows = logits.to(at::kFloat);
   const at::Tensor probability = (rows.amax(-1) - at::logsumexp(rows, {-1})).exp();
@@ -30,7 +30,7 @@ TokenOdds token_odds_by_chain(const at::Tensor& logits, const std::vector<int64_
   const at::Tensor column = at::tensor(tokens, at::kLong).to(rows.device()).unsqueeze(-1);
   const at::Tensor log_p = rows.log_softmax(-1);
   const at::Tensor p = log_p.exp();
-  const at::Tensor terms = at::where(p == 0.0, 0.0, p * log_p);  // of -infinity: 0, not NaN
+  const at::Tensor terms = at::where(p == 0.0, 0.0, p * log_p);  // 0 for -infinity, not NaN
   // A rank is exact in float64.
   const at::Tensor all = at::stack({(rows > rows.gather(-1, column)).sum(-1).to(at::kDouble),
                                     p.gather(-1, column).squeeze(-1).to(at::kDouble),

@@ -41,7 +41,7 @@ void TopKSelector::shrink() {
   size_ = static_cast<std::size_t>(
       kernels.keep_reaching(ranks_.data(), positions_.data(), size, bound));
   if (size_ > k_) drop_last_of(bound);
-  // An equal one that comes later has a higher position.
+  // A later one with equal rank has a higher position.
   bound_ = std::max(bound_, to_probability(bound + 1));
 }
 
@@ -57,13 +57,13 @@ void TopKSelector::drop_last_of(int32_t rank) {
   size_ = kept;
 }
 
-// A lower bound of the k-th best: the k-th largest of the maxima of at least k disjoint groups. The
-// groups are strided, so that neighbours with large probabilities fall into different ones. A NaN
-// loses every comparison; a group of nothing else keeps -1, below every probability.
+// A lower bound of the k-th best: the k-th largest of the maxima of at least k disjoint groups. Groups
+// are strided, so neighbours with large probabilities are in different groups. A NaN loses every
+// comparison. A group of only NaN keeps -1, which is below every probability.
 void TopKSelector::raise_bound(const float* probabilities, int64_t count) {
   const auto k = static_cast<int64_t>(k_);
   const int64_t members = count / (2 * k);
-  if (members < 2) return;  // the groups would be too small to say much
+  if (members < 2) return;  // the groups would be too small for a useful bound
   const int64_t groups = count / members;
   std::array<float, kRange / 2> largest;
   std::fill_n(largest.begin(), groups, -1.0f);
@@ -71,7 +71,7 @@ void TopKSelector::raise_bound(const float* probabilities, int64_t count) {
     const float* p = probabilities + member * groups;
     best_tile_kernels().keep_larger(p, groups, largest.data());
   }
-  // None of them is NaN or -0, and -1 is below all others also as an integer.
+  // None of them is NaN or -0, and -1 is also the smallest as an integer.
   std::array<int32_t, kRange / 2> bits;
   std::memcpy(bits.data(), largest.data(), static_cast<std::size_t>(groups) * sizeof(float));
   const int32_t least = best_tile_kernels().splitting_bound(bits.data(), groups, k);
@@ -103,7 +103,7 @@ bool TopKSelector::push_range(const float* probabilities, int64_t count, int32_t
     if (guesses && passed >= k) {
       bound_ = guess;
       served = served && passed <= 2 * many;
-    } else if (guesses) {  // too high: what it left out may belong to the k best
+    } else if (guesses) {  // the guess was too high: left-out pairs may belong to the k best
       served = false;
       if (bound_ < 0.0f) raise_bound(p, part);
       passed = take(p, part, position, bound_);

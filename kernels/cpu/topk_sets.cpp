@@ -1,7 +1,7 @@
-// topk_sets and token_topk: the keys are walked once for all the sets of a KV head. A task takes
-// the queries of as many tokens as fit a tile, turns the scores of kChunkKeys keys at a time into
-// the tokens' mean probabilities, hands each token's to its selector, and adds all of them to the
-// sums that the block's set is chosen from.
+// topk_sets and token_topk walk the keys once for all sets of a KV head. A task takes the queries of as
+// many tokens as fit a tile. It turns the scores of kChunkKeys keys at a time into the tokens' mean
+// probabilities. It passes each token's probabilities to that token's selector, and adds them to the
+// sums for the block's set.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kChunkKeys = 1024;  // 4 KiB of means a token
 
-// What the sets are chosen among.
+// The keys to choose from.
 struct SetsShape {
   int64_t sequences = 0;
   int64_t kv_heads = 0;
@@ -46,7 +46,7 @@ class KeptRows {
         lse_(static_cast<size_t>(rows_)),
         factors_(lse_.size()) {
     const float* from = lse.const_data_ptr<float>() + head * rows_;
-    // lse -inf: all scores are -inf, and the row gives nothing instead of NaN.
+    // lse -inf: all scores are -inf. The row then gives probability 0 instead of NaN.
     std::transform(from, from + rows_, lse_.begin(),
                    [](float x) { return x == kNegativeInfinity ? -x : x; });
   }
@@ -73,7 +73,7 @@ class KeptRows {
   int64_t count_ = 0;
 };
 
-// The sets of all KV heads of all sequences, and what the tasks leave for the last step.
+// The sets of all KV heads of all sequences, and the values that tasks leave for the last step.
 class SetsBuilder {
  public:
   SetsBuilder(SetsShape shape, int64_t k, TopKSets& result)
@@ -87,7 +87,7 @@ class SetsBuilder {
         totals_(at::zeros({num_heads_, num_tiles_, num_words_ * 64}, at::kFloat)),
         marks_(static_cast<size_t>(num_heads_ * num_tiles_ * num_words_)) {}
 
-  // rows_of(KV head of all sequences, first token, tokens): ProbabilityRows or their like.
+  // rows_of(KV head over all sequences, first token, tokens): ProbabilityRows or a similar type.
   template <class RowsOf>
   void run(const RowsOf& rows_of) {
     parallel_tasks(num_heads_ * num_tiles_, [&](int64_t task) {
@@ -112,7 +112,7 @@ class SetsBuilder {
   template <class Rows>
   void walk(int64_t task, int64_t begin, int64_t tokens, Rows& rows) {
     const int64_t head = task / num_tiles_;
-    // Kept between calls: fresh pages would cost more than a small op.
+    // Kept between calls, because fresh pages cost more than a small operator.
     thread_local std::vector<float> means;
     thread_local std::vector<TopKSelector> best;
     means.resize(static_cast<size_t>(tokens * kChunkKeys));
@@ -127,7 +127,7 @@ class SetsBuilder {
       float guess = -1.0f;
       for (int64_t t = 0; t < tokens; ++t) {
         TopKSelector& selector = best[static_cast<size_t>(t)];
-        // Tokens of a block look at much the same keys.
+        // Tokens of a block mostly choose the same keys.
         const bool served = selector.push_range(means.data() + t * kChunkKeys, end - chunk,
                                                 static_cast<int32_t>(chunk), guess);
         if (!served) guess = 0.8f * selector.kth();
@@ -172,7 +172,7 @@ class SetsBuilder {
   int64_t k_;
   TopKSets& result_;
   int64_t tokens_per_task_;
-  int64_t num_tiles_;  // tasks a KV head
+  int64_t num_tiles_;  // tasks per KV head
   int64_t num_heads_;  // S * K
   int64_t num_words_;
   at::Tensor totals_;            // [S * K, tiles, N in whole tiles] sums of probabilities
@@ -227,7 +227,7 @@ TopKSets topk_sets(const ExternalWeights& kept, const at::Tensor& ext_len, const
   check_shape(kOp, "kept.max", kept.max, sizes.slice(0, 4));
   TORCH_CHECK(kept.weight.is_contiguous() && kept.max.is_contiguous() && sizes[1] > 0 &&
                   lse.size(1) % sizes[1] == 0 && sizes[3] * sizes[1] == lse.size(1) * lse.size(2),
-              kOp, ": kept: expected what split_attention kept of these ", lse.size(1),
+              kOp, ": kept: expected the weights that split_attention kept for these ", lse.size(1),
               " query heads and ", lse.size(2), " tokens, got weights of shape ", sizes);
   TORCH_CHECK(k > 0, kOp, ": k: expected > 0, got ", k);
   const int64_t keys = sizes[2] * kTileKeys;

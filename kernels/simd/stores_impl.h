@@ -33,10 +33,17 @@ struct Float16 : LoadFloat16 {
     const __m128i narrow = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     std::memcpy(p, &narrow, sizeof narrow);
 #else
-    for (int i = 0; i < kLanes; ++i) {
-      const _Float16 narrow = static_cast<_Float16>(v[i]);
-      std::memcpy(p + i * 2, &narrow, 2);
-    }
+    // By integers, because g++ 11 has no _Float16 in C++.
+    const VecU sign = bits<VecU>(v) & 0x80000000u;
+    const VecU size = bits<VecU>(v) ^ sign;
+    const VecU normal = (size + 0xc8000fffu + ((size >> 13) & 1u)) >> 13;
+    const VecU subnormal =
+        bits<VecU>(bits<Vec>(size) + 0.5f) - 0x3f000000u;  // 0.5's last bit is 2^-24
+    const VecU special = size > 0x7f800000u ? VecU{} + 0x7e00u : VecU{} + 0x7c00u;  // NaN, infinity
+    const VecU finite = size < 0x38800000u ? subnormal : normal;
+    const VecU half = (size < 0x47800000u ? finite : special) | (sign >> 16);
+    const VecU16 narrow = __builtin_convertvector(half, VecU16);
+    std::memcpy(p, &narrow, sizeof narrow);
 #endif
   }
 };

@@ -2,8 +2,8 @@
 // Source: Fast-dLLM, arXiv 2505.22618, sections 3.2 and 3.3; `llada/generate.py`
 // (generate_with_prefix_cache, generate_with_dual_cache), `dream/model/generation_utils_block.py`.
 // The first pass of every block computes the whole canvas and replaces every key. Later passes
-// compute the block and what stands behind it (prefix) or the block alone (dual), against the keys
-// of the others as of the first pass; the block's own keys are written at every pass.
+// compute the block and everything after it (prefix) or the block alone (dual). They read the other
+// positions' keys as of the first pass. The block's own keys are written at every pass.
 #pragma once
 
 #include <memory>

@@ -6,17 +6,17 @@
 
 namespace blockscope {
 
-/// A cache's name and the options of all caches; each heeds those of its entry.
+/// A cache's name and the options of all caches. A cache reads only the options of its entry.
 struct CacheOptions {
   std::string cache = "commit";
   int64_t prompt_interval = 50;  // dllm-cache: steps between two refreshes of the prompt (kp)
-  int64_t answer_interval = 2;   // dllm-cache: of the answer (kr)
-  double transfer_ratio = 0.25;  // dllm-cache: share of answer rows refreshed between them (rho)
-  int64_t current_k = 32;        // d2cache: masks recomputed at a step, at most
+  int64_t answer_interval = 2;   // dllm-cache: the same for the answer (kr)
+  double transfer_ratio = 0.25;  // dllm-cache: share of answer rows computed between them (rho)
+  int64_t current_k = 32;        // d2cache: most masks recomputed at a step
   double sigma = 10.0;           // d2cache: width of the certainty density, in positions
-  double rollout_p = 0.1;        // d2cache: attention rollout covered by recomputed other rows
+  double rollout_p = 0.1;        // d2cache: share of attention rollout that recomputed rows cover
   int64_t inflate_window = 4;    // d2cache: gaps up to this wide are filled; 0: none
-  bool as_released = false;      // d2cache: certainty by the first step's confidences
+  bool as_released = false;      // d2cache: rank masks by their first confidence
 
   bool operator==(const CacheOptions&) const = default;
 };

@@ -2,7 +2,8 @@
 
 namespace blockscope {
 
-// Each in the file of its cache; those of block-causal models, which the loop keeps, below.
+// Each is defined in its cache's file. The decoding loop itself implements the caches of
+// block-causal models, so their entries are below.
 CacheEntry none_entry();
 CacheEntry prefix_entry();
 CacheEntry dual_entry();

@@ -1,5 +1,5 @@
-// The decoding caches by their names: one entry each, in the cache's own file, and the list of them
-// in cache_table.cpp. What released code does differently is in docs/caches.md.
+// The table of decoding caches. Each entry is in its cache's own file; cache_table.cpp lists them.
+// docs/caches.md says where released code differs.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +15,20 @@
 
 namespace blockscope {
 
-/// Which models a cache is of.
+/// The models that a cache works with.
 enum class CacheModel { block_causal, sub_blocks, bidirectional };
 
 struct CacheEntry : Choice<CacheOptions> {
   CacheModel model = CacheModel::bidirectional;
-  bool any_causal = false;        // block-causal models of all kinds, token by token too
-  bool fuses_commits = false;     // a block is committed by the pass of the next one's first step
+  bool any_causal = false;        // works with all block-causal models, also token by token
+  bool fuses_commits = false;     // the next block's first step also commits a block
   bool keeps_sub_blocks = false;  // keys of the block's other sub-blocks are kept (sub_blocks.h)
   bool single_rows = false;       // passes compute single rows of a block
-  bool approximates = true;       // what it keeps can differ from what would be computed
-  /// Of a bidirectional model, for one sequence.
+  bool approximates = true;       // kept entries can differ from newly computed ones
+  /// Makes the cache of one sequence; only for bidirectional models.
   std::function<std::unique_ptr<CanvasCache>(const CacheOptions&)> make;
-  /// For the size of a trace: ranges of positions that a pass computes at a layer, at most, and
-  /// keys that a pass after a block's first one stores, of a block from `start` on.
+  /// Two upper limits, for the size of a trace. `ranges`: position ranges that a pass computes at a
+  /// layer. `later_keys`: keys that a pass stores after the first pass of the block at `start`.
   std::function<int64_t(const CacheOptions&, int64_t generated, int64_t total)> ranges =
       [](const CacheOptions&, int64_t, int64_t) { return int64_t{1}; };
   std::function<int64_t(int64_t start, int64_t total, bool last_block)> later_keys =
@@ -36,7 +36,7 @@ struct CacheEntry : Choice<CacheOptions> {
 };
 
 const std::vector<CacheEntry>& cache_table();
-/// Of the cache that the options name. Throws UsageError for an unknown one.
+/// The entry of the cache that the options name. Throws UsageError for an unknown cache.
 const CacheEntry& cache_entry(const CacheOptions& options);
 
 /// "dllm-cache,prompt_interval=50". Throws UsageError: an unknown name or option, a value out of
@@ -44,7 +44,7 @@ const CacheEntry& cache_entry(const CacheOptions& options);
 CacheOptions read_cache(std::string_view text);
 std::string cache_text(const CacheOptions& options);
 
-/// "none, prefix, dual, dllm-cache or d2cache": those of such models.
+/// The names of the caches for these models: "none, prefix, dual, dllm-cache or d2cache".
 std::string caches_of(CacheModel model);
 
 }  // namespace blockscope

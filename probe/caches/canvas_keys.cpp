@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kMostSpans = 8;  // more than these are written row by row
 
-/// Positions [begin, begin + count) of a list that lie side by side in the store.
+/// Entries [begin, begin + count) of a list of positions that are adjacent in the store.
 struct Span {
   int64_t begin = 0, place = 0, count = 0;
 };

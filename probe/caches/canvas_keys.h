@@ -1,7 +1,7 @@
-// Keys and values of every position of one sequence of a bidirectional model, in the state in which
-// they were computed last. The block's own stand last, behind all others in the order of their
-// positions: so the external keys (everything outside the block) and the internal ones are views of
-// one tensor, and the step to the next block exchanges B rows.
+// Keys and values of every position of one sequence of a bidirectional model, as they were computed
+// last. The keys outside the block (external) come first, in the order of their positions; the
+// block's own keys (internal) come last. Both are therefore views of one tensor, and moving to the
+// next block exchanges only B rows.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,7 +23,7 @@ class CanvasKeys {
  public:
   CanvasKeys(const CanvasShape& shape, at::ScalarType dtype, at::Device device = at::kCPU);
 
-  /// The block begins at this position; what was stored stays.
+  /// Makes the block begin at `start`. Stored keys and values stay.
   void begin_block(int64_t start);
   int64_t block_start() const { return block_start_; }
   const CanvasShape& shape() const { return shape_; }
@@ -31,13 +31,13 @@ class CanvasKeys {
   /// Writes rows [1, K, R, D] of `positions` (absolute, ascending, R of them).
   void write_keys(int64_t layer, const std::vector<int64_t>& positions, const at::Tensor& rows);
   void write_values(int64_t layer, const std::vector<int64_t>& positions, const at::Tensor& rows);
-  /// Likewise of positions that a device chose: [R] int64 there.
+  /// The same for positions that a device chose; `positions` [R] int64 is on that device.
   void write_chosen_keys(int64_t layer, const at::Tensor& positions, const at::Tensor& rows);
   /// Rows [1, K, R, D] of `positions`, copied.
   at::Tensor value_rows(int64_t layer, const std::vector<int64_t>& positions) const;
 
-  /// [1, K, L - B, D] views, by position: external key i stands at position i, or at i + B from the
-  /// block's start on.
+  /// [1, K, L - B, D] views, by position: external key i is that of position i before the block,
+  /// and of position i + B after it.
   at::Tensor external_key(int64_t layer) const;
   at::Tensor external_value(int64_t layer) const;
   /// [1, K, B, D] views.
@@ -46,7 +46,7 @@ class CanvasKeys {
   /// [1, K, L, D], every key: the external ones, then the block's.
   const at::Tensor& all_keys(int64_t layer) const { return key_[static_cast<size_t>(layer)]; }
   const at::Tensor& all_values(int64_t layer) const { return value_[static_cast<size_t>(layer)]; }
-  /// [K, L, D] copies in the order of positions.
+  /// [K, L, D] copies, in the order of positions.
   at::Tensor ordered_key(int64_t layer) const;
   at::Tensor ordered_value(int64_t layer) const;
 
@@ -60,8 +60,7 @@ class CanvasKeys {
 
   CanvasShape shape_;
   int64_t block_start_ = -1;
-  at::Tensor
-      places_;  // [L] int64 on the device, of every position; undefined until it is asked for
+  at::Tensor places_;  // [L] int64 on the device, by position; undefined until first used
   std::vector<at::Tensor> key_, value_;  // by layer [1, K, L, D]
 };
 

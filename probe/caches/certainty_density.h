@@ -1,6 +1,6 @@
 // Certainty density of d2Cache (arXiv 2509.23094, section 3.1; `src/utils/common.py:
-// certainty_density`): how many of the positions around one are known, by a Gaussian. The cache
-// ranks masks by it, and a strategy's option density_sigma multiplies its scores by it.
+// certainty_density`): the share of known positions around a position, weighted by a Gaussian. The
+// cache ranks masks by it. The strategy option density_sigma multiplies scores by it.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +8,17 @@
 
 namespace blockscope {
 
-/// Which part of an answer is asked for.
+/// A part of an answer.
 struct AnswerRange {
-  int64_t begin = 0;  // index in the answer of the first position, may be negative
+  int64_t begin = 0;  // index of the first position in the answer, may be negative
   int64_t count = 0;
 };
 
 /// density[i] = sum_j known[j] exp(-(i - j)^2 / (2 sigma^2)) / sum of the whole kernel, over an
-/// answer of L = known.size() positions, for the positions of `range`; 1 for those outside the
-/// answer. What is left of the answer counts as known; what is right of it counts as its last
-/// position does. sigma > 0, in positions; the kernel reaches 3 L on each side, as released.
-/// Computed in float64 (the released code: by FFT in float32).
+/// answer of L = known.size() positions, for the positions of `range`; 1 for positions outside the
+/// answer. Positions left of the answer count as known; positions right of it count like the last
+/// one of the answer. sigma > 0, in positions. As in the released code, the kernel reaches 3 L on
+/// each side. Computed in float64 (the released code uses an FFT in float32).
 std::vector<float> certainty_density(const std::vector<bool>& known, double sigma,
                                      const AnswerRange& range);
 

@@ -16,7 +16,7 @@ namespace blockscope {
 namespace {
 
 constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
-constexpr int64_t kMapNumbers = 1 << 22;  // attention probabilities that are held at a time
+constexpr int64_t kMapNumbers = 1 << 22;  // most attention probabilities in memory at a time
 
 class D2Cache : public CanvasCache {
  public:
@@ -62,7 +62,7 @@ class D2Cache : public CanvasCache {
     for (const int64_t position : feedback.selected) chosen[static_cast<size_t>(position)] = true;
     add_important(rollout_.wait().front(), chosen);
     if (state.logit_shift > 0) {
-      // The row that predicts the answer's first position is the prompt's last, for it alone.
+      // The prompt's last row predicts the answer's first position, and only that.
       chosen[static_cast<size_t>(state.prompt_length - 1)] = certain.front();
     }
     inflate(chosen);
@@ -74,8 +74,8 @@ class D2Cache : public CanvasCache {
 
  private:
   /// Mean over the heads of the attention probabilities, [R, L] float32, columns by position: q
-  /// [1, H, R, D], keys [K, L, D]. The heads of a part of the rows at a time, so that a long canvas
-  /// needs no more memory than a short one.
+  /// [1, H, R, D], keys [K, L, D]. It takes a part of the rows at a time, to limit the memory for
+  /// a long canvas.
   static at::Tensor attention_map(const at::Tensor& q, const at::Tensor& keys, double scale) {
     const int64_t kv_heads = keys.size(0);
     const at::Tensor by_kv_head =
@@ -92,9 +92,9 @@ class D2Cache : public CanvasCache {
     return rows.size() == 1 ? rows.front() : at::cat(rows);
   }
 
-  /// Column sums of the product of all layers' (A + I) / 2, where A has the rows of this pass and
-  /// the identity elsewhere: how much attention flows from the whole canvas into each position, [L]
-  /// float64.
+  /// How much attention flows from the whole canvas into each position, [L] float64: the column
+  /// sums of the product of all layers' (A + I) / 2. A has the rows of this pass, and the
+  /// identity's elsewhere.
   at::Tensor rollout() const {
     const at::Device device = maps_.empty() ? at::Device(at::kCPU) : maps_.front().device();
     at::Tensor flow = at::ones({length_}, at::dtype(at::kFloat).device(device));
@@ -192,7 +192,7 @@ class D2Cache : public CanvasCache {
   std::vector<at::Tensor> maps_;   // by layer [R, L] of the current pass
   HostCopies rollout_;             // of the current pass
   int64_t length_ = 0;             // L
-  std::vector<float> confidence_;  // [G] of each position's last computation; NaN: none yet
+  std::vector<float> confidence_;  // [G] from the last pass that computed it; NaN: none yet
 };
 
 }  // namespace
@@ -206,21 +206,21 @@ CacheEntry d2_cache_entry() {
   CacheEntry entry;
   entry.name = "d2cache";
   entry.example = "d2cache,current_k=32,certainty_sigma=10";
-  entry.meaning = "masks about to be decided, and the rows that attention flows to";
+  entry.meaning = "computes the masks about to be decided and the rows that attention flows to";
   entry.source = "d2Cache, arXiv 2509.23094; Kamichanw/d2Cache src/cache/d2cache.py";
   entry.options = {
-      whole_option("current_k", &CacheOptions::current_k, 1, "masks computed at a step, at most"),
+      whole_option("current_k", &CacheOptions::current_k, 1, "most masks computed at a step"),
       real_option("certainty_sigma", &CacheOptions::sigma, {0.0, kInfinite, true},
                   "width of the certainty density, in positions"),
       real_option("rollout_p", &CacheOptions::rollout_p, {0.0, 1.0},
-                  "attention rollout that other computed rows cover"),
+                  "share of the attention rollout that other computed rows cover"),
       whole_option("inflate_window", &CacheOptions::inflate_window, 0,
                    "gaps up to this wide between computed rows are filled; 0: none"),
       switch_option("as_released", &CacheOptions::as_released,
                     "rank masks by their first confidence, as the released code does")};
   entry.single_rows = true;
   entry.make = [](const CacheOptions& options) { return make_d2_cache(options); };
-  // Two are farther apart than the window, and not adjacent.
+  // Two ranges are farther apart than the window, and never adjacent.
   entry.ranges = [](const CacheOptions& options, int64_t, int64_t total) {
     return 1 + total / std::max<int64_t>(options.inflate_window + 1, 2);
   };

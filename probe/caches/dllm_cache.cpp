@@ -82,7 +82,7 @@ class DllmCache : public CanvasCache {
 
  private:
   /// Positions [C] int64 of the answer rows whose value turned farthest, ascending; values [1, K,
-  /// R, D]. How many there are depends on R alone, so nobody has to wait for them.
+  /// R, D]. Their number depends on R alone, so the host need not wait for them.
   at::Tensor most_changed(const at::Tensor& before, const at::Tensor& now) const {
     const auto flat = [](const at::Tensor& values) {
       return values.select(0, 0).transpose(0, 1).flatten(1).to(at::kFloat);  // [R, K * D]
@@ -94,7 +94,7 @@ class DllmCache : public CanvasCache {
     return std::get<0>(order.narrow(0, 0, count).sort()) + prompt_length_;
   }
 
-  /// Rows behind those of the current layer; the host knows those that it chose itself.
+  /// Adds rows to those of the current layer: rows chosen on a device stay on it.
   void add(const at::Tensor& rows) {
     if (!rows.is_cpu()) {
       if (rows.numel() > 0) computed_.chosen = rows;
@@ -134,7 +134,7 @@ CacheEntry dllm_cache_entry() {
   CacheEntry entry;
   entry.name = "dllm-cache";
   entry.example = "dllm-cache,prompt_interval=50,answer_interval=2";
-  entry.meaning = "prompt and answer are refreshed at intervals, rows that changed between them";
+  entry.meaning = "refreshes prompt and answer at intervals, and changed answer rows in between";
   entry.source = "dLLM-Cache, arXiv 2506.06295";
   entry.options = {whole_option("prompt_interval", &CacheOptions::prompt_interval, 1,
                                 "steps from one refresh of the prompt to the next"),

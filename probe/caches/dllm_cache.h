@@ -1,10 +1,11 @@
-// dLLM-Cache (arXiv 2506.06295): prompt rows are refreshed every `prompt_interval` steps of the
-// sequence, answer rows every `answer_interval`; between them the values of all answer rows are
-// projected, and the `transfer_ratio` of them whose value turned farthest from the stored one are
-// computed anew. Keys, values and the outputs of attention and FFN of all other rows are those of
-// the pass that computed them last; the residual stream is current in every row. Layer 0 computes
-// everything. Sources: maomaocun/dLLM-cache `hooks/cache_hook_LLaDA.py:cache_hook_feature`;
-// Kamichanw/d2Cache `src/cache/dllm_cache.py` (the same rule).
+// dLLM-Cache (arXiv 2506.06295) refreshes prompt rows every `prompt_interval` steps of the sequence
+// and answer rows every `answer_interval` steps. Between refreshes it projects the values of all
+// answer rows. It then recomputes the share `transfer_ratio` of them whose value has the lowest
+// cosine with the stored one. All other rows keep the keys, values, attention outputs and FFN
+// outputs of the pass that computed them last. The residual stream is current in every row. Layer 0
+// computes everything. Sources: maomaocun/dLLM-cache
+// `hooks/cache_hook_LLaDA.py:cache_hook_feature`; Kamichanw/d2Cache `src/cache/dllm_cache.py` (the
+// same rule).
 #pragma once
 
 #include <memory>

@@ -9,11 +9,11 @@
 
 namespace blockscope {
 
-/// Rows of a canvas by their absolute positions, ascending. Those that a device chose stay there:
-/// it has nothing to do while the host waits to learn which they are.
+/// Rows of a canvas by their absolute positions, ascending. The list of rows that a device chose
+/// stays on the device: it would be idle while the host waits for a copy.
 struct CanvasRows {
   std::vector<int64_t> known;
-  at::Tensor chosen = {};  // [C] int64 on a device, behind those that are known; undefined: none
+  at::Tensor chosen = {};  // [C] int64 on a device, in addition to `known`; undefined: none
 
   int64_t count() const { return std::ssize(known) + (chosen.defined() ? chosen.numel() : 0); }
 };
@@ -21,11 +21,11 @@ struct CanvasRows {
 /// What a cache computed at one layer of a pass.
 struct LayerWork {
   std::vector<int64_t> queries;  // absolute positions, ascending, whose query, attention and FFN
-                                 // the method computes; at the last layer also those whose output
-                                 // nobody reads, which are spared
+                                 // the method computes; includes last-layer rows that are skipped
+                                 // because nobody reads their output
   std::vector<int64_t> keys;     // positions whose key was written
   std::vector<int64_t> values;   // positions whose value was written
-  at::Tensor chosen = {};        // CanvasRows::chosen, positions of queries and keys behind those
+  at::Tensor chosen = {};        // CanvasRows::chosen: more positions of queries and keys
 
   int64_t num_queries() const {
     return std::ssize(queries) + (chosen.defined() ? chosen.numel() : 0);

@@ -1,5 +1,5 @@
-// How the external part of the attention is obtained, per layer and step. `exact` reads the whole
-// prefix every time; `flashblock` reuses an earlier step's external pair where its rule allows it.
+// How a run obtains the external part of the attention, per layer and step. `exact` reads the whole
+// prefix every time. `flashblock` reuses an earlier step's external pair if its rule allows it.
 // Prefill and commit passes are exact under every policy.
 #pragma once
 
@@ -25,26 +25,26 @@ struct ExternalKeys {
   at::Tensor length;  // [S] int64, on the host: committed positions of each sequence
 };
 
-/// What was used at one layer of one pass.
+/// What attention used and returned at one layer of one pass.
 struct AttentionParts {
   at::Tensor out;           // [S, H, T, D] dtype of q
-  at::Tensor external;      // [S, H, T, D] float32, A_out; under a selection: of the selected keys
+  at::Tensor external;      // [S, H, T, D] float32, A_out; over the selected keys if there are any
   at::Tensor lse_external;  // [S, H, T] float32, L_out
   at::Tensor internal;      // [S, H, T, D] float32, A_in
   at::Tensor lse_internal;  // [S, H, T] float32, L_in
   at::Tensor reused;        // [S, H] bool, on the host; undefined: nothing was reused
   at::Tensor keys_read;     // [S, K] int64; undefined: every external key was read
-  at::Tensor selected;      // [S, K, k] int32, falling score, -1 behind the last: keys a sparse
+  at::Tensor selected;      // [S, K, k] int32, falling score, padded with -1: keys that a sparse
                             // policy read; -1 throughout: the sequence read its whole prefix;
                             // undefined: all sequences did
-  at::Tensor residual;      // [S, H, T, D] float32: merged into `out` beside the selected keys, and
-  at::Tensor lse_residual;  // [S, H, T]    its lse, -inf: none; undefined: no sequence has one
-  ExternalWeights weights;  // of an exact step over the whole prefix, where the input asks for them
-  at::Tensor rows_scored;   // [S] int64, on the host: rows of D elements (a key, a value, a page's
-                            // least or largest key) that each KV head read besides, to choose its
-                            // set and to keep the residual of the others; undefined: none
+  at::Tensor residual;      // [S, H, T, D] float32: also merged into `out`, with
+  at::Tensor lse_residual;  // [S, H, T]    its LSE, -inf: none; undefined: no sequence has one
+  ExternalWeights weights;  // of an exact step over the whole prefix, if the input asks for them
+  at::Tensor rows_scored;   // [S] int64, on the host: extra rows of D elements that each KV head
+                            // read to choose its set and to make the residual (keys, values, a
+                            // page's least and largest key); undefined: none
 
-  /// Something other than this step's attention over the whole prefix went into `out`.
+  /// Whether `out` holds anything else than this step's attention over the whole prefix.
   bool approximate() const { return reused.defined() || selected.defined(); }
 };
 
@@ -60,11 +60,11 @@ AttentionParts parts_of(Result result) {
   return parts;
 }
 
-/// Nanoseconds a policy spent choosing keys since it was made.
+/// Nanoseconds that a policy has spent choosing keys since it was made.
 struct ChoosingTime {
   int64_t inline_ns = 0;  // within attend(), on the caller's thread
-  int64_t beside_ns = 0;  // on a second thread
-  int64_t waited_ns = 0;  // of these, what the caller waited for at the end of its passes
+  int64_t beside_ns = 0;  // on a second thread, in parallel
+  int64_t waited_ns = 0;  // the part of beside_ns that the caller waited for at the end of passes
 };
 
 class AttentionPolicy {
@@ -72,27 +72,28 @@ class AttentionPolicy {
   virtual ~AttentionPolicy() = default;
   virtual std::string name() const = 0;
 
-  /// Before the first layer of every pass.
+  /// Called before the first layer of every pass.
   virtual void begin_pass(const PassContext& /*context*/) {}
 
   virtual AttentionParts attend(const AttentionInput& input, const ExternalKeys& external) = 0;
 
-  /// Whether the pass that has begun does the same as others with equal answers: the same operators
-  /// over the same tensors, of which it keeps none. Then one may be captured as a graph of the
-  /// device (pass_graphs.h) and launched in place of the others, and attend() is not called for
-  /// them. Equal answers mean nothing from one kind of policy to another. None: it may not.
+  /// A key for passes that can share one device graph (pass_graphs.h), asked after begin_pass().
+  /// Passes of one policy with equal keys run the same operators over the same tensors, and keep
+  /// none of them. One such pass may be captured and launched in place of the others, without calls
+  /// of attend(). Keys of different kinds of policies are not comparable. None: not repeatable.
   virtual std::optional<std::vector<int64_t>> repeats() const { return std::nullopt; }
 
-  /// After the last layer, before the pass's keys are committed: what runs beside the layers ends.
+  /// Called after the last layer, before the pass's keys are committed. Ends what runs in parallel
+  /// with the layers.
   virtual void end_pass() {}
 
-  /// Keys per KV head that a step selects at most, over prefixes of up to `longest` keys; 0: the
+  /// The most keys that a step selects per KV head, from prefixes of up to `longest` keys; 0: the
   /// policy selects none.
   virtual int64_t selected_size(int64_t /*longest*/) const { return 0; }
-  /// Keeps the attention over unselected keys and merges it at later steps.
+  /// Whether the policy keeps the attention over unselected keys and merges it at later steps.
   virtual bool keeps_residual() const { return false; }
 
-  /// Zero for policies that choose nothing. Not while a pass runs.
+  /// Zero for policies that choose nothing. Must not be called while a pass runs.
   virtual ChoosingTime choosing_time() const { return {}; }
 
   /// A finished sequence left the batch: the last slot moves to `slot` (as KvCache::remove).

@@ -9,7 +9,7 @@ namespace blockscope {
 
 std::unique_ptr<AttentionPolicy> make_exact_policy();
 
-/// What it computes at a layer.
+/// What the policy computes at a layer.
 AttentionParts exact_attention(const AttentionInput& input, const ExternalKeys& external);
 
 }  // namespace blockscope

@@ -48,9 +48,9 @@ class FlashBlockPolicy : public AttentionPolicy {
     } else {
       parts = exact_attention(input, external);
     }
-    // The pair that was used is the new cache: cached where reused, fresh elsewhere; a head that
-    // did not reuse although it might never does. What a commit pass leaves here is never read: the
-    // next block's first step recomputes.
+    // The pair that this pass used becomes the cached pair: the old one where heads reused it, the
+    // new one elsewhere. A commit pass's pair is never read, as the next block's first step
+    // recomputes.
     if (refreshes_) cached = {parts.external, parts.lse_external};
     return parts;
   }
@@ -75,7 +75,7 @@ class FlashBlockPolicy : public AttentionPolicy {
     at::Tensor lse;       // [S, H, B] float32
   };
 
-  /// Copies, never writes in place: the recorder may still read the tensors of the last step.
+  /// Copies instead of writing in place: the recorder may still read the last step's tensors.
   static at::Tensor closed_up(const at::Tensor& rows, int64_t slot) {
     const int64_t last = rows.size(0) - 1;
     at::Tensor kept = rows.narrow(0, 0, last).clone();
@@ -101,8 +101,8 @@ class FlashBlockPolicy : public AttentionPolicy {
   FlashBlockOptions options_;
   std::vector<CachedPair> cached_;  // per layer
   std::vector<bool> may_reuse_;     // per slot, this pass
-  bool refreshes_ = true;           // this pass: some slot may not
-  int64_t generation_ = 0;          // of what is cached
+  bool refreshes_ = true;           // in this pass, some slot may not reuse
+  int64_t generation_ = 0;          // changes when the cached pairs do
 };
 
 }  // namespace
@@ -115,13 +115,14 @@ PolicyEntry flashblock_entry() {
   PolicyEntry entry;
   entry.name = "flashblock";
   entry.example = "flashblock,tau=3,reuse=reuse.json";
-  entry.meaning = "uses the external pair of an earlier step again where few tokens changed";
+  entry.meaning = "reuses the external pair of an earlier step while few tokens change";
   entry.source = "FlashBlock, arXiv 2602.05305, section 4.2";
   entry.options = {
-      whole_option("tau", &PolicyOptions::tau, 1,
-                   "reuse when fewer than tau tokens changed; else the file's of reuse, else 2"),
+      whole_option(
+          "tau", &PolicyOptions::tau, 1,
+          "reuse when fewer than tau tokens changed (default: that of the reuse file, or 2)"),
       file_option("reuse", &PolicyOptions::reuse_file,
-                  "calibration file with the heads that may reuse; without it all may")};
+                  "calibration file with the heads that may reuse; without it all heads may")};
   entry.within_block = [](const PolicyOptions&) { return true; };
   entry.make = [](const PolicyOptions& asked, const PolicyModel& model, nlohmann::json& settings) {
     FlashBlockOptions options;

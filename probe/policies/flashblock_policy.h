@@ -1,5 +1,5 @@
-// FlashBlock (arXiv 2602.05305, section 4.2): the external pair of an earlier step is used again
-// while few tokens change.
+// FlashBlock (arXiv 2602.05305, section 4.2) reuses the external pair of an earlier step while few
+// tokens change.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,7 @@ struct FlashBlockOptions {
   std::vector<std::vector<bool>> reuse;  // [num_layers][num_heads]; empty: every head may reuse
 };
 
-/// Reusing leaves the cached pair as it is, recomputing replaces it; M is this step's count, not
-/// accumulated.
+/// Reusing keeps the cached pair; recomputing replaces it. M counts this step's changes only.
 std::unique_ptr<AttentionPolicy> make_flashblock_policy(FlashBlockOptions options);
 
 }  // namespace blockscope

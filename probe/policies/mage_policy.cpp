@@ -24,7 +24,7 @@ std::unique_ptr<AttentionPolicy> make_mage_policy(const SelectionOptions& option
 
 PolicyEntry mage_entry() {
   PolicyEntry entry =
-      sparse_entry({"mage", "the keys with the largest mean probability in the block's first step",
+      sparse_entry({"mage", "the keys with the largest mean probability in a block's first step",
                     "MAGE (\"All-[MASK] Block Already Knows Where to Look\"), algorithm 1, eq. 3",
                     "mage,k=512,exact_layers=2"});
   entry.within_block = [](const PolicyOptions&) { return true; };

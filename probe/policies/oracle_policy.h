@@ -1,6 +1,6 @@
-// The ceiling of every sparse policy: at each step the k keys with the largest mean probability at
-// that very step (MAGE, eq. 2 with exact scores). It reads the whole prefix to know them, so it
-// saves nothing.
+// The ceiling of all sparse policies: each step reads the k keys with the largest mean probability
+// of that same step (MAGE, eq. 2 with exact scores). To know these keys it reads the whole prefix,
+// so it saves nothing.
 #pragma once
 
 #include <memory>

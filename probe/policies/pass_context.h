@@ -1,5 +1,5 @@
-// What one forward pass is, as every part of the runtime sees it: one entry per active sequence, in
-// the order of the batch's slots.
+// The description of one forward pass for all parts of the runtime: one entry per active sequence,
+// in the order of the batch's slots.
 #pragma once
 
 #include <cstdint>
@@ -12,31 +12,31 @@ namespace blockscope {
 struct SequencePass {
   int64_t sequence = 0;  // index of the sequence in the run
   PassKind kind = PassKind::denoise;
-  int64_t block = 0;  // from the sequence's first position; bidirectional: from the prompt's end
-  int64_t block_start = 0;     // absolute position of its first token; prefill: of the pass's first
+  int64_t block = 0;  // counted from the sequence's first position; bidirectional: the prompt's end
+  int64_t block_start = 0;     // absolute position of the block's first token; prefill: the pass's
   int64_t step = 0;            // denoising step inside the block, from 1; 0 for prefill and commit
   int64_t context_length = 0;  // N, external keys
   int64_t changed = 0;         // M: positions whose input differs from the previous step's input
   int64_t masks_left = 0;      // masks in this pass's input
   std::vector<bool> masked;    // [B] which input positions are masks; empty for prefill
   std::vector<bool> computed;  // [B] which positions the pass computes; empty: all of them
-  int64_t run_step = 0;        // denoising steps of the sequence so far with this one, from 1
-  int64_t planned_steps = 0;   // that the sequence takes if no block ends early: blocks * T
-  uint64_t prompt_hash = 0;    // names the sequence's random streams
+  int64_t run_step = 0;        // denoising steps of the sequence so far, this one included
+  int64_t planned_steps = 0;   // steps of the sequence if no block ends early: blocks * T
+  uint64_t prompt_hash = 0;    // identifies the sequence's random streams
 
   bool first_step() const { return step == 1; }
 };
 
-/// A finished block whose keys a pass stores beside the next block's first step (--cache blockd).
+/// A finished block, which the pass of the next block's first step commits (--cache blockd).
 struct FusedCommit {
-  int64_t slot = 0;   // of the sequence, whose own entry denoises the block behind
-  SequencePass pass;  // kind commit, as the pass of its own would be
+  int64_t slot = 0;   // slot of the sequence; its own entry denoises the next block
+  SequencePass pass;  // kind commit, as a separate commit pass would have it
 };
 
 struct PassContext {
   int64_t pass = 0;                       // number of the forward pass in the run, from 0
   std::vector<SequencePass> sequences;    // [S]
-  std::vector<FusedCommit> commits = {};  // [F] beside them, by slot: policies see nothing of them
+  std::vector<FusedCommit> commits = {};  // [F] by slot; policies do not see them
 };
 
 }  // namespace blockscope

@@ -8,7 +8,7 @@
 
 namespace blockscope {
 
-// Each in the file of its policy.
+// Each is defined in its policy's file.
 PolicyEntry exact_entry();
 PolicyEntry flashblock_entry();
 PolicyEntry mage_entry();
@@ -28,7 +28,7 @@ void check_selection(const PolicyOptions& options) {
   if (options.k.has_value() != options.density.has_value()) return;
   throw UsageError(
       fmt::format("expected either k or density, got {}. HINT: k=512 reads 512 keys, density=0.3 "
-                  "three tenths of the prefix",
+                  "reads 30 % of the prefix",
                   options.k.has_value() ? "both" : "none"));
 }
 
@@ -56,7 +56,7 @@ PolicyEntry sparse_entry(ChoiceFacts facts, std::vector<ChoiceOption<PolicyOptio
       real_option("density", &PolicyOptions::density, {0.0, 1.0, true},
                   "the same as a share of the prefix"),
       whole_option("exact_layers", &PolicyOptions::exact_layers, 0,
-                   "the first layers read everything (MAGE: 2)")};
+                   "number of first layers that read every key (MAGE: 2)")};
   for (auto& option : own) entry.options.push_back(std::move(option));
   entry.check = check_selection;
   return entry;
@@ -99,13 +99,14 @@ void check_policy_fits(const PolicyOptions& options, const PolicySite& site,
   const bool approximates = entry.sparse || entry.within_block(options);
   if (approximates && !site.whole_blocks) {
     refuse(fmt::format(
-        "works on whole blocks, and the cache {} computes single rows of them. HINT: another cache",
+        "needs whole blocks, but the cache {} computes single rows of them. HINT: use another "
+        "cache",
         site.cache));
   }
   if (entry.within_block(options) && site.autoregressive) {
     refuse(
-        "does nothing without a block-diffusion model: token by token there are no steps to reuse "
-        "between. HINT: take another policy, or a block-diffusion model");
+        "does nothing for a model that decodes token by token: its blocks have no later steps that "
+        "could reuse. HINT: use another policy, or a block-diffusion model");
   }
 }
 

@@ -1,6 +1,6 @@
-// The attention policies by their names: one entry each, in the policy's own file, and the list of
-// them in policy_table.cpp. Command line, studies, verify, help, the settings of a trace and their
-// comparison by --resume read this table.
+// The table of attention policies. Each entry is in its policy's own file; policy_table.cpp lists
+// them. The command line, studies, verify and help read this table, and so do the settings of a
+// trace and their comparison by --resume.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace blockscope {
 
-/// A policy's name and the options of all policies; each heeds those of its entry.
+/// A policy's name and the options of all policies. A policy reads only the options of its entry.
 struct PolicyOptions {
   std::string policy = "exact";
   std::optional<int64_t> tau;  // flashblock; unset: see reuse_tau
@@ -28,7 +28,7 @@ struct PolicyOptions {
   int64_t page = 16;         // quest
   bool per_block = false;    // sparsed
   uint64_t seed = 0;         // random
-  bool no_overlap = false;   // choose on the decoding thread; no option, for timing
+  bool no_overlap = false;   // choose on the decoding thread; only for timing, not a user's option
 
   bool operator==(const PolicyOptions&) const = default;
 };
@@ -49,31 +49,32 @@ struct PolicySite {
   std::string cache;         // its name, for messages
 };
 
-/// A policy, and what a trace says about it.
+/// A policy, and its settings in a trace.
 struct ChosenPolicy {
   std::unique_ptr<AttentionPolicy> policy;
   std::string settings;  // a JSON object: `policy` and the options it uses, with their values
 };
 
-/// What a step of a sparse policy reads of a prefix of `length` keys, in rows of keys for each KV
-/// head.
+/// The number of key rows that a step of a sparse policy reads for each KV head.
 struct StepReads {
-  int64_t read = 0;    // attended to
-  int64_t scored = 0;  // besides, to choose the set
+  int64_t read = 0;    // rows that are attended to
+  int64_t scored = 0;  // further rows that are read to choose the set
 };
 
-/// Which denoising step reads everything and gives the sets of the later ones.
+/// Which denoising step reads everything and gives the sets of later steps.
 enum class SetsFrom { every_step, first_of_block, once_a_run };
 
 struct PolicyEntry : Choice<PolicyOptions> {
-  bool sparse = false;    // reads chosen keys: heeds k, density and exact_layers
-  bool residual = false;  // and keeps the attention over the others
-  /// Carries something from step to step of a block: nothing to carry where a block has one step.
+  bool sparse = false;    // reads chosen keys; has the options k, density and exact_layers
+  bool residual = false;  // also keeps the attention over the other keys
+  /// Whether the policy carries something from step to step of a block. Blocks of one step have
+  /// nothing to carry.
   std::function<bool(const PolicyOptions&)> within_block = [](const auto&) { return false; };
   std::function<SetsFrom(const PolicyOptions&)> sets_from = [](const auto&) {
     return SetsFrom::every_step;
   };
-  /// Of a step that chooses `size` keys; nullopt: it depends on which. For byte predictions.
+  /// For byte predictions: what a step reads that chooses `size` of `length` keys. nullopt: it
+  /// depends on which keys are chosen.
   std::function<std::optional<StepReads>(const PolicyOptions&, int64_t length, int64_t size)>
       reads = [](const PolicyOptions&, int64_t, int64_t size) {
         return StepReads{size, 0};
@@ -84,33 +85,36 @@ struct PolicyEntry : Choice<PolicyOptions> {
   };
   /// Throws UsageError for options that contradict each other.
   std::function<void(const PolicyOptions&)> check = [](const auto&) {};
-  /// Why it can't be used there, with a hint; empty: it can. Besides what holds for all policies.
+  /// Why the policy can't be used in this run, with a hint; empty: it can. Rules for all policies
+  /// are in check_policy_fits.
   std::function<std::string(const PolicyOptions&, const PolicySite&)> refuses =
       [](const auto&, const auto&) { return std::string(); };
-  /// Throws UsageError, and what read_reuse_file throws. The settings are those of choice_json(),
-  /// and what is added to `settings`.
+  /// Throws UsageError, and what read_reuse_file throws. `settings` holds choice_json(); the
+  /// function may add to it.
   std::function<std::unique_ptr<AttentionPolicy>(const PolicyOptions&, const PolicyModel&,
                                                  nlohmann::json& settings)>
       make;
 };
 
-/// An entry of a policy that reads k keys of each KV head: their options, then `own`.
+/// The entry of a policy that reads k keys of each KV head. Its options are those of all sparse
+/// policies, then `own`.
 PolicyEntry sparse_entry(ChoiceFacts facts, std::vector<ChoiceOption<PolicyOptions>> own = {});
 
-/// Keys and layers that a sparse policy is made with.
+/// The settings that a sparse policy is made with.
 SelectionOptions selection_options(const PolicyOptions& options, int64_t num_layers);
 
 const std::vector<PolicyEntry>& policy_table();
-/// Of the policy that the options name. Throws UsageError for an unknown one.
+/// The entry of the policy that the options name. Throws UsageError for an unknown policy.
 const PolicyEntry& policy_entry(const PolicyOptions& options);
 
 /// "quest,k=64,page=8". Throws UsageError: an unknown name or option, a value out of range, options
 /// that contradict each other or are missing.
 PolicyOptions read_policy(std::string_view text);
-/// The text that gives these options, as short as it can be: what a policy is called in outputs.
+/// The shortest text that gives these options; outputs name the policy by it.
 std::string policy_text(const PolicyOptions& options);
 
-/// Throws UsageError for a policy that this run can't have; `given_by`: what the error calls it.
+/// Throws UsageError for a policy that does not fit this run. `given_by`: how the user gave the
+/// policy, for the message.
 void check_policy_fits(const PolicyOptions& options, const PolicySite& site,
                        std::string_view given_by);
 

@@ -18,8 +18,8 @@ namespace {
 
 int64_t pages_of(int64_t keys, int64_t page_size) { return (keys + page_size - 1) / page_size; }
 
-/// The keys of the `taken` best pages of each row, scores [1, K, P] -> [K, n] int32; -1 behind
-/// those of a row that took the short last page.
+/// The keys of the `taken` best pages of each row: scores [1, K, P] -> [K, n] int32. A row that
+/// took the short last page ends with -1.
 at::Tensor best_pages(const at::Tensor& scores, int64_t taken, int64_t page_size, int64_t length) {
   const int64_t kv_heads = scores.size(1);
   const int64_t pages = scores.size(2);
@@ -55,8 +55,8 @@ at::Tensor best_pages(const at::Tensor& scores, int64_t taken, int64_t page_size
   return index;
 }
 
-/// The same on a device, without waiting for it: NaN becomes the least score, as -infinity makes
-/// room for it.
+/// The same on a device, without waiting for it. NaN ranks last: it becomes -infinity, and
+/// -infinity the lowest finite number.
 at::Tensor best_pages_there(const at::Tensor& scores, int64_t taken, int64_t page_size,
                             int64_t length) {
   const at::Tensor rows = scores.squeeze(0);
@@ -98,7 +98,7 @@ class QuestPolicy : public SelectionPolicy {
         (scores.is_cpu() ? best_pages : best_pages_there)(scores, taken, page_size_, length);
   }
 
-  /// The largest and the least key of every page, for every KV head.
+  /// Every KV head reads the largest and the least key of every page.
   int64_t rows_scored(const SequencePass& /*pass*/, int64_t length) const override {
     return 2 * pages_of(length, page_size_);
   }
@@ -117,7 +117,7 @@ class QuestPolicy : public SelectionPolicy {
     int64_t length = 0;   // keys they cover
   };
 
-  /// Pages up to `length` keys; only those from the last short page on are made anew.
+  /// Bounds of the pages up to `length` keys. Only those from the last short page on are made anew.
   PageBounds grown_bounds(const SequenceAttention& at, int64_t length) {
     LayerBounds& kept = bounds_[static_cast<size_t>(at.slot)][static_cast<size_t>(at.layer)];
     const int64_t pages = pages_of(length, page_size_);
@@ -161,19 +161,19 @@ std::unique_ptr<AttentionPolicy> make_quest_policy(const SelectionOptions& optio
 
 PolicyEntry quest_entry() {
   PolicyEntry entry = sparse_entry(
-      {"quest", "at every step the pages of keys with the largest bound on their score",
+      {"quest", "at every step, the pages of keys with the largest bound on their score",
        "Quest, arXiv 2406.10774; mit-han-lab/Quest 01c1623", "quest,k=512,page=16"},
-      {whole_option("page", &PolicyOptions::page, 1, "keys of a page")});
+      {whole_option("page", &PolicyOptions::page, 1, "number of keys in a page")});
   entry.refuses = [](const PolicyOptions&, const PolicySite& site) -> std::string {
     if (!site.bidirectional) return "";
-    return "keeps the bounds of committed keys, and a bidirectional model's keys change. HINT: "
-           "take another policy";
+    return "keeps bounds of committed keys, but a bidirectional model's keys change. HINT: use "
+           "another policy";
   };
   entry.reads = [](const PolicyOptions& options, int64_t length,
                    int64_t size) -> std::optional<StepReads> {
     const int64_t pages = (length + options.page - 1) / options.page;
     const int64_t taken = (size + options.page - 1) / options.page;
-    // Whether the short last page is among them is not known before.
+    // Nobody knows beforehand whether the short last page is among them.
     if (taken < pages && length % options.page != 0) return std::nullopt;
     return StepReads{std::min(taken * options.page, length), 2 * pages};
   };

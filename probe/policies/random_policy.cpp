@@ -12,7 +12,7 @@
 namespace blockscope {
 namespace {
 
-/// SplitMix64 (Steele, Lea, Flood 2014), as a stream and to mix what names it.
+/// SplitMix64 (Steele, Lea, Flood 2014): a stream of numbers, also used to mix its identifiers.
 struct SplitMix {
   uint64_t state;
   uint64_t next() {
@@ -75,10 +75,10 @@ std::unique_ptr<AttentionPolicy> make_random_policy(const SelectionOptions& opti
 
 PolicyEntry random_entry() {
   ChoiceOption<PolicyOptions> seed =
-      whole_option("seed", &PolicyOptions::seed, 0, "of the draws", UINT64_MAX);
+      whole_option("seed", &PolicyOptions::seed, 0, "seed of the draws", UINT64_MAX);
   seed.key = "policy_seed";  // `seed` is the sampling's
   PolicyEntry entry =
-      sparse_entry({"random", "keys drawn once a block: the floor of all sparse policies",
+      sparse_entry({"random", "keys drawn at random once a block: a floor for all sparse policies",
                     "ours, as a control", "random,k=512,seed=3"},
                    {std::move(seed)});
   entry.make = [](const PolicyOptions& options, const PolicyModel& model, nlohmann::json&) {

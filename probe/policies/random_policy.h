@@ -1,6 +1,6 @@
-// The floor: k external keys drawn without repetition, one set per block, layer and KV head, kept
-// over the block's steps as MAGE keeps its sets. The draw depends on (seed, prompt, block, layer,
-// KV head) alone: a batch or a resumed run changes nothing.
+// One of the two floors: k external keys drawn without repetition. Like MAGE, it keeps one set per
+// block, layer and KV head for all steps of the block. The draw depends only on seed, prompt,
+// block, layer and KV head, not on the batch or on resuming.
 #pragma once
 
 #include <cstdint>

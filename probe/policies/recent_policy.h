@@ -1,4 +1,4 @@
-// The other floor: the last k external keys, nothing else (a sliding window without sinks).
+// The other floor: only the last k external keys (a sliding window without sinks).
 #pragma once
 
 #include <memory>

@@ -22,7 +22,7 @@ void SelectStream::submit(const std::vector<at::Tensor>& reads,
   }
   beside_->before.record(current_stream(device));
   beside_->before.block(beside_->stream);
-  // The caller may let go of them before they were read.
+  // The caller may release these tensors before the task has read them.
   for (const at::Tensor& each : reads) each.record_stream(beside_->stream);
   const c10::StreamGuard guard(beside_->stream);
   for (at::Tensor& each : task()) {

@@ -1,5 +1,5 @@
-// A second stream that chooses sets while the first goes on with the layer: MAGE's SELECT stream
-// (algorithm 1) on a device. The host waits for neither.
+// A second stream of a device, which chooses sets while the first stream continues the layer:
+// MAGE's SELECT stream (algorithm 1). The host waits for neither.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,22 +14,22 @@ namespace blockscope {
 
 class SelectStream {
  public:
-  /// Calls `task`. What it launches runs behind all that the caller's stream holds, beside what
-  /// that one is given next. `reads`: tensors of one device, not none, that it reads; it returns
-  /// those that it made.
+  /// Calls `task`. Its kernels run after all work that the caller's stream already holds, and in
+  /// parallel with work that the stream gets later. `reads`: the tensors that the task reads, at
+  /// least one, all on one device. The task returns the tensors that it made.
   void submit(const std::vector<at::Tensor>& reads,
               const std::function<std::vector<at::Tensor>()>& task);
 
-  /// What the caller launches from now on finds what the tasks made.
+  /// Lets the caller's later kernels wait for the results of the tasks.
   void wait();
 
  private:
   struct Beside {
     c10::Stream stream;
-    c10::Event before, after;  // of the caller's stream, of this one
+    c10::Event before, after;  // recorded on the caller's stream, on this one
   };
-  std::optional<Beside> beside_;  // from the first task on
-  std::vector<at::Tensor> made_;  // that nobody waited for
+  std::optional<Beside> beside_;  // set from the first task on
+  std::vector<at::Tensor> made_;  // results since the last wait()
 };
 
 }  // namespace blockscope

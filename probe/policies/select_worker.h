@@ -1,5 +1,5 @@
-// A second thread that chooses sets while the first goes on with the layer: MAGE's SELECT stream
-// (algorithm 1) on a CPU. Operators called on it stay on it.
+// A second thread, which chooses sets while the first thread continues the layer: MAGE's SELECT
+// stream (algorithm 1) on a CPU. Operators that a task calls run on this thread alone.
 #pragma once
 
 #include <condition_variable>
@@ -19,13 +19,14 @@ class SelectWorker {
   SelectWorker& operator=(const SelectWorker&) = delete;
   ~SelectWorker();
 
-  /// Runs `task` after those submitted before. The thread starts with the first task.
+  /// Runs `task` after all earlier tasks. The thread starts with the first task.
   void submit(std::function<void()> task);
 
-  /// Returns when every task has run; throws what the first failed one threw.
+  /// Returns when every task has run. Throws what the first failed task threw.
   void wait();
 
-  /// Nanoseconds that the tasks took, and that callers waited for them; when no task is running.
+  /// Nanoseconds that the tasks took, and that callers waited for them. Call them only while no
+  /// task is running.
   int64_t busy_ns() const { return busy_ns_; }
   int64_t waited_ns() const { return waited_ns_; }
 

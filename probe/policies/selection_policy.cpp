@@ -66,7 +66,7 @@ void SelectionPolicy::begin_pass(const PassContext& context) {
 
 std::optional<std::vector<int64_t>> SelectionPolicy::repeats() const {
   const auto& passes = context_->sequences;
-  // Dense steps of some beside sparse ones of others take flags from the host.
+  // If only some sequences are dense, the pass needs flags from the host.
   const bool dense_step = dense(passes.front());
   for (const SequencePass& pass : passes) {
     if (pass.kind != PassKind::denoise || captures(pass) || dense(pass) != dense_step) return {};
@@ -107,7 +107,7 @@ AttentionParts SelectionPolicy::attend(const AttentionInput& input, const Extern
     if (is_dense(pass, input.layer) && !captured) continue;
     const int64_t length = external.length[static_cast<int64_t>(s)].item<int64_t>();
     int64_t scored = rows_scored(pass, length);
-    // Keys and values of the unselected once more: unselected_attention.
+    // unselected_attention reads the unselected keys and values once more.
     if (captured && options_.residual) scored += 2 * (length - options_.set_size(length));
     if (scored > 0) {
       if (!rows.defined()) rows = at::zeros({static_cast<int64_t>(passes.size())}, at::kLong);
@@ -181,7 +181,7 @@ AttentionParts SelectionPolicy::gather(const AttentionInput& input, const Extern
       const Stopwatch watch(elapsed);
       choose(view(input, external, s, {}), set);
     }
-    if (reads) inline_ns_ += elapsed;  // else the set was there, or costs nothing
+    if (reads) inline_ns_ += elapsed;  // else the set was kept, or costs nothing
     if (!set.index.defined()) {
       throw Error(
           fmt::format("{}: block {}, step {} of sequence {}: expected a set that an earlier "

@@ -1,7 +1,7 @@
-// What the sparse policies share: one set of external keys per KV head for the whole block (MAGE,
-// section 3.1: all B tokens and the G query heads of a KV head read the same keys), either chosen
-// before a step or captured from a step that read everything. Prefill and commit passes, and the
-// first `exact_layers` layers, read everything under every policy.
+// What the sparse policies share: one set of external keys per KV head for the whole block. All B
+// tokens and the G query heads of a KV head read the same keys (MAGE, section 3.1). A set is chosen
+// before a step, or captured from a step that read everything. Prefill passes, commit passes and
+// the first `exact_layers` layers always read everything.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,22 +18,22 @@ namespace blockscope {
 
 struct SelectionOptions {
   int64_t num_layers = 0;
-  int64_t k = 0;             // keys per KV head; 0: by density
+  int64_t k = 0;             // keys per KV head; 0: `density` decides
   double density = 0.0;      // share of the prefix, rounded up to whole keys
-  int64_t exact_layers = 0;  // the first layers read everything (MAGE: 2, FlashBlock: 0)
+  int64_t exact_layers = 0;  // first layers, which read everything (MAGE: 2, FlashBlock: 0)
   bool residual = false;     // keep the attention over unselected keys of the capturing step
-  bool overlap = true;       // capture beside the rest of the layer, on a second thread or stream
+  bool overlap = true;       // capture in parallel with the layer, on a second thread or stream
 
-  /// Throws UsageError: k or density must be set, not both, and be sensible.
+  /// Throws UsageError unless exactly one of k and density is set, to a value in range.
   void check() const;
-  /// Keys selected from a prefix of `length`: at most all, at least one if there is one.
+  /// The number of keys selected from a prefix of `length`: at most all; 0 only if `length` is 0.
   int64_t set_size(int64_t length) const;
 };
 
-/// A set per KV head of one sequence at one layer.
+/// The sets of one sequence at one layer, one per KV head.
 struct KeySelection {
   at::Tensor index;         // [K, k] int32, falling score, k <= N
-  at::Tensor residual;      // [H, B, D] float32, undefined: none
+  at::Tensor residual;      // [H, B, D] float32; undefined: none
   at::Tensor lse_residual;  // [H, B]
 };
 
@@ -64,23 +64,24 @@ class SelectionPolicy : public AttentionPolicy {
   }
   void remove(int64_t slot) final;
   int64_t selected_size(int64_t longest) const override {
-    // k whatever the prompts are: the traces of several ranks must merge.
+    // k does not depend on the prompts, because the traces of several ranks must merge.
     return options_.k > 0 ? options_.k : options_.set_size(longest);
   }
   bool keeps_residual() const final { return options_.residual; }
 
  protected:
-  /// Reads its whole prefix at this denoising step.
+  /// Whether this denoising step reads its whole prefix.
   virtual bool dense(const SequencePass& pass) const = 0;
-  /// A dense step whose set later steps use.
+  /// Whether later steps use the set of this dense step.
   virtual bool captures(const SequencePass& /*pass*/) const { return false; }
   /// Whether choose() is the default below.
   virtual bool keeps_sets() const { return false; }
-  /// The set of this step; the default keeps the one that was captured.
+  /// Chooses the set of this step; the default keeps the captured one.
   virtual void choose(const SequenceAttention& /*at*/, KeySelection& /*selection*/) {}
-  /// Rows read for a set: by choose(), or for the capture. `length` keys; undefined costs nothing.
+  /// Rows that choose() or the capture reads to choose a set from `length` keys. The default: every
+  /// key if the step captures, else none.
   virtual int64_t rows_scored(const SequencePass& pass, int64_t length) const;
-  /// Before a slot's first pass as this sequence, and when a slot takes over another's state.
+  /// Called before a sequence's first pass in a slot, and when a slot takes over another's state.
   virtual void reset_slot(int64_t /*slot*/) {}
   virtual void move_slot(int64_t /*from*/, int64_t /*to*/) {}
 
@@ -99,7 +100,7 @@ class SelectionPolicy : public AttentionPolicy {
   const PassContext* context_ = nullptr;
   std::vector<int64_t> sequences_;               // by slot: whose state it holds
   std::vector<std::vector<KeySelection>> sets_;  // by slot and layer
-  int64_t generation_ = 0;                       // of the sets
+  int64_t generation_ = 0;                       // changes when the sets do
   int64_t inline_ns_ = 0;
   SelectWorker worker_;  // on the host
   SelectStream stream_;  // on a device

@@ -42,15 +42,15 @@ std::unique_ptr<AttentionPolicy> make_sparsed_policy(const SelectionOptions& opt
                                                      SparseDScope scope) {
   if (options.residual && scope == SparseDScope::run) {
     throw UsageError(
-        "sparsed+flashblock: expected sets per block, got one set for the run. HINT: the residual "
-        "belongs to the queries of one block: add per_block");
+        "sparsed+flashblock: expected sets per block, got one set for the run. HINT: add "
+        "per_block, because the residual belongs to the queries of one block");
   }
   return std::make_unique<SparseDPolicy>(options, scope);
 }
 
 PolicyEntry sparsed_entry() {
   PolicyEntry entry = sparse_entry(
-      {"sparsed", "the keys of one early step, for the whole run or each block",
+      {"sparsed", "the best keys of one early step, kept for the whole run or for each block",
        "SparseD, arXiv 2509.24014; INV-WZQ/SparseD 52155b4", "sparsed,density=0.3"},
       {switch_option("per_block", &PolicyOptions::per_block,
                      "sets from each block's first step instead of one set for the run")});
@@ -60,8 +60,8 @@ PolicyEntry sparsed_entry() {
   };
   entry.refuses = [](const PolicyOptions& options, const PolicySite& site) -> std::string {
     if (!site.bidirectional || options.per_block) return "";
-    return "holds its keys for the whole run, and the keys outside a block are others for every "
-           "block. HINT: per_block";
+    return "keeps its keys for the whole run, but a bidirectional model's external keys differ "
+           "from block to block. HINT: add per_block";
   };
   entry.make = [](const PolicyOptions& options, const PolicyModel& model, nlohmann::json&) {
     return make_sparsed_policy(selection_options(options, model.num_layers),
@@ -73,7 +73,7 @@ PolicyEntry sparsed_entry() {
 PolicyEntry sparsed_flashblock_entry() {
   PolicyEntry entry = sparsed_entry();
   entry.name = "sparsed+flashblock";
-  entry.meaning = "sparsed's keys of a block, and the first step's attention over the others";
+  entry.meaning = "sparsed's keys of a block, and its first step's attention over the others";
   entry.source = "FlashBlock, arXiv 2602.05305, appendix D";
   entry.example = "sparsed+flashblock,density=0.3,per_block";
   entry.residual = true;
@@ -81,8 +81,8 @@ PolicyEntry sparsed_flashblock_entry() {
     shared(options);
     if (options.per_block) return;
     throw UsageError(
-        "expected per_block, got none. HINT: the residual belongs to the queries of one block, so "
-        "the sets must too");
+        "expected per_block, got none. HINT: add per_block, because the residual belongs to the "
+        "queries of one block, and so must the sets");
   };
   return entry;
 }

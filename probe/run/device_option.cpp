@@ -9,6 +9,7 @@
 
 #include <charconv>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <string_view>
 
@@ -111,8 +112,9 @@ at::Device open_device(const std::string& name, std::optional<int64_t> local_ran
   }
   if (device->index() >= devices) {
     throw Error(fmt::format(
-        "--device {}: {}. HINT: it needs a driver for CUDA 13 (580 or newer); blockscope doctor "
-        "says what this machine has; CUDA_VISIBLE_DEVICES hides GPUs; --device cpu runs without",
+        "--device {}: {}. HINT: it needs NVIDIA's driver for the CUDA of torch (CUDA 12: 525 or "
+        "newer, CUDA 13: 580); blockscope doctor says what this machine has; CUDA_VISIBLE_DEVICES "
+        "hides GPUs; --device cpu runs without",
         name,
         devices == 0 ? fmt::format("no GPU that this LibTorch can use{}{}",
                                    problem.empty() ? "" : ": ", problem)
@@ -129,9 +131,22 @@ at::Device open_device(const std::string& name, std::optional<int64_t> local_ran
   return *device;
 }
 
+namespace {
+
+/// Free bytes of an allocator's device. torch before 2.10 does not tell: there nothing is refused
+/// in advance, and a device that is full ends the run.
+template <typename Allocator>
+int64_t free_memory(Allocator& allocator, at::DeviceIndex index) {
+  if constexpr (requires { allocator.getMemoryInfo(index); }) {
+    return static_cast<int64_t>(allocator.getMemoryInfo(index).first);
+  }
+  return std::numeric_limits<int64_t>::max();
+}
+
+}  // namespace
+
 int64_t free_device_memory(at::Device device) {
-  return static_cast<int64_t>(
-      c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).first);
+  return free_memory(*c10::getDeviceAllocator(device.type()), device.index());
 }
 
 }  // namespace blockscope

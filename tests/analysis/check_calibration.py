@@ -180,7 +180,7 @@ class Calibration(unittest.TestCase):
         least = min(p["relative_l2_reused"] for p in points if p["heads"])
         # What the error over all heads would have let pass.
         self.assertLess(min(p["relative_l2"] for p in few), 0.9 * least)
-        self.refused(2, ["where reused", "smallest is"], path, "--max-error", 0.9 * least,
+        self.refused(2, ["where reused", "smallest error is"], path, "--max-error", 0.9 * least,
                      "--tau", 3)
         done = self.command(path, "-o", self.root / "named.json", "--gamma", few[0]["gamma"],
                             "--tau", 3)
@@ -240,7 +240,7 @@ class Calibration(unittest.TestCase):
     def test_what_is_out_of_reach_is_said_with_what_is_not(self):
         path = self.make("--steps 6")
         self.refused(2, ["--saving: 99.00 %", "--tau 4"], path, "--saving", 0.99)
-        self.refused(2, ["--max-error", "smallest is"], path, "--max-error", 1e-9, "--tau", 4)
+        self.refused(2, ["--max-error", "smallest error is"], path, "--max-error", 1e-9, "--tau", 4)
 
     def test_traces_that_can_not_be_calibrated_on(self):
         good = self.make()

@@ -250,8 +250,8 @@ def check_similarity(page, trace):
         equal(terms, by_step[0].terms[int(step),], ("terms", step))
     steadier = sum(by_head[0].mean(cell) > by_head[1].mean(cell) for cell in by_head[0].terms)
     whole = [m.over(lambda cell: ()).mean(()) for m in (external, internal)]
-    told = re.search(r"A out is steadier than A in in (\d+) of (\d+) heads.* mean cosine of "
-                     r"([\d.]+), attention inside the block ([\d.]+) \(n = ([\d,]+)\)",
+    told = re.search(r"A out is steadier than A in in (\d+) of (\d+) heads.* adjacent steps is ([\d.]+) for A out ?,.* "
+                     r"and ([\d.]+) for A in ?, attention inside the block \(n = ([\d,]+)\)",
                      " ".join(page.text.split()))
     assert (int(told[1]), int(told[2])) == (steadier, len(by_head[0].terms)), told
     close(told[3], whole[0], "finding")

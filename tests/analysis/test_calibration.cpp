@@ -1,4 +1,5 @@
-// The choice of gamma as a pure function of the sums, compared with loops over the masks themselves.
+// The choice of gamma as a pure function of the sums, compared with loops over the masks
+// themselves.
 #include "analysis/calibration/calibration.h"
 
 #include <gmock/gmock.h>
@@ -292,13 +293,13 @@ TEST(CalibrationTest, HeadsThatDoNotReuseDoNotDiluteTheBoundedError) {
   EXPECT_EQ(choose(sums, {{}, {}, 0.22, 2}).predicted.point.heads, 3);
   EXPECT_EQ(choose(sums, {{}, {}, 0.21, 2}).predicted.point.heads, 1);
   EXPECT_THAT(refusal(sums, {{}, {}, 0.15, 2}), HasSubstr("where reused"));
-  EXPECT_THAT(refusal(sums, {{}, {}, 0.15, 2}), HasSubstr("the smallest is 0.200001, at"));
+  EXPECT_THAT(refusal(sums, {{}, {}, 0.15, 2}), HasSubstr("The smallest error is 0.200001, at"));
 }
 
 TEST(CalibrationTest, SaysWhatIsInReach) {
   CalibrationSums sums = random_sums(3, 8, 2, 5);
   EXPECT_THAT(refusal(sums, {{}, 0.9, {}, 2}), HasSubstr("10 of 50 denoising steps"));
-  EXPECT_THAT(refusal(sums, {{}, {}, 1e-9, 2}), HasSubstr("the smallest is"));
+  EXPECT_THAT(refusal(sums, {{}, {}, 1e-9, 2}), HasSubstr("The smallest error is"));
   EXPECT_THAT(refusal(sums, {{}, {}, 0.5, 1}), HasSubstr("tau 1 never reuses"));
   EXPECT_THAT(refusal(sums, {0.5, 0.5, {}, 2}), HasSubstr("exactly one"));
   EXPECT_THAT(refusal(sums, {std::nan(""), {}, {}, 2}), HasSubstr("--gamma"));

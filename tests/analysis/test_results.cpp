@@ -95,7 +95,7 @@ TEST(ResultArray, SelectsByIndexAndSaysWhatThereIs) {
     select(array, "layer", {3.0});
     FAIL() << "expected a refusal";
   } catch (const UsageError& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("layer 3 is not there; there are 2, 5"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("layer 3 does not exist; expected one of 2, 5"));
   }
   EXPECT_THROW(select(array, "tau", {1.0}), Error);
 }

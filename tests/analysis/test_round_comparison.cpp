@@ -101,7 +101,7 @@ TEST(PairRounds, TellsARunThatEndsEarlier) {
   EXPECT_EQ(pairs.position, 4);
   EXPECT_EQ(pairs.first_a, 2);
   EXPECT_EQ(pairs.first_b, -1);
-  EXPECT_THAT(pairs.reasons, ElementsAre("B has no round there"));
+  EXPECT_THAT(pairs.reasons, ElementsAre("B has no round at this position"));
   EXPECT_EQ(pairs.lined_up, 2);
 }
 

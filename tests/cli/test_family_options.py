@@ -69,8 +69,8 @@ class FamilyOptions(FamilyCase):
         self.usage(*cases)
 
     def test_policies_that_do_not_go_with_a_cache(self):
-        single = "computes single rows of them. HINT: another cache"
-        cases = [([f"--policy {policy}: works on whole blocks, and the cache {cache} {single}"], family,
+        single = "computes single rows of them. HINT: use another cache"
+        cases = [([f"--policy {policy}: needs whole blocks, but the cache {cache} {single}"], family,
                   ("--cache", cache, "--policy", policy))
                  for family, cache, policy in (("llada", "dllm-cache", "flashblock"), ("Dream", "dllm-cache", "mage,k=2"),
                                                ("llada", "d2cache", "recent,k=2"),
@@ -79,7 +79,7 @@ class FamilyOptions(FamilyCase):
         for family, cache in (("llada", "prefix"), ("Dream", "dual")):
             cases.append((["--policy quest,k=2", "a bidirectional model's keys change", "HINT"], family,
                           ("--cache", cache, "--policy", "quest,k=2")))
-        cases.append((["--policy sparsed,k=2", "HINT: per_block"], "llada", ("--policy", "sparsed,k=2")))
+        cases.append((["--policy sparsed,k=2", "HINT: add per_block"], "llada", ("--policy", "sparsed,k=2")))
         cases.append((["--shadow: does nothing without", "a --cache that keeps entries"], "llada",
                       ("--cache", "none", "--shadow")))
         self.usage(*cases)

@@ -55,7 +55,7 @@ class RoundsDiff(RoundCase):
         code, out, _ = run("diff", a, cut)
         self.assertEqual(code, 1)
         self.assertIn(f"round {len(rounds) - 2} of A, none of B", out)
-        self.assertIn("B has no round there", out)
+        self.assertIn("B has no round at this position", out)
         other = self.imported([HEADER, start | {"prompt_ids": [6]}, *written(rounds, rounds[0], "s")], "other")
         code, out, _ = run("diff", a, other)
         self.assertEqual(code, 1)

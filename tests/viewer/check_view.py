@@ -143,7 +143,7 @@ def check_refusals(folder):
     refused(2, "heads|steps|tokens|queries", TRACE, "--csv", folder / "out.csv", "--panel", "compare",
             "--show", "compare=pancake")
     refused(2, "selection=read|first", TRACE, "--screenshot", out, "--show", "selection=pancake")
-    refused(2, "which panel", TRACE, "--csv", folder / "out.csv")
+    refused(2, "expected one panel", TRACE, "--csv", folder / "out.csv")
     refused(1, "no numbers", TRACE, "--csv", folder / "out.csv", "--panel", "compare")
     reuse = {"format": "blockscope-reuse", "format_version": 1, "reuse": [[True] * 6] * 6,
              "model": {"layers": 6, "heads": 6, "digest": "b" * 64}}

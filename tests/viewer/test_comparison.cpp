@@ -111,8 +111,9 @@ TEST_F(TwoTraces, ASequenceWithoutAPartnerIsTold) {
   EXPECT_EQ(data.state, DataState::failed);
   EXPECT_THAT(data.message, HasSubstr("no partner"));
   const auto pair = wait_for<PairPayload>(model_, [&] { return compare_pair(model_); });
-  EXPECT_EQ(pair.value->text(),
-            "1 sequence in both (1 by name only: other prompt tokens); 1 only in A, 0 only in B");
+  EXPECT_EQ(
+      pair.value->text(),
+      "1 sequence in both (1 by name only: their prompt tokens differ); 1 only in A, 0 only in B");
 }
 
 TEST_F(TwoTraces, QueryStatisticsNeedAReplayedPair) {

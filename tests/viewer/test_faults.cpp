@@ -111,7 +111,7 @@ TEST_F(Faults, AFileOverwrittenInPlaceIsToldWhateverItsSizeAndTimes) {
   fs::last_write_time(path_, written);  // as `cp -p` and rsync --inplace --times do
   EXPECT_LT(detect(FileFault::overwritten).count(), 1.0);
   ASSERT_EQ(model_.problems().size(), 1U);
-  EXPECT_THAT(model_.problems().front(), HasSubstr("was written to"));
+  EXPECT_THAT(model_.problems().front(), HasSubstr("was overwritten"));
   model_.reopen(0);
   ASSERT_TRUE(wait_until(model_, [&] { return model_.documents()[0].fault == FileFault::none; }));
   std::this_thread::sleep_for(std::chrono::milliseconds(700));

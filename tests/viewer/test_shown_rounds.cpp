@@ -101,7 +101,8 @@ TEST_F(ShownRoundsOfATrace, TheAnswerKnowsWhoToldEachToken) {
   EXPECT_THAT(told_in, ElementsAre(-1, 0, 0, 1, 1, 1, 1, 2));
   EXPECT_THAT(drafted_at, ElementsAre(0, 1, 0, 1, 2, 3, 0, 1));
   EXPECT_THAT(describe_told(*rounds, 0), HasSubstr("from the prefill"));
-  EXPECT_THAT(describe_told(*rounds, 2), HasSubstr("the target's own, at the end of round 0"));
+  EXPECT_THAT(describe_told(*rounds, 2),
+              HasSubstr("the target's own token, at the end of round 0"));
   EXPECT_THAT(describe_told(*rounds, 4), HasSubstr("in round 1 at block position 2 of 3"));
 }
 
@@ -114,12 +115,13 @@ TEST_F(ShownRoundsOfATrace, TokensAreAcceptedRejectedOrBehind) {
   EXPECT_THAT(describe(*rounds, 0, 0), HasSubstr("certain token, decided before: \"piece5\" (#5)"));
   EXPECT_THAT(describe(*rounds, 0, 2), HasSubstr("answer position 2\nrejected"));
   EXPECT_THAT(describe(*rounds, 0, 2), HasSubstr("under the target: p 0.2500"));
-  EXPECT_THAT(describe(*rounds, 0, 3), HasSubstr("the target's \"piece0\" (#0)\n"
+  EXPECT_THAT(describe(*rounds, 0, 3), HasSubstr("the target's token: \"piece0\" (#0)\n"
                                                  "  under the draft: not in its vocabulary"));
-  EXPECT_THAT(describe(*rounds, 1, 4), HasSubstr("behind drafts that were all accepted"));
+  EXPECT_THAT(describe(*rounds, 1, 4),
+              HasSubstr("after the drafted tokens, which were all accepted"));
   EXPECT_THAT(describe(*rounds, 2, 2),
-              HasSubstr("no part of the answer, which ends before it\naccepted"));
-  EXPECT_THAT(describe(*rounds, 2, 1), ::testing::Not(HasSubstr("no part of")));
+              HasSubstr("after the end of the answer, so not part of it\naccepted"));
+  EXPECT_THAT(describe(*rounds, 2, 1), ::testing::Not(HasSubstr("not part of")));
 }
 
 TEST_F(ShownRoundsOfATrace, WhatWasNotRecordedIsMissing) {
@@ -140,9 +142,10 @@ TEST_F(ShownRoundsOfATrace, WhatWasNotRecordedIsMissing) {
     EXPECT_EQ(values.recorded + values.lacking, 0U);
   }
   EXPECT_THAT(describe(*rounds, 0, 1), HasSubstr("under the target: not recorded"));
-  EXPECT_THAT(describe(*rounds, 0, 2), HasSubstr("drafted not recorded"));
-  EXPECT_THAT(describe(*rounds, 1, 1), HasSubstr("(#35), behind the certain token: nothing was "));
-  EXPECT_THAT(describe(*rounds, 2, 2), HasSubstr("(#37), behind drafts that were all accepted"));
+  EXPECT_THAT(describe(*rounds, 0, 2), HasSubstr("drafted token: not recorded"));
+  EXPECT_THAT(describe(*rounds, 1, 1), HasSubstr("(#35), after the certain token: nothing was "));
+  EXPECT_THAT(describe(*rounds, 2, 2),
+              HasSubstr("(#37), after the drafted tokens, which were all accepted"));
   EXPECT_THAT(describe(*rounds, 2, 3), HasSubstr("nothing was drafted here"));
   EXPECT_EQ(draft_rounds_table(*rounds).rows(), 4U);
   EXPECT_THAT(draft_answer_table(*rounds).text(), HasSubstr("\n2,35, word35,1,\n3,36, word36,2,1"));

@@ -1,4 +1,4 @@
-// Which open traces a calibration is made from, and the pass over them in the background.
+// Chooses the open traces of a calibration, and runs the pass over them in the background.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* kSlot = "calibration";
 
-/// Throws the error that says why this trace can't be calibrated on together with `first`.
+/// Throws the error that says why a calibration can't use this trace together with `first`.
 void check_source(const OpenDocument& document, const OpenDocument& first) {
   const TraceInfo& info = document.overview->info;
   if (info.meta.level < RecordLevel::summary) {

@@ -21,7 +21,7 @@ std::vector<ReusePin> pins_of(const CalibrationChoice& choice) {
 
 CalibrationChoice choice_of(const ReuseFile& file, const CalibrationChoice& now) {
   CalibrationChoice choice;
-  choice.gamma = file.gamma.value_or(1.0);  // above 1 there is no similarity
+  choice.gamma = file.gamma.value_or(1.0);  // no similarity is above 1
   choice.tau = file.tau.value_or(now.tau);
   choice.granularity = file.granularity;
   for (const ReusePin& pin : file.pins) choice.pins[{pin.layer, pin.head}] = pin.reuse;
@@ -63,7 +63,7 @@ void CalibrationEdit::update() {
     curves_.clear();
     return;
   }
-  // Sums for another tau are on their way: no result, and no problem either.
+  // The sums for another tau are still being computed: no result, and no problem.
   const bool measured_tau = std::ranges::count(sums_->taus, choice_.tau, &TauSums::tau) > 0;
   try {
     CalibrationChoice shape = choice_;
@@ -161,7 +161,7 @@ void CalibrationEdit::step_gamma(int by) {
   const ReusePredictor predictor(*sums_, choice_.granularity, pins_of(choice_));
   const std::int64_t heads = predictor.at(choice_.gamma, choice_.tau).heads;
   CalibrationChoice choice = choice_;
-  for (const double gamma : predictor.gammas(kAllGammas)) {  // rising: ever fewer heads
+  for (const double gamma : predictor.gammas(kAllGammas)) {  // ascending: fewer and fewer heads
     const std::int64_t other = predictor.at(gamma, choice_.tau).heads;
     if (by < 0 && other > heads) choice.gamma = gamma;
     if (by > 0 && other < heads) {

@@ -68,7 +68,7 @@ Colour readable_on(Colour background) {
   const double luminance = 0.2126 * linear(background & 0xFFU) +
                            0.7152 * linear(background >> 8U & 0xFFU) +
                            0.0722 * linear(background >> 16U & 0xFFU);
-  // Contrast with white (1.05 / (L + 0.05)) against contrast with black ((L + 0.05) / 0.05).
+  // Compares the contrast with white, 1.05 / (L + 0.05), and with black, (L + 0.05) / 0.05.
   return (luminance + 0.05) * (luminance + 0.05) > 1.05 * 0.05 ? 0xFF000000U : 0xFFFFFFFFU;
 }
 

@@ -10,7 +10,7 @@
 
 namespace blockscope {
 
-/// 0xAABBGGRR, as ImGui and an RGBA8 texture on a little-endian machine have it.
+/// 0xAABBGGRR, the layout of ImGui and of an RGBA8 texture on a little-endian machine.
 using Colour = std::uint32_t;
 
 inline constexpr std::array<std::string_view, 5> kColormapNames = {"viridis", "magma", "inferno",
@@ -18,7 +18,7 @@ inline constexpr std::array<std::string_view, 5> kColormapNames = {"viridis", "m
 /// Cells without a value: not recorded, no such position, NaN. No map contains it.
 inline constexpr Colour kNoValueColour = 0xFF8A8A8A;
 
-/// Of Okabe and Ito: distinct for colour-blind eyes.
+/// From the palette of Okabe and Ito, which colour-blind people can tell apart.
 inline constexpr Colour kGreen = 0xFF739E00;      // #009E73
 inline constexpr Colour kVermilion = 0xFF005ED5;  // #D55E00
 inline constexpr Colour kSkyBlue = 0xFFE9B456;    // #56B4E9
@@ -29,7 +29,8 @@ class Colormap {
   /// "viridis", or "viridis_r" for the reverse. Throws UsageError listing the names.
   explicit Colormap(std::string_view name);
   const std::string& name() const { return name_; }
-  /// Colour of `value` in [low, high]; values outside take the end's colour, NaN kNoValueColour.
+  /// Colour of `value` in [low, high]. Values outside get the colour of the nearer end, NaN gets
+  /// kNoValueColour.
   Colour at(float value, float low, float high) const;
   const std::array<Colour, 256>& table() const { return table_; }
 

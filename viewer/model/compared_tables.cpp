@@ -1,4 +1,4 @@
-// What the Compare panel shows, as tables.
+// The contents of the Compare panel as tables.
 #include <fmt/format.h>
 
 #include <algorithm>

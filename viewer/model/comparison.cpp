@@ -44,7 +44,7 @@ std::pair<RowSelection, RowSelection> rows_of(const PairPayload& pair, CompareSc
   }
   if (!rows.first.sequences->empty()) return rows;
   throw UsageError(scope == CompareScope::sequence
-                       ? fmt::format("Sequence {} of A has no partner in B: no sequence there has "
+                       ? fmt::format("Sequence {} of A has no partner in B: no sequence of B has "
                                      "its prompt or its name.",
                                      sequence)
                        : "The two traces have no prompt in common.");
@@ -66,7 +66,7 @@ class HalfProgress {
   double first_;
 };
 
-/// The metric of one side; its problem instead when the trace can't give it.
+/// The metric of one side, or its problem if the trace can't give the metric.
 std::optional<MetricResult> side_of(const TraceReader& trace, const PanelMetric& choice,
                                     const RowSelection& rows, const HalfProgress& progress,
                                     std::string& problem) {
@@ -136,7 +136,7 @@ std::string PairPayload::text() const {
   const auto by_name = std::ranges::count(matches.pairs, false, &SequenceMatch::same_prompt);
   std::string text = fmt::format("{} sequence{} in both", matches.pairs.size(),
                                  matches.pairs.size() == 1 ? "" : "s");
-  if (by_name > 0) text += fmt::format(" ({} by name only: other prompt tokens)", by_name);
+  if (by_name > 0) text += fmt::format(" ({} by name only: their prompt tokens differ)", by_name);
   return text +
          fmt::format("; {} only in A, {} only in B", matches.only_a.size(), matches.only_b.size());
 }
@@ -195,7 +195,7 @@ Data<TokensPayload> compare_trajectories(ViewModel& model) {
         const TraceReader& trace_a = open_trace(traces, a);
         const TraceReader& trace_b = open_trace(traces, b);
         const auto pair = make_pair(trace_a, trace_b);
-        rows_of(*pair, CompareScope::sequence, sequence);  // tells when there is no partner
+        rows_of(*pair, CompareScope::sequence, sequence);  // throws if there is no partner
         auto payload = std::make_shared<TokensPayload>();
         payload->match = *pair->of(sequence);
         payload->name = trace_a.sequence(sequence).name;

@@ -1,5 +1,5 @@
-// What the Compare panel asks for: the active trace (A) beside another one (B). Every number comes
-// from analysis/, computed in the background. No ImGui here.
+// Data of the Compare panel: the active trace (A) compared with another one (B). analysis/ computes
+// every number, in the background. No ImGui here.
 #pragma once
 
 #include <memory>
@@ -14,25 +14,25 @@
 
 namespace blockscope {
 
-/// Which sequences belong together, and what keeps the two from being compared.
+/// Which sequences belong together, and why the two traces may not be comparable.
 struct PairPayload : Payload {
   SequenceMatches matches;
-  std::vector<std::string> differences;  ///< of what is recorded; one sentence each
-  bool same_architecture = true;         ///< false: layers and heads have no counterpart
+  std::vector<std::string> differences;  ///< between the recorded parts; one sentence each
+  bool same_architecture = true;         ///< false: layers and heads of A and B don't correspond
   std::size_t bytes() const override;
 
-  /// The partner of A's sequence; nullptr: none.
+  /// The partner of this sequence of A; nullptr if it has none.
   const SequenceMatch* of(std::int64_t sequence_a) const;
   /// "20 sequences in both; 3 only in A, 1 only in B".
   std::string text() const;
 };
 
 struct MetricComparison : Payload {
-  std::string problem_a, problem_b;                     ///< why a side has no values; empty: it has
-  ResultArray by_head_a, by_head_b;                     ///< means_by_head
-  ResultArray by_step_a, by_step_b;                     ///< means_by_step
-  ResultArray by_step_difference;                       ///< B - A; without axes when there is none
-  std::shared_ptr<const MatrixPayload> grid_a, grid_b;  ///< [layers, heads] of each
+  std::string problem_a, problem_b;                      ///< why a side has no values; else empty
+  ResultArray by_head_a, by_head_b;                      ///< means_by_head
+  ResultArray by_step_a, by_step_b;                      ///< means_by_step
+  ResultArray by_step_difference;                        ///< B - A; without axes when there is none
+  std::shared_ptr<const MatrixPayload> grid_a, grid_b;   ///< [layers, heads] of each
   std::shared_ptr<const MatrixPayload> grid_difference;  ///< [layers, heads] of A; or null
   std::size_t bytes() const override;
 };
@@ -49,7 +49,7 @@ enum class CompareScope { everything, matched, sequence };
 
 /// All of these are `loading` while ViewModel::other_trace() is unset.
 Data<PairPayload> compare_pair(ViewModel& model);
-/// Metric `choice` of kPanelMetrics over all rows, over the sequences that both have, or over the
+/// Metric `choice` of kPanelMetrics. The scope is all rows, the sequences of both traces, or the
 /// selected sequence and its partner.
 Data<MetricComparison> compare_metric(ViewModel& model, std::size_t choice, CompareScope scope);
 /// The selected sequence and its partner.
@@ -62,7 +62,7 @@ CsvTable compared_heads_table(const MetricComparison& data, const PanelMetric& c
                               const TraceMeta& meta_a, const TraceMeta& meta_b);
 /// layer, head, step, A, B, B - A of every head.
 CsvTable compared_steps_table(const MetricComparison& data, const PanelMetric& choice);
-/// step, position, state, and the tokens at the end.
+/// step, position, state, final tokens.
 CsvTable compared_tokens_table(const TokensPayload& data);
 /// Every array in long form: array, unit, model, stage or layer or step, value, terms.
 CsvTable compared_queries_table(const MetricResult& result);

@@ -149,7 +149,7 @@ bool DataService::busy() const {
 }
 
 void DataService::shrink() {
-  // The newest value always stays: a single one larger than the budget must still be shown.
+  // The newest value always stays: even a value larger than the budget must be shown.
   while (cached_bytes_ > budget_ && ages_.size() > 1) {
     erase(cache_.find(ages_.back()));
   }
@@ -183,7 +183,7 @@ std::vector<DataService::Damage> DataService::take_damage() {
 void DataService::stopped(const Waiting& work) {
   {
     const std::scoped_lock lock(mutex_);
-    if (cancelled_.erase(work.key) == 0) {  // nobody asks for it any more
+    if (cancelled_.erase(work.key) == 0) {  // no longer wanted
       running_.reset();
       return;
     }
@@ -217,7 +217,7 @@ void DataService::run() {
         damaged(work, error);
       } catch (const Error& error) {
         finish(work, {nullptr, error.what(), false, {}});
-      } catch (const std::exception& error) {  // a check that nobody thought of
+      } catch (const std::exception& error) {  // an unexpected error
         damaged(work, error);
       }
       lock.lock();

@@ -1,11 +1,11 @@
-// Everything the viewer shows is read and computed by one background thread, the only one that
-// touches HDF5. The user interface asks every frame for what it wants to show and gets, at once,
-// the finished value, or how far it is, or why it failed. It never waits.
+// One background thread reads and computes everything that the viewer shows. It alone touches HDF5.
+// In every frame, the user interface requests the values that it shows and never waits. It gets the
+// finished value, its progress, or the reason why it failed.
 //
-// A request has a slot (who asks: "heatmap", "curves") and a key (for what). A slot has at most one
-// job waiting: a newer key replaces an older one that has not started, and cancels one that has, so
-// scrubbing never queues stale work. Finished values stay in a cache with a budget in bytes; the
-// least recently asked for goes first.
+// A request has a slot (the part of the interface: "heatmap", "curves") and a key (the value). A
+// slot has at most one waiting job. A newer key replaces a job that has not started and cancels a
+// running one, so moving a slider never queues stale work. Finished values stay in a cache with a
+// budget in bytes. The least recently requested value is dropped first.
 #pragma once
 
 #include <atomic>
@@ -34,11 +34,11 @@ struct Payload {
   virtual std::size_t bytes() const = 0;
 };
 
-/// Handed to jobs: says how far they are, and whether anybody still wants the result.
+/// A job reports its progress here, and learns whether the result is still wanted.
 class JobControl {
  public:
   explicit JobControl(std::size_t most_bytes = ~std::size_t{0}) : most_bytes_(most_bytes) {}
-  /// Call it before reading `bytes`; throws TooLarge when a person has to agree first.
+  /// Call it before reading `bytes`. Throws TooLarge if the user must agree first.
   void require(std::size_t bytes) const;
   struct TooLarge {
     std::size_t bytes;
@@ -55,7 +55,7 @@ class JobControl {
   std::size_t most_bytes_;
 };
 
-/// held: larger than the budget, or cancelled; nothing happens until DataService::load.
+/// held: larger than the budget, or cancelled; waits for DataService::load.
 enum class DataState { loading, ready, failed, held };
 class DataService;
 
@@ -64,9 +64,9 @@ struct Data {
   DataState state = DataState::loading;
   std::shared_ptr<const T> value;  ///< set when ready
   double progress = 0.0;           ///< 0 .. 1 while loading
-  std::string message;             ///< why it failed or is held, for a person
+  std::string message;             ///< why it failed or is held; shown to the user
   std::string key = {};            ///< of the request
-  DataService* service = nullptr;  ///< that answered; nullptr: nothing was asked
+  DataService* service = nullptr;  ///< that answered; nullptr: no request was made
 };
 
 /// An open trace as the background thread sees it.
@@ -83,7 +83,7 @@ class DataService {
   DataService(const DataService&) = delete;
   DataService& operator=(const DataService&) = delete;
 
-  /// The value for `key`, starting `job` when it is not there. Call once per frame and slot.
+  /// The value for `key`. Starts `job` if the cache lacks it. Call once per frame and slot.
   template <typename T>
   Data<T> request(const std::string& slot, const std::string& key, const Job& job) {
     Found found = find_or_start(slot, key, job);
@@ -97,12 +97,12 @@ class DataService {
 
   /// Runs before any waiting job and is never dropped: opening and closing traces.
   void post(std::function<void(OpenTraces&)> command);
-  /// Called about twice a second on the background thread while it has nothing else to do; true:
-  /// there is something new, and the window is woken.
+  /// The background thread calls `idle` about twice a second while it has nothing else to do. If
+  /// `idle` returns true, there is news and the window wakes up.
   void set_idle(std::function<bool(OpenTraces&)> idle);
 
-  /// What jobs found damaged since the last call: values that can't be, and not what a trace of its
-  /// level just doesn't have.
+  /// Damage that jobs found since the last call: impossible values. A value that a trace of this
+  /// level doesn't have is no damage.
   struct Damage {
     std::string key, message;
   };
@@ -110,7 +110,7 @@ class DataService {
 
   /// Stops the job for `key`; it stays held.
   void cancel(const std::string& key);
-  /// Agrees to what is held: the next request computes it, however large.
+  /// Agrees to a held value: the next request computes it, however large.
   void load(const std::string& key);
 
   /// Forgets values and failures whose key starts with `prefix`.
@@ -120,7 +120,7 @@ class DataService {
   void set_budget(std::size_t bytes);
   /// True while something is being computed; the window keeps drawing then.
   bool busy() const;
-  /// Called from the background thread whenever something new is there (to wake the window).
+  /// The background thread calls `wake` whenever there is news.
   void set_wake(std::function<void()> wake);
 
  private:
@@ -160,7 +160,7 @@ class DataService {
   std::set<std::string> agreed_;     // keys that may be larger than the budget
   std::set<std::string> cancelled_;  // keys whose running job a person stopped
   std::vector<Damage> damage_;
-  std::list<std::string> ages_;  // most recently asked for first
+  std::list<std::string> ages_;  // most recently requested first
   std::size_t cached_bytes_ = 0;
   std::size_t budget_;
   std::function<bool(OpenTraces&)> idle_;

@@ -18,7 +18,7 @@ std::string quoted(const ShownRounds& rounds, std::int32_t token) {
                            : fmt::format("#{}", token);
 }
 
-/// "p 0.1234", "rank 5", both, or that there is neither.
+/// "p 0.1234", "rank 5", both, or "not recorded".
 std::string scored(float probability, std::int32_t rank) {
   std::string text;
   if (!std::isnan(probability)) text = fmt::format("p {:.4f}", probability);
@@ -87,7 +87,8 @@ float value_of(const ShownRounds::Cell& cell, DraftColour colour) {
 }
 
 bool lacks_token(const ShownRounds::Cell& cell) {
-  // Both are missing, too, where nothing was recorded of the draft; its entropy tells.
+  // Both are also missing where nothing was recorded of the draft; its entropy tells the cases
+  // apart.
   return cell.target >= 0 && cell.target_rank_under_draft < 0 &&
          std::isnan(cell.target_probability_under_draft) && !std::isnan(cell.draft_entropy);
 }
@@ -136,29 +137,30 @@ std::string describe(const ShownRounds& rounds, std::size_t round, std::int32_t 
     return text +
            fmt::format("\nthe certain token, decided before: {}", quoted(rounds, here.certain));
   }
-  if (at >= rounds.gen_length) text += "\nno part of the answer, which ends before it";
+  if (at >= rounds.gen_length) text += "\nafter the end of the answer, so not part of it";
   if (position > here.drafted) {
     if (position != here.accepted + 1) return text + "\nnothing was drafted here";
-    return text + fmt::format("\nthe target's {}, behind {}\n  under the target: {}",
+    return text + fmt::format("\nthe target's own token: {}, after {}\n  under the target: {}",
                               quoted(rounds, here.next),
                               here.drafted == 0 ? "the certain token: nothing was drafted"
-                                                : "drafts that were all accepted",
+                                                : "the drafted tokens, which were all accepted",
                               scored(here.next_probability, -1));
   }
   constexpr std::array<const char*, 3> kSentences = {
       "accepted", "rejected: the target chose another token",
-      "behind the first rejected token: the target saw other tokens before it"};
+      "after the first rejected token: the target saw other tokens before it"};
   const ShownRounds::Cell& cell = rounds.cell(round, position);
   const DraftOutcome outcome = outcome_of(here, position);
   text += fmt::format("\n{}", kSentences[static_cast<std::size_t>(outcome)]);
   text +=
-      fmt::format("\ndrafted {}\n  under the draft: {}\n  under the target: {}",
+      fmt::format("\ndrafted token: {}\n  under the draft: {}\n  under the target: {}",
                   quoted(rounds, cell.drafted), scored(cell.confidence, -1),
                   scored(cell.drafted_probability_under_target, cell.drafted_rank_under_target));
-  text += fmt::format("\nthe target's {}\n  under the draft: {}", quoted(rounds, cell.target),
-                      lacks_token(cell) ? "not in its vocabulary"
-                                        : scored(cell.target_probability_under_draft,
-                                                 cell.target_rank_under_draft));
+  text +=
+      fmt::format("\nthe target's token: {}\n  under the draft: {}", quoted(rounds, cell.target),
+                  lacks_token(cell)
+                      ? "not in its vocabulary"
+                      : scored(cell.target_probability_under_draft, cell.target_rank_under_draft));
   if (outcome == DraftOutcome::rejected && !std::isnan(here.next_probability)) {
     text += fmt::format("\n  under the target: p {:.4f}", here.next_probability);
   }
@@ -171,11 +173,12 @@ std::string describe_told(const ShownRounds& rounds, std::size_t position) {
   const std::string token = fmt::format("answer position {}: {}", position,
                                         told.token < 0 ? "a mask" : quoted(rounds, told.token));
   if (told.token < 0) return token;
-  if (told.round < 0) return token + "\nthe target's own, from the prefill";
+  if (told.round < 0) return token + "\nthe target's own token, from the prefill";
   const ShownRounds::Round& round = rounds.rounds.at(static_cast<std::size_t>(told.round));
   if (told.drafted_at == 0) {
-    return token + fmt::format("\nthe target's own, at the end of round {}\n  under the target: {}",
-                               told.round, scored(round.next_probability, -1));
+    return token +
+           fmt::format("\nthe target's own token, at the end of round {}\n  under the target: {}",
+                       told.round, scored(round.next_probability, -1));
   }
   return token + fmt::format("\ndrafted and accepted in round {} at block position {} of {}",
                              told.round, told.drafted_at, round.drafted);

@@ -1,5 +1,5 @@
-// How drafted tokens are told apart and coloured, and their numbers as tables: what the Draft panel
-// draws ShownRounds by. No ImGui here.
+// Classes and colours of drafted tokens, and their numbers as tables, for the Draft panel's drawing
+// of ShownRounds. No ImGui here.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@ namespace blockscope {
 /// What became of a drafted token.
 enum class DraftOutcome : std::uint8_t {
   accepted,
-  rejected,  ///< the first one that was not the target's choice
-  behind     ///< behind the first rejected one: the target saw other tokens before it
+  rejected,  ///< the first one that differs from the target's choice
+  behind     ///< after the first rejected one: the target saw other tokens before it
 };
 DraftOutcome outcome_of(const ShownRounds::Round& round, std::int32_t position);
 const char* name_of(DraftOutcome verdict);
@@ -40,14 +40,14 @@ struct DraftColourInfo {
 inline constexpr std::size_t kDraftColours = 8;
 const DraftColourInfo& info_of(DraftColour colour);
 
-/// Whether it says something of the target's token under the draft, which may lack it.
+/// Whether it is about the target's token under the draft, whose vocabulary may lack that token.
 bool of_targets_token(DraftColour colour);
-/// The recorded value; NaN: there is none. Ranks as numbers.
+/// The recorded value; ranks as numbers; NaN if there is none.
 float value_of(const ShownRounds::Cell& cell, DraftColour colour);
-/// The target's token was looked for under the draft, whose vocabulary lacks it.
+/// True if the draft's vocabulary lacks the target's token.
 bool lacks_token(const ShownRounds::Cell& cell);
 
-/// How many values the sequence has; `largest`: of those that are numbers, 0 without any.
+/// How many values the sequence has. `largest`: the largest number, 0 without any.
 struct DraftValues {
   std::size_t recorded = 0, missing = 0, lacking = 0;  ///< lacking: see lacks_token
   float largest = 0.0F;
@@ -59,7 +59,7 @@ inline constexpr std::size_t kRankClasses = 6;
 std::size_t rank_class(float rank);
 const char* name_of_rank_class(std::size_t index);
 
-/// What there is to say of a drafted position, and of a token of the answer: lines for a tooltip.
+/// Hover texts of a drafted position and of a token of the answer.
 std::string describe(const ShownRounds& rounds, std::size_t round, std::int32_t position);
 std::string describe_told(const ShownRounds& rounds, std::size_t position);
 

@@ -37,7 +37,7 @@ std::optional<ContentSample> sample_content(const std::string& path) {
   std::vector<char> piece(kPieceBytes);
   const std::uint64_t last = size > kPieceBytes ? size - kPieceBytes : 0;
   for (std::uint64_t i = 0; i < kPieces; ++i) {
-    file.clear();  // a short file ends before the piece does
+    file.clear();  // the file ends before the piece
     file.seekg(static_cast<std::streamoff>(last / (kPieces - 1) * i +
                                            (i + 1 == kPieces ? last % (kPieces - 1) : 0)));
     file.read(piece.data(), static_cast<std::streamsize>(piece.size()));
@@ -86,24 +86,23 @@ std::string describe(FileFault fault, const std::string& path) {
       break;
     case FileFault::removed:
       return fmt::format(
-          "{}: was removed while it was open. What is loaded stays, and the rest can be read until "
-          "you close it. HINT: put it back and choose Reopen, or close it",
+          "{}: the file was removed while it was open. The window can read it until you close it. "
+          "HINT: put the file back and choose Reopen, or close it",
           path);
     case FileFault::truncated:
       return fmt::format(
-          "{}: became shorter while it was open. What is loaded stays; reading more may fail. "
-          "HINT: Reopen reads the file as it is now",
+          "{}: the file became shorter while it was open. Loaded values stay, but reading more may "
+          "fail. HINT: Reopen reads the file as it is now",
           path);
     case FileFault::replaced:
       return fmt::format(
-          "{}: another file has taken its place. The window still shows the old one. HINT: Reopen "
+          "{}: another file has taken its place. The window still shows the old file. HINT: Reopen "
           "shows the new one",
           path);
     case FileFault::overwritten:
       return fmt::format(
-          "{}: was written to while it was open. What is loaded is from before, and what is read "
-          "from "
-          "now on may not fit it. HINT: Reopen reads the file as it is now",
+          "{}: the file was overwritten while it was open. Loaded values are older than the values "
+          "read from now on, and may not fit them. HINT: Reopen reads the file as it is now",
           path);
   }
   return {};

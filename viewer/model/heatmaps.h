@@ -1,5 +1,5 @@
-// What the Heatmap panel shows: two steps' tokens, a block's steps, and the positions of its sets.
-// No ImGui here.
+// Data of the Heatmap panel: similarities between two steps' tokens and between a block's steps,
+// and the positions of its top-k sets. No ImGui here.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,11 @@
 
 namespace blockscope {
 
-/// Of the selected layer, and head unless it is `all_heads`; between the selected step and `to`.
+/// Token similarities between the selected step and `to`, in the selected layer: for the selected
+/// head, or with `all_heads` over all heads.
 Data<MatrixPayload> request_token_matrix(ViewModel& model, const std::string& slot, Field field,
                                          const StepRef* to, bool all_heads);
-/// Between the steps of the selected block.
+/// Similarities between the steps of the selected block.
 Data<MatrixPayload> request_step_matrix(ViewModel& model, const std::string& slot, Field field,
                                         bool all_heads);
 
@@ -25,18 +26,18 @@ struct SetsPayload : Payload {
   std::vector<std::int32_t> positions;  ///< [steps, k], by falling probability
   std::vector<float> probability;       ///< [steps, k]
   std::int32_t context_length = 0;
-  std::vector<std::string> token_texts;  ///< [context_length], readable; what stands there
+  std::vector<std::string> token_texts;  ///< [context_length], readable; the token of each position
   std::size_t bytes() const override;
 };
-/// Of the selected block, layer and head's KV head.
+/// Sets of the selected block and layer, for the selected head's KV head.
 Data<SetsPayload> request_sets(ViewModel& model);
 
-/// Cells of the same matrix of A_out and A_in; either may be null. `rows` and `columns` are names
-/// such as "token at step 3".
+/// `rows` and `columns` are names such as "token at step 3".
 struct MatrixAxes {
   std::string rows, columns;
   std::vector<std::int32_t> row_numbers, column_numbers;
 };
+/// Cells of the A_out and A_in matrices; either may be null.
 CsvTable matrices_table(const MatrixPayload* external, const MatrixPayload* internal,
                         const MatrixAxes& axes);
 /// step, rank, position, token, probability.

@@ -12,7 +12,7 @@
 namespace blockscope {
 namespace {
 
-/// The first element along the leading axis, which has names instead of numbers.
+/// The first element along the first axis, which has names instead of numbers.
 ResultArray first_of_axis(const ResultArray& array, const std::string& name) {
   if (array.axis(name) != 0) return array;
   ResultArray first = array;
@@ -23,8 +23,9 @@ ResultArray first_of_axis(const ResultArray& array, const std::string& name) {
   return first;
 }
 
-/// The array with the axes that a choice doesn't show fixed to the element it means. Without any
-/// axis when the result lacks the element: a panel asks in every frame and must not throw.
+/// The array without the axes that `choice` doesn't show: each is fixed to the chosen element. Has
+/// no axis if the result lacks the element, because a panel calls this in every frame and must not
+/// throw.
 ResultArray shown_part(ResultArray array, const PanelMetric& choice) {
   if (array.has_axis("k")) {
     const auto& sizes = array.axes[array.axis("k")].index;
@@ -41,7 +42,7 @@ ResultArray shown_part(ResultArray array, const PanelMetric& choice) {
   return array;
 }
 
-/// "head", "kv_head" or, when values are of whole layers, nothing.
+/// "head", "kv_head", or nothing if a value belongs to a whole layer.
 std::vector<std::string> layer_and_head(const ResultArray& array) {
   for (const char* name : {"head", "kv_head"}) {
     if (array.has_axis(name)) return {"layer", name};
@@ -98,8 +99,8 @@ std::optional<std::string> lacks(const TraceMeta& meta, const PanelMetric& choic
   const bool sparse = std::string_view(choice.metric) == "selection";
   if (sparse && (meta.selected_size == 0 || !meta.has_shadow)) {
     return fmt::format(
-        "This trace has no sparse policy's sets beside exact attention. {} needs a trace captured "
-        "with --policy mage,k=512 --shadow, or another sparse policy.",
+        "This trace lacks a sparse policy's sets or the exact ones. {} needs a trace captured with "
+        "a sparse policy and --shadow, such as --policy mage,k=512 --shadow.",
         choice.label);
   }
   return std::nullopt;

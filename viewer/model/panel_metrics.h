@@ -1,5 +1,5 @@
-// The metrics that the panels offer, and how pictures of one are made from a MetricResult: a cell
-// or a curve for each query head, curves for each set size, the distribution of union sizes.
+// The metrics that the panels offer, and the data of their pictures made from a MetricResult: a
+// cell or a curve per query head, a curve per set size, the distribution of union sizes.
 #pragma once
 
 #include <array>
@@ -17,11 +17,10 @@ namespace blockscope {
 struct PanelMetric {
   const char* label;   ///< for people
   const char* metric;  ///< name in analysis/metrics/metrics.h
-  const char* array;   ///< of the MetricResult: with layers, heads and steps
+  const char* array;   ///< array of the MetricResult with layers, heads and steps
   const char* unit;
   const char* level;  ///< least --record level
-  /// The element of a further axis that is shown: of "k" the largest, of "tau" the one named here,
-  /// of "estimator" the first.
+  /// The shown element of other axes: the largest "k", the "tau" given here, the first "estimator".
   double tau = 0.0;
   /// The array of the mean over all steps; nullptr: the mean of `array`.
   const char* by_head = nullptr;
@@ -51,23 +50,23 @@ inline constexpr std::size_t kSimilarityInternal = 1;
 inline constexpr std::size_t kRecall = 3;
 inline constexpr std::size_t kUnionSize = 4;
 
-/// Why a trace can't have the metric, for a person: its level, or no sparse policy beside exact
-/// attention; nullopt: it may.
+/// Why a trace can't have the metric, for the user: its level, or sets of a sparse policy without
+/// those of exact attention. nullopt if it can.
 std::optional<std::string> lacks(const TraceMeta& meta, const PanelMetric& choice);
 
-/// Means [layer], or [layer, head or kv_head]. Without any axis when the result lacks the array.
+/// Means [layer], or [layer, head or kv_head]. Has no axis if the result lacks the array.
 ResultArray means_by_head(const MetricResult& result, const PanelMetric& choice);
-/// The same with steps last.
+/// Like means_by_head, with steps as the last axis.
 ResultArray means_by_step(const MetricResult& result, const PanelMetric& choice);
 
-/// Means per (layer, head) [layers, heads] for the recorded query heads of a trace; values of a KV
-/// head stand at each head of its group, values of a layer at each of its heads. NaN: `means` has
-/// no such cell.
+/// Means [layers, heads] for the recorded query heads of a trace. A value of a KV head is repeated
+/// for each head of its group, a value of a layer for each of its heads. NaN if `means` has no such
+/// cell.
 SimilarityMatrix head_grid(const ResultArray& means, const TraceMeta& meta);
 SimilarityMatrix head_grid(const MetricResult& result, const PanelMetric& choice,
                            const TraceMeta& meta);
 
-/// Values over steps, those without a value left out.
+/// Values over steps; steps without a value are left out.
 struct HeadCurve {
   std::vector<double> steps, values;
   std::int64_t terms = 0;
@@ -92,7 +91,7 @@ struct HeadSlot {
   bool operator==(const HeadSlot&) const = default;
 };
 
-/// Recall over steps for each set size k, of one head or the mean of all.
+/// Recall over steps for each set size k: one head's, or the mean over all heads.
 struct SizeCurve {
   std::int64_t size = 0;
   HeadCurve curve;
@@ -100,7 +99,8 @@ struct SizeCurve {
 std::vector<SizeCurve> recall_by_size(const MetricResult& result, const TraceMeta& meta,
                                       const std::optional<HeadSlot>& head);
 
-/// How many rows x KV heads have which |union| / k, of all steps and of first steps.
+/// Distribution of |union| / k over rows and KV heads, for all steps and for the blocks' first
+/// steps.
 struct UnionDistribution {
   std::vector<double> centres;     ///< of the bins
   double width = 0.0;              ///< of a bin
@@ -110,12 +110,12 @@ struct UnionDistribution {
 UnionDistribution union_distribution(const MetricResult& result,
                                      const std::optional<std::size_t>& layer);
 
-/// layer, head (the model's), value.
+/// layer, head (the model's numbers), value.
 CsvTable heads_table(const MatrixPayload& grid, const PanelMetric& choice, const TraceMeta& meta);
-/// layer, head, step, value, terms of one layer.
+/// layer, head, step, value, terms; for one layer.
 CsvTable curves_table(const ResultArray& means, const PanelMetric& choice, const TraceMeta& meta,
                       std::size_t layer);
-/// layer, head, A_out, A_in of every head.
+/// layer, head, A_out, A_in; for every head.
 CsvTable sides_table(const SimilarityMatrix& external, const SimilarityMatrix& internal,
                      const TraceMeta& meta);
 /// k, step, recall.

@@ -14,10 +14,10 @@
 namespace blockscope {
 namespace {
 
-/// Of one sequence; more comes from a damaged file.
+/// Longest answer of one sequence; only a damaged file has more positions.
 constexpr std::int64_t kMostPositions = 1 << 20;
 
-/// Length of the valid UTF-8 sequence at `at`; 0: none.
+/// Length of the valid UTF-8 sequence at `at`; 0 if there is none.
 std::size_t utf8_length(const std::string& text, std::size_t at) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(at);

@@ -1,5 +1,5 @@
-// What the panels ask a trace for. Each function reads and computes one payload on the background
-// thread; every number comes from analysis/ or straight from the file. No ImGui here.
+// What the panels request from a trace. Each function computes one payload on the background
+// thread. Every number comes from analysis/ or directly from the file. No ImGui here.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace blockscope {
 
-/// What a trace holds besides its arrays; read once when it is opened, again when it has grown.
+/// What a trace holds besides its arrays. Read when the trace is opened and whenever it has grown.
 struct Overview : Payload {
   TraceInfo info;
   std::vector<std::string> sequence_names;
@@ -25,12 +25,13 @@ struct Overview : Payload {
 };
 std::shared_ptr<const Overview> read_overview(TraceReader& trace);
 
-/// Positions of a sequence's answer, at least 0. Throws CorruptTrace where no file could hold them.
+/// Number of positions of a sequence's answer, at least 0. Throws CorruptTrace if no file could
+/// hold so many.
 std::int64_t answer_length(const TraceReader& trace, std::int64_t sequence,
                            const SequenceInfo& info);
 
-/// Throws JobControl::TooLarge when the arrays that the metric reads for these rows are more than a
-/// job may read unasked, and TraceError when the trace lacks them.
+/// Throws TraceError if the trace lacks the arrays that the metric reads for these rows. Throws
+/// JobControl::TooLarge if a job may not read so much without asking the user.
 void require_pass(const TraceReader& trace, const std::string& metric, const RowSelection& rows,
                   const JobControl& control, bool from_summary = true);
 
@@ -38,8 +39,8 @@ struct MetricPayload : Payload {
   MetricResult result;
   std::size_t bytes() const override;
 };
-/// A metric of analysis/metrics/metrics.h over one trace; `from_summary`: from its stored summaries
-/// where it has them.
+/// A metric of analysis/metrics/metrics.h over one trace. `from_summary`: uses the stored summaries
+/// if the trace has them.
 std::shared_ptr<const MetricPayload> compute_metric(const TraceReader& trace,
                                                     const std::string& metric,
                                                     const RowSelection& rows, bool from_summary,
@@ -47,7 +48,7 @@ std::shared_ptr<const MetricPayload> compute_metric(const TraceReader& trace,
 
 struct MatrixPayload : Payload {
   SimilarityMatrix matrix;
-  float low = 0.0F, high = 0.0F;  ///< of the values that are numbers
+  float low = 0.0F, high = 0.0F;  ///< range of the values that are numbers
   std::size_t missing = 0;        ///< cells that are NaN
   std::size_t bytes() const override;
 };
@@ -57,12 +58,12 @@ std::shared_ptr<const MatrixPayload> with_range(SimilarityMatrix matrix);
 /// escaped, spaces kept.
 std::string readable_piece(const std::string& bytes);
 
-/// A token's bytes; "#id" when the trace has no vocabulary.
+/// A token's bytes, or "#id" if the trace has no vocabulary.
 std::string token_bytes(const TraceReader& trace, std::int64_t token);
 
 inline constexpr const char* kMaskSymbol = "\u2591";  ///< light shade
 
-/// A token's readable piece, "#id" when the trace has no vocabulary; one symbol for -1, a mask.
+/// A token's readable piece, or "#id" if the trace has no vocabulary. kMaskSymbol for -1, a mask.
 std::string readable_token(const TraceReader& trace, std::int64_t token);
 
 }  // namespace blockscope

@@ -32,7 +32,7 @@ void take(const Json& json, const char* name, T& value, const Good& good) {
     const T found = json.at(name).get<T>();
     if (good(found)) value = found;
   } catch (const Json::exception&) {
-    // another type than expected: the default stays
+    // unexpected type: keep the default
   }
 }
 
@@ -79,7 +79,7 @@ Settings load_settings(const std::string& folder) {
 
 void save_settings(const Settings& settings, const std::string& folder) {
   std::error_code ignored;
-  fs::create_directories(folder, ignored);  // OutputFile says what is wrong
+  fs::create_directories(folder, ignored);  // OutputFile reports the error
   const Appearance& appearance = settings.appearance;
   const Json json = {{"dark", appearance.dark},
                      {"colormap", appearance.map},

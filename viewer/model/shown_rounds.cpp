@@ -12,12 +12,12 @@
 namespace blockscope {
 namespace {
 
-/// What reading a round takes at most beside its values.
+/// Upper bound of the memory for reading a round, in addition to its values.
 constexpr std::size_t kBytesOfRound = 512;
 
 std::int32_t token_of(std::int64_t token) { return static_cast<std::int32_t>(token); }
 
-/// The rows of the sequence's drafts, by the positions where their blocks begin.
+/// The sequence's draft rows, by the start positions of their blocks.
 std::unordered_map<std::int64_t, std::int64_t> rows_by_position(
     const std::vector<BlockSteps>& blocks, std::int64_t sequence) {
   std::unordered_map<std::int64_t, std::int64_t> rows;
@@ -117,7 +117,7 @@ class RoundsBuilder {
     tell(after_prompt(from.after()), {token_of(from.next), round, 0});
   }
 
-  /// Behind the answer's end nothing is told, though it was accepted.
+  /// Accepted tokens after the answer's end are ignored.
   void tell(std::int32_t position, const ShownRounds::Told& told) {
     if (position < 0 || position >= shown_.gen_length) return;
     const auto at = static_cast<std::size_t>(position);

@@ -21,7 +21,7 @@ class SetReader {
   SetReader(const TraceReader& trace, std::size_t layer, std::size_t kv_head)
       : trace_(trace), layer_(static_cast<std::int64_t>(layer)), kv_head_(kv_head) {}
 
-  /// Without padding; empty where the trace has no such dataset.
+  /// The set without padding; empty if the trace has no such dataset.
   std::vector<std::int32_t> set(Field field, const StepRef& step) {
     if (!trace_.has(field) || !step.recorded) return {};
     std::vector<std::int32_t> set = part(trace_.read_ints_at(field, step.row, layer_));
@@ -46,7 +46,7 @@ class SetReader {
   }
 
  private:
-  /// Values [KV heads, rank] to those of the one head.
+  /// Reduces values [KV heads, rank] to those of the one head.
   template <typename T>
   std::vector<T> part(const std::vector<T>& values) const {
     const std::size_t size = values.size() / trace_.info().meta.kv_heads.size();
@@ -73,7 +73,7 @@ std::vector<std::uint8_t> valid_of(const TraceReader& trace, std::int64_t row) {
   return valid;
 }
 
-/// Fills in heads, and what an empty set means.
+/// Fills in `heads`, and decides what an empty set means.
 void read_heads(const TraceReader& trace, const StepRef& step, std::size_t layer, StepKeys& keys) {
   const TraceMeta& meta = trace.info().meta;
   const auto slot = static_cast<std::int64_t>(layer);
@@ -198,7 +198,7 @@ KeyView compare_keys(const StepKeys& keys, KeysAgainst against, std::size_t k) {
     compared = k == 0 ? keys.exact.size() : k;
     chosen.resize(std::min(chosen.size(), compared));
   } else if (keys.read != KeysRead::some) {
-    // As many exact keys as a step of this trace reads: all of them hits, or all missed.
+    // As many exact keys as a step of this trace reads. They are all hits, or all missed.
     compared = std::min(keys.selected_size, keys.exact.size());
     if (keys.read == KeysRead::everything) {
       chosen.assign(keys.exact.begin(), keys.exact.begin() + static_cast<std::ptrdiff_t>(compared));

@@ -1,4 +1,4 @@
-// Which keys of its prefix a step read, and which it should have: what the Selection panel shows of
+// Data of the Selection panel: the prefix keys that a step read, and those of exact attention, for
 // one step, layer and KV head. Read on the background thread; no ImGui here.
 #pragma once
 
@@ -15,20 +15,20 @@
 
 namespace blockscope {
 
-/// What stands before a block: the keys that its steps can read.
+/// The text before a block, whose keys the block's steps can read.
 struct PrefixText : Payload {
   std::vector<std::string> tokens;  ///< [N], readable; "#id" where the trace has no vocabulary
-  std::size_t prompt_length = 0;    ///< tokens behind it were decoded and committed
+  std::size_t prompt_length = 0;    ///< tokens after it were decoded and committed
   bool has_pieces = false;          ///< false: there is no text, only token ids
   std::size_t bytes() const override;
 };
 std::shared_ptr<const PrefixText> read_prefix_text(const TraceReader& trace,
                                                    const BlockSteps& block);
-/// Of the selected block.
+/// Prefix of the selected block.
 Data<PrefixText> request_prefix_text(ViewModel& model);
 
 enum class KeysRead : std::uint8_t {
-  unknown,     ///< the trace has no /attention/selected, or the row no values
+  unknown,     ///< the trace has no /attention/selected, or the row has no values
   everything,  ///< the whole prefix
   nothing,     ///< no key of it
   some         ///< the set `selected`
@@ -43,42 +43,43 @@ struct StepKeys : Payload {
   KeysRead read = KeysRead::unknown;
   std::int64_t kv_head = 0;  ///< the model's
   std::int32_t context_length = 0;
-  std::size_t selected_size = 0;       ///< of the trace
+  std::size_t selected_size = 0;       ///< the trace's set size
   std::vector<std::int32_t> selected;  ///< keys read, without padding
   std::vector<std::int32_t> exact;     ///< /sets/topk without padding; empty: none
-  std::vector<float> probability;      ///< of each of `exact`, mean over the block's queries
+  std::vector<float> probability;      ///< of each key of `exact`: mean over the block's queries
   std::vector<std::int32_t> first;     ///< the exact set of the block's step 1; empty: none
   std::vector<Head> heads;             ///< the recorded query heads of the KV head
   std::size_t bytes() const override;
 };
-/// `step` of `block`; recorded slots of the layer and the KV head. Throws CorruptTrace for keys
-/// beyond the prefix, or twice in a set.
+/// Keys of `step` of `block`. `layer` and `kv_head` are recorded slots. Throws CorruptTrace for a
+/// key outside the prefix or twice in a set.
 std::shared_ptr<const StepKeys> read_step_keys(const TraceReader& trace, const BlockSteps& block,
                                                const StepRef& step, std::size_t layer,
                                                std::size_t kv_head);
-/// Of the selected step, layer and head's KV head.
+/// Keys of the selected step and layer, for the selected head's KV head.
 Data<StepKeys> request_step_keys(ViewModel& model);
 
-/// Which set is laid beside the step's exact one.
+/// The set that is compared with the step's exact set.
 enum class KeysAgainst : std::uint8_t {
   read,  ///< the keys that the step read
-  first  ///< the exact set of the block's first step, which MAGE would go on reading
+  first  ///< the exact set of the block's first step, which MAGE reads at every later step
 };
 
 /// The comparison a panel shows.
 struct KeyView {
   KeysAgainst against = KeysAgainst::read;
-  bool compares = false;  ///< both sets are there; else the keys of the one there is are marked
+  bool compares = false;  ///< the trace has both sets; else the keys of its one set are marked
   SetComparison sets;
   double exact_share = 0.0;  ///< probability on the k' keys of the exact set
 };
-/// KeysAgainst::read where the step's choice can be told, first where only sets can.
+/// KeysAgainst::read if the trace holds the keys that the step read; first if it holds only exact
+/// sets.
 KeysAgainst possible(const StepKeys& keys, KeysAgainst wanted);
-/// `k`: how many keys of both sets KeysAgainst::first compares; 0: all.
+/// `k`: number of keys of each set that KeysAgainst::first compares; 0: all.
 KeyView compare_keys(const StepKeys& keys, KeysAgainst against, std::size_t k);
 
-/// What a mark of the view means: "hit", "missed", "extra"; "kept", "new", "gone" beside step 1's
-/// set; "read" or "exact" where there is one set only.
+/// The name of a mark: "hit", "missed", "extra"; compared with step 1's set "kept", "new", "gone";
+/// with only one set "read" or "exact".
 const char* name_of(KeyMark mark, const KeyView& view);
 
 /// position, token, mark, rank in either set (from 1), probability.

@@ -50,7 +50,7 @@ std::shared_ptr<const Trajectory> read_trajectory(const TraceReader& trace, std:
       result->rows.push_back(
           {rows[i], steps.block[0], steps.step[0], steps.block_start[0] - prompt_length});
     }
-    // What a prefill or a commit tells (sub-blocks, drafts) belongs to the step before it.
+    // Tokens decided by a prefill or a commit (sub-blocks, drafts) belong to the step before it.
     const auto t = static_cast<std::int32_t>(std::max<std::size_t>(result->rows.size(), 1) - 1);
     for (const SequenceDelta& delta : trace.delta(rows[i]).rows) {
       for (std::size_t k = 0; k < delta.transfer_index.size(); ++k) {

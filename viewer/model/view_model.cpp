@@ -28,7 +28,7 @@ void ViewModel::update() {
   for (const DataService::Damage& damage : data_.take_damage()) tell_damage(damage);
 }
 
-/// Once, however many panels meet it.
+/// Reports damage once, even if several panels find it.
 void ViewModel::tell_damage(const DataService::Damage& damage) {
   std::string text = damage.message;
   std::size_t trace = documents_.size();
@@ -83,7 +83,7 @@ void ViewModel::move_step(int by) {
   const Overview* open = overview();
   if (open == nullptr || block() == nullptr) return;
   const std::vector<BlockSteps>& blocks = open->blocks;
-  // Blocks of a batch lie interleaved: the next one of the same sequence is meant.
+  // The blocks of a batch are interleaved: take the next one of the same sequence.
   const auto neighbour = [&](int direction) {
     for (auto b = static_cast<std::ptrdiff_t>(selection_.block) + direction;
          b >= 0 && b < std::ssize(blocks); b += direction) {

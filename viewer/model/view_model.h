@@ -1,5 +1,5 @@
-// The state of the viewer without its window: which traces are open, what is selected, what is
-// wrong. Panels read it and change it; tests drive it without ImGui.
+// The state of the viewer without its window: the open traces, the selection, the errors. Panels
+// read and change it. Tests drive it without ImGui.
 #pragma once
 
 #include <functional>
@@ -17,8 +17,8 @@
 
 namespace blockscope {
 
-/// One selection that all panels share. Indices into what the trace holds; always valid for the
-/// active trace (see ViewModel::clamp_selection).
+/// The selection that all panels share. Its indices are always valid for the active trace (see
+/// ViewModel::clamp_selection).
 struct Selection {
   std::size_t trace = 0;
   std::size_t block = 0;              ///< into Overview::blocks
@@ -29,7 +29,7 @@ struct Selection {
   bool operator==(const Selection&) const = default;
 };
 
-/// Instead of a payload where kv_head_slot() is unset.
+/// Message instead of a payload if kv_head_slot() is unset.
 inline constexpr const char* kNoKvHead = "The KV head of this head was not recorded.";
 
 enum class OpenState { opening, open, failed };
@@ -37,10 +37,10 @@ enum class OpenState { opening, open, failed };
 struct OpenDocument {
   std::string path;
   OpenState state = OpenState::opening;
-  std::string problem;                ///< when failed, or when the file vanished while open
+  std::string problem;                ///< set if it failed, or if the file vanished while open
   bool live = false;                  ///< still being written
   FileFault fault = FileFault::none;  ///< what happened to the file while it was open
-  std::uint64_t version = 0;          ///< grows whenever the file has news
+  std::uint64_t version = 0;          ///< grows with every change of the file
   std::shared_ptr<const Overview> overview;
 };
 
@@ -48,21 +48,21 @@ class ViewModel {
  public:
   explicit ViewModel(std::size_t budget_bytes = std::size_t{256} << 20);
 
-  /// Opens in the background; documents() shows how far it is. A path opened already is selected.
+  /// Opens in the background; documents() has the state. A path that is already open is selected.
   void open(const std::string& path);
   void close(std::size_t trace);
-  /// Reads the file under the document's path anew, in its place.
+  /// Reads the file at the document's path again, into the same document.
   void reopen(std::size_t trace);
-  /// The selection goes to the newest step whenever the active trace grows.
+  /// True: the selection moves to the newest step whenever the active trace grows.
   bool follow() const { return follow_; }
   void set_follow(bool follow);
-  /// Picks up what the background thread has done. Call once per frame.
+  /// Takes over the results of the background thread. Call once per frame.
   void update();
 
   const std::vector<OpenDocument>& documents() const { return documents_; }
-  /// What is open, and so no place for an export.
+  /// The open files, which an export must not replace.
   CommandFiles files() const;
-  /// The active trace's overview; nullptr while there is none.
+  /// The active trace's overview; nullptr while it has none.
   const Overview* overview() const;
   const BlockSteps* block() const;
   const StepRef* step() const;
@@ -71,7 +71,8 @@ class ViewModel {
   /// The recorded step before / after the selected one in its block; nullptr at the ends.
   const StepRef* next_step() const;
 
-  /// The block's step with this number, for pictures of two steps; 0: the next one. nullptr: none.
+  /// The block's step with this number, for pictures of two steps. 0: the next one. nullptr if it
+  /// doesn't exist.
   const StepRef* step_to_compare(std::int32_t number) const;
 
   const Selection& selection() const { return selection_; }
@@ -79,24 +80,25 @@ class ViewModel {
   void move_step(int by);         ///< across blocks of the same sequence
   void select_row(std::int64_t row);
 
-  /// The trace beside the active one (B of the Compare panel): the chosen one, else the first other
-  /// one that is open; unset while there is none.
+  /// The trace compared with the active one (B of the Compare panel): the chosen one, else the
+  /// first other open one. Unset while no other trace is open.
   std::optional<std::size_t> other_trace() const;
   void select_other(std::size_t trace) { other_ = trace; }
-  void swap_traces();  ///< the other one becomes the active one, and the reverse
+  void swap_traces();  ///< exchanges the active trace and the other one
 
-  /// Errors for a popup, oldest first; pop_problem() acknowledges.
+  /// Errors for a popup, oldest first. pop_problem() removes the first one.
   const std::vector<std::string>& problems() const { return problems_; }
   void pop_problem();
   void add_problem(std::string text) { problems_.push_back(std::move(text)); }
 
   DataService& data() { return data_; }
-  /// Begins the keys of what is computed from a trace as it is now.
+  /// The prefix of the keys of all values computed from the current version of a trace.
   std::string trace_key(std::size_t trace) const;
 
-  /// What `read` makes of the active trace in the background, and how far it is: how every payload
-  /// of a panel is asked for. `slot`: who asks; `what`: all that the value depends on besides the
-  /// trace, and a first word that no other kind of payload begins with.
+  /// Runs `read` on the active trace in the background, and returns its value or its progress.
+  /// Panels request every payload this way. `slot`: the caller; see DataService. `what`: everything
+  /// that the value depends on except the trace; its first word must be unique to this kind of
+  /// payload.
   template <typename T, typename Read>
   Data<T> ask(const std::string& slot, const std::string& what, Read read) {
     return data_.request<T>(
@@ -105,8 +107,8 @@ class ViewModel {
             -> std::shared_ptr<const Payload> { return read(open_trace(traces, trace), control); });
   }
   enum class Scope { everything, sequence, block };
-  /// `from_summary`: from what the trace has stored per row, where it has it; otherwise from the
-  /// arrays, which have more (recall: every k), and take longer.
+  /// `from_summary`: uses the values stored per row if the trace has them. Else reads the arrays,
+  /// which have more (recall: every k) but take longer.
   Data<MetricPayload> metric(const std::string& slot, const std::string& name, Scope scope,
                              bool from_summary = true);
 
@@ -136,7 +138,7 @@ class ViewModel {
     std::mutex mutex;
     std::vector<std::function<void(ViewModel&)>> letters;
   };
-  std::set<std::string> told_;  // damage that was a problem once
+  std::set<std::string> told_;  // damage that was already reported
   std::shared_ptr<Mailbox> mailbox_ = std::make_shared<Mailbox>();
   std::shared_ptr<Watched> watched_ = std::make_shared<Watched>();  // the background thread's
   DataService data_;                                                // last: its thread ends first

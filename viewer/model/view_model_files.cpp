@@ -1,4 +1,4 @@
-// The files behind the view model: opened, looked at twice a second, closed, all in the background.
+// The files of the view model: opened, checked twice a second, and closed, all in the background.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ FileFault ViewModel::look_at(const TraceReader& trace, FileWatch& watch) {
   }
   const FileFault fault = watch.look(info.partial);
   const std::string finished = std::filesystem::path(info.path).replace_extension().string();
-  // The run ended and its file has got its final name: the next refresh() follows it.
+  // The run ended and its file got its final name. The next refresh() follows it.
   if (fault == FileFault::removed && info.partial && mark_file(finished)) return FileFault::none;
   return fault;
 }
@@ -28,7 +28,7 @@ CommandFiles ViewModel::files() const {
 }
 
 ViewModel::ViewModel(std::size_t budget_bytes) : data_(budget_bytes) {
-  // Twice a second: rows written since, and files that vanished or changed.
+  // Twice a second: look for new rows, and for files that vanished or changed.
   data_.set_idle([mailbox = mailbox_, watched = watched_](OpenTraces& traces) {
     bool any = false;
     watched->resize(traces.size());
@@ -99,7 +99,7 @@ void ViewModel::reopen(std::size_t trace) {
     std::shared_ptr<const Overview> overview;
     std::string problem;
     try {
-      // The old one first: HDF5 would take a file of the same inode for the one that it has open.
+      // Close the old file first: HDF5 would mistake a file with the same inode for its open one.
       traces.at(trace).reset();
       traces[trace] = std::make_unique<TraceReader>(path);
       overview = read_overview(*traces[trace]);
@@ -114,7 +114,7 @@ void ViewModel::reopen(std::size_t trace) {
       OpenDocument& document = model.documents_[trace];
       if (document.state != OpenState::open) return;
       if (!overview) {
-        document.problem = problem;  // what was loaded stays
+        document.problem = problem;  // keep what is loaded
         model.problems_.push_back(problem);
         return;
       }
@@ -172,7 +172,7 @@ void ViewModel::open(const std::string& path) {
 
 void ViewModel::close(std::size_t trace) {
   if (trace >= documents_.size()) return;
-  // Slots keep their numbers, so that keys and jobs under way stay true.
+  // Slots keep their numbers, so keys and running jobs stay valid.
   documents_[trace].overview.reset();
   documents_[trace].state = OpenState::failed;
   documents_[trace].problem = "closed";

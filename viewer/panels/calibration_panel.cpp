@@ -1,5 +1,5 @@
-// The Calibration panel: which traces, what decides, what it saves and costs, and the file. The
-// state and every number are CalibrationEdit's.
+// The Calibration panel: chosen traces, gamma and tau, predicted savings and errors, and the file.
+// CalibrationEdit holds the state and computes every number.
 #include <fmt/format.h>
 #include <imgui.h>
 #include <misc/cpp/imgui_stdlib.h>
@@ -18,7 +18,7 @@ namespace {
 
 using State = CalibrationState;
 
-/// More is read only when a person agrees: it takes a while, and the other panels wait for it.
+/// A larger read needs the user's consent, because it takes long and the other panels wait for it.
 constexpr std::int64_t kAskAboveBytes = std::int64_t{1} << 30;
 constexpr const char* kReplacePopup = "Replace the file?###replace-calibration";
 
@@ -26,8 +26,8 @@ bool in_all(const CalibrationSource& source, const State& state) {
   return source.missing.empty() && !state.left_out.contains(source.trace);
 }
 
-/// What the open traces are good for, found out when one was opened, closed or has grown, and not
-/// in every frame: it parses their JSON.
+/// Finds the usable traces. Not in every frame, because it parses their JSON: only after a trace
+/// was opened, closed or has grown.
 void look_at_traces(const ViewModel& model, State& state) {
   std::vector<std::shared_ptr<const Overview>> seen;
   for (const OpenDocument& document : model.documents()) seen.push_back(document.overview);
@@ -38,8 +38,8 @@ void look_at_traces(const ViewModel& model, State& state) {
   state.model = reuse_model_of(model.overview()->info.meta);
 }
 
-/// The traces that the pass is over: kept as they were asked for while they only grow, so that a
-/// live trace doesn't start it again and again.
+/// Keeps the requested traces while they only grow, so a live trace doesn't restart the pass again
+/// and again. Returns true if they have new rows.
 bool keep_sources(State& state) {
   const std::vector<CalibrationSource>& now = state.available;
   const auto same_trace = [](const CalibrationSource& a, const CalibrationSource& b) {
@@ -49,14 +49,14 @@ bool keep_sources(State& state) {
     state.sources = now;
     state.stopped = false;
   }
-  return now != state.sources;  // news
+  return now != state.sources;  // a trace has new rows
 }
 
 void draw_sources(const ViewModel& model, State& state, bool news) {
   const auto used = std::ranges::count_if(
       state.sources, [&](const CalibrationSource& source) { return in_all(source, state); });
   const std::string title =
-      fmt::format("over {} of {}: those of this model with exact values###calibration-traces", used,
+      fmt::format("uses {} of {}: those of this model with exact values###calibration-traces", used,
                   plural(static_cast<std::int64_t>(state.sources.size()), "open trace"));
   if (news && ImGui::SmallButton("Read new rows")) state.sources.clear();
   if (!ImGui::TreeNode(title.c_str())) return;
@@ -76,11 +76,11 @@ void draw_sources(const ViewModel& model, State& state, bool news) {
     if (!source.missing.empty()) explain_missing(source.missing);
   }
   ImGui::Checkbox("from summaries###calibration-summaries", &state.from_summary);
-  ImGui::SetItemTooltip("reads /summary even where the trace has the arrays (--from-summary)");
+  ImGui::SetItemTooltip("reads /summary even if the trace has the arrays (--from-summary)");
   ImGui::TreePop();
 }
 
-/// The sums over the chosen traces; nullptr while there are none, and then says why.
+/// The sums over the chosen traces. Without sums, draws the reason and returns nullptr.
 std::shared_ptr<const CalibrationSums> obtain_sums(ViewModel& model, State& state,
                                                    std::int64_t tau) {
   std::vector<CalibrationSource> used;
@@ -92,13 +92,13 @@ std::shared_ptr<const CalibrationSums> obtain_sums(ViewModel& model, State& stat
     if (overview) bytes += overview->info.file_bytes;
   }
   if (used.empty()) {
-    explain_missing("None of the open traces is chosen.");
+    explain_missing("No open trace is chosen.");
     return nullptr;
   }
   if (bytes > kAskAboveBytes && !state.from_summary && !state.large_accepted) {
     explain_missing(fmt::format(
-        "A calibration reads the attention of all steps: up to {:.1f} GiB; the other panels wait "
-        "for it meanwhile. Summaries are much smaller and know the error at tau 2, 3 and 4.",
+        "A calibration reads the attention of all steps, up to {:.1f} GiB. The other panels wait "
+        "for it. Summaries are much smaller, but have the error only at tau 2, 3 and 4.",
         static_cast<double>(bytes) / static_cast<double>(std::int64_t{1} << 30)));
     if (ImGui::Button("Read it###calibration-read")) state.large_accepted = true;
     ImGui::SameLine();
@@ -149,16 +149,16 @@ void draw_gamma(CalibrationEdit& edit, float scale) {
   ImGui::SetItemTooltip("the next smaller gamma that lets another head reuse");
   ImGui::SameLine();
   if (ImGui::Button(">###gamma-up")) edit.step_gamma(1);
-  ImGui::SetItemTooltip("the next larger gamma that stops a head");
+  ImGui::SetItemTooltip("the next larger gamma that stops a head from reusing");
   ImGui::EndDisabled();
   ImGui::SameLine();
   choice = edit.choice();
   ImGui::SetNextItemWidth(-70.0F * scale);
   ImGui::SliderScalar("gamma###gamma", ImGuiDataType_Double, &choice.gamma, &low, &high, "%.5f");
   ImGui::SetItemTooltip(
-      "a head reuses if its similarity is greater; Ctrl+click to type any from -1 to 1");
+      "a head reuses if its similarity exceeds gamma; Ctrl+click: type a value from -1 to 1");
   choice.gamma = std::clamp(choice.gamma, -1.0, 1.0);
-  // Shown rounded; a gamma that nobody moved keeps its digits.
+  // The slider rounds; a gamma that was not moved keeps all its digits.
   if (ImGui::IsItemEdited() || ImGui::IsItemDeactivatedAfterEdit()) after_slider(edit, choice);
 }
 
@@ -169,8 +169,8 @@ void draw_tau(CalibrationEdit& edit, float scale) {
   ImGui::SetNextItemWidth(120.0F * scale);
   ImGui::SliderScalar("tau###tau", ImGuiDataType_S64, &choice.tau, &low, &high, "%lld");
   ImGui::SetItemTooltip(
-      "reuse at steps that change fewer tokens than this; Ctrl+click to type a larger one, which "
-      "reads the traces again");
+      "heads reuse at steps where fewer than tau tokens changed; Ctrl+click: type a larger tau, "
+      "which reads the traces again");
   choice.tau = std::max<std::int64_t>(1, choice.tau);
   after_slider(edit, choice);
   ImGui::SameLine();
@@ -183,11 +183,11 @@ void draw_tau(CalibrationEdit& edit, float scale) {
     edit.change(choice);
   }
   ImGui::SetItemTooltip(
-      "bytes are saved only where all query heads of a KV head reuse; whole KV heads: all of them "
-      "or none (--granularity kv-group)");
+      "a KV head's bytes are saved only if all its query heads reuse; 'whole KV heads' makes all "
+      "of them reuse, or none (--granularity kv-group)");
 }
 
-/// Runs what a button does; a failure becomes a popup.
+/// Runs a button's action; a failure becomes a popup.
 template <typename Action>
 bool attempt(ViewModel& model, const Action& action) {
   try {
@@ -204,19 +204,20 @@ void draw_targets(ViewModel& model, State& state, CalibrationEdit& edit, float s
   ImGui::SetNextItemWidth(70.0F * scale);
   ImGui::InputDouble("###target-saving", &state.saving, 0.0, 0.0, "%.4g");
   ImGui::SameLine();
-  if (ImGui::Button("% of bytes: aim###aim-saving")) {
+  if (ImGui::Button("% of bytes: set gamma###aim-saving")) {
     attempt(model, [&] { edit.aim_at_saving(state.saving / 100.0); });
   }
-  ImGui::SetItemTooltip("the largest gamma that saves this much of the prefix bytes (--saving)");
+  ImGui::SetItemTooltip("the largest gamma that saves this share of the prefix bytes (--saving)");
   ImGui::SameLine();
   ImGui::SetNextItemWidth(70.0F * scale);
   ImGui::InputDouble("###target-error", &state.error, 0.0, 0.0, "%.4g");
   ImGui::SameLine();
-  if (ImGui::Button("% error: aim###aim-error")) {
+  if (ImGui::Button("% error: set gamma###aim-error")) {
     attempt(model, [&] { edit.aim_at_error(state.error / 100.0); });
   }
   ImGui::SetItemTooltip(
-      "the smallest gamma whose relative L2 error where reused is within this (--max-error)");
+      "the smallest gamma that keeps the error where reused (relative L2) within this "
+      "(--max-error)");
   ImGui::EndDisabled();
 }
 
@@ -251,7 +252,7 @@ void draw_file(ViewModel& model, State& state, CalibrationEdit& edit, float scal
   ImGui::BeginDisabled(edit.result() == nullptr);
   const bool clicked =
       ImGui::Button(edit.dirty() ? "Save *###calibration-save" : "Save###calibration-save");
-  ImGui::SetItemTooltip("%s", edit.dirty() ? "there are changes that no file has (Ctrl+S)"
+  ImGui::SetItemTooltip("%s", edit.dirty() ? "saves the changes to the calibration file (Ctrl+S)"
                                            : "writes the calibration file (Ctrl+S)");
   ImGui::EndDisabled();
   ImGui::SameLine();
@@ -266,7 +267,7 @@ void draw_file(ViewModel& model, State& state, CalibrationEdit& edit, float scal
   }
   ImGui::SetNextWindowSize(ImVec2(420.0F * scale, 0.0F), ImGuiCond_Appearing);
   if (!ImGui::BeginPopupModal(kReplacePopup, nullptr, ImGuiWindowFlags_NoSavedSettings)) return;
-  ImGui::TextWrapped("%s is there already.", state.path.c_str());
+  ImGui::TextWrapped("%s already exists.", state.path.c_str());
   if (ImGui::Button("Replace")) {
     save(model, state, edit, true);
     ImGui::CloseCurrentPopup();
@@ -279,7 +280,7 @@ void draw_file(ViewModel& model, State& state, CalibrationEdit& edit, float scal
 }
 
 void draw_pictures(PanelContext& context, CalibrationEdit& edit) {
-  ImGui::TextDisabled("framed: reuses; dot: pinned to reuse; cross: pinned to recompute");
+  ImGui::TextDisabled("frame: the head reuses; dot: pinned to reuse; cross: pinned to recompute");
   const ImVec2 space = ImGui::GetContentRegionAvail();
   const float spacing = ImGui::GetStyle().ItemSpacing.y;
   const float least = 170.0F * context.scale;
@@ -313,7 +314,7 @@ void draw_calibration_panel(PanelContext& context) {
   ImGui::Checkbox("FLOPs axis###against-flops", &state.against_flops);
   draw_edit_buttons(*edit);
   ImGui::SameLine();
-  ImGui::Checkbox("light up in Heads###show-in-heads", &state.show_in_heads);
+  ImGui::Checkbox("mark in Heads###show-in-heads", &state.show_in_heads);
   draw_file(model, state, *edit, context.scale);
   if (edit->sums() == nullptr) return;
   draw_calibration_result(*edit, context.appearance.dark);

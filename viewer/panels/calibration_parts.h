@@ -1,5 +1,5 @@
-// What the Calibration panel remembers, its parts, and what the window and the Heads panel take
-// from it.
+// The state of the Calibration panel, its parts, and its functions for the window and the Heads
+// panel.
 #pragma once
 
 #include <map>
@@ -17,20 +17,20 @@ namespace blockscope {
 
 struct CalibrationState {
   std::map<std::string, CalibrationEdit> edits;  ///< by checkpoint digest
-  std::set<std::size_t> left_out;                ///< documents that a person took out
-  std::vector<CalibrationSource> sources;        ///< as they were when the pass was asked for
+  std::set<std::size_t> left_out;                ///< documents that the user deselected
+  std::vector<CalibrationSource> sources;        ///< as they were when the pass was requested
   bool from_summary = false;
   bool stopped = false;         ///< the pass was cancelled
-  bool large_accepted = false;  ///< reading a lot was agreed to
-  bool against_flops = false;   ///< the curve's axis
+  bool large_accepted = false;  ///< the user agreed to a large read
+  bool against_flops = false;   ///< the curve's axis is FLOPs, not bytes
   bool show_in_heads = true;
   std::string path;                    ///< where to save
-  std::string saved_path;              ///< written by this window: replaced without asking
-  bool save_wanted = false;            ///< by a key
-  bool load_wanted = false;            ///< the App asks first where something would be lost
+  std::string saved_path;              ///< a file written by this window is replaced without asking
+  bool save_wanted = false;            ///< requested by a key
+  bool load_wanted = false;            ///< the App first asks about unsaved changes
   double saving = 10.0, error = 20.0;  ///< targets in percent
-  int last_frame = -10;                ///< in which the panel was drawn
-  /// For which overviews (the active one last) `available` and `model` were found.
+  int last_frame = -10;                ///< last frame in which the panel was drawn
+  /// The overviews (active one last) that `available` and `model` were computed for.
   std::vector<std::shared_ptr<const Overview>> seen;
   std::vector<CalibrationSource> available;
   std::optional<ReuseModel> model;
@@ -38,17 +38,17 @@ struct CalibrationState {
   std::shared_ptr<const MatrixPayload> grid;
 };
 
-/// The calibration of the active trace's model; nullptr when the trace names no checkpoint.
+/// The calibration of the active trace's model; nullptr if the trace names no checkpoint.
 CalibrationEdit* active_calibration(const ViewModel& model, CalibrationState& state);
 
 /// True while the panel is on the screen (drawn in this frame or the one before).
 bool calibration_in_use(const CalibrationState& state);
 
-/// How every recorded (layer, head) of the active trace is marked in the Heads panel; empty while
-/// there is nothing to mark.
+/// The mark of every recorded (layer, head) of the active trace in the Heads panel; empty without
+/// marks.
 std::vector<CellMark> reuse_marks_of_trace(const ViewModel& model, CalibrationState& state);
 
-/// What is saved and what it costs in words, warnings, and how the loaded file differs.
+/// Draws the savings and errors as text, warnings, and differences from the loaded file.
 void draw_calibration_result(const CalibrationEdit& edit, bool dark);
 /// Heads of the model by similarity; a click pins.
 void draw_calibration_grid(PanelContext& context, CalibrationEdit& edit, float width, float height);

@@ -34,7 +34,7 @@ std::string head_text(const CalibrationEdit& edit, std::size_t layer, std::size_
   const CalibrationSums& sums = *edit.sums();
   std::string text = fmt::format("layer {}, head {}\n", layer, head);
   if (std::isnan(sums.similarity[layer][head])) {
-    return text + "not recorded: no similarity, never reuses";
+    return text + "not recorded: without a similarity, it never reuses";
   }
   const double error = sums.standard_error[layer][head];
   text +=
@@ -48,9 +48,10 @@ std::string head_text(const CalibrationEdit& edit, std::size_t layer, std::size_
   const char* other = result->reuse[layer][head] ? "recompute" : "reuse";
   const char* whose = result->granularity == ReuseGranularity::kv_group ? "its KV head" : "it";
   const auto pin = edit.pin_of(static_cast<std::int64_t>(layer), static_cast<std::int64_t>(head));
-  text += pin ? fmt::format("{}, because it is pinned\nclick: leaves {} to gamma again", now, whose)
-              : fmt::format("{}, by gamma {:.6g}\nclick: pins {} to {}", now, result->gamma, whose,
-                            other);
+  text +=
+      pin ? fmt::format("{}, because it is pinned\nclick: gamma decides for {} again", now, whose)
+          : fmt::format("{}, decided by gamma {:.6g}\nclick: pins {} to {}", now, result->gamma,
+                        whose, other);
   return text + "\nright click: selects the head";
 }
 
@@ -85,7 +86,7 @@ Line line_of(const ReuseCurve& curve, bool flops) {
   return line;
 }
 
-/// Index of the point within reach of the mouse; -1: none.
+/// Index of the nearest point within reach of the mouse; -1 if there is none.
 std::ptrdiff_t nearest_to_mouse(const Line& line) {
   constexpr float kReach = 24.0F;  // pixels
   const ImVec2 mouse = ImGui::GetMousePos();
@@ -107,8 +108,9 @@ void take_gamma_from_click(CalibrationEdit& edit, const Line& line) {
   const std::ptrdiff_t nearest = nearest_to_mouse(line);
   if (nearest < 0) return;
   const auto i = static_cast<std::size_t>(nearest);
-  ImGui::SetTooltip("gamma %.6g: %.2f %% not read, error where reused %.2f %%\nclick: takes it",
-                    line.gamma[i], line.saving[i], line.error[i]);
+  ImGui::SetTooltip(
+      "gamma %.6g: %.2f %% not read, error where reused %.2f %%\nclick: uses this gamma",
+      line.gamma[i], line.saving[i], line.error[i]);
   if (!ImGui::IsMouseClicked(ImGuiMouseButton_Left)) return;
   CalibrationChoice choice = edit.choice();
   choice.gamma = line.gamma[i];
@@ -127,7 +129,7 @@ void draw_calibration_grid(PanelContext& context, CalibrationEdit& edit, float w
   }
   HeatmapPlot plot;
   plot.id = "calibration";
-  plot.title = "similarity of A_out, and who reuses###calibration-grid";
+  plot.title = "similarity of A_out, and the heads that reuse###calibration-grid";
   plot.x_label = "head";
   plot.y_label = "layer";
   plot.unit = "cosine";
@@ -167,8 +169,8 @@ void draw_calibration_curve(PanelContext& context, CalibrationEdit& edit, float 
                             float height) {
   const bool flops = context.state.of<CalibrationState>().against_flops;
   const std::string title =
-      fmt::format("what gamma trades, tau {}{}###calibration-curve", edit.choice().tau,
-                  edit.choice().pins.empty() ? "" : ", with the pins");
+      fmt::format("error against saving, over gamma, tau {}{}###calibration-curve",
+                  edit.choice().tau, edit.choice().pins.empty() ? "" : ", with the pins");
   ImPlot::PushStyleVar(ImPlotStyleVar_FitPadding, ImVec2(0.04F, 0.06F));
   const bool open =
       ImPlot::BeginPlot(title.c_str(), ImVec2(width, height), ImPlotFlags_NoMouseText);
@@ -187,7 +189,7 @@ void draw_calibration_curve(PanelContext& context, CalibrationEdit& edit, float 
     spec.LineWeight = is_chosen ? 2.5F : 1.0F;
     spec.Marker = is_chosen ? ImPlotMarker_Circle : ImPlotMarker_None;
     spec.MarkerSize = 2.5F;
-    if (line.gamma.empty()) continue;  // this tau never reuses, or its error is not known
+    if (line.gamma.empty()) continue;  // this tau never reuses, or its error is unknown
     const std::string label = fmt::format("tau {}", curve.tau);
     ImPlot::PlotLine(label.c_str(), line.saving.data(), line.error.data(),
                      static_cast<int>(line.saving.size()), spec);
@@ -202,7 +204,7 @@ void draw_calibration_curve(PanelContext& context, CalibrationEdit& edit, float 
     spec.MarkerSize = 8.0F;
     spec.MarkerFillColor = ImGui::ColorConvertU32ToFloat4(kInternalColour);
     spec.MarkerLineColor = ImVec4(0.0F, 0.0F, 0.0F, 1.0F);
-    spec.LineColor = spec.MarkerFillColor;  // of the legend
+    spec.LineColor = spec.MarkerFillColor;  // colour in the legend
     const std::string label = fmt::format("gamma {:.6g}", point.gamma);
     ImPlot::PlotScatter((label + "###now").c_str(), &x, &y, 1, spec);
   }

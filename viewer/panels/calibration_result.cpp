@@ -10,7 +10,7 @@
 namespace blockscope {
 namespace {
 
-/// Readable on either background.
+/// A colour that is readable on the dark or light background.
 ImVec4 warning_colour(bool dark) {
   return dark ? ImVec4(0.93F, 0.62F, 0.15F, 1.0F) : ImVec4(0.62F, 0.33F, 0.0F, 1.0F);
 }
@@ -52,7 +52,8 @@ void draw_calibration_result(const CalibrationEdit& edit, bool dark) {
     row("FLOPs not spent", percent(point.flop_saving),
         fmt::format("reuse at {} of {}", predicted.reusing_steps, plural(predicted.steps, "step")));
     row("error where reused", percent(point.relative_l2_reused),
-        fmt::format("relative L2 of what reuses, n = {}", plural(point.terms_reused, "output")));
+        fmt::format("relative L2 of the outputs that reuse, n = {}",
+                    plural(point.terms_reused, "output")));
     row("error over all heads", percent(point.relative_l2_all_steps),
         "relative L2 of all heads and steps");
     ImGui::EndTable();
@@ -61,8 +62,8 @@ void draw_calibration_result(const CalibrationEdit& edit, bool dark) {
   for (const std::string& warning : edit.warnings()) ImGui::TextWrapped("%s", warning.c_str());
   if (const std::int64_t heads = edit.heads_unlike_loaded(); heads > 0) {
     ImGui::TextWrapped(
-        "%s", fmt::format("{} of the loaded file otherwise with the open traces: it was made "
-                          "from others",
+        "%s", fmt::format("{} differently with the open traces: the loaded file was made from "
+                          "other traces",
                           plural(heads, "head comes out", "heads come out"))
                   .c_str());
   }

@@ -1,4 +1,4 @@
-// One metric of two traces: layer x head grids and curves over steps, and what B has more than A.
+// One metric of two traces: layer x head grids and curves over steps, and the difference B - A.
 #include <fmt/format.h>
 #include <imgui.h>
 #include <implot.h>
@@ -19,7 +19,7 @@ struct GridPlace {
   const char* id;
   const char* title;
   float width, height;
-  const TraceMeta* meta;  ///< of the trace whose layers and heads these are
+  const TraceMeta* meta;  ///< of the trace that these layers and heads belong to
 };
 
 /// A trace's recorded slot of a layer or head of the model.
@@ -43,7 +43,7 @@ void draw_grid(PanelContext& context, const GridPlace& place,
     plot.y_label = "layer";
     plot.width = place.width;
     plot.height = ImGui::GetContentRegionAvail().y;
-    // The grid's trace may have recorded other layers and heads than the selected one.
+    // The grid's trace may have recorded different layers and heads from the selected trace.
     const TraceMeta& active = context.model.overview()->info.meta;
     plot.x_numbers = &place.meta->heads;
     plot.y_numbers = &place.meta->layers;
@@ -69,7 +69,7 @@ void draw_grid(PanelContext& context, const GridPlace& place,
 /// Why there is no difference.
 std::string no_difference(const MetricComparison& data) {
   if (!data.grid_a || !data.grid_b) return "only one side has values";
-  return "the models have other layers and heads, so no cell of one has a counterpart";
+  return "the models have different layers and heads, so their cells do not correspond";
 }
 
 void plot_curve(const char* label, const HeadCurve& curve, Colour colour) {
@@ -94,7 +94,7 @@ void draw_compared_heads(PanelContext& context) {
   const PanelMetric& choice = kPanelMetrics[state.metric];
   HeatmapPlot plot;
   plot.unit = choice.unit;
-  // A and B share one range, the difference has its own, with 0 in the middle.
+  // A and B share one range. The difference has its own, with 0 in the middle.
   if (both.grid_a && both.grid_b) {
     plot.low = std::min(both.grid_a->low, both.grid_b->low);
     plot.high = std::max(both.grid_a->high, both.grid_b->high);

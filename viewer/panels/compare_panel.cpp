@@ -1,6 +1,7 @@
-// The Compare panel: the active trace (A) beside another one (B). Dense decoding against reuse, a
-// trained model against its backbone: grids and curves with their difference, where the tokens of
-// a sequence part, and the query statistics of a replayed pair (MAGE, arXiv 2602.14209, Table 2).
+// The Compare panel compares the active trace (A) with another one (B), such as dense decoding with
+// reuse, or a trained model with its backbone. It shows grids and curves with their difference, the
+// tokens of a sequence in both, and the query statistics of a replayed pair (MAGE, arXiv
+// 2602.14209, Table 2).
 #include "viewer/model/comparison.h"
 
 #include <fmt/format.h>
@@ -24,7 +25,7 @@ std::string short_name(const OpenDocument& document) {
   return std::filesystem::path(document.path).filename().string();
 }
 
-/// A combo of the open traces; true when another one was chosen.
+/// A combo box of the open traces; true if another one was chosen.
 bool pick_trace(const char* id, const ViewModel& model, std::size_t& trace, float width) {
   ImGui::SetNextItemWidth(width);
   bool changed = false;

@@ -1,5 +1,5 @@
-// Where the tokens of one sequence part in two traces: the texts side by side with what differs
-// marked, and positions x steps coloured by what the two hold.
+// The tokens of one sequence in two traces: both texts side by side with their differences marked,
+// and a grid positions x steps coloured by the state in both.
 #include <fmt/format.h>
 #include <imgui.h>
 
@@ -14,7 +14,7 @@
 namespace blockscope {
 namespace {
 
-/// Okabe and Ito's colours, and grey for what both have.
+/// Okabe and Ito's colours, and grey for equal tokens.
 constexpr std::array<Colour, 5> kStateColours = {0xFF505050, 0xFFB27200, 0xFF009FE6, 0xFF9E9E9E,
                                                  kVermilion};
 constexpr std::array<const char*, 5> kStateNames = {
@@ -25,19 +25,19 @@ Colour colour_of(TokenState state) { return kStateColours[static_cast<std::size_
 std::string summary_of(const TokensPayload& data) {
   const TokenComparison& tokens = data.tokens;
   std::string text =
-      fmt::format("{}: of {} that both decided {} equal ({:.1f} %)",
+      fmt::format("{}: both decided {}, {} equal ({:.1f} %)",
                   data.name.empty() ? fmt::format("sequence {}", data.match.a) : data.name,
                   plural(tokens.decided_in_both, "token"), plural(tokens.equal, "is", "are"),
                   100 * tokens.share_equal());
-  text += tokens.first_step < 0 ? "; never apart"
-                                : fmt::format("; apart from step {}", tokens.first_step);
+  text += tokens.first_step < 0 ? "; no difference at any step"
+                                : fmt::format("; first difference at step {}", tokens.first_step);
   if (tokens.first_position >= 0) {
     text += fmt::format("; first different token at position {}", tokens.first_position);
   }
   if (tokens.steps_a != tokens.steps_b) {
     text += fmt::format("; {} in A, {} in B", plural(tokens.steps_a, "step"), tokens.steps_b);
   }
-  if (!data.match.same_prompt) text += "; matched by name: the prompts' tokens differ";
+  if (!data.match.same_prompt) text += "; matched by name, because the prompts' tokens differ";
   return text;
 }
 

@@ -1,5 +1,4 @@
-// What the Compare panel remembers, and its four pictures. Each draws into what is left of the
-// window.
+// The state of the Compare panel, and its four pictures. Each fills the rest of the window.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +16,7 @@ struct CompareState {
 
 void draw_compared_heads(PanelContext& context);    ///< layer x head: A, B, B - A
 void draw_compared_steps(PanelContext& context);    ///< over steps: both, and B - A
-void draw_compared_tokens(PanelContext& context);   ///< where the tokens of a sequence part
+void draw_compared_tokens(PanelContext& context);   ///< where the tokens of a sequence differ
 void draw_compared_queries(PanelContext& context);  ///< the five stages of query statistics
 
 }  // namespace blockscope

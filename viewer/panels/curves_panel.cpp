@@ -1,6 +1,6 @@
-// The Curves panel: a metric over the steps of a block for the selected head and for heads that
-// were kept for comparison; per head, A_in beside A_out (FlashBlock, arXiv 2602.05305, Fig. 5);
-// recall for several k; the distribution of union sizes.
+// The Curves panel: a metric over the steps of a block, for the selected head and for kept heads.
+// Also A_in and A_out per head (FlashBlock, arXiv 2602.05305, Fig. 5), recall for several k, and
+// the distribution of union sizes.
 #include <fmt/format.h>
 #include <imgui.h>
 #include <implot.h>
@@ -22,7 +22,7 @@ namespace {
 
 using Mode = CurvesState::Mode;
 
-/// Of kept heads and set sizes: Okabe and Ito without the two colours of A_out and A_in.
+/// Colours of kept heads and set sizes: Okabe and Ito without the two colours of A_out and A_in.
 constexpr std::array<Colour, 6> kLineColours = {kGreen,     kPurple,    kSkyBlue,
                                                 kVermilion, 0xFF42E4F0, 0xFF8C8C8C};
 
@@ -39,13 +39,13 @@ ImPlotSpec strong(Colour colour, float scale) {
   return spec;
 }
 
-/// Beside the data, never on it.
+/// Puts the legend outside the plot, never on the data.
 void legend_below() {
   ImPlot::SetupLegend(ImPlotLocation_South,
                       ImPlotLegendFlags_Outside | ImPlotLegendFlags_Horizontal);
 }
 
-/// With room around the outermost points.
+/// Adds room around the outermost points.
 bool begin_plot(const char* title) {
   ImPlot::PushStyleVar(ImPlotStyleVar_FitPadding, ImVec2(0.04F, 0.08F));
   if (ImPlot::BeginPlot(title, ImGui::GetContentRegionAvail())) return true;
@@ -57,7 +57,7 @@ void end_plot() {
   ImPlot::PopStyleVar();
 }
 
-/// Marks the selected step; a click goes to another.
+/// Marks the selected step; a double click selects another one.
 void step_cursor(ViewModel& model) {
   if (model.step() == nullptr) return;
   ImPlot::TagX(static_cast<double>(model.step()->step), ImVec4(0.8F, 0.5F, 0.1F, 1.0F), "%d",
@@ -89,7 +89,7 @@ void draw_bars(PanelContext& context, const std::shared_ptr<const MetricPayload>
                     ImPlotAxisFlags_AutoFit);
   whole_numbers(ImAxis_X1);
   legend_below();
-  // Dots, not bars: the values lie close to 1, and bars must start at 0.
+  // Dots, not bars: the values are close to 1, and bars must start at 0.
   for (const auto& [grid, colour, label] :
        {std::tuple(&state.internal, kInternalColour, "A_in (inside the block)"),
         std::tuple(&state.external, kExternalColour, "A_out (to the prefix)")}) {
@@ -150,7 +150,7 @@ void draw_over_steps(PanelContext& context, const std::shared_ptr<const MetricPa
   end_plot();
 }
 
-/// The head whose sets are shown; nullopt: all together.
+/// The head whose sets are shown; nullopt: all heads.
 std::optional<HeadSlot> shown_head(const PanelContext& context) {
   if (context.state.of<CurvesState>().together) return std::nullopt;
   return HeadSlot{context.model.selection().layer, context.model.selection().head};
@@ -220,7 +220,7 @@ void draw_unions(PanelContext& context, const std::shared_ptr<const MetricPayloa
   end_plot();
 }
 
-/// "Keep" puts the selected head's curve beside those of heads selected later.
+/// "Keep" leaves the selected head's curve in the plot when another head is selected.
 void keep_buttons(PanelContext& context) {
   CurvesState& state = context.state.of<CurvesState>();
   const HeadSlot here{context.model.selection().layer, context.model.selection().head};
@@ -274,7 +274,7 @@ void draw_curves_panel(PanelContext& context) {
   }
   const PanelMetric& choice = kPanelMetrics[metric_of(state)];
   if (!has_metric(model.overview()->info.meta, choice)) return;
-  // Summaries have one k only.
+  // Summaries have only one k.
   const auto data = model.metric("curves", choice.metric, state.scope,
                                  /*from_summary=*/state.mode != Mode::recall_sizes);
   if (!ready_or_explain(data)) return;
@@ -311,7 +311,7 @@ std::optional<CsvTable> curves_panel_table(PanelContext& context) {
   return std::nullopt;
 }
 
-/// Curves that are no metric over steps, as the modes have them.
+/// Selects a mode that shows no metric over steps.
 void show_curves(PanelStates& states, std::size_t word) {
   states.of<CurvesState>().mode = static_cast<Mode>(word + 1);
 }

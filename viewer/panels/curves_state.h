@@ -1,4 +1,4 @@
-// What the Curves panel remembers, and what it made once of the values it shows.
+// The state of the Curves panel, and data that it derived once from the shown values.
 #pragma once
 
 #include <cstddef>
@@ -16,9 +16,9 @@ struct CurvesState {
   Mode mode = Mode::over_steps;
   std::size_t metric = 0;
   ViewModel::Scope scope = ViewModel::Scope::everything;
-  bool together = true;        ///< all heads (recall) or layers (unions) instead of the selected
-  std::vector<HeadSlot> kept;  ///< heads whose curves stay while others are selected
-  // What is drawn of a result, made once for it.
+  bool together = true;        ///< all heads (recall) or layers (unions), not only the selected
+  std::vector<HeadSlot> kept;  ///< their curves stay while other heads are selected
+  // Drawing data, made once per result.
   std::shared_ptr<const MetricPayload> curves_of, bars_of, recall_of, unions_of;
   std::size_t curves_metric = 0;
   HeadCurves curves;

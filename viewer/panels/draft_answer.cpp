@@ -1,5 +1,5 @@
-// The answer's text in the Draft panel, each token on the colour of who told it. Only the lines
-// that can be seen are drawn.
+// The answer's text in the Draft panel. A token's background colour shows whether it was drafted,
+// or is the target's own. Only visible lines are drawn.
 #include <fmt/format.h>
 #include <imgui.h>
 
@@ -91,7 +91,8 @@ Colour colour_of_position(std::int32_t position, std::int32_t block_length) {
 
 void draw_draft_answer(PanelContext& context, const std::shared_ptr<const ShownRounds>& rounds) {
   DraftState& state = context.state.of<DraftState>();
-  // Always with its scrollbar: one that comes and goes changes the wrapping, and with it itself.
+  // Always with a scrollbar: one that appears and disappears would change the wrapping, and so
+  // itself.
   ImGui::BeginChild("answer", ImVec2(0, 0), ImGuiChildFlags_None,
                     ImGuiWindowFlags_AlwaysVerticalScrollbar);
   const float gutter = ImGui::CalcTextSize("000000").x;

@@ -1,5 +1,6 @@
-// The Draft panel of drafted traces (DFlash, arXiv 2602.06036): round by round what was drafted and
-// what the target made of it, or the answer by who told each token; acceptance over positions.
+// The Draft panel of drafted traces (DFlash, arXiv 2602.06036). It shows the drafted tokens and the
+// target's decisions of each round, or the answer with the origin of each token. It also plots
+// acceptance over positions.
 #include <fmt/format.h>
 #include <imgui.h>
 #include <implot.h>
@@ -61,7 +62,7 @@ void draw_summary(const PanelContext& context, const DraftTotals& totals,
   const auto sequence = static_cast<std::size_t>(model.block()->sequence);
   ImGui::PushTextWrapPos(0.0F);
   std::string lines =
-      fmt::format("trace: {}, the target's own among them", counts_text(totals.trace));
+      fmt::format("trace: {}, including the target's own token", counts_text(totals.trace));
   if (overview.info.num_sequences > 1 && sequence < totals.sequences.size()) {
     lines += fmt::format("\nsequence {} {}: {}", sequence, overview.sequence_names.at(sequence),
                          counts_text(totals.sequences[sequence]));
@@ -92,7 +93,7 @@ void swatch(const std::string& text, Colour colour, float scale, bool outlined =
   });
 }
 
-/// A bar of the map's colours between the numbers of its ends.
+/// A bar of the map's colours, with the values of its two ends.
 void draw_bar(const PanelContext& context, float largest, const char* unit) {
   const float height = ImGui::GetTextLineHeight();
   const float wide = 120.0F * context.scale;
@@ -121,7 +122,7 @@ void draw_rounds_legend(const PanelContext& context, const DraftValues& values) 
     case Scale::outcome:
       swatch("accepted", kAcceptedColour, scale);
       swatch("rejected", kRejectedColour, scale);
-      swatch("behind the first rejected", behind_colour(), scale);
+      swatch("after the first rejected", behind_colour(), scale);
       break;
     case Scale::rank:
       for (std::size_t i = 0; i < kRankClasses; ++i) {
@@ -150,7 +151,7 @@ void draw_rounds_legend(const PanelContext& context, const DraftValues& values) 
 }
 
 void draw_answer_legend(const PanelContext& context, const ShownRounds& rounds) {
-  swatch("the target's own", kTargetColour, context.scale);
+  swatch("the target's own token", kTargetColour, context.scale);
   for (std::int32_t p = 1; p < rounds.block_length; ++p) {
     swatch(p == 1 ? "drafted and accepted at position 1" : fmt::format("{}", p),
            colour_of_position(p, rounds.block_length), context.scale);
@@ -178,7 +179,7 @@ void plot_survival(const char* label, const DraftCounts& counts, Colour colour, 
 void draw_survival(const PanelContext& context, const DraftTotals& totals, ImVec2 size) {
   ImPlot::PushStyleVar(ImPlotStyleVar_PlotPadding, ImVec2(4.0F, 4.0F));
   constexpr ImPlotFlags kFlags = ImPlotFlags_NoMenus | ImPlotFlags_NoBoxSelect;
-  if (ImPlot::BeginPlot("share of rounds accepted at a position###survival", size, kFlags)) {
+  if (ImPlot::BeginPlot("share of rounds that accepted each position###survival", size, kFlags)) {
     ImPlot::SetupAxes(nullptr, nullptr);
     const auto last = static_cast<double>(totals.trace.survived.size()) - 1.0;
     ImPlot::SetupAxesLimits(0.5, last + 0.5, 0.0, 1.05, ImPlotCond_Always);
@@ -210,7 +211,8 @@ void draw_head(PanelContext& context, const std::shared_ptr<const ShownRounds>& 
   }
 }
 
-/// Controls, numbers and legend, the plot of acceptance beside them or, in a narrow panel, below.
+/// Controls, numbers and legend. The plot of acceptance is to their right, or below in a narrow
+/// panel.
 void draw_head_and_plot(PanelContext& context, const std::shared_ptr<const ShownRounds>& rounds) {
   const ImVec2 space = ImGui::GetContentRegionAvail();
   const float scale = context.scale;
@@ -237,7 +239,7 @@ void draw_head_and_plot(PanelContext& context, const std::shared_ptr<const Shown
   }
 }
 
-/// Why there is nothing to show; empty: there is.
+/// Why the panel has nothing to show; empty if it has.
 std::string nothing_to_show(const ViewModel& model) {
   const Overview* overview = model.overview();
   if (overview == nullptr) return "No trace is open.";
@@ -250,7 +252,7 @@ std::string nothing_to_show(const ViewModel& model) {
   return "";
 }
 
-/// The trace was captured with a draft.
+/// Whether the trace was captured with a draft.
 bool fits_draft_panel(const ViewModel& model) {
   return model.overview() != nullptr && model.overview()->info.meta.has_draft;
 }
@@ -276,7 +278,7 @@ std::optional<CsvTable> draft_panel_table(PanelContext& context) {
                                                : draft_rounds_table(*data.value);
 }
 
-/// What the rounds are coloured by; and, at last, the answer instead of them.
+/// Names of the colours of the rounds; the last word shows the answer instead.
 std::vector<std::string_view> draft_words() {
   std::vector<std::string_view> words;
   for (std::size_t i = 0; i < kDraftColours; ++i) {

@@ -1,5 +1,6 @@
-// Rounds as lines, positions of the block as columns. The drafted tokens stand above, the token
-// that the target chose instead, or behind them all, below. Only what can be seen is drawn.
+// Rounds as lines, positions of the block as columns. The drafted tokens are above. The target's
+// own token is below the first rejected one, or after the drafted ones if all were accepted. Only
+// visible rounds are drawn.
 #include <fmt/format.h>
 #include <imgui.h>
 
@@ -14,12 +15,12 @@ namespace {
 
 struct RoundsGrid {
   const ShownRounds& rounds;
-  ImVec2 origin;  ///< of the first round's certain token, scrolled
-  ImVec2 corner;  ///< upper left one of what can be seen
-  ImVec2 size;    ///< of what can be seen
+  ImVec2 origin;  ///< place of the first round's certain token, after scrolling
+  ImVec2 corner;  ///< upper left corner of the visible part
+  ImVec2 size;    ///< of the visible part
   float gutter, header;
-  ImVec2 cell;  ///< one token; a round has two above each other
-  float pitch;  ///< from round to round
+  ImVec2 cell;  ///< size of one token; a round has two rows of tokens
+  float pitch;  ///< distance from one round to the next
   SeenLines seen;
 
   float left(std::int32_t position) const {
@@ -28,7 +29,7 @@ struct RoundsGrid {
   float top(std::size_t round) const { return origin.y + static_cast<float>(round) * pitch; }
 };
 
-/// With its spaces as dots: a cell shows where they are.
+/// The text with a dot for each space, so that the cell shows the spaces.
 std::string label_of(const ShownRounds& rounds, std::int32_t token) {
   std::string label;
   for (const char c : rounds.text(token)) {
@@ -41,10 +42,10 @@ std::string label_of(const ShownRounds& rounds, std::int32_t token) {
   return label;
 }
 
-/// Its beginning and an ellipsis where it is wider than that.
+/// The text, or its beginning and an ellipsis if it is wider than `wide`.
 std::string fitted(std::string label, float wide) {
   if (ImGui::CalcTextSize(label.c_str()).x <= wide) return label;
-  const auto inside_letter = [&] {  // of several bytes
+  const auto inside_letter = [&] {  // the last byte belongs to a letter of several bytes
     return !label.empty() && (static_cast<unsigned char>(label.back()) & 0xC0U) == 0x80U;
   };
   do {
@@ -67,7 +68,7 @@ void draw_label(const RoundsGrid& grid, ImVec2 low, Colour colour, const std::st
                                       label.c_str(), nullptr, 0.0F, &clip);
 }
 
-/// A token of the target: outlined, on nothing.
+/// The target's own token: an outline without a fill.
 void draw_target(const RoundsGrid& grid, ImVec2 low, std::int32_t token) {
   if (token < 0) return;
   const ImVec2 high(low.x + grid.cell.x - 2.0F, low.y + grid.cell.y - 1.0F);
@@ -117,12 +118,12 @@ void draw_drafted(const PanelContext& context, const RoundsGrid& grid, std::size
   ImDrawList* draw = ImGui::GetWindowDrawList();
   const bool values = context.state.of<DraftState>().colour != DraftColour::outcome;
   if (values && outcome == DraftOutcome::behind) {
-    // A bar below: it did not decide anything.
+    // Only a bar at the bottom, because this token did not decide anything.
     draw->AddRectFilled(low, high, behind_colour(), 3.0F);
     draw->AddRectFilled(ImVec2(low.x, high.y - grid.cell.y * 0.2F), high, look.fill, 3.0F);
     look.text = ImGui::GetColorU32(ImGuiCol_Text, 0.62F);
   } else if (round.first_position + position >= grid.rounds.gen_length) {
-    draw->AddRectFilled(low, high, faded(look.fill), 3.0F);  // no part of the answer
+    draw->AddRectFilled(low, high, faded(look.fill), 3.0F);  // after the end of the answer
     look.text = ImGui::GetColorU32(ImGuiCol_Text, 0.62F);
   } else {
     draw->AddRectFilled(low, high, look.fill, 3.0F);
@@ -153,7 +154,7 @@ void draw_round(const PanelContext& context, const RoundsGrid& grid, std::size_t
   }
 }
 
-/// Number and acceptance of each round, beside what scrolls, and the positions above it.
+/// Number and acceptance of each round to the left of the scrolled part, positions above it.
 void draw_margins(const PanelContext& context, const RoundsGrid& grid) {
   ImDrawList* draw = ImGui::GetWindowDrawList();
   const Colour back = ImGui::GetColorU32(ImGuiCol_WindowBg);
@@ -204,7 +205,7 @@ void hover_and_click_rounds(PanelContext& context, const RoundsGrid& grid) {
     context.model.select_row(round.row);
   }
   if (in_margin || position < 0 || position > grid.rounds.block_length) return;
-  // Nothing stands there.
+  // This cell is empty.
   if (position > round.drafted && position != round.accepted + 1) return;
   if (position < grid.rounds.block_length && round.row >= 0) {
     Selection selection = context.model.selection();
@@ -217,7 +218,8 @@ void hover_and_click_rounds(PanelContext& context, const RoundsGrid& grid) {
 }  // namespace
 
 void draw_draft_rounds(PanelContext& context, const ShownRounds& rounds) {
-  // Always with its scrollbar: one that comes and goes changes the widths, and with them itself.
+  // Always with a scrollbar: one that appears and disappears would change the widths, and so
+  // itself.
   ImGui::BeginChild(
       "rounds", ImVec2(0, 0), ImGuiChildFlags_None,
       ImGuiWindowFlags_AlwaysVerticalScrollbar | ImGuiWindowFlags_HorizontalScrollbar);

@@ -1,4 +1,4 @@
-// What a panel shows when it has nothing to show.
+// What a panel shows instead of missing data: the reason, or progress.
 #include <imgui.h>
 
 #include "viewer/panels/panels.h"

@@ -1,5 +1,5 @@
-// The Heads panel: layer x head overview of one metric, averaged over what is chosen; a click goes
-// to the head.
+// The Heads panel: one metric per layer and head, averaged over the chosen scope. A click selects
+// the head.
 #include <fmt/format.h>
 #include <imgui.h>
 

@@ -1,4 +1,4 @@
-// What the Heads panel remembers, and the picture that it made.
+// The state of the Heads panel, and its picture.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace blockscope {
 struct HeadsState {
   std::size_t metric = 0;
   ViewModel::Scope scope = ViewModel::Scope::everything;
-  /// The picture of a result, made once.
+  /// The picture, made once per result.
   std::shared_ptr<const MetricPayload> grid_of;
   std::size_t grid_metric = 0;
   std::shared_ptr<const MatrixPayload> grid;

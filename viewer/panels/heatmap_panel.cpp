@@ -1,5 +1,5 @@
-// The Heatmap panel: token x token similarity between a step and the next, A_out above A_in
-// (FlashBlock, arXiv 2602.05305, Fig. 1); step x step; positions of the top-k sets over steps.
+// The Heatmap panel: token x token similarity between two steps, A_out above A_in (FlashBlock,
+// arXiv 2602.05305, Fig. 1). Also step x step, and positions of the top-k sets over steps.
 #include <fmt/format.h>
 #include <imgui.h>
 #include <implot.h>
@@ -85,7 +85,7 @@ void draw_matrices(PanelContext& context, bool tokens) {
     data[i] = tokens ? request_token_matrix(model, kSides[i].slot, kSides[i].field, to, all_heads)
                      : request_step_matrix(model, kSides[i].slot, kSides[i].field, all_heads);
   }
-  // Both pictures share one range: their difference is the point.
+  // Both pictures share one range, so that they can be compared.
   HeatmapPlot plot;
   if (data[0].value && data[1].value) {
     plot.low = std::min(data[0].value->low, data[1].value->low);
@@ -130,7 +130,7 @@ void draw_sets(PanelContext& context) {
   const auto data = request_sets(model);
   if (!ready_or_explain(data)) return;
   const SetsPayload& sets = *data.value;
-  if (!ImPlot::BeginPlot("where the block looks###sets", ImGui::GetContentRegionAvail(),
+  if (!ImPlot::BeginPlot("positions of the top-k sets###sets", ImGui::GetContentRegionAvail(),
                          ImPlotFlags_NoLegend)) {
     return;
   }
@@ -144,7 +144,7 @@ void draw_sets(PanelContext& context) {
   ImDrawList* draw = ImPlot::GetPlotDrawList();
   float high = 0.0F;
   for (const float p : sets.probability) high = p > high ? p : high;
-  // Falling probability: drawn backwards so that the important ones are on top.
+  // By falling probability: drawn backwards, so the most probable ones are on top.
   for (std::size_t i = sets.positions.size(); i-- > 0;) {
     if (sets.positions[i] < 0) continue;
     const double x = sets.positions[i];

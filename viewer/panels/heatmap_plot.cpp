@@ -21,13 +21,13 @@ void mark(double low_x, double low_y, double high_x, double high_y) {
   ImDrawList* draw = ImPlot::GetPlotDrawList();
   const ImVec2 low(std::min(a.x, b.x), std::min(a.y, b.y));
   const ImVec2 high(std::max(a.x, b.x), std::max(a.y, b.y));
-  // White on black: visible on every colour.
+  // White on black is visible on every colour.
   draw->AddRect(low, high, 0xFF000000U, 0.0F, 0, 3.0F);
   draw->AddRect(low, high, 0xFFFFFFFFU, 0.0F, 0, 1.2F);
   ImPlot::PopPlotClipRect();
 }
 
-/// Lit cells keep their colour and get a frame; the others step back behind a veil.
+/// Highlighted cells keep their colour and get a frame; a veil darkens the others.
 void draw_marks(const std::vector<CellMark>& marks, std::size_t columns, double x0, double y0) {
   ImPlot::PushPlotClipRect();
   ImDrawList* draw = ImPlot::GetPlotDrawList();
@@ -64,10 +64,10 @@ void draw_marks(const std::vector<CellMark>& marks, std::size_t columns, double 
   ImPlot::PopPlotClipRect();
 }
 
-/// Strokes over cells without a value, so that grey of a colour map is never mistaken for them.
+/// Strokes over cells without a value, so they can't be mistaken for a grey of the colour map.
 void hatch(const HeatmapPlot& plot, const SimilarityMatrix& values, std::size_t columns,
            std::size_t rows) {
-  constexpr float kSmallest = 5.0F;  // pixels; smaller cells are grey only
+  constexpr float kSmallest = 5.0F;  // pixels; smaller cells are only grey
   ImPlot::PushPlotClipRect();
   ImDrawList* draw = ImPlot::GetPlotDrawList();
   for (std::size_t row = 0; row < rows; ++row) {
@@ -100,7 +100,7 @@ void draw_missing(const HeatmapPlot& plot, const SimilarityMatrix& values, std::
   ImPlot::PlotLine("no value (NaN)", &nowhere, &nowhere, 1, grey);
 }
 
-/// The cell below the mouse; nullopt: none.
+/// The cell under the mouse; nullopt if there is none.
 std::optional<HeatmapHit> hit_cell(double x0, double y0, std::size_t columns, std::size_t rows) {
   if (!ImPlot::IsPlotHovered()) return std::nullopt;
   const ImPlotPoint mouse = ImPlot::GetPlotMousePos();

@@ -1,5 +1,4 @@
-// One matrix as an ImPlot heatmap: a texture, axes in the units given, a colour bar, the value
-// under the cursor.
+// One matrix as an ImPlot heatmap: a texture, axes, a colour bar, and the value under the cursor.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +15,10 @@ namespace blockscope {
 
 enum class CellMark : std::uint8_t {
   none,
-  dim,        ///< in the background
-  frame,      ///< lit up
-  frame_dot,  ///< lit up, and somebody wants it so
-  dim_cross   ///< in the background, and somebody wants it so
+  dim,        ///< darkened
+  frame,      ///< highlighted
+  frame_dot,  ///< highlighted, and pinned to that
+  dim_cross   ///< darkened, and pinned to that
 };
 
 struct HeatmapHit {
@@ -30,13 +29,13 @@ struct HeatmapHit {
 struct HeatmapPlot {
   std::string id;  ///< distinct within the window; also names the texture
   std::string title, x_label, y_label, unit;
-  bool transpose = false;  ///< rows of the matrix along x
-  /// What cells are called where it is not their coordinate: recorded layers and heads.
+  bool transpose = false;  ///< the rows of the matrix go along x
+  /// Names of the cells if they are not their coordinates, such as recorded layers and heads.
   const std::vector<std::int64_t>*x_numbers = nullptr, *y_numbers = nullptr;
   double first_x = 0, first_y = 0;  ///< coordinate of the first column and row
   float width = 0.0F, height = 0.0F;
-  std::optional<float> low, high;  ///< of the colours; unset: the values' own or the locked range
-  bool own_range = false;          ///< low and high hold whatever range is locked
+  std::optional<float> low, high;  ///< of the colours; unset: the locked range, or the values' own
+  bool own_range = false;          ///< low and high apply even if a range is locked
   /// Cells to mark with a frame, in the plot's coordinates.
   std::optional<double> mark_x, mark_y;
   std::vector<CellMark> marks;  ///< [rows, columns] of the picture; empty: none
@@ -44,7 +43,7 @@ struct HeatmapPlot {
   std::function<std::string(const HeatmapHit&)> tooltip;
 };
 
-/// The range the colours cover: locked, given, or the values' own.
+/// The range of the colours: the locked one, the given one, or the values' own.
 std::pair<float, float> colour_range(const Appearance& appearance, const MatrixPayload& matrix,
                                      const HeatmapPlot& plot);
 

@@ -7,7 +7,7 @@
 namespace blockscope {
 namespace {
 
-/// The next widget's width; in a narrow window it begins a new line.
+/// Sets the next widget's width; in a narrow window, the widget starts a new line.
 void next_width(float width) {
   if (ImGui::GetContentRegionAvail().x < width) ImGui::NewLine();
   ImGui::SetNextItemWidth(width);

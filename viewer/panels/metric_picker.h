@@ -9,7 +9,7 @@ namespace blockscope {
 
 void pick_metric(const char* id, std::size_t& metric, float scale);
 void pick_scope(const char* id, ViewModel::Scope& scope, float scale);
-/// False, with a sentence in the panel, when the trace lacks what the metric needs.
+/// If the trace lacks what the metric needs, writes a sentence into the panel and returns false.
 bool has_metric(const TraceMeta& meta, const PanelMetric& choice);
 
 }  // namespace blockscope

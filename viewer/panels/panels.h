@@ -1,5 +1,5 @@
-// What a panel is: one entry, made by a function in the panel's own file. all_panels() lists them;
-// the window, menus, default layout, keys, exports, --panel, --show and --help walk that list.
+// A panel is one entry, made by a function in the panel's own file. all_panels() lists the entries.
+// The window, menus, default layout, keys, exports, --panel, --show and --help use that list.
 #pragma once
 
 #include <cstddef>
@@ -22,10 +22,10 @@
 
 namespace blockscope {
 
-/// What the panels remember from frame to frame.
+/// The state that the panels keep from frame to frame.
 class PanelStates {
  public:
-  /// One panel's own. The panel declares the type; the first call makes the state.
+  /// One panel's own state. The panel declares its type; the first call creates it.
   template <typename State>
   State& of() {
     std::shared_ptr<void>& state = states_[typeid(State)];
@@ -33,7 +33,8 @@ class PanelStates {
     return *static_cast<State*>(state.get());
   }
 
-  /// Shared: while it plays, the selection moves by itself, and the window draws without input.
+  /// Shared by all panels. While it plays, the selection moves by itself and the window draws
+  /// without input.
   struct Playback {
     bool playing = false;
     double next_time = 0.0;
@@ -53,7 +54,8 @@ struct PanelContext {
   float scale = 1.0F;
 };
 
-/// Where the default layout puts a panel. right_front is for one panel: it hides the others there.
+/// Where the default layout puts a panel. Only one panel is right_front: it covers those at
+/// `right`.
 enum class PanelPlace : std::uint8_t { top_left, bottom_left, bottom_middle, right, right_front };
 
 /// What `--show NAME=...` takes for a panel: one of `words` and, with take_metric, the name of a
@@ -66,39 +68,38 @@ struct PanelShow {
 };
 
 struct Panel {
-  const char* name = "";  ///< the window's title and what --panel takes (lower case)
+  const char* name = "";  ///< the window's title; in lower case, the value for --panel
   void (*draw)(PanelContext&) = nullptr;
-  /// The numbers shown; nullopt while there are none. nullptr: the panel has none.
+  /// The shown numbers; nullopt while there are none. nullptr: the panel never has numbers.
   std::optional<CsvTable> (*table)(PanelContext&) = nullptr;
   PanelPlace place = PanelPlace::right;
-  SelectionPart part = SelectionPart::head;  ///< that the panel depends on
-  /// Whether the active trace is of the kind that the panel is about; nullptr: every trace is.
-  /// Others don't show it, unless it was asked for by name. The first trace of the kind puts the
-  /// panel in front.
+  SelectionPart part = SelectionPart::head;  ///< the parts of the selection that it depends on
+  /// Whether the active trace has what the panel shows; nullptr: every trace has. For other traces,
+  /// the panel is hidden unless the user named it. The first suitable trace brings it to the front.
   bool (*fits)(const ViewModel&) = nullptr;
   PanelShow show = {};
   void (*control_keys)(PanelContext&) = nullptr;  ///< called while Ctrl is down
-  /// The keys and what they do, for the list of keys.
+  /// Keys and their effects, for the list of keys.
   std::vector<std::pair<const char*, const char*>> key_help = {};
 
-  // Of the window, in the last frame.
+  // The window in the last frame.
   bool visible = true;
   float left = 0.0F, top = 0.0F, width = 0.0F, height = 0.0F;
 };
 
-/// One of each, in the order of menus and --help.
+/// All panels, in the order of menus and --help.
 std::vector<Panel> all_panels();
 /// The name in lower case.
 std::string panel_key(const Panel& panel);
-/// Of all panels, as --panel takes them.
+/// Names of all panels, as values for --panel.
 std::vector<std::string> panel_names();
 
-/// Colours of A_out and A_in everywhere: blue and orange of Okabe and Ito, safe for colour-blind
-/// eyes, as in FlashBlock's Fig. 5.
+/// Colours of A_out and A_in everywhere, as in FlashBlock's Fig. 5: blue and orange of Okabe and
+/// Ito, which colour-blind people can tell apart.
 inline constexpr Colour kExternalColour = 0xFFB27200;  // #0072B2
 inline constexpr Colour kInternalColour = 0xFF009FE6;  // #E69F00
 
-/// Draws progress or the reason when `data` is not ready; true when it is.
+/// True if `data` is ready. Else draws the progress or the reason.
 template <typename T>
 bool ready_or_explain(const Data<T>& data);
 struct Explanation {

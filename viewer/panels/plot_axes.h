@@ -12,8 +12,8 @@ namespace blockscope {
 
 inline ImVec4 colour4(Colour colour) { return ImGui::ColorConvertU32ToFloat4(colour); }
 
-/// Labels at whole numbers only: there is no layer, head, step or token 0.5. With `names`, which
-/// must live until EndPlot, coordinate i is called names[i]: recorded layers and heads. Call it
+/// Puts labels at whole numbers only, because no layer, head, step or token is 0.5. `names`: labels
+/// coordinate i with names[i] (recorded layers and heads); it must live until EndPlot. Call this
 /// after SetupAxes.
 void whole_numbers(ImAxis axis, const std::vector<std::int64_t>* names = nullptr);
 

@@ -30,7 +30,7 @@ bool begin_table(const char* title) {
   return true;
 }
 
-/// What an import keeps of its file can be long; this is drawn anew in every frame.
+/// Shortens text that an import kept of its file: it can be long, and every frame draws it.
 std::string cut(std::string text) {
   constexpr std::size_t kMost = 2000;
   if (text.size() <= kMost) return text;

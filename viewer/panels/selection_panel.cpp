@@ -1,6 +1,6 @@
-// The Selection panel: the keys that a sparse policy read beside those that exact attention would
-// have chosen, over the text of the prefix (MAGE, eq. 1); and, for every trace with sets, the exact
-// set beside that of the block's first step.
+// The Selection panel marks keys in the text of the prefix: those that a sparse policy read, and
+// those that exact attention would choose (MAGE, eq. 1). For every trace with sets, it also
+// compares the exact set with that of the block's first step.
 #include <fmt/format.h>
 #include <imgui.h>
 
@@ -17,7 +17,7 @@ namespace {
 constexpr std::array<const char*, 2> kAgainst = {"keys read, exact set",
                                                  "step 1's set, this step's"};
 
-/// The next widget's place: on the line before, or on a new one where it has no room.
+/// Puts the next widget on the current line, or on a new one if the line has no room.
 void next(float width, float scale) {
   ImGui::SameLine(0.0F, 14.0F * scale);
   if (ImGui::GetContentRegionAvail().x < width) ImGui::NewLine();
@@ -57,7 +57,7 @@ void pick_sets(PanelContext& context, const StepKeys& keys) {
   if (ImGui::SliderInt("##k", &k, 1, most, "k = %d")) state.k = k == most ? 0 : k;
 }
 
-/// Buttons to the marked key before and behind the one jumped to last.
+/// Buttons that jump to the previous and the next marked key.
 void jump(PanelContext& context, const KeyView& view) {
   SelectionState& state = context.state.of<SelectionState>();
   std::vector<std::int32_t> places;
@@ -90,7 +90,7 @@ void jump(PanelContext& context, const KeyView& view) {
   const bool forward = ImGui::ArrowButton("##behind", ImGuiDir_Right);
   ImGui::EndDisabled();
   const std::int32_t at = state.at.value_or(back ? RankTable::kMaxPosition : -1);
-  if (!places.empty() && (back || forward)) {  // round the ends
+  if (!places.empty() && (back || forward)) {  // wraps around at both ends
     auto place = back ? std::ranges::lower_bound(places, at) : std::ranges::upper_bound(places, at);
     if (back) {
       place = std::prev(place == places.begin() ? places.end() : place);
@@ -108,7 +108,7 @@ void jump(PanelContext& context, const KeyView& view) {
   }
 }
 
-/// What the step did, in a sentence.
+/// One sentence that says what the step read.
 std::string headline(const PanelContext& context, const StepKeys& keys, const KeyView& view) {
   const ViewModel& model = context.model;
   const std::int64_t layer = model.overview()->info.meta.layers[model.selection().layer];
@@ -116,15 +116,15 @@ std::string headline(const PanelContext& context, const StepKeys& keys, const Ke
   const std::string where = fmt::format("Layer {}, KV head {}: ", layer, keys.kv_head);
   if (view.against == KeysAgainst::first) {
     if (step == 1) {
-      return where + fmt::format("step 1, the one that others are compared with: {} of {} keys",
+      return where + fmt::format("step 1, the reference for the other steps: {} of {} keys",
                                  view.sets.compared, keys.context_length);
     }
-    return where + fmt::format("the exact sets of {} keys of steps 1 and {}, of {} keys",
+    return where + fmt::format("the exact sets of steps 1 and {1}, each with {0} of {2} keys",
                                view.sets.compared, step, keys.context_length);
   }
   const std::string marked =
       view.sets.compared > 0
-          ? fmt::format("; marked: the {} largest of the exact set", view.sets.compared)
+          ? fmt::format("; marked: the {} most probable keys of the exact set", view.sets.compared)
           : "";
   switch (keys.read) {
     case KeysRead::everything:
@@ -180,7 +180,7 @@ void draw_legend(const KeyView& view, SetNormaliser normaliser, float scale) {
   }
 }
 
-/// Query heads as columns: what the set held for each.
+/// Query heads as columns: the probability on the keys read, and the output error.
 void draw_heads(const PanelContext& context, const StepKeys& keys) {
   const bool known =
       std::ranges::any_of(keys.heads, [](const auto& head) { return head.covered.has_value(); });
@@ -211,7 +211,7 @@ void draw_heads(const PanelContext& context, const StepKeys& keys) {
   ImGui::EndTable();
 }
 
-/// Why there is nothing to mark; nullopt: there is.
+/// Why no key can be marked; nullopt if keys can.
 std::optional<std::string> nothing_to_show(const TraceMeta& meta, const StepKeys& keys) {
   const bool sets = meta.level >= RecordLevel::sets && meta.set_size > 0;
   if (meta.selected_size == 0 && !sets) {
@@ -220,7 +220,7 @@ std::optional<std::string> nothing_to_show(const TraceMeta& meta, const StepKeys
   }
   if (keys.context_length == 0) return "This block has no prefix.";
   if (keys.read != KeysRead::unknown || !keys.exact.empty()) return std::nullopt;
-  return "Nothing was recorded of this step.";
+  return "Nothing was recorded for this step.";
 }
 
 void draw_selection_panel(PanelContext& context) {

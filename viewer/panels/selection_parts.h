@@ -1,4 +1,4 @@
-// What the Selection panel remembers, and its parts below its controls and numbers.
+// The state of the Selection panel, and its parts below its controls and numbers.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace blockscope {
 
 struct SelectionState {
   KeysAgainst against = KeysAgainst::read;
-  int k = 0;                       ///< of KeysAgainst::first; 0: all
+  int k = 0;                       ///< keys that KeysAgainst::first compares; 0: all
   int jump = 0;                    ///< 0: to any mark; 1: hits, 2: misses, 3: extra
   std::optional<std::int32_t> at;  ///< the position jumped to
   std::optional<std::int32_t> scroll_to;
@@ -26,14 +26,15 @@ struct SelectionState {
   TokenLines lines;  ///< of the prefix
 };
 
-/// Green, vermilion and sky blue of Okabe and Ito: distinct for colour-blind eyes, and none of them
-/// A_out's or A_in's.
+/// Green, vermilion or sky blue of Okabe and Ito: colour-blind people can tell them apart, and none
+/// is the colour of A_out or A_in.
 Colour colour_of(KeyMark mark);
 
-/// A key's mark from `low` to `high`: filled above for the exact set, below for the chosen one.
+/// Draws a key's mark from `low` to `high`: filled in the upper half for the exact set, in the
+/// lower half for the chosen one.
 void draw_mark(ImDrawList* draw, ImVec2 low, ImVec2 high, KeyMark mark);
 
-/// Swatch and text on the line of what was drawn before, or on a new one where it has no room.
+/// Swatch and text on the current line, or on a new one if the line has no room.
 void draw_legend_entry(KeyMark mark, const std::string& text, float scale);
 
 /// The whole prefix as a strip, and its text with the marks; a click in the strip scrolls.

@@ -1,6 +1,6 @@
-// The prefix in the Selection panel: a strip of all its positions above its text, token by token.
-// What the exact set has is marked in the upper half, what was chosen in the lower one, so the
-// marks can be told apart without their colours.
+// The prefix in the Selection panel: a strip of all positions, and below it the text, token by
+// token. Keys of the exact set are marked in the upper half, chosen keys in the lower half, so the
+// marks differ even without colours.
 #include <fmt/format.h>
 #include <imgui.h>
 
@@ -19,7 +19,7 @@ const ComparedKey* key_at(const KeyView& view, std::int64_t position) {
   return found != view.sets.keys.end() && found->position == position ? &*found : nullptr;
 }
 
-/// What stands for a token: its text, or its position where the trace has no texts.
+/// A token's text, or its position if the trace has no texts.
 std::string label_of(const PrefixText& text, std::size_t position) {
   return text.has_pieces ? text.tokens[position] : fmt::format("{}", position);
 }
@@ -93,7 +93,7 @@ void draw_lines(const PanelContext& context, const KeyView& view, const PrefixTe
     const float right = area.origin.x + area.gutter - ImGui::GetFontSize() * 0.7F;
     draw->AddText(ImVec2(right - ImGui::CalcTextSize(number.c_str()).x, y + inset), faint,
                   number.c_str());
-    if (area.lines.first[line] == text.prompt_length && line > 0) {  // what was decoded begins
+    if (area.lines.first[line] == text.prompt_length && line > 0) {  // the decoded text begins here
       draw->AddLine(ImVec2(area.origin.x, y - 1.0F),
                     ImVec2(area.origin.x + area.gutter + area.lines.width, y - 1.0F),
                     ImGui::GetColorU32(ImGuiCol_SeparatorActive));
@@ -135,7 +135,7 @@ void draw_lanes(const Strip& strip, const KeyView& view, const PrefixText& text)
   draw->AddLine(ImVec2(strip.low.x, middle), ImVec2(strip.high.x, middle),
                 ImGui::GetColorU32(ImGuiCol_Border));
   const float wide = std::max(3.0F, strip.x_of(1.0) - strip.x_of(0.0));
-  // The rarest last, so that a miss is not hidden behind a hit on the same pixel.
+  // The rarest marks last, so a hit on the same pixel does not hide a miss.
   for (const KeyMark mark : {KeyMark::chosen_only, KeyMark::both, KeyMark::exact_only}) {
     for (const ComparedKey& key : view.sets.keys) {
       if (key.mark != mark) continue;
@@ -150,7 +150,7 @@ void draw_lanes(const Strip& strip, const KeyView& view, const PrefixText& text)
   }
 }
 
-/// Draws the strip; the position under the mouse, and whether it is pressed there.
+/// Draws the strip. Returns the position under the mouse, and whether the mouse is pressed there.
 std::pair<std::int64_t, bool> draw_strip(PanelContext& context, const KeyView& view,
                                          const PrefixText& text, Strip& strip) {
   const float line = ImGui::GetTextLineHeight();
@@ -171,7 +171,7 @@ std::pair<std::int64_t, bool> draw_strip(PanelContext& context, const KeyView& v
   const float share = (ImGui::GetMousePos().x - strip.low.x) / (strip.high.x - strip.low.x);
   auto position = static_cast<std::int64_t>(
       std::clamp(static_cast<double>(share) * strip.positions, 0.0, strip.positions - 1.0));
-  // A key takes few pixels: the nearest one within reach is meant.
+  // A key is only a few pixels wide, so take the nearest one within reach.
   const auto away = [&](const ComparedKey& key) {
     return std::abs(strip.x_of(key.position) + 1.5F - ImGui::GetMousePos().x);
   };
@@ -212,7 +212,8 @@ void draw_prefix(PanelContext& context, const StepKeys& keys, const KeyView& vie
   if (pressed) state.scroll_to = static_cast<std::int32_t>(under);
   ImDrawList* outside = ImGui::GetWindowDrawList();
 
-  // Always with its scrollbar: one that comes and goes changes the wrapping, and with it itself.
+  // Always with a scrollbar: one that appears and disappears would change the wrapping, and so
+  // itself.
   ImGui::BeginChild("prefix", ImVec2(0, 0), ImGuiChildFlags_None,
                     ImGuiWindowFlags_AlwaysVerticalScrollbar);
   const float gutter = ImGui::CalcTextSize("000000").x;
@@ -238,7 +239,7 @@ void draw_prefix(PanelContext& context, const StepKeys& keys, const KeyView& vie
             lines.token_at(ImVec2(mouse.x - origin.x - gutter, mouse.y - origin.y), line_height));
   }
   ImGui::EndChild();
-  if (count > 0 && area.seen.last - area.seen.first < count) {  // the part that is on the screen
+  if (count > 0 && area.seen.last - area.seen.first < count) {  // frames the visible part
     outside->AddRect(
         ImVec2(strip.x_of(static_cast<double>(lines.first[area.seen.first])), strip.low.y - 1.0F),
         ImVec2(strip.x_of(static_cast<double>(lines.first[area.seen.last])), strip.high.y + 1.0F),

@@ -19,7 +19,7 @@ using Words = std::vector<std::string_view>;
 
 Words scope_words() { return {"trace", "sequence", "block"}; }
 
-/// Names of kPanelMetrics: those of their arrays in `analyze --json`.
+/// Names of kPanelMetrics: the names of their arrays in `analyze --json`.
 Words metric_names() {
   Words names;
   for (const PanelMetric& choice : kPanelMetrics) names.emplace_back(choice.array);
@@ -61,7 +61,7 @@ bool show(const std::string& name, const std::string& value, PanelStates& states
 }  // namespace
 
 std::string show_text_help() {
-  // Panels that take a metric first: the list ends with what a metric is.
+  // Panels that take a metric come first, because the text ends with the list of metrics.
   std::vector<std::string> metrics, others;
   for (const Panel& panel : all_panels()) {
     Words words = panel.show.words;

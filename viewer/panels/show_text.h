@@ -1,4 +1,4 @@
-// What panels show as text, for pictures made without a person:
+// Text that says what the panels show, for pictures made on the command line:
 // "heads=recall,curves=unions,heatmap=steps,compare=tokens,scope=block".
 #pragma once
 
@@ -8,9 +8,9 @@
 
 namespace blockscope {
 
-/// What `text` may hold, for --help and errors.
+/// The possible texts, for --help and errors.
 std::string show_text_help();
-/// Throws UsageError, naming what is possible.
+/// Throws UsageError with the possible texts.
 void show_from_text(const std::string& text, PanelStates& states);
 
 }  // namespace blockscope

@@ -1,5 +1,5 @@
-// Heatmaps as OpenGL textures with a colour map: one texel per cell, made again only when the
-// values, the range or the map change.
+// Heatmaps as OpenGL textures with a colour map, one texel per cell. A texture is made again only
+// if the values, the range or the map change.
 #pragma once
 
 #include <imgui.h>

@@ -6,7 +6,7 @@
 namespace blockscope {
 namespace {
 
-constexpr const char* kLineEnd = "\u23CE";  // as readable_piece writes it
+constexpr const char* kLineEnd = "\u23CE";  // as in readable_piece()
 
 }  // namespace
 
@@ -35,7 +35,7 @@ void lay_out(TokenLines& lines, const std::shared_ptr<const Payload>& of, float 
   bool line_ends = true;
   for (std::size_t i = 0; i < texts.count; ++i) {
     const std::string label = texts.label(i);
-    // Spaces before a word are no part of its mark.
+    // Spaces before a word are not part of its mark.
     const std::size_t word = std::min(label.find_first_not_of(' '), label.size());
     const float before = word < label.size() ? static_cast<float>(word) * space : 0.0F;
     const float wide = std::max(ImGui::CalcTextSize(label.c_str()).x - before, 0.4F * size);

@@ -1,5 +1,5 @@
-// The Trajectory panel: positions x steps. A token stands as text at the step that set it, coloured
-// by its confidence, and pale in the steps after; masks are dots.
+// The Trajectory panel: positions x steps. At the step that set it, a token is coloured by its
+// confidence. At later steps it is pale. Masks are dots.
 #include <fmt/format.h>
 #include <imgui.h>
 
@@ -46,9 +46,9 @@ struct TrajectoryGrid {
   const Trajectory& trajectory;
   std::int32_t now;
   ImVec2 origin, cell;
-  std::int32_t first_row, last_row;  // that can be seen
+  std::int32_t first_row, last_row;  // of the visible part
 
-  /// Of a cell; a line of positions stands above the first row.
+  /// Upper left corner of a cell; a line of positions is above the first row.
   ImVec2 corner(std::int64_t position, std::int32_t row) const {
     return {origin.x + static_cast<float>(position) * cell.x,
             origin.y + cell.y + static_cast<float>(row) * cell.y};
@@ -56,7 +56,7 @@ struct TrajectoryGrid {
   float bottom() const { return corner(0, static_cast<std::int32_t>(trajectory.rows.size())).y; }
 };
 
-/// The current step's row, and the column of the token, the crosshair that all panels share.
+/// The shared crosshair: the current step's row and the selected token's column.
 void draw_crosshair(const PanelContext& context, const TrajectoryGrid& grid, float left,
                     float right) {
   ImDrawList* draw = ImGui::GetWindowDrawList();
@@ -71,7 +71,7 @@ void draw_crosshair(const PanelContext& context, const TrajectoryGrid& grid, flo
                       ImGui::GetColorU32(ImGuiCol_HeaderActive, 0.3F));
 }
 
-/// A token, on its confidence where the step sets it; a dot where there is none yet.
+/// A token, coloured by its confidence if this step sets it; a dot for a mask.
 void draw_grid_cell(const PanelContext& context, const TrajectoryGrid& grid, std::int64_t position,
                     std::int32_t row) {
   ImDrawList* draw = ImGui::GetWindowDrawList();
@@ -162,7 +162,8 @@ void draw_trajectory_panel(PanelContext& context) {
   draw_controls(context, t, static_cast<std::int32_t>(trajectory.rows.size()) - 1);
 
   const float text_height = ImGui::GetTextLineHeight();
-  // Always with its scrollbar: one that comes and goes changes the wrapping, and with it itself.
+  // Always with a scrollbar: one that appears and disappears would change the wrapping, and so
+  // itself.
   ImGui::BeginChild("text", ImVec2(0.0F, text_height * 4.4F), ImGuiChildFlags_Borders,
                     ImGuiWindowFlags_AlwaysVerticalScrollbar);
   std::size_t tail = trajectory.prompt.size() > 90 ? trajectory.prompt.size() - 90 : 0;
@@ -178,7 +179,7 @@ void draw_trajectory_panel(PanelContext& context) {
                     ImGuiWindowFlags_HorizontalScrollbar);
   const ImVec2 cell(64.0F * context.scale, text_height + 3.0F * context.scale);
   const auto rows = static_cast<std::int32_t>(trajectory.rows.size());
-  if (!ImGui::IsWindowHovered()) {  // the selected step stays in sight
+  if (!ImGui::IsWindowHovered()) {  // keep the selected step visible
     const float middle = static_cast<float>(t + 1) * cell.y - ImGui::GetWindowHeight() / 2;
     ImGui::SetScrollY(std::clamp(middle, 0.0F, ImGui::GetScrollMaxY()));
   }

@@ -38,10 +38,9 @@ def find() -> pathlib.Path:
     path = pathlib.Path(_core.__file__).parent / "lib" / _FILE
     if not path.is_file():
         raise OperatorsUnavailable(
-            f"blockscope.ops: expected the operators in {path}, found none: this package was built where LibTorch "
-            "wasn't found. HINT: install it again with LIBTORCH_ROOT naming the folder of your torch (python -c 'import"
-            f" torch; print(torch.__path__[0])') or after scripts/setup.sh; or set {_VARIABLE} to the {_FILE} of a"
-            " build tree. Everything else of blockscope works without")
+            f"blockscope.ops: expected the operators in {path}, found none: this package was built without "
+            f"torch. HINT: blockscope build-ops compiles them for your torch; or set {_VARIABLE} to the {_FILE} of a build "
+            "tree. Everything else of blockscope works without them")
     return path
 
 
@@ -82,9 +81,8 @@ def load() -> str | None:
     if running.split("+")[0].split(".")[:2] != release.split("."):
         raise OperatorsUnavailable(
             f"blockscope.ops: {path}: expected torch {release}, which the operators were built with, found torch "
-            f"{running}. HINT: pip install 'torch=={release}.*'; or build blockscope against yours: LIBTORCH_ROOT="
-            f"{pathlib.Path(torch.__file__).parent} pip install . in a clone. Everything else of blockscope works as "
-            "it is")
+            f"{running}. HINT: blockscope build-ops compiles them for yours; or pip install 'torch=={release}.*'. Everything "
+            "else of blockscope works as it is")
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
