@@ -137,7 +137,13 @@ std::vector<RunPrompt> load_prompts(const PromptFlags& flags, const LoadedModel&
   if (needs_chat) chat = ChatTemplate::from_directory(model.source.folder);
   if (flags.command != nullptr) check_needed(*flags.command, set, chat ? &*chat : nullptr);
   ChatOptions chat_options;
-  chat_options.enable_thinking = !flags.no_thinking;
+  if (flags.no_thinking) chat_options.enable_thinking = false;
+  if (chat && chat->reads_date()) {
+    note(
+        "note: {}: the template puts today's date into the prompts. Another day gives other "
+        "tokens\n",
+        chat->source());
+  }
 
   std::vector<RunPrompt> prompts;
   for (const Prompt& prompt : set.prompts) {

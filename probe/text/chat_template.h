@@ -1,14 +1,14 @@
-// Chat messages to prompt text, for the ChatML family that this runtime serves: Qwen2, Qwen2.5,
-// Qwen3, SDAR / TraDo. The checkpoint's own Jinja template is evaluated by a small renderer
-// (template_parser.h) that knows the constructs such templates use and compares equal to jinja2.
-// A template outside that subset, or whose turns are not ChatML's
-//   <|im_start|>role\ncontent<|im_end|>\n ... <|im_start|>assistant\n
-// is refused with the advice to pass pre-rendered text. No code of a checkpoint runs: a template
-// can't reach anything but the messages.
+// Chat messages to prompt text. The checkpoint's own Jinja template is evaluated by a small
+// renderer (template_parser.h). The renderer knows the constructs that the templates of the
+// supported families use (LLaDA, LLaDA2, Dream, Llama 3, Fast-dLLM v2, SDAR, TraDo, Qwen), and its
+// text equals that of jinja2 as transformers configures it. A template outside that subset is
+// refused by name and line. No code of a checkpoint runs: a template reaches nothing but the
+// messages, the special tokens and the date, and its time and memory are bounded.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,7 +23,7 @@ struct ChatMessage {
 };
 
 struct ChatOptions {
-  bool add_generation_prompt = true;  // ends with "<|im_start|>assistant\n"
+  bool add_generation_prompt = true;  // ends with the head of the assistant's turn
   /// Qwen3 and SDAR: false appends an empty <think> block to the generation prompt. Absent: not
   /// passed to the template, which is what transformers does by default.
   std::optional<bool> enable_thinking;
@@ -31,17 +31,22 @@ struct ChatOptions {
 
 class ChatTemplate {
  public:
-  /// Parses a template and checks that it renders ChatML; `where` names its source. Throws
-  /// CheckpointError.
-  static ChatTemplate recognise(std::string_view template_text, const std::string& where);
+  /// bos_token, eos_token, ...: variables of a template.
+  using SpecialTokens = std::map<std::string, std::string>;
+
+  /// Parses a template and checks that it renders a message of the user; `where` names its source.
+  /// Throws CheckpointError.
+  static ChatTemplate recognise(std::string_view template_text, const std::string& where,
+                                const SpecialTokens& special_tokens = {});
 
   /// Reads a checkpoint folder: chat_template.jinja wins over tokenizer_config.json's
   /// `chat_template` (a string, or a list whose entry "default" counts). The template sees the
-  /// named special tokens of tokenizer_config.json (bos_token, ...). Throws CheckpointError if
-  /// there is none or it is not ChatML.
+  /// named special tokens of tokenizer_config.json. Throws CheckpointError if there is none or it
+  /// can't be evaluated.
   static ChatTemplate from_directory(const std::filesystem::path& directory);
 
-  /// Nothing but the turns; for checkpoints without a template of their own.
+  /// Nothing but the turns of ChatML, for tests:
+  ///   <|im_start|>role\ncontent<|im_end|>\n ... <|im_start|>assistant\n
   static ChatTemplate chatml();
 
   ~ChatTemplate();
@@ -57,6 +62,10 @@ class ChatTemplate {
 
   /// Whether ChatOptions::enable_thinking can change what it renders: the template asks for it.
   bool switches_thinking() const;
+
+  /// Whether the prompt may hold today's date (strftime_now), so that another day gives other
+  /// tokens.
+  bool reads_date() const;
 
   /// Where the template came from: a path, or "built-in ChatML".
   const std::string& source() const;

@@ -39,10 +39,9 @@ class TemplateExpressionParser {
   }
 
   [[noreturn]] void refuse(const std::string& what) const {
-    throw CheckpointError(fmt::format(
-        "{}:{}: expected a ChatML template, got {}, which is not supported. HINT: render "
-        "the prompt elsewhere and pass it as text",
-        where_, current().line, what));
+    throw CheckpointError(
+        fmt::format("{}:{}: expected a chat template of the supported subset of Jinja, got {}. {}",
+                    where_, current().line, what, kTemplateAdvice));
   }
 
   bool at_operator(std::string_view text) const {

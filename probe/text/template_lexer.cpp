@@ -44,10 +44,8 @@ class Lexer {
 
  private:
   [[noreturn]] void fail(const std::string& what) const {
-    throw CheckpointError(fmt::format(
-        "{}:{}: expected a chat template, got {}. HINT: render the prompt elsewhere and "
-        "pass it as text",
-        where_, line_at(position_), what));
+    throw CheckpointError(fmt::format("{}:{}: expected a chat template, got {}. {}", where_,
+                                      line_at(position_), what, kTemplateAdvice));
   }
 
   std::size_t line_at(std::size_t position) const {

@@ -10,6 +10,10 @@
 
 namespace blockscope {
 
+/// What a user can do about a template that can't be evaluated.
+inline constexpr std::string_view kTemplateAdvice =
+    "HINT: render the prompt elsewhere and pass it as text, or its token ids as input_ids";
+
 enum class TemplateTokenKind {
   kText,         // output as it is
   kBeginBlock,   // {%

@@ -38,6 +38,7 @@ class Parser : TemplateExpressionParser {
     while (current().kind != TemplateTokenKind::kEnd && !at_block(ends)) {
       TemplateNode node;
       begin_tag();
+      node.line = current().line;
       if (current().kind == TemplateTokenKind::kText) {
         node.text = current().text;
         advance();
@@ -94,7 +95,11 @@ class Parser : TemplateExpressionParser {
   void parse_for(TemplateNode& node) {
     node.kind = TemplateNode::Kind::kFor;
     node.text = expect_name();
-    if (!accept_name("in")) refuse("a loop over several names");
+    // Branches for tools have such loops. They are read here, and refused only when they run.
+    while (accept_operator(",")) {
+      node.attribute += (node.attribute.empty() ? "" : ", ") + expect_name();
+    }
+    if (!accept_name("in")) refuse(fmt::format("\"{}\" instead of \"in\"", current().text));
     node.expression = parse_expression();
     if (current().kind != TemplateTokenKind::kEndBlock) refuse("a loop with a condition");
     advance();

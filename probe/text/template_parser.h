@@ -1,6 +1,6 @@
-// Second stage of the chat-template renderer: tokens to a tree. The subset of Jinja that ChatML
-// templates use: if / for / set, expressions, filters, tests, method calls. Anything else (macros,
-// includes, arithmetic other than + and -) is refused by name.
+// Second stage of the chat-template renderer: tokens to a tree. The subset of Jinja that the
+// templates of the supported families use: if / for / set, expressions, filters, tests, method
+// calls. Anything else (macros, includes, arithmetic other than + and -) is refused by name.
 #pragma once
 
 #include <cstdint>
@@ -44,12 +44,13 @@ struct TemplateNode {
     kText,    // text
     kOutput,  // expression
     kIf,      // conditions[i] → bodies[i]; one body more than conditions: else
-    kFor,     // text in expression → bodies[0]
+    kFor,     // text in expression → bodies[0]; attribute: further names, "a, b"
     kSet,     // text (or text.attribute) = expression
   };
   Kind kind = Kind::kText;
   std::string text;
   std::string attribute;
+  std::size_t line = 0;
   std::unique_ptr<TemplateExpression> expression;
   std::vector<std::unique_ptr<TemplateExpression>> conditions;
   std::vector<std::vector<TemplateNode>> bodies;

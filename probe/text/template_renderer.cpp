@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -21,7 +22,42 @@ using Kind = Expression::Kind;
 using Value = TemplateValue;
 
 constexpr std::size_t kMaxSteps = 1'000'000;  // evaluations; a thousand messages take some 10^5
-constexpr std::size_t kStepsPerRound = 10;    // of a loop, which copies the variables
+constexpr std::size_t kStepsPerRound = 10;    // of a loop, and one for each variable that it copies
+constexpr std::size_t kMaxWorkBytes = std::size_t{1} << 30;  // of text read and made on the way
+constexpr std::size_t kElementBytes = 64;                    // of a list, next to its text
+constexpr std::size_t kMaxParts = 100'000;                   // of a split text
+
+/// What a copy of `value` takes; a list has no lists in it, and the values of an object are
+/// scalars.
+std::size_t bytes_of(const json& value) {
+  if (value.is_string()) return kElementBytes + value.get_ref<const std::string&>().size();
+  std::size_t bytes = kElementBytes;
+  if (value.is_object()) {
+    for (const json& field : value) {
+      bytes += kElementBytes;
+      if (field.is_string()) bytes += field.get_ref<const std::string&>().size();
+    }
+  }
+  return bytes;
+}
+
+/// Whether jinja2, as transformers configures it, knows a function of this name.
+bool is_function(std::string_view name) {
+  constexpr std::string_view kNames[] = {"cycler", "dict",        "joiner",
+                                         "lipsum", "namespace",   "raise_exception",
+                                         "range",  "strftime_now"};
+  return std::ranges::find(kNames, name) != std::end(kNames);
+}
+
+/// Python's str.lower and str.upper; nullopt for other than ASCII, where they need Unicode's
+/// tables.
+std::optional<std::string> change_case(std::string text, bool upper) {
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) >= 0x80U) return std::nullopt;
+    if (upper ? c >= 'a' && c <= 'z' : c >= 'A' && c <= 'Z') c = static_cast<char>(c ^ 0x20);
+  }
+  return text;
+}
 
 class Renderer {
  public:
@@ -35,25 +71,45 @@ class Renderer {
   }
 
  private:
+  [[noreturn]] void fail(std::size_t line, const std::string& what) const {
+    throw PromptError(fmt::format("{}:{}: this chat template can't render these messages: {}. {}",
+                                  where_, line, what, kTemplateAdvice));
+  }
   [[noreturn]] void fail(const Expression& at, const std::string& what) const {
-    throw PromptError(fmt::format(
-        "{}:{}: this chat template can't render these messages: {}. HINT: render the prompt "
-        "elsewhere and pass it as text",
-        where_, at.line, what));
+    fail(at.line, what);
+  }
+
+  // --- bounds
+
+  void count_steps(std::size_t line, std::size_t steps) {
+    steps_ += steps;
+    if (steps_ > kMaxSteps) fail(line, "too many steps");
+  }
+  void count_bytes(const Expression& at, std::size_t bytes) {
+    work_ += bytes;
+    if (work_ > kMaxWorkBytes) fail(at, "more than 1 GiB of text on the way");
+  }
+  Value made(const Expression& at, std::string text) {
+    if (text.size() > kMaxRenderedBytes) fail(at, "more than 64 MiB of text");
+    count_bytes(at, text.size());
+    return Value(json(std::move(text)));
+  }
+  void output(std::size_t line, std::string_view text) {
+    output_ += text;
+    if (output_.size() > kMaxRenderedBytes) fail(line, "more than 64 MiB of text");
   }
 
   // --- statements
 
   void run_body(const std::vector<TemplateNode>& nodes) {
     for (const TemplateNode& node : nodes) {
+      count_steps(node.line, 1);
       switch (node.kind) {
         case TemplateNode::Kind::kText:
-          output_ += node.text;
+          output(node.line, node.text);
           break;
         case TemplateNode::Kind::kOutput:
-          output_ += to_text(evaluate(*node.expression), *node.expression);
-          if (output_.size() > kMaxRenderedBytes)
-            fail(*node.expression, "more than 64 MiB of text");
+          output(node.line, to_text(evaluate(*node.expression), *node.expression));
           break;
         case TemplateNode::Kind::kIf:
           run_if(node);
@@ -77,6 +133,10 @@ class Renderer {
 
   void run_for(const TemplateNode& node) {
     const Value list = evaluate(*node.expression);
+    if (!node.attribute.empty()) {
+      fail(node.line,
+           fmt::format("a loop over several names (\"{}, {}\")", node.text, node.attribute));
+    }
     if (list.is_undefined()) return;
     if (list.json() == nullptr || !list.json()->is_array()) {
       fail(*node.expression, "a loop over something that is not a list");
@@ -86,8 +146,7 @@ class Renderer {
     const std::map<std::string, Value> outer = variables_;
     const std::size_t count = list.json()->size();
     for (std::size_t i = 0; i < count; ++i) {
-      steps_ += kStepsPerRound;
-      if (steps_ > kMaxSteps) fail(*node.expression, "too many steps");
+      count_steps(node.line, kStepsPerRound + outer.size());
       variables_ = outer;
       variables_[node.text] = list.element(i);
       variables_["loop"] = Value(json{{"index", i + 1},
@@ -112,14 +171,20 @@ class Renderer {
     if (found == variables_.end() || found->second.space() == nullptr) {
       fail(*node.expression, fmt::format("\"{}\" is not a namespace", node.text));
     }
+    refuse_namespace(value, *node.expression);
     (*found->second.space())[node.attribute] = std::move(value);
   }
 
   // --- values
 
-  std::string to_text(const Value& value, const Expression& at) const {
+  /// A namespace in a namespace could hold itself, or be nested without end.
+  void refuse_namespace(const Value& value, const Expression& at) const {
+    if (value.space() != nullptr) fail(at, "a namespace in a namespace");
+  }
+
+  std::string to_text(const Value& value, const Expression& at) {
     if (value.is_undefined()) return {};
-    if (value.is_string()) return value.string();
+    if (value.is_string()) return text_of(value, at);
     if (value.is_integer()) return value.json()->dump();
     if (value.json() != nullptr && value.json()->is_boolean()) {
       return value.json()->get<bool>() ? "True" : "False";
@@ -128,8 +193,10 @@ class Renderer {
     fail(at, "output of a list or an object");
   }
 
-  const std::string& text_of(const Value& value, const Expression& at) const {
+  const std::string& text_of(const Value& value, const Expression& at) {
+    if (value.is_undefined()) fail(at, "a string operation on an undefined value");
     if (!value.is_string()) fail(at, "a string operation on something that is not a string");
+    count_bytes(at, value.string().size());
     return value.string();
   }
 
@@ -139,7 +206,7 @@ class Renderer {
   }
 
   Value evaluate(const Expression& expression) {
-    if (++steps_ > kMaxSteps) fail(expression, "too many steps");
+    count_steps(expression.line, 1);
     const auto operand = [&](std::size_t index) { return evaluate(*expression.operands[index]); };
     switch (expression.kind) {
       case Kind::kString:
@@ -152,17 +219,12 @@ class Renderer {
         return Value(json());
       case Kind::kName: {
         const auto found = variables_.find(expression.text);
-        return found == variables_.end() ? Value() : found->second;
+        if (found != variables_.end()) return found->second;
+        if (is_function(expression.text)) fail(expression, "a function as a value");
+        return {};
       }
-      case Kind::kList: {
-        json list = json::array();
-        for (std::size_t i = 0; i < expression.operands.size(); ++i) {
-          const Value value = operand(i);
-          if (value.json() == nullptr) fail(expression, "an undefined element of a list");
-          list.push_back(*value.json());
-        }
-        return Value(std::move(list));
-      }
+      case Kind::kList:
+        return list(expression);
       case Kind::kAttribute: {
         const Value value = operand(0);
         if (value.is_undefined()) {
@@ -183,7 +245,7 @@ class Renderer {
       case Kind::kNot:
         return Value(json(!operand(0).truthy()));
       case Kind::kNegative:
-        return Value(json(-integer_of(operand(0), expression)));
+        return difference(Value(json(0)), operand(0), expression);
       case Kind::kBinary:
         return binary(expression);
       case Kind::kConditional:
@@ -191,6 +253,18 @@ class Renderer {
         return expression.operands.size() > 2 ? operand(2) : Value();
     }
     return {};
+  }
+
+  Value list(const Expression& expression) {
+    json values = json::array();
+    for (const auto& operand : expression.operands) {
+      const Value value = evaluate(*operand);
+      if (value.json() == nullptr) fail(expression, "an undefined element of a list");
+      if (value.json()->is_array()) fail(expression, "a list in a list");
+      count_bytes(expression, bytes_of(*value.json()));
+      values.push_back(*value.json());
+    }
+    return Value(std::move(values));
   }
 
   Value item(const Value& container, const Value& key, const Expression& at) const {
@@ -229,7 +303,9 @@ class Renderer {
     const std::int64_t end = bound(2, step > 0 ? high : low);
     json result = json::array();
     for (std::int64_t i = begin; step > 0 ? i < end : i > end; i += step) {
-      result.push_back((*list.json())[static_cast<std::size_t>(i)]);
+      const json& element = (*list.json())[static_cast<std::size_t>(i)];
+      count_bytes(expression, bytes_of(element));
+      result.push_back(element);
     }
     return Value(std::move(result));
   }
@@ -240,16 +316,13 @@ class Renderer {
     if (name == "and") return left.truthy() ? evaluate(*expression.operands[1]) : left;
     if (name == "or") return left.truthy() ? left : evaluate(*expression.operands[1]);
     const Value right = evaluate(*expression.operands[1]);
-    if (name == "~") return Value(json(to_text(left, expression) + to_text(right, expression)));
-    if (name == "+" && left.is_string()) {
-      std::string text = left.string() + text_of(right, expression);
-      if (text.size() > kMaxRenderedBytes) fail(expression, "more than 64 MiB of text");
-      return Value(json(std::move(text)));
+    if (name == "~")
+      return made(expression, to_text(left, expression) + to_text(right, expression));
+    if (name == "+" && (left.is_string() || right.is_string())) {
+      return made(expression, text_of(left, expression) + text_of(right, expression));
     }
-    if (name == "+")
-      return Value(json(integer_of(left, expression) + integer_of(right, expression)));
-    if (name == "-")
-      return Value(json(integer_of(left, expression) - integer_of(right, expression)));
+    if (name == "+") return sum(left, right, expression);
+    if (name == "-") return difference(left, right, expression);
     if (name == "==" || name == "!=") {
       const bool equal = left.json() != nullptr && right.json() != nullptr
                              ? *left.json() == *right.json()
@@ -264,9 +337,25 @@ class Renderer {
     return Value(json(name == "<" ? a < b : name == ">" ? a > b : name == "<=" ? a <= b : a >= b));
   }
 
-  bool contains(const Value& container, const Value& value, const Expression& at) const {
+  Value sum(const Value& left, const Value& right, const Expression& at) const {
+    std::int64_t result = 0;
+    if (__builtin_add_overflow(integer_of(left, at), integer_of(right, at), &result)) {
+      fail(at, "an integer of more than 64 bits");
+    }
+    return Value(json(result));
+  }
+
+  Value difference(const Value& left, const Value& right, const Expression& at) const {
+    std::int64_t result = 0;
+    if (__builtin_sub_overflow(integer_of(left, at), integer_of(right, at), &result)) {
+      fail(at, "an integer of more than 64 bits");
+    }
+    return Value(json(result));
+  }
+
+  bool contains(const Value& container, const Value& value, const Expression& at) {
     if (container.is_string()) {
-      return container.string().find(text_of(value, at)) != std::string::npos;
+      return text_of(container, at).find(text_of(value, at)) != std::string::npos;
     }
     if (container.json() != nullptr && container.json()->is_array() && value.json() != nullptr) {
       return std::find(container.json()->begin(), container.json()->end(), *value.json()) !=
@@ -295,8 +384,17 @@ class Renderer {
     const std::vector<Value> values = arguments(expression);
     if (callee.text == "namespace" && values.size() == expression.names.size()) {
       auto space = std::make_shared<Value::Namespace>();
-      for (std::size_t i = 0; i < values.size(); ++i) (*space)[expression.names[i]] = values[i];
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        refuse_namespace(values[i], expression);
+        (*space)[expression.names[i]] = values[i];
+      }
       return Value(std::move(space));
+    }
+    if (callee.text == "strftime_now" && values.size() == 1) {
+      const std::string& format = text_of(values[0], expression);
+      const auto text = format_local_time(format);
+      if (!text) fail(expression, fmt::format("strftime_now of the format \"{}\"", format));
+      return made(expression, *text);
     }
     if (callee.text == "raise_exception" && values.size() == 1) {
       fail(expression, fmt::format("it says \"{}\"", to_text(values[0], expression)));
@@ -319,11 +417,14 @@ class Renderer {
     std::optional<std::string> argument;
     if (values.size() == 1) argument = text_of(values[0], expression);
     if (values.size() <= 1) {
-      if (name == "strip") return Value(json(strip_text(text, argument, true, true)));
-      if (name == "lstrip") return Value(json(strip_text(text, argument, true, false)));
-      if (name == "rstrip") return Value(json(strip_text(text, argument, false, true)));
+      if (name == "strip") return made(expression, strip_text(text, argument, true, true));
+      if (name == "lstrip") return made(expression, strip_text(text, argument, true, false));
+      if (name == "rstrip") return made(expression, strip_text(text, argument, false, true));
       if (name == "split" && (!argument || !argument->empty())) {
-        return Value(json(split_text(text, argument)));
+        const std::vector<std::string> parts = split_text(text, argument, kMaxParts);
+        if (parts.size() > kMaxParts) fail(expression, "a split into more than 100,000 parts");
+        count_bytes(expression, text.size() + parts.size() * kElementBytes);
+        return Value(json(parts));
       }
       if (name == "startswith" && argument) return Value(json(text.starts_with(*argument)));
       if (name == "endswith" && argument) return Value(json(text.ends_with(*argument)));
@@ -337,7 +438,8 @@ class Renderer {
     const std::string& name = expression.text;
     if ((name == "length" || name == "count") && values.empty() && !value.is_undefined()) {
       if (value.is_string()) {
-        return Value(json(std::count_if(value.string().begin(), value.string().end(), [](char c) {
+        const std::string& text = text_of(value, expression);
+        return Value(json(std::count_if(text.begin(), text.end(), [](char c) {
           return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U;
         })));
       }
@@ -346,9 +448,14 @@ class Renderer {
       }
     }
     if (name == "trim" && values.empty()) {
-      return Value(json(strip_text(text_of(value, expression), std::nullopt, true, true)));
+      return made(expression, strip_text(to_text(value, expression), std::nullopt, true, true));
     }
-    if (name == "string" && values.empty()) return Value(json(to_text(value, expression)));
+    if (name == "string" && values.empty()) return made(expression, to_text(value, expression));
+    if ((name == "lower" || name == "upper") && values.empty()) {
+      const auto text = change_case(to_text(value, expression), name == "upper");
+      if (!text) fail(expression, fmt::format("the filter \"{}\" of text beyond ASCII", name));
+      return made(expression, *text);
+    }
     if (name == "default" && values.size() == 1 && expression.names.empty()) {
       return value.is_undefined() ? values[0] : value;
     }
@@ -356,6 +463,12 @@ class Renderer {
   }
 
   bool test(const Expression& expression) {
+    const Expression& operand = *expression.operands[0];
+    if (operand.kind == Kind::kName && is_function(operand.text) &&
+        !variables_.contains(operand.text)) {
+      if (expression.text == "defined") return true;
+      if (expression.text == "undefined") return false;
+    }
     const Value value = evaluate(*expression.operands[0]);
     const json* data = value.json();
     const std::string& name = expression.text;
@@ -367,7 +480,8 @@ class Renderer {
     if (name == "true") return data != nullptr && data->is_boolean() && data->get<bool>();
     if (name == "false") return data != nullptr && data->is_boolean() && !data->get<bool>();
     if (name == "sequence" || name == "iterable") {
-      return data != nullptr && (data->is_structured() || data->is_string());
+      return value.is_undefined() ||
+             (data != nullptr && (data->is_structured() || data->is_string()));
     }
     fail(expression, fmt::format("the test \"{}\" is not supported", name));
   }
@@ -376,6 +490,7 @@ class Renderer {
   const std::string& where_;
   std::string output_;
   std::size_t steps_ = 0;
+  std::size_t work_ = 0;  // bytes
 };
 
 }  // namespace

@@ -1,6 +1,8 @@
 // See template_value.h.
 #include "probe/text/template_value.h"
 
+#include <ctime>
+
 #include "probe/text/unicode.h"
 
 namespace blockscope {
@@ -71,11 +73,12 @@ std::string strip_text(std::string_view text, const std::optional<std::string>& 
 }
 
 std::vector<std::string> split_text(std::string_view text,
-                                    const std::optional<std::string>& separator) {
+                                    const std::optional<std::string>& separator, std::size_t most) {
   std::vector<std::string> parts;
   if (separator) {
     std::size_t begin = 0;
-    for (std::size_t found = text.find(*separator); found != std::string_view::npos;
+    for (std::size_t found = text.find(*separator);
+         found != std::string_view::npos && parts.size() < most;
          found = text.find(*separator, begin)) {
       parts.emplace_back(text.substr(begin, found - begin));
       begin = found + separator->size();
@@ -84,7 +87,7 @@ std::vector<std::string> split_text(std::string_view text,
     return parts;
   }
   std::string word;
-  for (std::size_t i = 0; i < text.size();) {
+  for (std::size_t i = 0; i < text.size() && parts.size() <= most;) {
     const std::size_t start = i;
     if (!is_python_space(next_code_point(text, i))) {
       word.append(text.substr(start, i - start));
@@ -94,6 +97,25 @@ std::vector<std::string> split_text(std::string_view text,
   }
   if (!word.empty()) parts.push_back(std::move(word));
   return parts;
+}
+
+std::optional<std::string> format_local_time(const std::string& format) {
+  constexpr std::string_view kDirectives = "aAbBdHIjmMpSyY%";
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  localtime_r(&now, &parts);
+  std::string text;
+  for (std::size_t i = 0; i < format.size(); ++i) {
+    if (format[i] != '%') {
+      text.push_back(format[i]);
+      continue;
+    }
+    if (++i >= format.size() || kDirectives.find(format[i]) == std::string_view::npos) return {};
+    const char directive[] = {'%', format[i], '\0'};
+    char buffer[64];
+    text.append(buffer, std::strftime(buffer, sizeof buffer, directive, &parts));
+  }
+  return text;
 }
 
 }  // namespace blockscope

@@ -2,6 +2,8 @@
 // nothing; the undefined value; and namespace() objects, which loops may change.
 #pragma once
 
+#include <cstddef>
+#include <limits>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -46,8 +48,14 @@ class TemplateValue {
 std::string strip_text(std::string_view text, const std::optional<std::string>& characters,
                        bool left, bool right);
 
-/// Python's str.split(separator), and str.split() if `separator` is absent.
+/// Python's str.split(separator), and str.split() if `separator` is absent. Stops after `most` + 1
+/// parts.
 std::vector<std::string> split_text(std::string_view text,
-                                    const std::optional<std::string>& separator);
+                                    const std::optional<std::string>& separator,
+                                    std::size_t most = std::numeric_limits<std::size_t>::max());
+
+/// Python's datetime.now().strftime(format), in English. nullopt for a directive whose result
+/// depends on the platform.
+std::optional<std::string> format_local_time(const std::string& format);
 
 }  // namespace blockscope

@@ -15,8 +15,6 @@ IM_START, IM_END = 257, 258   # of the byte tokenizer
 CHATML = ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
           "message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
           "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
-LLAMA = ("{% for message in messages %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
-         "{% endfor %}")
 
 
 def packed(header, data):
@@ -150,16 +148,25 @@ class Checkpoints(RefusalCase):
         self.assertEqual(self.prompt_tokens(model, ("--prompt", user, "--chat")), expected[:1])
         self.assertEqual(self.prompt_tokens(model, ("--prompt", user)), [list(user.encode())])
 
-    def test_another_chat_format_is_refused_with_advice(self):
+    def test_templates_that_cannot_be_evaluated(self):
         line = json.dumps({"messages": [{"role": "user", "content": "Hi"}]})
-        advice = ["chat_template.jinja", "ChatML", "HINT", "pass it as text"]
-        for template in (LLAMA, CHATML.replace("im_end", "eot"), CHATML.replace("'\n' +", "' ' +"),
-                         "{% for message in messages %}", "{{ cycler.__init__.__globals__ }}"):
+        for template, words in (("{% for message in messages %}", ":1: "), ("\n{% macro f() %}", [":2: ", "macro"]),
+                                ("{{ cycler.__init__.__globals__ }}", [":1: ", "function"]),
+                                ("{{ messages | tojson }}", [":1: ", '"tojson"']),
+                                (CHATML.replace("message['content']", "message['text']"), "undefined"),
+                                ("{{ '<|im_start|>assistant' }}", "shows the user's message")):
             model = self.chat_model(template)
-            words = advice if "im_start" in template or template == LLAMA else advice[:1]
+            words = ["chat_template.jinja", "HINT", "pass it as text", *([words] if isinstance(words, str) else words)]
             self.refused(FAILED, words, model=model, prompt=self.prompts_file(line))
             self.refused(FAILED, words, model=model, prompt=("--prompt", "Hi", "--chat"))
         self.refused(FAILED, ["chat_template", "HINT"], prompt=self.prompts_file(line))
+
+    def test_a_template_that_writes_the_date(self):
+        for template, told in (("{{ strftime_now('%Y') }}" + CHATML, True), (CHATML, False)):
+            code, _, err = capture(self.chat_model(template), "--prompt", "Hi", "--chat", "--gen-length", "4",
+                                   "-o", self.root / "date.h5", "--force")
+            self.assertEqual(code, 0, err)
+            self.assertEqual("today's date" in err, told, err)
 
     def test_chat_prompts_that_cannot_be_rendered(self):
         model = self.chat_model(CHATML)

@@ -1,9 +1,11 @@
 """Texts of all families: token frequencies of another vocabulary or that are no table, tokenizers and chat templates that
-this runtime does not reproduce exactly. Tables with other damage: test_frequencies.py; ChatML: test_capture_checkpoints.py."""
+this runtime does not reproduce exactly, and the turns of templates. Tables with other damage: test_frequencies.py; ChatML:
+test_capture_checkpoints.py."""
 
 import json
 import unittest
 
+import h5py
 from capture_harness import MASK, VOCAB, capture, require_binary, run
 from capture_refusal import FAILED
 from family_case import FamilyCase
@@ -13,7 +15,8 @@ LLADA = ("{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_h
          "{% endfor %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}")
 LLADA2 = ("{% for m in messages %}{{ '<role>' + m['role'] + '</role>' + m['content'] + '<|role_end|>' }}{% endfor %}"
           "{{ '<role>ASSISTANT</role>' }}")
-NO_CHATML = ["ChatML", "HINT", "pass it as text"]
+LLADA_TURNS = "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+LLADA2_TURNS = "<role>user</role>Hi<|role_end|><role>ASSISTANT</role>"
 
 
 def changed(*path_and_value):
@@ -102,22 +105,24 @@ class FamilyTexts(FamilyCase):
                           model, (), ("--prompt", "ab")))
         self.all_refused(cases)
 
-    def test_chat_templates_that_are_not_exact(self):
+    def test_chat_templates_of_other_families(self):
         line = self.prompts_file('{"messages": [{"role": "user", "content": "Hi"}]}\n')
         in_config = json.dumps({"chat_template": LLADA})
-        cases = []
-        for family, files, name in (("llada", {"chat_template__jinja": LLADA}, "chat_template.jinja"),
-                                    ("llada", {"tokenizer_config__json": in_config}, "tokenizer_config.json"),
-                                    ("llada2_moe", {"chat_template__jinja": LLADA2}, "chat_template.jinja")):
+        for number, (family, files, text) in enumerate((
+                ("llada", {"chat_template__jinja": LLADA}, LLADA_TURNS),
+                ("llada", {"tokenizer_config__json": in_config}, LLADA_TURNS),
+                ("llada2_moe", {"chat_template__jinja": LLADA2}, LLADA2_TURNS))):
             model = self.with_tokenizer(family, **files)
-            cases += [(FAILED, [f"{model}/{name}", *NO_CHATML], model, (), line),
-                      (FAILED, [f"{model}/{name}", *NO_CHATML], model, (), ("--prompt", "Hi", "--chat"))]
+            output = self.root / f"turns{number}.h5"
+            for prompt in (line, ("--prompt", "Hi", "--chat")):
+                code, _, err = capture(model, *prompt, "--gen-length", 4, "-o", output, "--force")
+                self.assertEqual(code, 0, err)
+                with h5py.File(output) as file:
+                    self.assertEqual(bytes(file["/sequences/prompt_token"][:].tolist()).decode(), text)
+
+    def test_checkpoints_without_a_chat_template(self):
         bare = self.with_tokenizer("Dream")
-        cases.append((FAILED, ["chat_template", "HINT"], bare, (), ("--prompt", "Hi", "--chat")))
-        self.all_refused(cases)
-        # As the hint says: the same checkpoint takes the prompt as text.
-        code, _, err = capture(cases[0][2], "--prompt", "<|start_header_id|>user", "--gen-length", 4, "-o", self.root / "text.h5")
-        self.assertEqual(code, 0, err)
+        self.all_refused([(FAILED, ["chat_template", "HINT"], bare, (), ("--prompt", "Hi", "--chat"))])
 
     def test_a_tokenizer_of_another_model(self):
         larger = self.with_tokenizer("llada", lambda tokenizer: tokenizer["added_tokens"].append(

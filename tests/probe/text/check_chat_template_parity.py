@@ -3,6 +3,7 @@
 Usage: check_chat_template_parity.py <text_oracle_client> [template files]; exit 77 without jinja2.
 """
 
+import datetime
 import itertools
 import json
 import pathlib
@@ -19,13 +20,15 @@ from oracle_client import OracleClient
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "data" / "chat_templates"
 
+SPECIAL_TOKENS = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>"}
 CONTENTS = {
-    "system": ["You are terse.", " S\n"],
+    "system": ["You are terse.", " S\n", "\u3000\u00a0S\x1f\n"],
     "user": [
         "Hi",
         "",
         " two\nlines \n",
         "<tool_response>\nx\n</tool_response>",
+        "\u2003\tpadded with \u00a0 white space\u3000\x1c\r\n",
         "naïve 日本語 👩‍👩‍👧‍👦 {{ not.a.tag }} {% raw %}",
     ],
     "assistant": [
@@ -63,32 +66,42 @@ def raise_exception(message):
     raise jinja2.exceptions.TemplateError(message)
 
 
+def rendered(template, request, special_tokens):
+    """What jinja2 makes of the request, or None if the template refuses it."""
+    try:
+        return template.render(tools=None, documents=None, **request, **special_tokens)
+    except (jinja2.exceptions.TemplateError, TypeError):
+        return None
+
+
 def main():
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda text: datetime.datetime.now().strftime(text)
     files = [pathlib.Path(p) for p in sys.argv[2:]] or sorted(FOLDER.glob("*.jinja"))
     client = OracleClient(sys.argv[1])
     requests = list(conversations())
-    failures = 0
+    failures = refused = 0
     for file in files:
         text = file.read_text(encoding="utf-8")
         template = environment.from_string(text)
-        answer = client.ask(template=text, conversations=requests)
+        answer = client.ask(template=text, special_tokens=SPECIAL_TOKENS, conversations=requests)
         if "error" in answer:
             print(f"{file.name}: {answer['error']}")
             failures += 1
             continue
         for request, ours in zip(requests, answer["rendered"], strict=True):
-            theirs = template.render(tools=None, documents=None, **request)
+            theirs = rendered(template, request, SPECIAL_TOKENS)
+            refused += theirs is None
             if ours != theirs:
                 failures += 1
                 print(f"{file.name}: {request}\n  ours   {ours!r}\n  theirs {theirs!r}")
     client.close()
     print(f"jinja2 {jinja2.__version__}: {len(files)} templates, {len(requests)} conversations "
-          f"each, {failures} differences")
+          f"each, {refused} refused by their template, {failures} differences")
     return 1 if failures else 0
 
 

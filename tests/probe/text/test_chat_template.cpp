@@ -1,12 +1,14 @@
-// Chat templates: known renderings of the family's members, and refusal of everything else.
+// Chat templates: known renderings of the families, bounds, and refusals by name.
 // check_chat_template_parity.py compares the renderer with jinja2.
 #include "probe/text/chat_template.h"
 
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include "decode_record/base/error.h"
 
@@ -21,7 +23,14 @@ ChatTemplate load(const std::string& name) {
   const std::string path =
       std::string(BLOCKSCOPE_SOURCE_DIR) + "/tests/data/chat_templates/" + name + ".jinja";
   std::ifstream file(path);
-  return ChatTemplate::recognise(std::string(std::istreambuf_iterator<char>(file), {}), path);
+  return ChatTemplate::recognise(std::string(std::istreambuf_iterator<char>(file), {}), path,
+                                 {{"bos_token", "<|bos|>"}});
+}
+
+std::string repeated(const std::string& text, int times) {
+  std::string all;
+  for (int i = 0; i < times; ++i) all += text;
+  return all;
 }
 
 /// A checkpoint folder of its own, removed with the test.
@@ -87,22 +96,104 @@ TEST(ChatTemplate, RefusesToolsRolesEmptyListsAndBytesThatAreNotText) {
   EXPECT_THROW(chat.render({{"user", "\xFF"}}, {}), PromptError);
 }
 
-TEST(ChatTemplate, RefusesWhatIsNotChatMl) {
+TEST(ChatTemplate, RendersTheTurnsOfLlada) {
+  // The published template always opens the assistant's turn and trims what a turn says.
+  const ChatTemplate chat = load("llada");
+  const std::string expected =
+      "<|bos|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+      "<|start_header_id|>assistant<|end_header_id|>\n\n";
+  EXPECT_EQ(chat.render({{"user", " Hi\u3000\n"}}, {}), expected);
+  EXPECT_EQ(chat.render({{"user", "Hi"}}, kNoPrompt), expected);
+  EXPECT_FALSE(chat.switches_thinking());
+  EXPECT_FALSE(chat.reads_date());
+}
+
+TEST(ChatTemplate, RendersTheTurnsOfLlada2) {
+  const ChatTemplate chat = load("llada2");
+  EXPECT_EQ(chat.render({{"user", "Hi"}}, {}),
+            "<role>SYSTEM</role>detailed thinking off<|role_end|>"
+            "<role>HUMAN</role>Hi<|role_end|><role>ASSISTANT</role>");
+  EXPECT_EQ(
+      chat.render({{"system", "Be brief."}, {"user", "Hi"}, {"assistant", "Yes."}}, kNoPrompt),
+      "<role>SYSTEM</role>Be brief.\ndetailed thinking off<|role_end|>"
+      "<role>HUMAN</role>Hi<|role_end|><role>ASSISTANT</role>Yes.<|role_end|>");
+  EXPECT_FALSE(chat.switches_thinking());
+}
+
+TEST(ChatTemplate, WritesTodaysDateWhereTheTemplateAsksForIt) {
+  const ChatTemplate chat = load("dated_system");
+  EXPECT_TRUE(chat.reads_date());
+  const std::time_t now = std::time(nullptr);
+  char date[32];
+  std::strftime(date, sizeof date, "%d %b %Y", std::localtime(&now));
+  EXPECT_EQ(chat.render({{"system", " Be brief.\n"}, {"user", "Hi"}}, {}),
+            "<|bos|><|start_header_id|>system<|end_header_id|>\n\nDate: " + std::string(date) +
+                "\n\nBe brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+                "<|start_header_id|>assistant<|end_header_id|>\n\n");
+  for (const char* format : {"%c", "%-d", "%", "%%%"}) {
+    const std::string text =
+        "{{ messages[0].content }}{{ strftime_now('" + std::string(format) + "') }}";
+    EXPECT_THROW(ChatTemplate::recognise(text, "x.jinja"), CheckpointError) << format;
+  }
+}
+
+TEST(ChatTemplate, SaysWhatTheTemplateItselfRefuses) {
+  const ChatTemplate chat = load("alternating");
+  EXPECT_EQ(chat.render({{"user", "Hi"}}, {}), "<role>HUMAN</role>Hi\n<role>ASSISTANT</role>");
+  try {
+    chat.render({{"user", "a"}, {"user", "b"}}, {});
+    FAIL();
+  } catch (const PromptError& error) {
+    const std::string message = error.what();
+    EXPECT_NE(message.find("alternating.jinja:6: "), std::string::npos) << message;
+    EXPECT_NE(message.find("Turns alternate, got user twice"), std::string::npos) << message;
+  }
+  const ChatTemplate capitals =
+      ChatTemplate::recognise("{{ messages[0].content | upper }}probe-u", "x.jinja");
+  EXPECT_THROW(capitals.render({{"user", "\u00e9"}}, {}), PromptError);
+}
+
+TEST(ChatTemplate, RefusesATemplateThatLosesTheUsersMessage) {
   const char* others[] = {
       "",
-      "{{ messages[0].content }}",
-      "{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}",
-      "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}"
-      "<|eot_id|>{% endfor %}",
-      // ChatML without the generation prompt
-      "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}",
+      "{{ '<|im_start|>assistant\\n' }}",
+      "{% for m in messages %}{% if m.role == 'human' %}{{ m.content }}{% endif %}{% endfor %}",
+      "{{ messages[0].text }}",
   };
   for (const char* text : others) {
     try {
       ChatTemplate::recognise(text, "x.jinja");
       ADD_FAILURE() << text;
     } catch (const CheckpointError& error) {
-      EXPECT_NE(std::string(error.what()).find("pass it as text"), std::string::npos);
+      const std::string message = error.what();
+      EXPECT_NE(message.find("shows the user's message"), std::string::npos) << message;
+      EXPECT_NE(message.find("pass it as text"), std::string::npos) << message;
+    }
+  }
+}
+
+TEST(ChatTemplate, NamesTheConstructThatItDoesNotKnow) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"\n{% macro f() %}{% endmacro %}",
+       "x.jinja:2: expected a chat template of the supported "
+       "subset of Jinja, got the statement \"macro\""},
+      {"{{ messages | tojson }}",
+       "x.jinja:1: this chat template can't render these messages: the "
+       "filter \"tojson\" is not supported"},
+      {"{% for a, b in messages %}{% endfor %}", "a loop over several names (\"a, b\")"},
+      {"{{ bos_token + messages[0].content }}", "a string operation on an undefined value"},
+      {"{{ range(3) }}", "the function \"range\" is not supported"},
+      {"{{ messages[0].content + range }}", "a function as a value"},
+      {"{{ messages[0].content.title() }}", "the method \"title\" is not supported"},
+      {"{% if messages is divisibleby(2) %}{% endif %}", "a test with arguments"}};
+  for (const auto& [text, expected] : cases) {
+    try {
+      ChatTemplate::recognise(text, "x.jinja");
+      ADD_FAILURE() << text;
+    } catch (const CheckpointError& error) {
+      const std::string message = error.what();
+      EXPECT_NE(message.find(expected), std::string::npos) << message;
+      EXPECT_NE(message.find("HINT: render the prompt elsewhere"), std::string::npos) << message;
     }
   }
 }
@@ -163,16 +254,37 @@ TEST(ChatTemplate, BoundsTheWorkOfATemplate) {
   loops += "{{ x }}";
   for (int i = 0; i < 12; ++i) loops += "{% endfor %}";
   EXPECT_THROW(ChatTemplate::recognise(loops, "x.jinja"), CheckpointError);
-  std::string doubling = "{% set s = 'xxxxxxxxxxxxxxxx' %}";
-  for (int i = 0; i < 60; ++i) doubling += "{% set s = s + s %}";
-  EXPECT_THROW(ChatTemplate::recognise(doubling, "x.jinja"), CheckpointError);
+  // Each of these would double something sixty times, nest it without end, or keep much of it.
+  const std::string long_text =
+      "{% set s = 'xxxxxxxxxxxxxxxx' %}" + repeated("{% set s = s ~ s %}", 21);
+  const std::string texts[] = {
+      "{% set s = 'xxxxxxxxxxxxxxxx' %}" + repeated("{% set s = s + s %}", 60),
+      "{% set s = 'xxxxxxxxxxxxxxxx' %}" + repeated("{% set s = s ~ s %}", 60),
+      "{% set n = 1 %}" + repeated("{% set n = n + n %}", 70),
+      "{% set n = -1 %}" + repeated("{% set n = n + n %}", 63) + "{% set n = -n %}",
+      "{% set a = [1] %}" + repeated("{% set a = [a, a] %}", 60),
+      "{% set n = namespace() %}{% set n.n = n %}",
+      "{% set n = namespace() %}" + repeated("{% set n = namespace(n=n) %}", 60),
+      long_text + "{% set a = [" + repeated("s, ", 40) + "] %}",
+      long_text + "{% set a = s.split('x') %}",
+      long_text + repeated("{{ s }}", 3),
+      long_text +
+          "{% set a = [1,1,1,1,1,1,1,1,1,1] %}{% for x in a %}{% for y in a %}"
+          "{% if 'y' in s %}{% endif %}{% endfor %}{% endfor %}",
+      "{% set a = messages[0].content.split('o') %}" + repeated("{% for x in a %}", 20) +
+          std::string(4096, 'x') + repeated("{% endfor %}", 20)};
+  for (const std::string& text : texts) {
+    EXPECT_THROW(ChatTemplate::recognise(text + "{{ messages[0].content }}", "x.jinja"),
+                 CheckpointError)
+        << text.substr(0, 60) << "..." << text.substr(text.size() - 60);
+  }
 }
 
 TEST_F(ChatTemplateFolder, PrefersTheFileOverTheConfig) {
   const std::string chatml =
       "{% for m in messages %}{{'<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n'}}"
       "{% endfor %}{{ '<|im_start|>assistant\\n' }}";
-  write("tokenizer_config.json", R"({"chat_template": "not ChatML"})");
+  write("tokenizer_config.json", R"({"chat_template": "no message in it"})");
   EXPECT_THROW(ChatTemplate::from_directory(folder_), CheckpointError);
   write("chat_template.jinja", chatml);
   const ChatTemplate chat = ChatTemplate::from_directory(folder_);

@@ -2,7 +2,8 @@
 // answer per line on stdout. Errors come back as {"error": message}.
 //   {"tokenizer": path, "texts": [...], "special": bool, "ids": [[...]]} -> {"ids", "decoded",
 //    "decoded_skip"}
-//   {"template": text, "conversations": [{"messages", "options"}]} -> {"rendered": [...]}
+//   {"template": text, "special_tokens": {...}, "conversations": [{"messages", "options"}]} ->
+//    {"rendered": [...]}, null for messages that the template refuses
 //   {"metric": name, "pairs": [[prediction, reference], ...]} -> {"scores": [...]}
 #include <iostream>
 #include <map>
@@ -43,7 +44,9 @@ json run_tokenizer(const json& request) {
 }
 
 json run_template(const json& request) {
-  const auto chat = ChatTemplate::recognise(request.at("template").get<std::string>(), "template");
+  const auto chat =
+      ChatTemplate::recognise(request.at("template").get<std::string>(), "template",
+                              request.at("special_tokens").get<ChatTemplate::SpecialTokens>());
   json answer = {{"rendered", json::array()}};
   for (const json& conversation : request.at("conversations")) {
     std::vector<ChatMessage> messages;
@@ -55,7 +58,11 @@ json run_template(const json& request) {
     if (conversation.contains("enable_thinking")) {
       options.enable_thinking = conversation.at("enable_thinking").get<bool>();
     }
-    answer["rendered"].push_back(chat.render(messages, options));
+    try {
+      answer["rendered"].push_back(chat.render(messages, options));
+    } catch (const blockscope::PromptError&) {
+      answer["rendered"].push_back(nullptr);
+    }
   }
   return answer;
 }
